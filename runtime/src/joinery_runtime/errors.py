@@ -1,0 +1,111 @@
+"""Every error that Joinery raises on purpose.
+
+A message says what happened, the facts, and what to do, in that order; the cause stays chained. `exit_code` is what
+the command line ends with.
+
+    JoineryError
+    +-- JobError            the resource file is wrong (all problems at once)
+    +-- ExpressionError     a predicate or select expression cannot be compiled or failed on data
+    +-- SourceError         an input cannot be read
+    |   +-- DataLoss        a stored offset that the broker no longer has
+    +-- RecordError         a record cannot be used and there is no dead-letter output
+    +-- StateError          the state store cannot do what was asked
+    |   +-- StoreUnavailable    may pass: the caller may recover and try again
+    |   +-- Fenced              a newer driver owns the job
+    |   +-- IncompatibleState   the stored state does not fit the job or this release
+    +-- SinkError           an output cannot be written
+    +-- EnvironmentProblem  something the machine lacks (Java, a package, a network)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class JoineryError(Exception):
+    """Base of all of the product's own errors: what happened, the facts, what to do."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, facts: str = "", todo: str = "") -> None:
+        self.what, self.facts, self.todo = what, facts, todo
+        super().__init__(what, facts, todo)
+
+    def __str__(self) -> str:
+        text = f"{self.what}: {self.facts}" if self.facts else self.what
+        return f"{text}. {self.todo}" if self.todo else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process boundaries (Spark tasks); keyword-only arguments need this.
+        return (_rebuild, (type(self), self.what, self.facts, self.todo))
+
+
+def _rebuild(kind: type[JoineryError], what: str, facts: str, todo: str) -> JoineryError:
+    return kind(what, facts=facts, todo=todo)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a resource file: `path` such as `spec.inputs[0].schema[2].type`, 1-based `line` if known."""
+
+    path: str
+    message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = f"line {self.line}: {self.path}" if self.line is not None else self.path
+        return f"{place}: {self.message}"
+
+
+class JobError(JoineryError):
+    """The resource is wrong; carries every problem found."""
+
+    exit_code = 2
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.source, self.problems = source, tuple(problems)
+        super().__init__(f"{source}: {len(self.problems)} problem(s)", facts="\n  " + "\n  ".join(map(str, problems)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (JobError, (self.source, self.problems))
+
+
+class ExpressionError(JoineryError):
+    exit_code = 2
+
+
+class SourceError(JoineryError):
+    pass
+
+
+class DataLoss(SourceError):
+    pass
+
+
+class RecordError(JoineryError):
+    pass
+
+
+class StateError(JoineryError):
+    pass
+
+
+class StoreUnavailable(StateError):
+    pass
+
+
+class Fenced(StateError):
+    pass
+
+
+class IncompatibleState(StateError):
+    pass
+
+
+class SinkError(JoineryError):
+    pass
+
+
+class EnvironmentProblem(JoineryError):
+    exit_code = 3

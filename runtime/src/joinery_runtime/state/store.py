@@ -1,0 +1,148 @@
+"""The port between the engine and durable state, and the values that cross it.
+
+What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
+
+* `acquire` hands out generations 1, 2, 3, ...; from then on every write with an older generation raises Fenced.
+* `stage` is invisible: staged segments are never part of `JobRecord.segments` until a commit names their keys. It does
+  not check the generation: a zombie's leftovers are garbage, not damage.
+* `commit` is one atomic step: it checks the generation and that `epoch` is the job's next one, makes exactly
+  `upserts` live, drops `deletes`, replaces offsets, moves the plan to the epoch log and may store the next plan. A commit
+  either happens whole or not at all; a caller that does not learn which asks `record`.
+* Segments are immutable: a key is never written twice with other bytes.
+* A segment that a savepoint pins outlives its deletion from the live set.
+* Epoch numbers never repeat, also not after `restore` (rule M3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMeta:
+    """What is known of a segment without reading it. `key` is unique for ever within the job.
+
+    Hashes are unsigned 64-bit, both inclusive; times are event-time milliseconds, both inclusive; `bytes` is the size
+    of the stored blob; `part` says which piece of state it belongs to (for a join: "left" or "right").
+    """
+
+    key: str
+    part: str
+    hash_min: int
+    hash_max: int
+    ts_min: int
+    ts_max: int
+    rows: int
+    bytes: int
+    epoch: int
+    state_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """Everything a driver needs to go on: the newest committed epoch and what hangs on it.
+
+    `epoch` is the last number used (0: none yet), `plan` the pending plan if one was written and not committed,
+    `signature` the fingerprint of the job that the state was written by, `offsets` opaque bytes per source id.
+    """
+
+    job: str
+    generation: int
+    epoch: int
+    signature: Json | None
+    plan: Json | None
+    offsets: Mapping[str, bytes]
+    segments: tuple[SegmentMeta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCommit:
+    """One epoch's durable effect. `upserts` and `deletes` are segment keys; `plan` and `result` go to the epoch log."""
+
+    epoch: int
+    plan: Json
+    result: Json
+    upserts: Sequence[str]
+    deletes: Sequence[str]
+    offsets: Mapping[str, bytes]
+    signature: Json
+    next_plan: Json | None = None
+    # Runs inside the transaction with the store's connection (None for memory): the sinks' part of the atomic step.
+    effects: Sequence[Callable[[Any], None]] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """One line of the epoch log. `committed_at` is epoch milliseconds by the store's clock."""
+
+    epoch: int
+    generation: int
+    plan: Json
+    result: Json
+    committed_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    name: str
+    epoch: int
+    created_at: int
+    rows: int
+    bytes: int
+
+
+Migration = Callable[[bytes], bytes]
+
+
+class StateStore(Protocol):
+    """One job's view is keyed by `job` ("namespace/name" or "name"). Thread-safe."""
+
+    def acquire(self, job: str) -> JobRecord:
+        """Takes the next generation (creating the job at its first start) and returns the record under it."""
+        ...
+
+    def record(self, job: str) -> JobRecord | None: ...
+
+    def write_plan(self, job: str, generation: int, plan: Json) -> None:
+        """Stores the pending plan; its "epoch" must be record.epoch + 1. Raises Fenced."""
+        ...
+
+    def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None: ...
+
+    def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
+        """Blobs by key; raises StateError naming a key that is not there."""
+        ...
+
+    def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
+        """Raises Fenced, StateError (wrong epoch, unknown staged key), or StoreUnavailable (outcome unknown)."""
+        ...
+
+    def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]: ...
+
+    def sweep(self, job: str, generation: int) -> int:
+        """Deletes staged segments that no commit can name any more (older generation or committed epoch); returns how many."""
+        ...
+
+    def create_savepoint(self, job: str, name: str) -> Savepoint: ...
+
+    def savepoints(self, job: str) -> list[Savepoint]: ...
+
+    def restore_savepoint(self, job: str, name: str) -> JobRecord:
+        """Live set, offsets and signature become the savepoint's; the pending plan is dropped; epoch goes on counting;
+        the generation is taken anew, so that a running driver is fenced."""
+        ...
+
+    def delete_savepoint(self, job: str, name: str) -> None: ...
+
+    def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
+        """Rewrites every live segment below `target` through the chain, atomically; returns how many. Raises
+        IncompatibleState naming the missing step before anything is written, or state newer than `target`."""
+        ...
+
+    def delete_job(self, job: str) -> None: ...
+
+    def close(self) -> None: ...
