@@ -19,27 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from joinery_runtime.core.segment import SegmentMeta as SegmentMeta
+
 Json = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentMeta:
-    """What is known of a segment without reading it. `key` is unique for ever within the job.
-
-    Hashes are unsigned 64-bit, both inclusive; times are event-time milliseconds, both inclusive; `bytes` is the size
-    of the stored blob; `part` says which piece of state it belongs to (for a join: "left" or "right").
-    """
-
-    key: str
-    part: str
-    hash_min: int
-    hash_max: int
-    ts_min: int
-    ts_max: int
-    rows: int
-    bytes: int
-    epoch: int
-    state_version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,59 @@
+"""Which segments to merge: time-tiered, so that most expiry drops whole segments.
+
+Segments are grouped by event-time bucket (an eighth of how long rows are kept), as in Cassandra's time-window
+compaction; inside a bucket, segments of similar size merge when there are enough of them (size tiers), so a row is
+rewritten O(log n) times. Segments of different buckets are never merged: an old one would be held back by a young one.
+At a checkpoint, which bounds the number of segments that a recovery reads, what is left in a bucket merges as well.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.core.shards import HashRange
+
+FAN_IN = 8
+TIME_BUCKETS = 8
+SMALLEST_TIER_BYTES = 64 << 10
+# A merge holds its rows in memory and the result is one value in the store.
+MAX_MERGED_BYTES = 64 << 20
+
+
+def choose(
+    segments: Iterable[SegmentMeta], owned: HashRange, *, kept_for_ms: int, checkpoint: bool
+) -> list[list[SegmentMeta]]:
+    """Groups of two or more segments of one part to merge into one each.
+
+    Only segments that lie whole in `owned` take part: after a rescale, one that spans several shards stays until it
+    expires, because no shard may drop rows of another.
+    """
+    width = max(1, kept_for_ms // TIME_BUCKETS)
+    groups: dict[tuple[int, int], list[SegmentMeta]] = defaultdict(list)
+    for segment in sorted(segments, key=lambda s: (s.ts_max, s.key)):
+        if owned.contains(segment.hash_min, segment.hash_max) and segment.bytes < MAX_MERGED_BYTES:
+            tier = 0 if checkpoint else _tier(segment.bytes)
+            groups[segment.ts_max // width, tier].append(segment)
+    least = 2 if checkpoint else FAN_IN
+    return [part for group in groups.values() if len(group) >= least for part in _cut(group) if len(part) >= least]
+
+
+def _tier(size: int) -> int:
+    tier = 0
+    while size > SMALLEST_TIER_BYTES << (3 * tier):
+        tier += 1
+    return tier
+
+
+def _cut(group: Sequence[SegmentMeta]) -> list[list[SegmentMeta]]:
+    """Consecutive pieces whose bytes stay below the limit."""
+    pieces: list[list[SegmentMeta]] = [[]]
+    size = 0
+    for segment in group:
+        if pieces[-1] and size + segment.bytes > MAX_MERGED_BYTES:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(segment)
+        size += segment.bytes
+    return pieces
