@@ -1,0 +1,88 @@
+"""What the machine must have: Java, Python, a way to the package registries. Each lack is an EnvironmentProblem."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from joinery_runtime.errors import EnvironmentProblem, JoineryError
+
+MIN_JAVA = 17
+MIN_PYTHON = (3, 11)
+GET_JAVA = (
+    f"Install a JDK or JRE {MIN_JAVA} or newer (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17) and put `java` on PATH or set JAVA_HOME"
+)
+
+
+def cache_directory() -> Path:
+    """Where downloads that outlive a checkout go: `$XDG_CACHE_HOME/joinery`, by default `~/.cache/joinery`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "joinery"
+
+
+@functools.cache
+def java_command() -> str:
+    """The path of a `java` that is new enough for Spark and Kafka."""
+    java = _find_java()
+    version = _java_version(java)
+    if version < MIN_JAVA:
+        raise EnvironmentProblem("Java is too old", facts=f"{java} is version {version}", todo=GET_JAVA)
+    return java
+
+
+def _find_java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        java = Path(home) / "bin" / "java"
+        if not java.is_file():
+            raise EnvironmentProblem("JAVA_HOME holds no Java", facts=f"{java} does not exist", todo=GET_JAVA)
+        return str(java)
+    found = shutil.which("java")
+    if found is None:
+        raise EnvironmentProblem("Java is missing", facts="no `java` on PATH and JAVA_HOME is not set", todo=GET_JAVA)
+    return found
+
+
+def _java_version(java: str) -> int:
+    done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    return parse_java_version(java, done.stdout + done.stderr)
+
+
+def parse_java_version(java: str, banner: str) -> int:
+    """The feature release in what `java -version` prints; "1.8.0_392" is 8."""
+    # macOS has a /usr/bin/java that only says where to get one: no version in it.
+    match = re.search(r'version "(?:1\.)?(\d+)', banner)
+    if match is None:
+        facts = f"{java} -version printed {banner.strip()!r}"
+        raise EnvironmentProblem("Java does not run", facts=facts, todo=GET_JAVA)
+    return int(match.group(1))
+
+
+def require_python() -> None:
+    if sys.version_info < MIN_PYTHON:
+        raise EnvironmentProblem(
+            "Python is too old",
+            facts=f"{sys.executable} is {sys.version_info.major}.{sys.version_info.minor}",
+            todo=f"Use Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer",
+        )
+
+
+def main() -> int:
+    """Checks everything that can be checked without starting a service; the Makefile's first step."""
+    try:
+        require_python()
+        java_command()
+    except JoineryError as problem:
+        print(f"joinery: {problem}", file=sys.stderr)
+        return problem.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

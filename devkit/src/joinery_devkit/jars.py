@@ -1,0 +1,142 @@
+"""Jar files from Maven Central, through Maven or, where that is not installed, through the Ivy inside PySpark.
+
+No registry is named here: both tools know their own, or the mirror that the user's settings give them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from joinery_devkit.environment import cache_directory, java_command
+from joinery_runtime.errors import EnvironmentProblem
+
+_COPY_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+_TIMEOUT_SECONDS = 900
+
+
+def fetch_jars(name: str, coordinates: Sequence[str], *, transitive: bool = True) -> Path:
+    """The folder `<cache>/<name>` with the jars of `coordinates` ("group:artifact:version") and what they need.
+
+    Downloaded once; concurrent callers wait for the first. `transitive=False` takes the named jars only. `name` must
+    change whenever the coordinates do.
+    """
+    folder = cache_directory() / name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f"{name}.lock")):
+        if not folder.is_dir():
+            _download(folder, coordinates, transitive)
+    return folder
+
+
+def class_path(folder: Path) -> str:
+    """Java's notation for every jar in `folder`."""
+    return f"{folder}/*"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _download(folder: Path, coordinates: Sequence[str], transitive: bool) -> None:
+    # The rename comes last, so a folder that has its final name is complete.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.partial-") as work:
+        jars = Path(work) / "jars"
+        resolve = _with_maven if shutil.which("mvn") else _with_ivy
+        resolve(Path(work), jars, coordinates, transitive)
+        if not list(jars.glob("*.jar")):
+            raise _unavailable(coordinates, "the resolver ended without an error and left no jar")
+        jars.rename(folder)
+
+
+def _with_maven(work: Path, jars: Path, coordinates: Sequence[str], transitive: bool) -> None:
+    pom = work / "pom.xml"
+    pom.write_text(_pom(coordinates, transitive))
+    _run(["mvn", "-B", "-q", "-f", str(pom), _COPY_GOAL, f"-DoutputDirectory={jars}"], coordinates)
+
+
+def _pom(coordinates: Sequence[str], transitive: bool) -> str:
+    exclusions = "" if transitive else _EXCLUDE_ALL
+    return _POM.format(dependencies="".join(_pom_dependency(each, exclusions) for each in coordinates))
+
+
+def _pom_dependency(coordinate: str, exclusions: str) -> str:
+    group, artifact, version = coordinate.split(":")
+    return (
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{version}</version>{exclusions}</dependency>"
+    )
+
+
+_EXCLUDE_ALL = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+_POM = """<project>
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>dev.joinery</groupId><artifactId>jars</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>{dependencies}</dependencies>
+</project>
+"""
+
+
+def _with_ivy(work: Path, jars: Path, coordinates: Sequence[str], transitive: bool) -> None:
+    module = work / "ivy.xml"
+    module.write_text(_ivy_module(coordinates, transitive))
+    pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
+    ivy = [java_command(), "-cp", str(_ivy_jar(coordinates)), "org.apache.ivy.Main", "-warn"]
+    where = ["-cache", str(work / "ivy-cache"), "-ivy", str(module), "-retrieve", pattern, "-types", "jar", "bundle"]
+    _run([*ivy, *where], coordinates)
+
+
+def _ivy_module(coordinates: Sequence[str], transitive: bool) -> str:
+    wanted = "".join(_ivy_dependency(each, transitive) for each in coordinates)
+    return f"""<ivy-module version="2.0">
+  <info organisation="dev.joinery" module="jars"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>{wanted}</dependencies>
+</ivy-module>
+"""
+
+
+def _ivy_dependency(coordinate: str, transitive: bool) -> str:
+    group, artifact, version = coordinate.split(":")
+    reach = "compile(*),runtime(*),master(*)" if transitive else "master(*)"
+    return f'<dependency org="{group}" name="{artifact}" rev="{version}" conf="default->{reach}"/>'
+
+
+def _ivy_jar(coordinates: Sequence[str]) -> Path:
+    spark = importlib.util.find_spec("pyspark")
+    found = sorted((Path(spark.origin).parent / "jars").glob("ivy-*.jar")) if spark and spark.origin else []
+    if not found:
+        raise _unavailable(coordinates, "neither Maven (`mvn`) nor PySpark, whose Ivy could do it, is installed")
+    return found[0]
+
+
+def _run(command: Sequence[str], coordinates: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired as late:
+        raise _unavailable(coordinates, f"{command[0]} was not done after {_TIMEOUT_SECONDS} s") from late
+    if done.returncode != 0:
+        output = "\n".join((done.stdout + done.stderr).splitlines()[:12])
+        raise _unavailable(coordinates, f"{command[0]} ended with {done.returncode}:\n{output}")
+
+
+def _unavailable(coordinates: Sequence[str], facts: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"Cannot download {', '.join(coordinates)} from Maven Central",
+        facts=facts,
+        todo="The first use needs the network (behind a proxy or mirror: ~/.m2/settings.xml and an installed Maven); "
+        f"later ones take the jars from {cache_directory()}",
+    )

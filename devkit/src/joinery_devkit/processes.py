@@ -1,0 +1,106 @@
+"""Child processes that never outlive this one: started directly, ended by pid."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# Waits for the end of its input, which comes when the owner dies in whatever way, and then ends the child.
+_GUARD = 'read -r _; kill -KILL "$1" 2>/dev/null'
+_PORTS = range(15_000, 32_000)
+
+
+class ChildProcess:
+    """One program running beside this process, with its output in `log`.
+
+    It has a session of its own, so that Ctrl-C at a terminal reaches the owner first; a guard process ends it when
+    the owner dies without a chance to clean up.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.command, self.log = tuple(command), log
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(os.environ if environment is None else environment),
+                start_new_session=True,
+            )
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "guard", str(self.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def running(self) -> bool:
+        return self._child.poll() is None
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._child.poll()
+
+    def stop(self, grace_seconds: float = 10.0) -> None:
+        """Asks it to end, and ends it when it has not after `grace_seconds`."""
+        if self.running():
+            self._child.send_signal(signal.SIGTERM)
+            try:
+                self._child.wait(grace_seconds)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+        self._reap()
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash would (SIGKILL)."""
+        self._child.kill()
+        self._reap()
+
+    def _reap(self) -> None:
+        # The guard goes first: once the child is reaped its pid may belong to somebody else.
+        self._guard.kill()
+        self._guard.wait()
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        self._child.wait()
+
+    def log_tail(self, lines: int = 15) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def __str__(self) -> str:
+        return shlex.join(self.command[:1]) + f" (pid {self.pid})"
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on.
+
+    It lies below the kernels' ephemeral ranges: there, a client that keeps trying a port whose server is down can be
+    given that very port as its own, connects to itself, and the server cannot come back.
+    """
+    for port in random.sample(_PORTS, 200):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free loopback port among 200 tried")
+
+
+def deadline_after(seconds: float) -> float:
+    """A monotonic instant, for `time.monotonic() < deadline` loops."""
+    return time.monotonic() + seconds
