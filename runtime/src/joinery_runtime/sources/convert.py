@@ -1,0 +1,127 @@
+"""Vectorised reading of text columns into typed columns (rule V3).
+
+A value that its type cannot hold is a fault of its row. The accepted forms:
+
+* int32, int64: decimal digits with an optional sign, in range;
+* float, double: decimal or scientific notation, `nan`, `inf`; a finite number that overflows the type is refused;
+* decimal(p,s): digits with at most p-s before and s after the point, zeros at either end apart; never rounded;
+* boolean: `true` or `false` in any case;
+* date: `YYYY-MM-DD`; binary: base64 with padding;
+* timestamp: an integer (milliseconds) or RFC 3339 with any offset, in any mix; digits below a millisecond are cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import polars as pl
+import pyarrow as pa
+
+from joinery_runtime.sources.records import Fault
+
+_RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})$"
+_YEAR_1 = -62_135_596_800_000  # milliseconds; what Python and Postgres call year 1
+_SHOWN = 60  # characters of an offending value that a reason repeats
+
+
+def convert(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+    """The text column read as `target`, and at most one fault: the rows that could not be read."""
+    return _checked(column, text, _reader(target)(text), target)
+
+
+def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
+    """A column of doubles as 32-bit floats, and at most one fault: finite numbers too large for one."""
+    return _checked(column, numbers, _to_float32(numbers), pa.float32())
+
+
+def _checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+    typed = after.to_arrow().cast(target)
+    if typed.null_count == before.null_count():
+        return typed, []
+    failed = after.is_null() & before.is_not_null()
+    return typed, [(failed.to_numpy(), [fault(column, value, target) for value in before.filter(failed).to_list()])]
+
+
+def fault(column: str, value: object, target: pa.DataType) -> str:
+    """Why a value cannot be in a column."""
+    shown = repr(value)
+    if len(shown) > _SHOWN:
+        shown = shown[:_SHOWN] + "..."
+    return f"column {column}: {shown} is not a valid {_described(target)}"
+
+
+def _described(target: pa.DataType) -> str:
+    if pa.types.is_timestamp(target):
+        return "timestamp (integer milliseconds or RFC 3339 with an offset)"
+    if pa.types.is_binary(target):
+        return "binary (base64)"
+    if pa.types.is_date(target):
+        return "date (YYYY-MM-DD)"
+    if pa.types.is_decimal(target):
+        return f"decimal({target.precision},{target.scale})"
+    return {"bool": "boolean"}.get(str(target), str(target))
+
+
+def _reader(target: pa.DataType) -> Callable[[pl.Series], pl.Series]:
+    if pa.types.is_decimal(target):
+        return lambda text: _decimal(text, target)
+    return _READERS[target]
+
+
+def _apply(series: pl.Series, expression: pl.Expr) -> pl.Series:
+    return series.to_frame("t").select(expression.alias("t"))["t"]
+
+
+_T = pl.col("t")
+
+
+def _decimal(text: pl.Series, target: pa.Decimal128Type) -> pl.Series:
+    whole, scale = target.precision - target.scale, target.scale
+    fits = _T.str.contains(rf"^[+-]?0*\d{{0,{whole}}}(\.\d{{0,{scale}}}0*)?$") & _T.str.contains(r"\d")
+    return _apply(text, pl.when(fits).then(_T).cast(pl.Decimal(38, scale), strict=False))
+
+
+def _timestamps(text: pl.Series) -> pl.Series:
+    """Integer milliseconds or RFC 3339 text, mixed: milliseconds since the epoch, null where neither."""
+    numbers = text.cast(pl.Int64, strict=False)
+    if numbers.null_count() == text.null_count():
+        return numbers
+    upper = pl.when(_T.str.contains(_RFC3339)).then(_T.str.to_uppercase())
+    zoned = upper.str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
+    parsed = zoned.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", strict=False, time_unit="ms").dt.epoch("ms")
+    return _apply(text, pl.coalesce(numbers, pl.when(parsed >= _YEAR_1).then(parsed)))
+
+
+def _dates(text: pl.Series) -> pl.Series:
+    shaped = _T.str.contains(r"^\d{4}-\d{2}-\d{2}$") & ~_T.str.starts_with("0000")
+    return _apply(text, pl.when(shaped).then(_T).str.to_date("%Y-%m-%d", strict=False))
+
+
+def _doubles(text: pl.Series) -> pl.Series:
+    number = _T.cast(pl.Float64, strict=False)
+    overflowed = number.is_infinite() & _T.str.contains(r"\d")
+    return _apply(text, pl.when(~overflowed).then(number))
+
+
+def _to_float32(numbers: pl.Series) -> pl.Series:
+    """Doubles as 32-bit floats; null where a finite number is too large for one."""
+    overflowed = _T.is_finite() & _T.cast(pl.Float32).is_infinite()
+    return _apply(numbers, pl.when(~overflowed).then(_T.cast(pl.Float32)))
+
+
+def _booleans(text: pl.Series) -> pl.Series:
+    lower = text.str.to_lowercase()
+    return lower.replace_strict(["true", "false"], [True, False], default=None, return_dtype=pl.Boolean)
+
+
+_READERS: dict[pa.DataType, Callable[[pl.Series], pl.Series]] = {
+    pa.bool_(): _booleans,
+    pa.int32(): lambda text: text.cast(pl.Int32, strict=False),
+    pa.int64(): lambda text: text.cast(pl.Int64, strict=False),
+    pa.float32(): lambda text: _to_float32(_doubles(text)),
+    pa.float64(): _doubles,
+    pa.string(): lambda text: text,
+    pa.binary(): lambda text: text.str.decode("base64", strict=False),
+    pa.date32(): _dates,
+    pa.timestamp("ms", tz="UTC"): _timestamps,
+}

@@ -1,0 +1,122 @@
+"""CSV records without a header line, decoded in whole batches.
+
+Comma, double quotes, a quote inside quotes doubled (RFC 4180); one record may end with a line break and may hold
+others inside quotes. An empty field is null. A quoted empty field is the empty string (or no bytes, for binary) and
+null for every other type. Numbers and times are read as `convert` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from joinery_runtime.sources.convert import convert
+from joinery_runtime.sources.records import (
+    NULL_VALUE,
+    BadRecord,
+    Decoded,
+    Fault,
+    IntArray,
+    RefusedError,
+    all_bad,
+    drop_rows,
+    in_pieces,
+    joined,
+    may_contain,
+    set_aside,
+    with_bad,
+)
+
+_PARTS = 16  # a failed batch is cut into this many
+
+
+class CsvDecoder:
+    """Decodes records whose fields come in the order of `names` (default: the schema's) into rows of `schema`.
+
+    `names` may hold columns that the schema does not; they are skipped.
+    """
+
+    def __init__(self, schema: pa.Schema, names: Sequence[str] | None = None) -> None:
+        self._schema = schema
+        self._names = list(names or schema.names)
+        self._convert = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(schema.names, pa.string()),
+            include_columns=schema.names,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        index = np.arange(len(values), dtype=np.int64)
+        values, index, null = set_aside(values, index, values.is_null(), NULL_VALUE)
+        if may_contain(values, b"\n"):
+            values = pc.replace_substring_regex(values, r"[\r\n]+\z", "")
+        values, index, empty = set_aside(values, index, pc.equal(pc.binary_length(values), 0), "empty record")
+        odd = pc.equal(pc.bit_wise_and(pc.count_substring(values, '"'), 1), 1)
+        values, index, quotes = set_aside(values, index, odd, "not CSV: a quote is not closed")
+        return with_bad(self._decode(values, index), [*null, *empty, *quotes])
+
+    def _decode(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
+        if not len(values):
+            return Decoded(self._schema.empty_table(), index, [])
+        try:
+            text, misshapen = self._read(values)
+        except RefusedError as refusal:
+            if len(values) == 1:
+                return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(refusal)))
+            return in_pieces(self._decode, values, index, -(-len(values) // _PARTS))
+        bad = [BadRecord(int(index[row]), reason) for row, reason in misshapen.items()]
+        return with_bad(self._typed(text, np.delete(index, list(misshapen))), bad)
+
+    def _read(self, values: pa.BinaryArray) -> tuple[pa.Table, dict[int, str]]:
+        """All columns as text, and by its row each record that has too few or too many fields.
+
+        No record is blank or has an open quote, so each gives at least one row and the number of rows tells whether
+        each gave exactly one.
+        """
+        lines = joined(values)
+        misshapen: dict[int, str] = {}
+
+        def skip(row: pyarrow.csv.InvalidRow) -> str:
+            misshapen[row.number - 1] = f"not CSV: {row.actual_columns} fields instead of {row.expected_columns}"
+            return "skip"
+
+        try:
+            text = pyarrow.csv.read_csv(
+                pa.BufferReader(lines),
+                read_options=pyarrow.csv.ReadOptions(
+                    column_names=self._names, use_threads=False, block_size=len(lines) + 1
+                ),
+                parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
+                convert_options=self._convert,
+            )
+        except pa.ArrowInvalid as error:
+            raise RefusedError(f"not CSV: {error}") from error
+        if text.num_rows + len(misshapen) != len(values):
+            raise RefusedError("not CSV: a line break outside quotes")
+        return text, misshapen
+
+    def _typed(self, text: pa.Table, index: IntArray) -> Decoded:
+        faults: list[Fault] = []
+        columns: list[pa.Array | pa.ChunkedArray] = []
+        for field in self._schema:
+            if pa.types.is_string(field.type):
+                columns.append(text[field.name])
+                continue
+            column, fault = convert(field.name, _text(text[field.name], field.type), field.type)
+            columns.append(column)
+            faults += fault
+        return drop_rows(pa.table(columns, schema=self._schema), index, faults)
+
+
+def _text(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:
+    text = pl.Series(column, dtype=pl.String)
+    if pa.types.is_binary(target):
+        return text
+    return text.to_frame("t").select(pl.when(pl.col("t") != "").then(pl.col("t")))["t"]

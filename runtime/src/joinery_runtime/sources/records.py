@@ -1,0 +1,109 @@
+"""What decoding a batch of records returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+# Which rows of a batch are bad, and the reason of each of these rows in turn.
+Fault = tuple[BoolArray, Sequence[str]]
+
+NULL_VALUE = "null value"
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that cannot be used: its position in the batch and why (rule T8)."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """`rows` has the input's schema; `index[i]` is the position in the batch of the record that row i comes from.
+
+    `index` ascends, and together with `bad` (ascending too) it names every record of the batch exactly once.
+    """
+
+    rows: pa.Table
+    index: IntArray
+    bad: Sequence[BadRecord]
+
+
+class Decoder(Protocol):
+    """Turns whole batches of undecoded records into rows. Never raises for what a record holds. Not thread-safe."""
+
+    def decode(self, values: pa.BinaryArray) -> Decoded: ...
+
+
+def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:
+    """The rows that no fault marks; a row that several mark has the first one's reason."""
+    if not faults:
+        return Decoded(rows, index, [])
+    bad: dict[int, str] = {}
+    keep = np.ones(len(index), dtype=np.bool_)
+    for mask, reasons in faults:
+        keep &= ~mask
+        for position, reason in zip(index[mask].tolist(), reasons, strict=True):
+            bad.setdefault(position, reason)
+    return Decoded(
+        rows.filter(pa.array(keep)), index[keep], [BadRecord(position, bad[position]) for position in sorted(bad)]
+    )
+
+
+def with_bad(decoded: Decoded, extra: Sequence[BadRecord]) -> Decoded:
+    """The same rows with more bad records, in ascending order."""
+    if not extra:
+        return decoded
+    return Decoded(decoded.rows, decoded.index, sorted([*decoded.bad, *extra], key=lambda record: record.index))
+
+
+def in_pieces(
+    decode: Callable[[pa.BinaryArray, IntArray], Decoded], values: pa.BinaryArray, index: IntArray, size: int
+) -> Decoded:
+    """Decodes `size` records at a time and puts the results together: narrows a batch down to its bad records."""
+    starts = range(0, len(values), size)
+    parts = [decode(values[start : start + size], index[start : start + size]) for start in starts]
+    rows = pa.concat_tables(part.rows for part in parts)
+    return Decoded(rows, np.concatenate([part.index for part in parts]), [bad for part in parts for bad in part.bad])
+
+
+def all_bad(index: IntArray, reason: str) -> list[BadRecord]:
+    """Every record of `index`, for the same reason."""
+    return [BadRecord(position, reason) for position in index.tolist()]
+
+
+def set_aside(
+    values: pa.BinaryArray, index: IntArray, unusable: pa.BooleanArray, reason: str
+) -> tuple[pa.BinaryArray, IntArray, list[BadRecord]]:
+    """Takes out the records that `unusable` marks."""
+    if not pc.any(unusable).as_py():
+        return values, index, []
+    mask = unusable.to_numpy(zero_copy_only=False)
+    return values.filter(pc.invert(unusable)), index[~mask], all_bad(index[mask], reason)
+
+
+def may_contain(values: pa.BinaryArray, byte: bytes) -> bool:
+    """False only if no record has this byte: one fast scan of the values' buffer, which may be shared with others."""
+    data = values.buffers()[2]
+    return data is not None and byte in data.to_pybytes()
+
+
+def joined(values: pa.BinaryArray) -> bytes:
+    """All records, one per line, without a final newline."""
+    as_list = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    lines: bytes = pc.binary_join(as_list, b"\n")[0].as_py()
+    return lines
+
+
+class RefusedError(Exception):
+    """A batch has at least one record that a parser refuses; the text is the parser's."""
