@@ -1,0 +1,69 @@
+"""The resource models: what a user writes, checked, and what can be said of it without running it.
+
+`load_job` reads a file, `StreamJoin` is the valid resource, `explain` tells the plan, and `signature` and `compare`
+say whether stored state fits a changed job (rule M2). Imports neither the engine nor Spark.
+"""
+
+from joinery_runtime.job.duration import format_duration, parse_duration
+from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
+from joinery_runtime.job.load import load_job, parse_job
+from joinery_runtime.job.outputs import (
+    DeadLetter,
+    DeadLetterKafka,
+    FileOutput,
+    KafkaOutput,
+    MemoryStore,
+    Output,
+    PostgresOutput,
+    PostgresStore,
+    StoreSpec,
+)
+from joinery_runtime.job.resource import (
+    KeyPair,
+    Metadata,
+    OutputColumn,
+    SparkSpec,
+    StreamJoin,
+    StreamJoinSpec,
+    Trigger,
+    Upgrade,
+)
+from joinery_runtime.job.steps import Interval, JoinStep, Reference, SelectItem
+from joinery_runtime.job.types import ColumnType, parse_type
+
+__all__ = [
+    "AtOffsets",
+    "AtTimestamp",
+    "Column",
+    "ColumnType",
+    "DeadLetter",
+    "DeadLetterKafka",
+    "FileInput",
+    "FileOutput",
+    "Input",
+    "Interval",
+    "JoinStep",
+    "KafkaInput",
+    "KafkaOutput",
+    "KeyPair",
+    "MemoryStore",
+    "Metadata",
+    "Output",
+    "OutputColumn",
+    "PostgresOutput",
+    "PostgresStore",
+    "Reference",
+    "SelectItem",
+    "SparkSpec",
+    "StoreSpec",
+    "StreamJoin",
+    "StreamJoinSpec",
+    "Trigger",
+    "Upgrade",
+    "Watermark",
+    "format_duration",
+    "load_job",
+    "parse_duration",
+    "parse_job",
+    "parse_type",
+]

@@ -1,0 +1,95 @@
+"""The parts of a resource that cross-field rules look at, each present as far as it parses.
+
+Rules run on raw data, not on models, so that a mistake in one place does not hide the mistakes elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from joinery_runtime.job.base import TypeField
+from joinery_runtime.job.steps import Reference, parse_reference
+from joinery_runtime.job.types import ColumnType
+
+Loc = tuple[str | int, ...]
+Finding = tuple[Loc, str]
+
+_TYPE: TypeAdapter[ColumnType] = TypeAdapter(TypeField)
+
+
+@dataclass(frozen=True, slots=True)
+class InputPart:
+    """`types` is None unless every column has a name; a column whose type does not parse has the type None."""
+
+    at: Loc
+    data: Mapping[str, Any]
+    name: str | None
+    types: Mapping[str, ColumnType | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    data: Mapping[str, Any]
+    inputs: tuple[InputPart, ...]
+    step: Mapping[str, Any]
+
+    @property
+    def by_name(self) -> dict[str, InputPart]:
+        return {part.name: part for part in self.inputs if part.name is not None}
+
+    @property
+    def two_named(self) -> bool:
+        """Whether there are exactly two inputs with different names: what rules on keys and outputs need."""
+        return len(self.inputs) == len(self.by_name) == 2
+
+
+def dig(data: object, *steps: str | int) -> Any:
+    """The value at a path of keys and list positions, or None."""
+    for step in steps:
+        if isinstance(data, Mapping):
+            data = data.get(step)
+        elif isinstance(data, list | tuple) and isinstance(step, int) and step < len(data):
+            data = data[step]
+        else:
+            return None
+    return data
+
+
+def items(data: object, *steps: str | int) -> Sequence[Any]:
+    """The list at a path, empty when there is none."""
+    value = dig(data, *steps)
+    return value if isinstance(value, list | tuple) else ()
+
+
+def take_apart(data: Mapping[str, Any]) -> Parts:
+    inputs = tuple(_input_part(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
+    step = dig(data, "spec", "joins", 0)
+    return Parts(data, inputs, step if isinstance(step, Mapping) else {})
+
+
+def reference(text: object) -> Reference | None:
+    return parse_reference(text) if isinstance(text, str) else None
+
+
+def _input_part(at: Loc, raw: object) -> InputPart:
+    data = raw if isinstance(raw, Mapping) else {}
+    name = data.get("name")
+    return InputPart(at, data, name if isinstance(name, str) else None, _types(items(data, "schema")))
+
+
+def _types(columns: Sequence[object]) -> Mapping[str, ColumnType | None] | None:
+    names = [dig(column, "name") for column in columns]
+    if not names or not all(isinstance(name, str) for name in names):
+        return None
+    return {name: _type(dig(column, "type")) for name, column in zip(names, columns, strict=True)}
+
+
+def _type(raw: object) -> ColumnType | None:
+    try:
+        return _TYPE.validate_python(raw)
+    except ValidationError:
+        return None

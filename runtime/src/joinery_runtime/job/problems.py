@@ -1,0 +1,159 @@
+"""Turns pydantic's findings into messages for people: what, the facts, what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from joinery_runtime.job.parts import Finding, Loc
+from joinery_runtime.job.resource import RULES_BROKEN, StreamJoin
+from joinery_runtime.job.wording import listed, suggestion
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_BOUND = "; a one-sided bound would keep state for ever (rule J8): write both lower and upper"
+_MISSING = {"lower": _BOUND, "upper": _BOUND}
+_PATTERNS = {
+    "topic": "a topic name has 1 to 249 letters, digits, '.', '_' and '-'",
+    "metadata": "a name has lower-case letters, digits, '-' and '.', and starts and ends with a letter or digit",
+    "inputs": "an input name has letters, digits and '_', and does not start with a digit",
+    "schema": "a column name does not start with `$` (engine columns do) and holds no control characters",
+}
+
+
+def path_text(at: Loc) -> str:
+    """`spec.inputs[0].schema[2].type`; a key that is no plain word is quoted: `keys["orders.id"]`."""
+    text = "".join(map(_step_text, at))
+    return text.removeprefix(".") or "(file)"
+
+
+def _step_text(step: str | int) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    return f".{step}" if _PLAIN.fullmatch(step) else f'["{step}"]'
+
+
+def findings(errors: Sequence[ErrorDetails]) -> Iterator[Finding]:
+    """Every error as (path, message), without those that only repeat a "not supported yet"."""
+    replaced = {_instead(error) for error in errors if error["type"] == "not_yet"}
+    for error in errors:
+        if error["type"] == RULES_BROKEN:
+            yield from error["ctx"]["found"]
+        elif not (error["type"] == "missing" and error["loc"] in replaced):
+            yield _place(error), _message(error)
+
+
+def _instead(error: ErrorDetails) -> Loc:
+    return (*error["loc"][:-1], error["ctx"]["instead"])
+
+
+def _place(error: ErrorDetails) -> Loc:
+    return tuple(step for step in error["loc"] if not (isinstance(step, str) and step[:1] in {"<", "["}))
+
+
+def _message(error: ErrorDetails) -> str:
+    say = _SAY.get(error["type"])
+    return say(error) if say is not None else error["msg"][:1].lower() + error["msg"][1:]
+
+
+def _missing(error: ErrorDetails) -> str:
+    return f"is missing{_MISSING.get(str(error['loc'][-1]), '')}"
+
+
+def _unknown(error: ErrorDetails) -> str:
+    fields = _fields(error["loc"][:-1])
+    return f"is not a field{suggestion(error['loc'][-1], fields)}; fields here are {listed(fields)}"
+
+
+def _literal(error: ErrorDetails) -> str:
+    allowed = [word.strip("'") for word in re.split(r", | or ", error["ctx"]["expected"])]
+    return f"{error['input']!r} is not allowed{suggestion(error['input'], allowed)}; write {_either(allowed)}"
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _needs(what: str) -> Callable[[ErrorDetails], str]:
+    return lambda error: f"must be {what}, not {_shown(error['input'])}"
+
+
+def _limit(words: str, key: str) -> Callable[[ErrorDetails], str]:
+    return lambda error: f"must be {words} {error['ctx'][key]}, not {_shown(error['input'])}"
+
+
+def _pattern(error: ErrorDetails) -> str:
+    place = _place(error)
+    rule = next((_PATTERNS[step] for step in reversed(place) if step in _PATTERNS), f"must match {error['ctx']}")
+    return f"{error['input']!r} is not allowed: {rule}"
+
+
+def _own(error: ErrorDetails) -> str:
+    return str(error["ctx"]["error"])
+
+
+def _shown(value: object) -> str:
+    """Never the text itself: it may be a secret."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool | int | float):
+        return str(value).lower() if isinstance(value, bool) else f"the number {value}"
+    return {str: "text", list: "a list", dict: "a mapping"}.get(type(value), type(value).__name__)
+
+
+_SAY: dict[str, Callable[[ErrorDetails], str]] = {
+    "missing": _missing,
+    "extra_forbidden": _unknown,
+    "literal_error": _literal,
+    "value_error": _own,
+    "string_pattern_mismatch": _pattern,
+    "string_type": _needs("text (put it in quotes if it looks like something else)"),
+    "int_type": _needs("a whole number"),
+    "int_parsing": _needs("a whole number"),
+    "int_from_float": _needs("a whole number"),
+    "bool_type": _needs("true or false"),
+    "tuple_type": _needs("a list"),
+    "dict_type": _needs("a mapping"),
+    "model_type": _needs("a mapping"),
+    "model_attributes_type": _needs("a mapping"),
+    "string_too_short": lambda _: "is empty; write a value",
+    "too_short": lambda _: "is empty; write at least one entry",
+    "greater_than_equal": _limit("at least", "ge"),
+    "greater_than": _limit("more than", "gt"),
+    "less_than_equal": _limit("at most", "le"),
+}
+
+
+def _fields(at: Loc) -> list[str]:
+    """YAML names of the fields that the model at this place has."""
+    kind: Any = StreamJoin
+    for step in at:
+        kind = _inner(kind, step)
+    return [info.alias or name for name, info in kind.model_fields.items()]
+
+
+def _inner(kind: Any, step: str | int) -> Any:
+    """The model one step further down. Positions and union branches (`<...>`) are taken off by `_models`."""
+    if isinstance(step, int):
+        return kind
+    options = _models(kind) if isinstance(kind, tuple) else [kind]
+    if step.startswith("<"):
+        return next(model for model in options if step.strip("<>") in model.model_fields)
+    field = next(info for name, info in options[0].model_fields.items() if step in {name, info.alias})
+    found = _models(field.annotation)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is Annotated:
+        return _models(get_args(annotation)[0])
+    return [model for inner in _parts_of(annotation) for model in _models(inner)]
+
+
+def _parts_of(annotation: Any) -> tuple[Any, ...]:
+    return annotation if isinstance(annotation, tuple) else get_args(annotation)

@@ -1,0 +1,175 @@
+"""`StreamJoin`: the whole resource, with the views of it that the engine asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from joinery_runtime.job.base import Bool, Int, Model, NotYet, Setting, Text, not_yet
+from joinery_runtime.job.inputs import Input
+from joinery_runtime.job.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
+from joinery_runtime.job.rules import broken_rules
+from joinery_runtime.job.steps import Interval, JoinStep, Reference, SelectItem, parse_reference
+from joinery_runtime.job.types import ColumnType
+
+API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"
+RULES_BROKEN = "rules_broken"  # type of the one pydantic error that carries all cross-field findings
+
+Name = Annotated[
+    str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+]
+
+
+class Metadata(Model):
+    # Kubernetes owns this part and adds fields of its own (uid, managedFields, ...): they are none of our business.
+    model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore")
+
+    name: Name
+    namespace: Name | None = None
+
+
+class Trigger(Model):
+    max_records_per_epoch: Annotated[Int, Field(ge=1)] = 500_000
+
+
+class Upgrade(Model):
+    mode: Annotated[Literal["stateful"], not_yet("upgrade mode {}", "stateless", todo="use stateful")] = "stateful"
+    rollback: Literal["automatic"] = "automatic"
+
+
+class Driver(Model):
+    """For the operator; without meaning on a laptop."""
+
+    cores: Annotated[Int, Field(ge=1)] | None = None
+    memory: Text | None = None
+
+
+class Executor(Driver):
+    """For the operator; without meaning on a laptop."""
+
+    instances: Annotated[Int, Field(ge=1)] | None = None
+
+
+class SparkSpec(Model):
+    """`conf` counts everywhere; `image`, `driver` and `executor` are for the operator."""
+
+    image: Text | None = None
+    driver: Driver = Driver()
+    executor: Executor = Executor()
+    conf: dict[str, Setting] = {}
+
+
+class StreamJoinSpec(Model):
+    inputs: tuple[Input, ...]
+    joins: tuple[JoinStep, ...] = ()
+    select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
+    sql: Annotated[None, NotYet("sql", "write `joins` and `select`", instead="joins")] = None
+    output: Output
+    dead_letter: DeadLetter | None = None
+    state_store: StoreSpec = StoreSpec()
+    delivery: Literal["exactlyOnce", "atLeastOnce"] = "exactlyOnce"
+    trigger: Trigger = Trigger()
+    shards: Annotated[Int, Field(ge=1, le=4096)] = 8
+    upgrade: Upgrade = Upgrade()
+    suspend: Bool = False
+    cleanup: Literal["retainState", "deleteState"] = "retainState"
+    spark: SparkSpec = SparkSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """Column names of one equality: `left.<left> = right.<right>`."""
+
+    left: str
+    right: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputColumn:
+    name: str
+    source: Reference
+    type: ColumnType
+
+
+class StreamJoin(Model):
+    """A valid interval join of two inputs. Constructing one in Python applies the same rules as loading a file."""
+
+    api_version: Literal["joinery.dev/v1alpha1"] = API_VERSION
+    kind: Literal["StreamJoin"] = "StreamJoin"
+    metadata: Metadata
+    spec: StreamJoinSpec
+    # What `kubectl get -o yaml` prints can be fed back as it is.
+    status: Annotated[dict[str, Any] | None, Field(exclude=True, repr=False)] = None
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        found = broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        if found:
+            text = "\n".join(message for _, message in found).replace("{", "{{").replace("}", "}}")
+            raise PydanticCustomError(RULES_BROKEN, text, {"found": found})  # type: ignore[arg-type]
+        return self
+
+    @property
+    def name(self) -> str:
+        """The job's name in the state store: `namespace/name`, or `name` where no namespace is given."""
+        namespace = self.metadata.namespace
+        return f"{namespace}/{self.metadata.name}" if namespace else self.metadata.name
+
+    @property
+    def left(self) -> Input:
+        return self.spec.inputs[0]
+
+    @property
+    def right(self) -> Input:
+        return self.spec.inputs[1]
+
+    @property
+    def step(self) -> JoinStep:
+        return self.spec.joins[0]
+
+    @property
+    def interval(self) -> Interval:
+        interval = self.step.interval
+        assert interval is not None, "broken_rules refuses a step without an interval"
+        return interval
+
+    @property
+    def key_pairs(self) -> tuple[KeyPair, ...]:
+        pairs = ((parse_reference(left), parse_reference(right)) for left, right in self.step.keys.items())
+        return tuple(KeyPair(left.column, right.column) for left, right in pairs if left and right)
+
+    @property
+    def output_columns(self) -> tuple[OutputColumn, ...]:
+        """What goes out, in order: the select list, else every column as left_<name> and right_<name> (rule J10)."""
+        types = {side.name: side.types for side in self.spec.inputs}
+        named = self._selected() if self.spec.select else self._every_column()
+        return tuple(OutputColumn(name, source, types[source.input][source.column]) for name, source in named)
+
+    def _selected(self) -> list[tuple[str, Reference]]:
+        pairs = ((item.as_, parse_reference(item.column)) for item in self.spec.select or ())
+        return [(name or source.column, source) for name, source in pairs if source]
+
+    def _every_column(self) -> list[tuple[str, Reference]]:
+        return [
+            (f"{prefix}_{column}", Reference(side.name, column))
+            for prefix, side in (("left", self.left), ("right", self.right))
+            for column in side.types
+        ]
+
+    @property
+    def dead_letter_kafka(self) -> DeadLetterKafka | None:
+        """The dead-letter topic with its address and settings filled in, if dead letters go to Kafka."""
+        target = self.spec.dead_letter.kafka if self.spec.dead_letter else None
+        if target is None:
+            return None
+        sources = [side for side in (self.spec.output.kafka, self.left.kafka, self.right.kafka) if side]
+        same = next((side for side in sources if target.bootstrap_servers in {None, side.bootstrap_servers}), None)
+        filled = {
+            "bootstrap_servers": target.bootstrap_servers or (same.bootstrap_servers if same else None),
+            "properties": target.properties if target.properties is not None else same.properties if same else {},
+        }
+        return target.model_copy(update=filled)

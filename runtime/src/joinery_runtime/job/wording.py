@@ -1,0 +1,19 @@
+"""Small pieces of error messages that several modules share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def listed(words: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *most, last = list(words) or ["(none)"]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def suggestion(word: object, options: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` when one of the options is close to the word, else nothing."""
+    close = difflib.get_close_matches(str(word).lower(), {option.lower(): option for option in options}, n=1)
+    by_lower = {option.lower(): option for option in options}
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
