@@ -1,0 +1,5 @@
+"""The `joinery` command."""
+
+from joinery_runtime.cli.app import main
+
+__all__ = ["main"]

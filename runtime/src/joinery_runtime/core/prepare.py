@@ -24,10 +24,11 @@ EVENT_TIME_MAX = 253_402_300_799_999
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`rows` go on; `highest` is the highest event time of all readable rows, also of those that were dropped;
+    """`rows` go on; `lowest` and `highest` are event times of all readable rows, also of those that were dropped;
     `dropped` counts by reason; `bad_time` lists positions (int64) whose event time cannot be used."""
 
     rows: pa.RecordBatch
+    lowest: int | None
     highest: int | None
     dropped: dict[str, int] = field(default_factory=dict)
     bad_time: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -47,7 +48,7 @@ def prepare(
     if len(bad_time):
         keep = pa.array(usable)
         rows, times, offsets = rows.filter(keep), times.filter(keep), offsets[usable]
-    highest = pc.max(times).as_py()
+    span = pc.min_max(times).as_py()
     wanted, dropped = _wanted(side, rows)
     if dropped:
         keep = pa.array(wanted)
@@ -55,7 +56,7 @@ def prepare(
     hashes = hasher([rows.column(name) for name in side.keys])
     places = [pa.array(np.full(len(offsets), partition, dtype=np.int32)), pa.array(offsets)]
     columns = [pa.array(hashes), times, *places, *(rows.column(name) for name in side.stored)]
-    return Prepared(pa.record_batch(columns, schema=prepared_schema(side)), highest, dropped, bad_time)
+    return Prepared(pa.record_batch(columns, schema=prepared_schema(side)), span["min"], span["max"], dropped, bad_time)
 
 
 def _usable(times: pa.Array) -> np.ndarray:

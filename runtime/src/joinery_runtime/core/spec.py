@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,12 +55,20 @@ class JoinSpec:
     allowed_lateness_ms: int
     drop_late: bool
 
+    def watermarks(self, by_input: Mapping[str, Watermark]) -> tuple[Watermark, Watermark]:
+        left, right = self.sides
+        return by_input[left.input], by_input[right.input]
+
     def keep_from(self, side: int, watermarks: tuple[Watermark, Watermark]) -> int | None:
         """The lowest event time of `side` that is still kept (J3), None where nothing can be dropped yet."""
         other = watermarks[1 - side]
         if other is None:
             return None
         return _clamp(other - self.sides[side].partner_upper_ms - self.allowed_lateness_ms)
+
+    def kept_for_ms(self, side: int) -> int:
+        """For how long of event time a row of `side` is kept, apart from the other input's watermark delay."""
+        return max(0, self.sides[side].partner_upper_ms) + self.allowed_lateness_ms
 
     def accept_from(self, watermarks: tuple[Watermark, Watermark]) -> int | None:
         """The lowest event time that is not dropped as late (J6, J7), None where nothing is."""

@@ -77,6 +77,12 @@ def advance(
     return {name: value.raised(lowest) if name in silent else value for name, value in own.items()}
 
 
+def all_idle(progress: Mapping[str, InputProgress], idle: Mapping[str, Collection[str]]) -> bool:
+    """Whether every input that has not ended is idle (T6)."""
+    open_ = {name: value for name, value in progress.items() if not value.ended}
+    return bool(open_) and all(_all_idle(value, idle.get(name, ())) for name, value in open_.items())
+
+
 def _own(
     name: str, progress: InputProgress, clock: InputClock, idle: Collection[str], ended: Collection[str]
 ) -> InputProgress:

@@ -1,0 +1,55 @@
+"""`joinery state`: what the state store knows of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from joinery_runtime.engine.plan import InputState
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.stores import open_store
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.state.store import JobRecord
+
+
+def epoch_lines(job: StreamJoin, after: int, limit: int) -> Iterator[dict[str, Any]]:
+    """The epoch log after epoch `after`, oldest first."""
+    with open_store(_durable(job), _quiet) as opened:
+        for entry in opened.store.epochs(job.name, after, limit):
+            yield {
+                "epoch": entry.epoch,
+                "generation": entry.generation,
+                "committed_at": entry.committed_at,
+                "plan": entry.plan,
+                "result": entry.result,
+            }
+
+
+def listing(job: StreamJoin) -> str:
+    with open_store(_durable(job), _quiet) as opened:
+        record = opened.store.record(job.name)
+    if record is None:
+        raise JoineryError(f"the state store knows no job {job.name}", todo="It appears there at its first start")
+    return "\n".join(_lines(record))
+
+
+def _lines(record: JobRecord) -> Iterator[str]:
+    pending = f", epoch {record.plan['epoch']} planned" if record.plan else ""
+    yield f"job {record.job}: epoch {record.epoch} committed{pending}, generation {record.generation}"
+    for name, data in sorted(record.offsets.items()):
+        state = InputState.from_bytes(name, data)
+        positions = ", ".join(f"{ref.topic}/{ref.partition}@{o}" for ref, o in sorted(state.positions.items()))
+        yield f"input {name}: watermark {state.progress.watermark}, next offsets {positions}"
+    for segment in sorted(record.segments, key=lambda s: (s.part, s.ts_min, s.key)):
+        times = f"{segment.ts_min}..{segment.ts_max}"
+        yield f"{segment.part:5}  {segment.rows:>9} rows  {segment.bytes:>10} bytes  event time {times}  {segment.key}"
+
+
+def _durable(job: StreamJoin) -> StreamJoin:
+    if job.spec.state_store.memory is not None:
+        raise JoineryError(f"job {job.name} keeps its state in memory", facts="nothing of it outlives the job")
+    return job
+
+
+def _quiet(_: str) -> None:
+    """The memory warning is for runs."""

@@ -1,0 +1,71 @@
+"""`joinery trace`: reads the steps, opens a store, runs them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.state.embedded import embedded_postgres
+from joinery_runtime.state.memory import MemoryStore
+from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state.store import StateStore
+
+
+def trace_command(job: StreamJoin, steps: Path, store: str, shards: int | None) -> Iterator[dict[str, Any]]:
+    listed = list(read_steps(steps))
+    # A trace never touches the state of the job itself.
+    name = f"trace-{uuid.uuid4().hex}"
+    private = job.model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
+    with _store(job, store) as opened:
+        try:
+            yield from run_trace(private, listed, opened, shards)
+        finally:
+            opened.delete_job(private.name)
+
+
+def read_steps(path: Path) -> Iterator[dict[str, Any]]:
+    """The steps of a JSON lines file. Raises JoineryError naming the line that is not a JSON object."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise JoineryError(f"cannot read the steps {path}", facts=str(error.strerror)) from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            step = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise JoineryError(f"{path}, line {number}: not JSON", facts=str(error)) from error
+        if not isinstance(step, dict):
+            raise JoineryError(f"{path}, line {number}: a step is a JSON object", facts=f"found {line.strip()[:40]!r}")
+        yield step
+
+
+@contextmanager
+def _store(job: StreamJoin, kind: str) -> Iterator[StateStore]:
+    if kind == "memory":
+        yield MemoryStore()
+    elif job.spec.state_store.postgres is not None:
+        with _closing(job.spec.state_store.postgres.dsn, job.spec.state_store.postgres.schema_name) as opened:
+            yield opened
+    else:
+        with tempfile.TemporaryDirectory(prefix="joinery-trace-") as directory:
+            with embedded_postgres(Path(directory)) as dsn, _closing(dsn, "joinery") as opened:
+                yield opened
+
+
+@contextmanager
+def _closing(dsn: str, schema: str) -> Iterator[StateStore]:
+    store = PostgresStore(dsn, schema)
+    try:
+        yield store
+    finally:
+        store.close()

@@ -1,0 +1,49 @@
+"""From a job to the engine's parts that every host shares."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from joinery_runtime.core.compile import stored_columns
+from joinery_runtime.core.spec import JoinSpec
+from joinery_runtime.core.watermark import InputClock
+from joinery_runtime.engine.driver import JobIdentity
+from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.planner import PlanSettings
+from joinery_runtime.job import StreamJoin, signature
+
+
+def identity(job: StreamJoin, spec: JoinSpec, warn: Callable[[str], None]) -> JobIdentity:
+    return JobIdentity(job.name, signature(job, stored_columns(spec)), warn)
+
+
+def plan_settings(job: StreamJoin, identity: JobIdentity) -> PlanSettings:
+    return PlanSettings(
+        shards=job.spec.shards,
+        max_records=job.spec.trigger.max_records_per_epoch,
+        checkpoint_interval_ms=job.spec.state_store.checkpoint_interval,
+        fingerprint=fingerprint(identity.signature),
+    )
+
+
+def fingerprint(signature: Mapping[str, Any]) -> str:
+    """A short name for a signature, for plans: equal for equal signatures."""
+    return hashlib.sha256(json.dumps(signature, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def input_clocks(job: StreamJoin) -> dict[str, InputClock]:
+    return {
+        side.name: InputClock(
+            delay_ms=side.watermark.delay,
+            explicit=side.watermark.explicit,
+            advance_on_idle=side.watermark.on_idle == "advance",
+        )
+        for side in job.spec.inputs
+    }
+
+
+def idle_clock(job: StreamJoin) -> IdleClock:
+    return IdleClock({side.name: side.watermark.idle_timeout for side in job.spec.inputs})

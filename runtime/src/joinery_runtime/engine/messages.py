@@ -1,0 +1,98 @@
+"""The values that travel between the driver and its tasks: work out, summaries back. All of them pickle."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.sinks.base import Receipt
+from joinery_runtime.sources.base import PartitionRef
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPoint:
+    """Fault injection for the kill tests: SIGKILL the process `pid` when the named point of the epoch is reached.
+
+    Points in order: planned, reading, staged, output-written, before-commit, after-commit.
+    """
+
+    name: str
+    epoch: int
+    pid: int
+
+    @classmethod
+    def from_environment(cls) -> FaultPoint | None:
+        """`JOINERY_FAULT=staged@7` kills this driver when epoch 7, or the first later one, reaches the point."""
+        text = os.environ.get("JOINERY_FAULT")
+        if not text:
+            return None
+        name, _, epoch = text.partition("@")
+        return cls(name, int(epoch), os.getpid())
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWork:
+    """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks;
+    `forget` are keys that the last commit deleted (their cached copies can go)."""
+
+    generation: int
+    plan: EpochPlan
+    segments: tuple[SegmentMeta, ...]
+    forget: tuple[str, ...] = ()
+    fault: FaultPoint | None = None
+
+    def reach(self, point: str) -> None:
+        fault = self.fault
+        if fault is not None and fault.name == point and self.plan.epoch >= fault.epoch:
+            os.kill(fault.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRead:
+    """What reading one range gave: `records` read, `rows` that go on, event times of all readable rows (ms),
+    `dropped` by reason, `dead` records for the dead-letter output and the first of them in words."""
+
+    partition: PartitionRef
+    records: int = 0
+    rows: int = 0
+    lowest: int | None = None
+    highest: int | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    dead: int = 0
+    first_dead: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSummary:
+    partitions: tuple[PartitionRead, ...]
+    dead_letters: Receipt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSummary:
+    """One attempt of one shard: rows out, late rows per input, staged segments, segments they replace, receipt."""
+
+    shard: int
+    rows_out: int = 0
+    late: Mapping[str, int] = field(default_factory=dict)
+    staged: tuple[SegmentMeta, ...] = ()
+    replaced: tuple[str, ...] = ()
+    receipt: Receipt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """An error of ours, carried to the driver as a value so that it arrives with its own type and words."""
+
+    error: JoineryError
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOutcome:
+    read: ReadSummary
+    shards: Mapping[int, ShardSummary]

@@ -1,0 +1,115 @@
+"""The epoch plan and the progress of inputs: the two documents that outlive a driver, and their JSON.
+
+A plan fixes everything that decides an epoch's rows: ranges, watermarks, shard count. It is in the state store before
+the first task runs and is replayed as it stands after a crash. Both documents carry a format number; a number that is
+not known is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from joinery_runtime.core.spec import Watermark
+from joinery_runtime.core.watermark import InputProgress
+from joinery_runtime.errors import IncompatibleState
+from joinery_runtime.sources.base import PartitionRef, Range
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """One epoch, decided. `watermarks` are those in force in the epoch (T3), `idle` names idle partitions per input,
+    `ended` the inputs that had been read to their final end before it, `checkpoint` asks for compaction."""
+
+    epoch: int
+    shards: int
+    ranges: tuple[Range, ...]
+    watermarks: Mapping[str, Watermark]
+    idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ended: tuple[str, ...] = ()
+    checkpoint: bool = False
+    fingerprint: str = ""
+
+    @property
+    def has_rows(self) -> bool:
+        return any(r.start < r.end_exclusive for r in self.ranges)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "epoch": self.epoch,
+            "shards": self.shards,
+            "ranges": [
+                [r.partition.input, r.partition.topic, r.partition.partition, r.start, r.end_exclusive]
+                for r in self.ranges
+            ],
+            "watermarks": dict(self.watermarks),
+            "idle": {name: list(parts) for name, parts in self.idle.items()},
+            "ended": list(self.ended),
+            "checkpoint": self.checkpoint,
+            "fingerprint": self.fingerprint,
+        }
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> EpochPlan:
+        _check_format(doc, "epoch plan")
+        return cls(
+            epoch=doc["epoch"],
+            shards=doc["shards"],
+            ranges=tuple(Range(PartitionRef(i, t, p), start, end) for i, t, p, start, end in doc["ranges"]),
+            watermarks=dict(doc["watermarks"]),
+            idle={name: tuple(parts) for name, parts in doc["idle"].items()},
+            ended=tuple(doc["ended"]),
+            checkpoint=doc["checkpoint"],
+            fingerprint=doc["fingerprint"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InputState:
+    """Where one input stands after the newest committed epoch: next offset per partition, and event-time progress."""
+
+    positions: Mapping[PartitionRef, int] = field(default_factory=dict)
+    progress: InputProgress = field(default_factory=InputProgress)
+
+    def after(self, plan: EpochPlan, name: str, highest: Mapping[str, int | None]) -> InputState:
+        """After this epoch; `highest` are the event times that its rows reached, per `partition_id`."""
+        ranges = {r.partition: r.end_exclusive for r in plan.ranges if r.partition.input == name}
+        seen = {partition_id(ref): None for ref in ranges} | dict(highest)
+        progress = self.progress.raised(plan.watermarks.get(name)).saw(seen)
+        return replace(self, positions={**self.positions, **ranges}, progress=progress)
+
+    def to_bytes(self) -> bytes:
+        positions = sorted([ref.topic, ref.partition, offset] for ref, offset in self.positions.items())
+        doc = {
+            "format": FORMAT,
+            "positions": positions,
+            "highest": dict(self.progress.highest),
+            "watermark": self.progress.watermark,
+        }
+        return json.dumps(doc).encode()
+
+    @classmethod
+    def from_bytes(cls, name: str, data: bytes) -> InputState:
+        doc = json.loads(data)
+        _check_format(doc, f"offsets of input {name}")
+        positions = {PartitionRef(name, topic, partition): offset for topic, partition, offset in doc["positions"]}
+        return cls(positions, InputProgress(doc["highest"], doc["watermark"]))
+
+
+def partition_id(ref: PartitionRef) -> str:
+    """How a partition is named inside one input's progress: unique in the input."""
+    return f"{ref.topic}/{ref.partition}"
+
+
+def _check_format(doc: Mapping[str, Any], what: str) -> None:
+    if doc.get("format") != FORMAT:
+        raise IncompatibleState(
+            f"the stored {what} has format {doc.get('format')}",
+            facts=f"this release reads format {FORMAT}",
+            todo="Run the release that wrote it, or a newer one that migrates it",
+        )

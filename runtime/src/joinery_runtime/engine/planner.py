@@ -1,0 +1,156 @@
+"""Makes epoch plans: what can be read, how much of it, and the watermarks in force."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from joinery_runtime.core.watermark import InputClock, InputProgress, advance, all_idle
+from joinery_runtime.engine.alignment import Backlog, Densities, allocate
+from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
+
+
+class Idleness(Protocol):
+    """Says which partitions are idle; `IdleClock` for running jobs, told by the steps in a trace."""
+
+    def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None: ...
+
+    def idle(self, now_ms: int) -> dict[str, Collection[str]]: ...
+
+    def idle_for_ms(self, all_idle: bool, now_ms: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    shards: int
+    max_records: int
+    checkpoint_interval_ms: int
+    fingerprint: str
+
+
+class Planner:
+    """Plans one job's epochs. `backlog` and `finished` describe what the newest `plan` call saw."""
+
+    def __init__(
+        self,
+        settings: PlanSettings,
+        sources: Mapping[str, SourcePlanner],
+        clocks: Mapping[str, InputClock],
+        idleness: Idleness,
+    ) -> None:
+        self._settings, self._sources, self._clocks, self._idleness = settings, sources, clocks, idleness
+        self._densities: Densities[PartitionRef] = Densities()
+        self._checkpointed_ms: int | None = None
+        self._dirty = False
+        self.backlog: dict[str, int] = {}
+        self.lost: dict[str, int] = {}
+        self.finished = False
+
+    def plan(
+        self, epoch: int, inputs: Mapping[str, InputState], now_ms: int, *, always: bool = False
+    ) -> EpochPlan | None:
+        """The next epoch, or None when there is nothing to do. Raises SourceError.
+
+        `always` makes a plan also without rows (a trace's step). A partition that was never planned makes one as well:
+        that fixes where it starts.
+        """
+        bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].positions)]
+        self._idleness.observe(bounds, now_ms)
+        self._note(bounds)
+        ranges = self._ranges(bounds, inputs)
+        checkpoint = self._checkpoint_due(now_ms)
+        if not (ranges or checkpoint or always):
+            return None
+        idle = self._idleness.idle(now_ms)
+        ended = _ended(bounds, self._sources)
+        progress = self.watermarks(_with_partitions(inputs, bounds), idle, ended, now_ms)
+        if checkpoint:
+            self._checkpointed_ms, self._dirty = now_ms, False
+        self._dirty |= bool(ranges)
+        return EpochPlan(
+            epoch=epoch,
+            shards=self._settings.shards,
+            ranges=tuple(ranges),
+            watermarks={name: value.watermark for name, value in progress.items()},
+            idle={name: tuple(parts) for name, parts in idle.items()},
+            ended=ended,
+            checkpoint=checkpoint,
+            fingerprint=self._settings.fingerprint,
+        )
+
+    def watermarks(
+        self,
+        inputs: Mapping[str, InputState],
+        idle: Mapping[str, Collection[str]],
+        ended: Collection[str],
+        now_ms: int,
+    ) -> dict[str, InputProgress]:
+        """What the rows read so far imply (T3), with idleness and ends applied."""
+        progress = {name: state.progress for name, state in inputs.items()}
+        idle_for = self._idleness.idle_for_ms(all_idle(progress, idle), now_ms)
+        return advance(progress, self._clocks, idle=idle, ended=ended, idle_for_ms=idle_for)
+
+    def learn(self, reads: Iterable[PartitionRead], before: Mapping[str, InputState]) -> None:
+        """Takes the record densities of a finished epoch; `before` is the inputs' state at its start."""
+        for read in reads:
+            known = before[read.partition.input].progress.highest.get(partition_id(read.partition))
+            self._densities.observe(read.partition, read.records, known, read.lowest, read.highest)
+
+    def rescale(self, shards: int) -> None:
+        """From the next plan on, epochs run with this many shards."""
+        self._settings = replace(self._settings, shards=shards)
+
+    def _note(self, bounds: Iterable[Bounds]) -> None:
+        listed = list(bounds)
+        self.backlog = dict.fromkeys(self._sources, 0)
+        self.lost = {}
+        for bound in listed:
+            self.backlog[bound.partition.input] += bound.end_exclusive - bound.start
+            if bound.lost:
+                self.lost[partition_id(bound.partition)] = bound.lost
+        self.finished = bool(listed) and all(b.final and b.start >= b.end_exclusive for b in listed)
+
+    def _ranges(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> list[Range]:
+        listed = list(bounds)
+        backlogs = [self._backlog(bound, inputs[bound.partition.input]) for bound in listed]
+        share = allocate(backlogs, self._settings.max_records)
+        ranges = []
+        for bound in listed:
+            name, count = bound.partition.input, share.get(bound.partition, 0)
+            if count:
+                ranges.append(self._sources[name].cut(bound, count))
+            elif inputs[name].positions.get(bound.partition) != bound.start:
+                ranges.append(Range(bound.partition, bound.start, bound.start))
+        return ranges
+
+    def _backlog(self, bound: Bounds, state: InputState) -> Backlog[PartitionRef]:
+        return Backlog(
+            partition=bound.partition,
+            records=bound.end_exclusive - bound.start,
+            highest=state.progress.highest.get(partition_id(bound.partition)),
+            density=self._densities.get(bound.partition),
+        )
+
+    def _checkpoint_due(self, now_ms: int) -> bool:
+        if self._checkpointed_ms is None:
+            self._checkpointed_ms = now_ms
+        return self._dirty and now_ms - self._checkpointed_ms >= self._settings.checkpoint_interval_ms
+
+
+def _with_partitions(inputs: Mapping[str, InputState], bounds: Iterable[Bounds]) -> dict[str, InputState]:
+    """A partition that exists holds its input's watermark back from the start, not from its first record."""
+    known: dict[str, dict[str, int | None]] = {name: {} for name in inputs}
+    for bound in bounds:
+        known[bound.partition.input][partition_id(bound.partition)] = None
+    return {name: replace(state, progress=state.progress.saw(known[name])) for name, state in inputs.items()}
+
+
+def _ended(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:
+    """Inputs whose every partition has been read to its final end."""
+    by_input: dict[str, list[bool]] = {name: [] for name in sources}
+    for bound in bounds:
+        by_input[bound.partition.input].append(bound.final and bound.start >= bound.end_exclusive)
+    return tuple(name for name, done in by_input.items() if done and all(done))

@@ -1,0 +1,70 @@
+"""Opens the state store that a job names, or an embedded Postgres, in a form that tasks can reach too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from joinery_runtime.hosts.shared_memory import MemoryAddress, serve
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.state.embedded import embedded_postgres
+from joinery_runtime.state.memory import MemoryStore
+from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state.store import StateStore
+
+MEMORY_WARNING = (
+    "stateStore is memory: ALL STATE AND OFFSETS ARE LOST when this job stops, and rows may repeat or be missed after "
+    "that. Use it for trying things out only"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAddress:
+    """Where tasks find the store."""
+
+    dsn: str = field(repr=False)
+    schema: str
+
+    def connect(self) -> StateStore:
+        return PostgresStore(self.dsn, self.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """The driver's store, and the address that tasks connect to (which pickles)."""
+
+    store: StateStore
+    address: PostgresAddress | MemoryAddress
+
+
+def embedded_directory() -> Path:
+    """Where the embedded Postgres of this user keeps its data: `$JOINERY_HOME/postgres`, else `~/.joinery/postgres`."""
+    return Path(os.environ.get("JOINERY_HOME", Path.home() / ".joinery")) / "postgres"
+
+
+@contextmanager
+def open_store(job: StreamJoin, warn: Callable[[str], None]) -> Iterator[OpenStore]:
+    spec = job.spec.state_store
+    if spec.memory is not None:
+        warn(MEMORY_WARNING)
+        with serve(MemoryStore()) as (store, address):
+            yield OpenStore(store, address)
+        return
+    if spec.postgres is not None:
+        with _postgres(PostgresAddress(spec.postgres.dsn, spec.postgres.schema_name)) as opened:
+            yield opened
+        return
+    with embedded_postgres(embedded_directory()) as dsn, _postgres(PostgresAddress(dsn, "joinery")) as opened:
+        yield opened
+
+
+@contextmanager
+def _postgres(address: PostgresAddress) -> Iterator[OpenStore]:
+    store = PostgresStore(address.dsn, address.schema)
+    try:
+        yield OpenStore(store, address)
+    finally:
+        store.close()
