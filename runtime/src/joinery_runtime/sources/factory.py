@@ -1,0 +1,41 @@
+"""Which planner, reader and decoder an input needs."""
+
+from __future__ import annotations
+
+from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.job.inputs import FileInput, Input
+from joinery_runtime.sources.base import SourcePlanner, SourceReader
+from joinery_runtime.sources.csv_decoder import CsvDecoder
+from joinery_runtime.sources.files import FilePlanner, FileReader, csv_header
+from joinery_runtime.sources.json_decoder import JsonDecoder
+from joinery_runtime.sources.kafka_planner import KafkaPlanner
+from joinery_runtime.sources.kafka_reader import KafkaReader
+from joinery_runtime.sources.records import Decoder
+
+
+def planner_for(model: Input) -> SourcePlanner:
+    """The driver half of an input. Nothing is contacted or opened before its first use."""
+    if model.kafka is not None:
+        return KafkaPlanner(model.name, model.kafka)
+    columns = [column.name for column in model.columns]
+    return FilePlanner(model.name, _file(model).path, quoted=model.format == "csv", columns=columns)
+
+
+def reader_for(model: Input) -> SourceReader:
+    """The task half of an input: one per process, kept from epoch to epoch."""
+    if model.kafka is not None:
+        return KafkaReader(model.name, model.kafka)
+    return FileReader(quoted=model.format == "csv")
+
+
+def decoder_for(model: Input) -> Decoder:
+    """A decoder of the input's records. The header of a CSV file is read here: SourceError if it does not fit."""
+    schema = arrow_schema(model.columns)
+    if model.format == "json":
+        return JsonDecoder(schema)
+    return CsvDecoder(schema, csv_header(model.file.path, schema.names) if model.file is not None else None)
+
+
+def _file(model: Input) -> FileInput:
+    assert model.file is not None, "the job's validation sees to one of kafka and file"
+    return model.file

@@ -1,0 +1,150 @@
+"""What the two halves of the Kafka source share: librdkafka's settings and its errors as ours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from joinery_runtime.errors import SourceError
+
+logger = logging.getLogger("joinery.kafka")
+
+# Why a property of the job's is refused: each would change which records an epoch has.
+_OWNED = {
+    "bootstrap.servers": "write it as bootstrapServers",
+    "enable.auto.commit": "offsets are committed with the state",
+    "enable.auto.offset.store": "offsets are committed with the state",
+    "auto.offset.reset": "startFrom and onDataLoss say where reading starts",
+    "isolation.level": "only committed records are read",
+    "enable.partition.eof": "the reader needs it",
+    "group.id": "partitions are assigned by the epoch's plan, not by a group",
+    "group.instance.id": "partitions are assigned by the epoch's plan, not by a group",
+    "allow.auto.create.topics": "a missing topic is an error",
+}
+_DENIED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+}
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+UNANSWERED = {
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._WAIT_COORD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A topic and how to reach it. `properties` are librdkafka's and may hold secrets."""
+
+    input: str
+    topic: str
+    bootstrap_servers: str
+    properties: Mapping[str, str] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        refused = [name for name in self.properties if name in _OWNED]
+        if refused:
+            raise SourceError(
+                f"Input {self.input}: kafka.properties may not set {', '.join(refused)}",
+                facts="; ".join(f"{name}: {_OWNED[name]}" for name in refused),
+                todo="Remove it",
+            )
+
+    def problem(self, what: str, facts: str, todo: str = "") -> SourceError:
+        """An error that names the topic and the broker."""
+        return SourceError(f"Input {self.input}: {what}", facts=f"{facts} ({self})", todo=todo)
+
+    def failure(self, error: KafkaError | KafkaException, doing: str) -> SourceError:
+        """A client's error as ours."""
+        cause = error.args[0] if isinstance(error, KafkaException) else error
+        if cause.code() in _MISSING:
+            return self.problem(
+                f"topic {self.topic} does not exist", cause.str(), "Create it, or correct kafka.topic in the job"
+            )
+        if cause.code() in _DENIED:
+            return self.problem(
+                f"access to topic {self.topic} is denied",
+                cause.str(),
+                "Check security.protocol and the sasl.* settings in kafka.properties, and the topic's ACLs",
+            )
+        return self.problem(f"{doing} failed", cause.str())
+
+    def __str__(self) -> str:
+        return f"topic {self.topic}, bootstrapServers {self.bootstrap_servers}"
+
+
+class LastError:
+    """The newest error that a client reported by the way: why it gets no answer."""
+
+    def __init__(self) -> None:
+        self._error: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        if self._error is None or error.code() != self._error.code():
+            logger.warning("kafka: %s", error.str())
+        if self._error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # which says less than the others
+            self._error = error
+
+    def forget(self) -> None:
+        self._error = None
+
+    @property
+    def denied(self) -> KafkaError | None:
+        """An error that waiting does not heal."""
+        return self._error if self._error is not None and self._error.code() in _DENIED else None
+
+    def __str__(self) -> str:
+        return self._error.str() if self._error is not None else "no answer at all"
+
+
+def consumer_settings(cluster: Cluster, errors: LastError) -> dict[str, Any]:
+    """Settings of a consumer that reads committed records at assigned offsets and leaves no trace in the cluster."""
+    return {
+        # Never joined or committed to; the client insists on a name.
+        "group.id": f"joinery.{cluster.input}",
+        "client.id": f"joinery.{cluster.input}",
+        # Many small records: fill the queue, and look again soon when it was full (the default is a second).
+        "queued.min.messages": 200_000,
+        "queued.max.messages.kbytes": 32 * 2**10,
+        "fetch.message.max.bytes": 4 * 2**20,
+        "fetch.queue.backoff.ms": 10,
+        "fetch.error.backoff.ms": 100,
+        # How long an empty fetch, and with it the news of having reached the end, may take.
+        "fetch.wait.max.ms": 100,
+        **cluster.properties,
+        "bootstrap.servers": cluster.bootstrap_servers,
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "allow.auto.create.topics": False,
+        **callbacks(errors),
+    }
+
+
+def callbacks(errors: LastError) -> dict[str, Any]:
+    """Settings that send a client's errors to `errors` instead of, many times a second, to standard error."""
+    return {"error_cb": errors, "log_level": 0}
+
+
+Client = TypeVar("Client")
+
+
+def connect(client: Callable[[dict[str, Any]], Client], settings: dict[str, Any], cluster: Cluster) -> Client:
+    """Makes a client (which connects later, by itself); a property that librdkafka refuses is a SourceError."""
+    try:
+        return client(settings)
+    except KafkaException as error:
+        reason = error.args[0].str()
+        raise cluster.problem("kafka.properties are not valid", reason, "Use librdkafka's names and values") from error

@@ -1,0 +1,135 @@
+"""The task half of the Kafka source: exactly the records of planned ranges, with a client that reads ahead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from joinery_runtime.errors import DataLoss
+from joinery_runtime.job.inputs import KafkaInput
+from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
+from joinery_runtime.sources.kafka_client import UNANSWERED, Cluster, LastError, connect, consumer_settings
+from joinery_runtime.sources.records import IntArray
+
+_BATCH = 10_000  # records that one call takes from the client
+_POLL_SECONDS = 0.5
+_STALLED_SECONDS = 30.0  # a planned record that has not come by then is an error
+_MAX_CONSUMERS = 32  # partitions that are kept open per process; each holds a connection and up to 32 MB
+_GONE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+
+
+class KafkaReader:
+    """One consumer per partition, so that reading one never waits for another's records; the least recently used goes
+    when there are too many."""
+
+    def __init__(self, name: str, kafka: KafkaInput) -> None:
+        self._cluster = Cluster(name, kafka.topic, kafka.bootstrap_servers, kafka.properties)
+        self._open: dict[PartitionRef, _PartitionReader] = {}
+
+    def read(self, planned: Range) -> Iterator[RawBatch]:
+        reader = self._open.pop(planned.partition, None) or _PartitionReader(self._cluster, planned.partition)
+        if len(self._open) >= _MAX_CONSUMERS:
+            self._open.pop(next(iter(self._open))).close()
+        self._open[planned.partition] = reader
+        return reader.read(planned)
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """Consecutive records, and the offset that the partition is known to have been read up to (exclusive)."""
+
+    offsets: IntArray
+    values: pa.BinaryArray
+    seen: int
+
+
+class _PartitionReader:
+    def __init__(self, cluster: Cluster, partition: PartitionRef) -> None:
+        self._cluster, self._partition = cluster, partition
+        self._errors = LastError()
+        self._consumer = connect(Consumer, consumer_settings(cluster, self._errors), cluster)
+        self._ahead: list[_Fetched] = []  # fetched and not yet asked for
+        self._position = -1  # where the next range is expected to start
+        self._seen = -1  # offsets below this will not come any more
+
+    def read(self, planned: Range) -> Iterator[RawBatch]:
+        if planned.start != self._position:
+            self._seek(planned.start)
+        # Until the range has been read whole, what was handed out cannot be read again without a seek.
+        self._position = -1
+        while planned.start < planned.end_exclusive:
+            fetched = self._ahead.pop(0) if self._ahead else self._fetch(planned)
+            wanted = int(np.searchsorted(fetched.offsets, planned.end_exclusive))
+            if wanted:
+                yield RawBatch(self._partition, fetched.offsets[:wanted], fetched.values[:wanted])
+            if fetched.seen >= planned.end_exclusive:
+                self._ahead.insert(0, _Fetched(fetched.offsets[wanted:], fetched.values[wanted:], fetched.seen))
+                break
+        self._position = planned.end_exclusive
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _seek(self, offset: int) -> None:
+        self._ahead, self._seen = [], offset
+        self._consumer.assign([TopicPartition(self._partition.topic, self._partition.partition, offset)])
+
+    def _fetch(self, planned: Range) -> _Fetched:
+        """The next records, or the news that there are none up to an offset."""
+        deadline = time.monotonic() + _STALLED_SECONDS
+        self._errors.forget()
+        while time.monotonic() < deadline:
+            messages = self._consumer.consume(_BATCH, _POLL_SECONDS)
+            if any(map(Message.error, messages)):
+                messages = self._without_events(messages, planned)
+            elif messages:
+                self._seen = messages[-1].offset() + 1
+            if messages or self._seen >= planned.end_exclusive:
+                return self._fetched(messages)
+            if self._errors.denied is not None:
+                raise self._cluster.failure(self._errors.denied, "reading")
+        raise self._cluster.problem(
+            f"reading partition {self._name} has come to a halt",
+            f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned, no record has come for "
+            f"{_STALLED_SECONDS:.0f} s at offset {self._seen}; {self._errors}",
+            "Check that the broker runs and can be reached from here",
+        )
+
+    def _fetched(self, messages: Sequence[Message]) -> _Fetched:
+        offsets = np.fromiter(map(Message.offset, messages), np.int64, len(messages))
+        return _Fetched(offsets, pa.array(list(map(Message.value, messages)), pa.binary()), self._seen)
+
+    def _without_events(self, messages: Sequence[Message], planned: Range) -> list[Message]:
+        """The records among messages that also bring errors or the news that the end was reached."""
+        for message in messages:
+            error = message.error()
+            if error is None or error.code() == KafkaError._PARTITION_EOF:
+                self._seen = max(self._seen, message.offset() + (error is None))
+            else:
+                self._check(error, planned)
+        return [message for message in messages if message.error() is None]
+
+    def _check(self, error: KafkaError, planned: Range) -> None:
+        if error.code() in _GONE:
+            raise DataLoss(
+                f"Input {self._cluster.input}: records of partition {self._name} are gone",
+                facts=f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned; {error.str()} "
+                f"({self._cluster})",
+                todo="The topic's retention is shorter than the job's delay",
+            )
+        if error.code() not in UNANSWERED:
+            raise self._cluster.failure(error, f"reading partition {self._name}")
+        self._errors(error)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._partition.topic}-{self._partition.partition}"
