@@ -4,13 +4,17 @@ What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
 
 * `acquire` hands out generations 1, 2, 3, ...; from then on every write with an older generation raises Fenced.
 * `stage` is invisible: staged segments are never part of `JobRecord.segments` until a commit names their keys. It does
-  not check the generation: a zombie's leftovers are garbage, not damage.
+  not check the generation: a zombie's leftovers are garbage, not damage. What was staged under an older generation can
+  no longer be committed.
+* A pending plan is never replaced by another one: it may have been acted on, so it is replayed as it stands.
 * `commit` is one atomic step: it checks the generation and that `epoch` is the job's next one, makes exactly
-  `upserts` live, drops `deletes`, replaces offsets, moves the plan to the epoch log and may store the next plan. A commit
-  either happens whole or not at all; a caller that does not learn which asks `record`.
+  `upserts` live, takes `deletes` out of the live set, stores the offsets of the sources that it names, moves the plan
+  to the epoch log and may store the next plan. It happens whole or not at all; who does not learn which asks `record`.
 * Segments are immutable: a key is never written twice with other bytes.
-* A segment that a savepoint pins outlives its deletion from the live set.
-* Epoch numbers never repeat, also not after `restore` (rule M3).
+* A segment that a savepoint pins outlives its deletion from the live set. What nothing needs is removed by `sweep`
+  alone, so that no commit waits for the deletion of big blobs: a driver calls it now and then.
+* Epoch numbers never repeat, also not after `restore_savepoint` (rule M3) or `delete_job`.
+* Plans, results and signatures are JSON: text or null for an infinite watermark, no NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +23,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from joinery_runtime.core.segment import SegmentMeta as SegmentMeta
+from joinery_runtime.core.segment import SegmentMeta
+
+__all__ = [
+    "EpochCommit",
+    "EpochRecord",
+    "JobRecord",
+    "Json",
+    "Migration",
+    "Savepoint",
+    "SegmentMeta",
+    "StateStore",
+]
 
 Json = Mapping[str, Any]
 
@@ -90,41 +105,57 @@ class StateStore(Protocol):
     def record(self, job: str) -> JobRecord | None: ...
 
     def write_plan(self, job: str, generation: int, plan: Json) -> None:
-        """Stores the pending plan; its "epoch" must be record.epoch + 1. Raises Fenced."""
+        """Stores the pending plan; its "epoch" must be record.epoch + 1. Raises Fenced, and StateError if another
+        plan is pending; the same plan again is no error."""
         ...
 
-    def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None: ...
+    def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
+        """Durable when it returns. A call may be repeated; raises StateError for a known key with other bytes."""
+        ...
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
-        """Blobs by key; raises StateError naming a key that is not there."""
+        """Blobs by key, of live and of pinned segments; raises StateError naming a key that is not there."""
         ...
 
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
         """Raises Fenced, StateError (wrong epoch, unknown staged key), or StoreUnavailable (outcome unknown)."""
         ...
 
-    def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]: ...
-
-    def sweep(self, job: str, generation: int) -> int:
-        """Deletes staged segments that no commit can name any more (older generation or committed epoch); returns how many."""
+    def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
+        """The log's epochs > `after`, oldest first; the log goes 10,000 epochs back (`decisions.EPOCH_LOG_LENGTH`)."""
         ...
 
-    def create_savepoint(self, job: str, name: str) -> Savepoint: ...
+    def sweep(self, job: str, generation: int) -> int:
+        """Removes staged segments that no commit can name any more (older generation or committed epoch) and deleted
+        ones that no savepoint pins; returns how many. May run beside commits. Raises Fenced."""
+        ...
+
+    def create_savepoint(self, job: str, name: str) -> Savepoint:
+        """Pins the live segments with offsets and signature; copies no blob. Raises StateError if the name is taken."""
+        ...
 
     def savepoints(self, job: str) -> list[Savepoint]: ...
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
-        """Live set, offsets and signature become the savepoint's; the pending plan is dropped; epoch goes on counting;
-        the generation is taken anew, so that a running driver is fenced."""
+        """Live set, offsets and signature become the savepoint's; the pending plan is dropped and its number
+        is used up; epoch goes on counting; the generation is taken anew, so that a running driver is fenced."""
         ...
 
-    def delete_savepoint(self, job: str, name: str) -> None: ...
+    def delete_savepoint(self, job: str, name: str) -> None:
+        """Drops the pins, not what is live: a job that was restored from it goes on."""
+        ...
 
     def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
         """Rewrites every live segment below `target` through the chain, atomically; returns how many. Raises
-        IncompatibleState naming the missing step before anything is written, or state newer than `target`."""
+        IncompatibleState naming the missing step before anything is written, or state newer than `target`.
+
+        A rewritten segment gets a new key, the old one followed by `~`: the old bytes stay what caches and savepoints
+        know them as."""
         ...
 
-    def delete_job(self, job: str) -> None: ...
+    def delete_job(self, job: str) -> None:
+        """Removes all state, savepoints and the log. Generation and epoch numbers go on if the job comes back, so a
+        zombie of its old life stays fenced. No error if there is no such job."""
+        ...
 
     def close(self) -> None: ...

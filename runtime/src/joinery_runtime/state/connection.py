@@ -1,0 +1,117 @@
+"""One guarded Postgres connection: opened when needed and again after a loss; our own errors at its boundary."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from joinery_runtime.errors import StateError, StoreUnavailable
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+CONNECTION_DEFAULTS: dict[str, Any] = {
+    "application_name": "joinery",
+    "connect_timeout": 10,  # seconds
+    # A server that vanished without a word is noticed within half a minute.
+    "keepalives_idle": 15,  # seconds
+    "keepalives_interval": 5,  # seconds
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,  # milliseconds
+}
+"""What a DSN that is silent about it gets."""
+
+# A frozen driver must not hold the job's row for ever, nor may its successor wait for ever.
+_SESSION_SETTINGS = "SET idle_in_transaction_session_timeout = '60s'; SET lock_timeout = '90s'"
+
+
+class GuardedConnection:
+    """Shared by the threads of one process, one at a time; a session may be opened inside a session."""
+
+    def __init__(self, dsn: str) -> None:
+        self._parameters = _parse(dsn)
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+
+    @property
+    def place(self) -> str:
+        """Host, port and database for messages; never the password."""
+        return describe(self._parameters)
+
+    @contextmanager
+    def session(self) -> Iterator[Connection]:
+        """The connection in autocommit mode. Raises StoreUnavailable, or StateError for what Postgres refuses."""
+        with self._lock:
+            try:
+                yield self._open()
+            except psycopg.Error as error:
+                raise self._translate(error) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """The connection in a READ COMMITTED transaction that ends with the block."""
+        with self.session() as connection, connection.transaction():
+            yield connection
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _open(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> Connection:
+        connection = psycopg.connect(make_conninfo(**(CONNECTION_DEFAULTS | self._parameters)), autocommit=True)
+        # Locking first and reading after relies on it, whatever the database's default is.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        connection.execute(_SESSION_SETTINGS)
+        return connection
+
+    def _translate(self, error: psycopg.Error) -> StateError:
+        reason = " ".join(str(error).split())
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return StoreUnavailable(
+                f"The state store is not available ({self.place})",
+                facts=reason,
+                todo="Check that Postgres runs and can be reached from here and start again: nothing committed is lost",
+            )
+        return StateError(
+            f"The state store refused a statement ({self.place})",
+            facts=reason,
+            todo="Check the role's rights, and that nobody altered the schema by hand",
+        )
+
+
+def describe(parameters: dict[str, Any]) -> str:
+    host = parameters.get("host") or parameters.get("hostaddr") or os.environ.get("PGHOST", "the default socket")
+    port = parameters.get("port") or os.environ.get("PGPORT", "5432")
+    database = parameters.get("dbname") or parameters.get("user") or os.environ.get("PGDATABASE", "the default one")
+    return f"host {host}, port {port}, database {database}"
+
+
+def _parse(dsn: str) -> dict[str, Any]:
+    try:
+        parameters = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        # libpq's message, and thus the cause, may quote the password.
+        raise _bad_dsn("it is neither a postgresql:// address nor a list of key=value pairs") from None
+    if any("@" in str(parameters.get(name, "")) for name in ("host", "port", "dbname")):
+        raise _bad_dsn("there is an @ after the host's place")
+    return parameters
+
+
+def _bad_dsn(facts: str) -> StateError:
+    return StateError(
+        "The state store's DSN cannot be read",
+        facts=facts,
+        todo="Write postgresql://user:password@host:5432/database, with @ : / % in the password percent-encoded",
+    )

@@ -1,0 +1,137 @@
+"""The Postgres schema: created and upgraded by the product, in numbered steps that only go forward.
+
+A step that was released is never edited; a change is a new step. `schema_version` has one row per step that ran.
+"""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+from joinery_runtime.errors import IncompatibleState
+from joinery_runtime.state.connection import Connection
+
+# `state` and `offsets` are the seeds' two tables with more columns. state_blob is EXTERNAL: blobs are compressed
+# already, and an UPDATE of other columns copies 18 bytes of pointer, not the blob. The free space that the fill
+# factors leave keeps updates off the indexes (HOT), so no index may be put on a column that a commit changes.
+_STEP_1 = """
+CREATE TABLE {schema}.jobs (
+    pipeline_name TEXT PRIMARY KEY,
+    generation BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    signature JSON,
+    pending_plan JSON,
+    deleted BOOLEAN NOT NULL DEFAULT FALSE,
+    updated_at TIMESTAMPTZ NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);
+
+CREATE TABLE {schema}.state (
+    pipeline_name TEXT NOT NULL,
+    group_key BYTEA NOT NULL,
+    state_blob BYTEA NOT NULL,
+    state_version INT NOT NULL,
+    updated_at TIMESTAMPTZ NOT NULL DEFAULT now(),
+    status TEXT NOT NULL CHECK (status IN ('staged', 'live', 'retired')),
+    generation BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    meta JSONB NOT NULL,
+    PRIMARY KEY (pipeline_name, group_key)
+) WITH (fillfactor = 70);
+ALTER TABLE {schema}.state ALTER COLUMN state_blob SET STORAGE EXTERNAL;
+
+CREATE TABLE {schema}.offsets (
+    pipeline_name TEXT NOT NULL,
+    source_id TEXT NOT NULL,
+    offset_bytes BYTEA NOT NULL,
+    state_version INT NOT NULL,
+    updated_at TIMESTAMPTZ NOT NULL DEFAULT now(),
+    PRIMARY KEY (pipeline_name, source_id)
+) WITH (fillfactor = 50);
+
+CREATE TABLE {schema}.epochs (
+    pipeline_name TEXT NOT NULL,
+    epoch BIGINT NOT NULL,
+    generation BIGINT NOT NULL,
+    plan JSON NOT NULL,
+    result JSON NOT NULL,
+    committed_at TIMESTAMPTZ NOT NULL DEFAULT now(),
+    PRIMARY KEY (pipeline_name, epoch)
+);
+
+CREATE TABLE {schema}.savepoints (
+    pipeline_name TEXT NOT NULL,
+    name TEXT NOT NULL,
+    epoch BIGINT NOT NULL,
+    created_at TIMESTAMPTZ NOT NULL DEFAULT now(),
+    rows BIGINT NOT NULL,
+    bytes BIGINT NOT NULL,
+    signature JSON,
+    source_ids TEXT[] NOT NULL,
+    source_offsets BYTEA[] NOT NULL,
+    PRIMARY KEY (pipeline_name, name)
+);
+
+CREATE TABLE {schema}.savepoint_segments (
+    pipeline_name TEXT NOT NULL,
+    name TEXT NOT NULL,
+    group_key BYTEA NOT NULL,
+    PRIMARY KEY (pipeline_name, group_key, name),
+    FOREIGN KEY (pipeline_name, name) REFERENCES {schema}.savepoints ON DELETE CASCADE,
+    FOREIGN KEY (pipeline_name, group_key) REFERENCES {schema}.state
+);
+"""
+
+STEPS: tuple[str, ...] = (_STEP_1,)
+"""Step n brings the schema from version n - 1 to n."""
+
+_CREATE = """
+CREATE SCHEMA IF NOT EXISTS {schema};
+CREATE TABLE IF NOT EXISTS {schema}.schema_version (
+    version INT PRIMARY KEY,
+    applied_at TIMESTAMPTZ NOT NULL DEFAULT now()
+);
+"""
+_HAS_VERSION = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'"
+_VERSION = "SELECT coalesce(max(version), 0) FROM {schema}.schema_version"
+_ADD_VERSION = "INSERT INTO {schema}.schema_version (version) VALUES ({version})"
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('joinery schema ' || %s, 0))"
+
+
+def ensure_schema(connection: Connection, schema: str) -> None:
+    """Brings the schema to this release's version; raises IncompatibleState if it is newer.
+
+    Any number of processes may call it at once. Once the schema is there it needs no right to create anything.
+    """
+    if installed_version(connection, schema) == len(STEPS):
+        return
+    with connection.transaction():
+        connection.execute(_LOCK, (schema,))
+        installed = installed_version(connection, schema)
+        _refuse_newer(schema, installed)
+        if installed == 0:
+            _run(connection, _CREATE, schema)
+        for version in range(installed + 1, len(STEPS) + 1):
+            _run(connection, STEPS[version - 1], schema)
+            _run(connection, _ADD_VERSION, schema, version)
+
+
+def installed_version(connection: Connection, schema: str) -> int:
+    """0 if there is none."""
+    if connection.execute(_HAS_VERSION, (schema,)).fetchone() is None:
+        return 0
+    row = connection.execute(sql.SQL(_VERSION).format(schema=sql.Identifier(schema))).fetchone()
+    assert row is not None  # an aggregate always has one row
+    return int(row[0])
+
+
+def _refuse_newer(schema: str, installed: int) -> None:
+    if installed > len(STEPS):
+        raise IncompatibleState(
+            f"The schema {schema} of the state store is newer than this release: it has version {installed}",
+            facts=f"this release knows up to {len(STEPS)}",
+            todo="Run the release that upgraded it or a later one, or name another schema",
+        )
+
+
+def _run(connection: Connection, statement: str, schema: str, version: int = 0) -> None:
+    text = sql.SQL(statement)
+    connection.execute(text.format(schema=sql.Identifier(schema), version=sql.Literal(version)))

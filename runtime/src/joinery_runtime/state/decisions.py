@@ -1,0 +1,204 @@
+"""What a store may do, decided from facts alone: no database, no clock. Every store asks these same functions.
+
+A segment's life: staged -> live -> retired -> gone. A *retired* segment is one that a commit, a restore or a migration
+took out of the live set. Nothing but `sweep` removes rows: deleting a big blob takes Postgres 1 ms per MB (measured),
+which no commit should wait for, and a retired segment that a savepoint pins must stay anyway.
+
+A staged segment carries the generation and the epoch that it was staged under. `committable` and `sweepable` exclude
+each other, now and later, so garbage can be swept while commits go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from joinery_runtime.errors import Fenced, StateError
+from joinery_runtime.state.encoding import decode_json
+from joinery_runtime.state.store import EpochCommit, Json, SegmentMeta
+
+EPOCH_LOG_LENGTH = 10_000
+"""Epoch numbers that the log goes back from the newest commit; older ones are trimmed by each commit."""
+
+MAX_SEGMENT_BYTES = 1_000_000_000
+"""Postgres refuses a row of 1 GiB by breaking the connection, which would look like an outage."""
+
+_KEYS_IN_MESSAGE = 5
+
+
+class Status(StrEnum):
+    STAGED = "staged"
+    LIVE = "live"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What is stored of a job: newest generation, last epoch number used, the pending plan's JSON text.
+
+    A deleted job keeps its generation and epoch: a zombie of its old life stays fenced, numbers never repeat (M3).
+    """
+
+    job: str
+    generation: int
+    epoch: int
+    plan: str | None
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """`generation` and `epoch` are those that the segment was staged under."""
+
+    status: Status
+    generation: int
+    epoch: int
+
+
+def no_job(job: str) -> StateError:
+    return StateError(
+        f"There is no state of job {job}",
+        facts="the store has no such job",
+        todo="Check its name, namespace and the store's address",
+    )
+
+
+def no_savepoint(job: str, name: str, existing: Sequence[str]) -> StateError:
+    facts = f"there are: {', '.join(existing)}" if existing else "it has none"
+    return StateError(f"Job {job} has no savepoint {name}", facts=facts, todo="Name one of them, or create it first")
+
+
+def savepoint_exists(job: str, name: str) -> StateError:
+    return StateError(f"Job {job} already has a savepoint {name}", todo="Choose another name, or delete that one first")
+
+
+def missing_segments(job: str, keys: Iterable[str], why: str) -> StateError:
+    return StateError(
+        f"Job {job} lacks segments that it needs",
+        facts=f"{why}: {name_keys(keys)}",
+        todo="Restart the job: it goes on from its last committed epoch",
+    )
+
+
+def name_keys(keys: Iterable[str]) -> str:
+    """Some of the keys in order, and how many there are beyond."""
+    ordered = sorted(keys)
+    more = len(ordered) - _KEYS_IN_MESSAGE
+    return ", ".join(ordered[:_KEYS_IN_MESSAGE]) + (f" and {more} more" if more > 0 else "")
+
+
+def require_job(facts: JobFacts | None, job: str) -> JobFacts:
+    if facts is None or facts.deleted:
+        raise no_job(job)
+    return facts
+
+
+def check_owner(facts: JobFacts | None, job: str, generation: int) -> JobFacts:
+    """Raises Fenced unless `generation` is the job's newest one."""
+    if facts is not None and facts.generation != generation:
+        raise Fenced(
+            f"This driver no longer owns job {job}",
+            facts=f"its generation is {generation}, the store's is {facts.generation}",
+            todo="A newer driver, a restored savepoint or a deletion took over; this driver must stop",
+        )
+    return require_job(facts, job)
+
+
+def check_plan(facts: JobFacts | None, job: str, generation: int, plan: Json) -> None:
+    """A plan is for the next epoch, and one that is pending is never replaced by another: it may have been acted on."""
+    owner = check_owner(facts, job, generation)
+    _check_plan_epoch(job, plan, owner.epoch + 1)
+    if owner.plan is not None and decode_json(owner.plan) != plan:
+        raise StateError(
+            f"Job {job} has another plan for epoch {owner.epoch + 1}",
+            facts="a pending plan is replayed as it stands",
+            todo="Commit it first",
+        )
+
+
+def check_commit(
+    facts: JobFacts | None, job: str, generation: int, commit: EpochCommit, named: Mapping[str, SegmentFacts]
+) -> None:
+    """`named` holds the facts of those segments in `commit.upserts` and `commit.deletes` that exist."""
+    owner = check_owner(facts, job, generation)
+    if commit.epoch != owner.epoch + 1:
+        raise StateError(
+            f"Job {job} cannot commit epoch {commit.epoch}",
+            facts=f"its last epoch is {owner.epoch}, so the next one is {owner.epoch + 1}",
+            todo="Read the job's record and go on from there",
+        )
+    if commit.next_plan is not None:
+        _check_plan_epoch(job, commit.next_plan, commit.epoch + 1)
+    unknown = [key for key in commit.upserts if not _holds(named, key, generation, commit.epoch)]
+    if unknown:
+        raise missing_segments(job, unknown, f"not staged by generation {generation} for epoch {commit.epoch}")
+    gone = [key for key in commit.deletes if key not in named or named[key].status is not Status.LIVE]
+    if gone:
+        raise missing_segments(job, gone, f"epoch {commit.epoch} deletes what is not live")
+
+
+def _check_plan_epoch(job: str, plan: Json, expected: int) -> None:
+    if plan.get("epoch") != expected:
+        raise StateError(
+            f"Job {job} cannot store this plan",
+            facts=f"it is for epoch {plan.get('epoch')}, the next one is {expected}",
+            todo="Read the job's record and plan the next epoch",
+        )
+
+
+def _holds(named: Mapping[str, SegmentFacts], key: str, generation: int, epoch: int) -> bool:
+    return key in named and committable(named[key], generation, epoch)
+
+
+def committable(segment: SegmentFacts, generation: int, epoch: int) -> bool:
+    """Whether the commit of `epoch` by `generation` may make it live."""
+    return segment.status is Status.STAGED and not sweepable(segment, generation, epoch - 1, pinned=False)
+
+
+def sweepable(segment: SegmentFacts, generation: int, committed_epoch: int, *, pinned: bool) -> bool:
+    """Whether nothing can ever need it again, given the job's generation and last committed epoch."""
+    if segment.status is Status.STAGED:
+        return segment.generation < generation or segment.epoch <= committed_epoch
+    return segment.status is Status.RETIRED and not pinned
+
+
+def readable(segment: SegmentFacts, *, pinned: bool) -> bool:
+    return segment.status is Status.LIVE or (segment.status is Status.RETIRED and pinned)
+
+
+def staged_epoch(facts: JobFacts, meta: SegmentMeta) -> int:
+    """The epoch a segment is staged under. Compaction may give a segment an older `meta.epoch`: it is not garbage."""
+    return max(meta.epoch, facts.epoch + 1)
+
+
+def check_stage(job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> dict[str, tuple[SegmentMeta, bytes]]:
+    """The segments by key; raises StateError for one that is too big, or for two of one key."""
+    for meta, blob in segments:
+        if len(blob) > MAX_SEGMENT_BYTES:
+            raise StateError(
+                f"Segment {meta.key} of job {job} is too big to store",
+                facts=f"{len(blob):,} bytes, the limit is {MAX_SEGMENT_BYTES:,}",
+                todo="Raise the number of shards",
+            )
+    by_key = {meta.key: (meta, blob) for meta, blob in segments}
+    if len(by_key) != len(segments):
+        raise StateError(f"Job {job} stages a segment key twice in one call", facts=name_keys(by_key))
+    return by_key
+
+
+def different_bytes(job: str, key: str) -> StateError:
+    return StateError(
+        f"Job {job} stages other bytes under the key {key}",
+        facts="segments are immutable and their keys unique for ever",
+        todo="This is a bug in what names the segments: please report it",
+    )
+
+
+def epoch_after_reset(facts: JobFacts) -> int:
+    """The last epoch number used once the pending plan is dropped: output of that epoch may have gone out (M3)."""
+    return facts.epoch if facts.plan is None else facts.epoch + 1
+
+
+def oldest_logged_epoch(epoch: int) -> int:
+    return epoch - EPOCH_LOG_LENGTH + 1

@@ -1,0 +1,266 @@
+"""A StateStore in this process's memory: for tests, traces and jobs that may lose their state.
+
+Several drivers may share one instance; fencing works between them as it does in Postgres.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from joinery_runtime.state import decisions
+from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
+from joinery_runtime.state.encoding import decode_json, decode_optional, encode_json
+from joinery_runtime.state.migrations import check_chain, migrate_segment
+from joinery_runtime.state.store import (
+    EpochCommit,
+    EpochRecord,
+    JobRecord,
+    Json,
+    Migration,
+    Savepoint,
+    SegmentMeta,
+)
+
+
+def wall_clock() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    meta: SegmentMeta
+    blob: bytes
+    facts: SegmentFacts
+
+
+@dataclass(frozen=True, slots=True)
+class _Pin:
+    savepoint: Savepoint
+    offsets: Mapping[str, bytes]
+    signature: str | None
+    keys: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Logged:
+    generation: int
+    plan: str
+    result: str
+    committed_at: int
+
+
+@dataclass(slots=True)
+class _Job:
+    facts: JobFacts
+    signature: str | None = None
+    offsets: dict[str, bytes] = field(default_factory=dict)
+    segments: dict[str, _Segment] = field(default_factory=dict)
+    log: dict[int, _Logged] = field(default_factory=dict)
+    pins: dict[str, _Pin] = field(default_factory=dict)
+
+    def pinned(self, key: str) -> bool:
+        return any(key in pin.keys for pin in self.pins.values())
+
+    def live(self) -> dict[str, _Segment]:
+        return {key: item for key, item in sorted(self.segments.items()) if item.facts.status is Status.LIVE}
+
+    def mark(self, keys: Iterable[str], status: Status) -> None:
+        for key in keys:
+            item = self.segments[key]
+            self.segments[key] = replace(item, facts=replace(item.facts, status=status))
+
+    def named(self, keys: Iterable[str]) -> dict[str, SegmentFacts]:
+        return {key: self.segments[key].facts for key in keys if key in self.segments}
+
+    def trim_log(self) -> None:
+        oldest = decisions.oldest_logged_epoch(self.facts.epoch)
+        while (first := next(iter(self.log))) < oldest:
+            del self.log[first]
+
+    def record(self) -> JobRecord:
+        return JobRecord(
+            job=self.facts.job,
+            generation=self.facts.generation,
+            epoch=self.facts.epoch,
+            signature=decode_optional(self.signature),
+            plan=decode_optional(self.facts.plan),
+            offsets=dict(self.offsets),
+            segments=tuple(item.meta for item in self.live().values()),
+        )
+
+
+class MemoryStore:
+    """See `StateStore` for the contract. `clock` returns milliseconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], int] = wall_clock) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._jobs: dict[str, _Job] = {}
+
+    def acquire(self, job: str) -> JobRecord:
+        with self._lock:
+            entry = self._jobs.setdefault(job, _Job(JobFacts(job, 0, 0, None, deleted=False)))
+            entry.facts = replace(entry.facts, generation=entry.facts.generation + 1, deleted=False)
+            return entry.record()
+
+    def record(self, job: str) -> JobRecord | None:
+        with self._lock:
+            entry = self._jobs.get(job)
+            return None if entry is None or entry.facts.deleted else entry.record()
+
+    def write_plan(self, job: str, generation: int, plan: Json) -> None:
+        text = encode_json(plan)
+        with self._lock:
+            decisions.check_plan(self._facts(job), job, generation, decode_json(text))
+            entry = self._jobs[job]
+            entry.facts = replace(entry.facts, plan=text)
+
+    def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
+        by_key = decisions.check_stage(job, segments)
+        with self._lock:
+            entry = self._existing(job)
+            for key in by_key.keys() & entry.segments.keys():
+                if by_key[key] != (entry.segments[key].meta, entry.segments[key].blob):
+                    raise decisions.different_bytes(job, key)
+            for key in by_key.keys() - entry.segments.keys():
+                meta, blob = by_key[key]
+                epoch = decisions.staged_epoch(entry.facts, meta)
+                entry.segments[key] = _Segment(
+                    meta, bytes(blob), SegmentFacts(Status.STAGED, entry.facts.generation, epoch)
+                )
+
+    def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
+        with self._lock:
+            entry = self._existing(job)
+            wanted = list(dict.fromkeys(keys))
+            gone = [key for key in wanted if not self._readable(entry, key)]
+            if gone:
+                raise decisions.missing_segments(job, gone, "not in the store")
+            return {key: entry.segments[key].blob for key in wanted}
+
+    def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
+        plan, result, signature = encode_json(commit.plan), encode_json(commit.result), encode_json(commit.signature)
+        next_plan = None if commit.next_plan is None else encode_json(commit.next_plan)
+        with self._lock:
+            entry = self._jobs.get(job)
+            named = {} if entry is None else entry.named([*commit.upserts, *commit.deletes])
+            decisions.check_commit(self._facts(job), job, generation, commit, named)
+            for effect in commit.effects:
+                effect(None)
+            # Nothing below can fail: the step is atomic.
+            entry = self._jobs[job]
+            entry.mark(commit.upserts, Status.LIVE)
+            entry.mark(commit.deletes, Status.RETIRED)
+            entry.offsets |= commit.offsets
+            entry.signature = signature
+            entry.facts = replace(entry.facts, epoch=commit.epoch, plan=next_plan)
+            entry.log[commit.epoch] = _Logged(generation, plan, result, self._clock())
+            entry.trim_log()
+
+    def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
+        with self._lock:
+            entry = self._jobs.get(job)
+            log = {} if entry is None else entry.log
+            return [
+                EpochRecord(epoch, item.generation, decode_json(item.plan), decode_json(item.result), item.committed_at)
+                for epoch, item in sorted(log.items())
+                if epoch > after
+            ][:limit]
+
+    def sweep(self, job: str, generation: int) -> int:
+        with self._lock:
+            facts = decisions.check_owner(self._facts(job), job, generation)
+            entry = self._jobs[job]
+            garbage = [
+                key
+                for key, item in entry.segments.items()
+                if decisions.sweepable(item.facts, generation, facts.epoch, pinned=entry.pinned(key))
+            ]
+            for key in garbage:
+                del entry.segments[key]
+            return len(garbage)
+
+    def create_savepoint(self, job: str, name: str) -> Savepoint:
+        with self._lock:
+            entry = self._existing(job)
+            if name in entry.pins:
+                raise decisions.savepoint_exists(job, name)
+            metas = [item.meta for item in entry.live().values()]
+            rows, size = sum(meta.rows for meta in metas), sum(meta.bytes for meta in metas)
+            savepoint = Savepoint(name, entry.facts.epoch, self._clock(), rows, size)
+            keys = frozenset(meta.key for meta in metas)
+            entry.pins[name] = _Pin(savepoint, dict(entry.offsets), entry.signature, keys)
+            return savepoint
+
+    def savepoints(self, job: str) -> list[Savepoint]:
+        with self._lock:
+            pins = self._jobs[job].pins if job in self._jobs else {}
+            return [pins[name].savepoint for name in sorted(pins)]
+
+    def restore_savepoint(self, job: str, name: str) -> JobRecord:
+        with self._lock:
+            entry = self._existing(job)
+            pin = self._pin(entry, name)
+            entry.mark(list(entry.live()), Status.RETIRED)
+            entry.mark(pin.keys, Status.LIVE)
+            entry.offsets, entry.signature = dict(pin.offsets), pin.signature
+            self._reset(entry)
+            return entry.record()
+
+    def delete_savepoint(self, job: str, name: str) -> None:
+        with self._lock:
+            entry = self._existing(job)
+            self._pin(entry, name)
+            del entry.pins[name]
+
+    def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
+        with self._lock:
+            decisions.check_owner(self._facts(job), job, generation)
+            entry = self._jobs[job]
+            live = entry.live()
+            check_chain((item.meta.state_version for item in live.values()), target, chain)
+            old = [item for item in live.values() if item.meta.state_version < target]
+            new = [migrate_segment(item.meta, item.blob, target, chain, generation) for item in old]
+            entry.mark([item.meta.key for item in old], Status.RETIRED)
+            for item, (meta, blob) in zip(old, new, strict=True):
+                entry.segments[meta.key] = _Segment(meta, blob, replace(item.facts, status=Status.LIVE))
+            return len(old)
+
+    def delete_job(self, job: str) -> None:
+        with self._lock:
+            if job in self._jobs:
+                entry = self._jobs[job] = _Job(self._jobs[job].facts)
+                self._reset(entry)
+                entry.facts = replace(entry.facts, deleted=True)
+
+    def close(self) -> None:
+        """Does nothing: the state lives as long as the object."""
+
+    def _facts(self, job: str) -> JobFacts | None:
+        return self._jobs[job].facts if job in self._jobs else None
+
+    def _existing(self, job: str) -> _Job:
+        decisions.require_job(self._facts(job), job)
+        return self._jobs[job]
+
+    @staticmethod
+    def _pin(entry: _Job, name: str) -> _Pin:
+        if name not in entry.pins:
+            raise decisions.no_savepoint(entry.facts.job, name, sorted(entry.pins))
+        return entry.pins[name]
+
+    @staticmethod
+    def _readable(entry: _Job, key: str) -> bool:
+        return key in entry.segments and decisions.readable(entry.segments[key].facts, pinned=entry.pinned(key))
+
+    @staticmethod
+    def _reset(entry: _Job) -> None:
+        """Fences every running driver and drops the pending plan."""
+        facts = entry.facts
+        entry.facts = replace(
+            facts, generation=facts.generation + 1, epoch=decisions.epoch_after_reset(facts), plan=None
+        )

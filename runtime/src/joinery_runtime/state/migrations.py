@@ -1,0 +1,68 @@
+"""Forward-only migrations of segment blobs (rule M1).
+
+Each step is a pure function that turns a blob of one `state_version` into the next one's, and is kept for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from joinery_runtime.core.segment import STATE_VERSION
+from joinery_runtime.errors import IncompatibleState
+from joinery_runtime.state.store import Migration, SegmentMeta
+
+CURRENT_STATE_VERSION = STATE_VERSION
+"""The version that this release writes."""
+
+MIGRATIONS: Mapping[int, Migration] = {}
+"""`{n: step}` takes a blob from version n to n + 1."""
+
+
+def check_chain(versions: Iterable[int], target: int, chain: Mapping[int, Migration]) -> None:
+    """Raises IncompatibleState if a blob of one of `versions` cannot be brought to `target`."""
+    found = set(versions)
+    if found and max(found) > target:
+        raise IncompatibleState(
+            f"The stored state is newer than this release: it has state_version {max(found)}",
+            facts=f"this release reads up to {target}",
+            todo="Run the release that wrote it or a later one, or restore a savepoint from before the upgrade",
+        )
+    missing = [step for step in range(min(found, default=target), target) if step not in chain]
+    if missing:
+        raise IncompatibleState(
+            f"There is no migration from state_version {missing[0]} to {missing[0] + 1}",
+            facts=f"the stored state has versions {sorted(found)}, this release needs {target}",
+            todo="Upgrade through a release that has this step, or start without state",
+        )
+
+
+def migrate(blob: bytes, from_version: int, to_version: int, chain: Mapping[int, Migration] = MIGRATIONS) -> bytes:
+    """The blob at `to_version`; raises IncompatibleState for a missing or failing step, or a newer blob."""
+    check_chain([from_version], to_version, chain)
+    for step in range(from_version, to_version):
+        blob = _apply(chain[step], blob, step)
+    return blob
+
+
+def migrate_segment(
+    meta: SegmentMeta, blob: bytes, target: int, chain: Mapping[int, Migration], generation: int
+) -> tuple[SegmentMeta, bytes]:
+    """The segment at `target` under a new key, `<old key>~<target>.<generation>`.
+
+    The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key.
+    """
+    rewritten = migrate(blob, meta.state_version, target, chain)
+    key = f"{meta.key}~{target}.{generation}"
+    return replace(meta, key=key, bytes=len(rewritten), state_version=target), rewritten
+
+
+def _apply(step: Migration, blob: bytes, version: int) -> bytes:
+    try:
+        return step(blob)
+    except Exception as error:
+        raise IncompatibleState(
+            f"The migration from state_version {version} to {version + 1} failed",
+            facts=f"{type(error).__name__}: {error}",
+            todo="Nothing was changed: go on with the release that wrote this state, and report this",
+        ) from error

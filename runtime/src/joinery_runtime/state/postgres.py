@@ -1,0 +1,347 @@
+"""The StateStore in Postgres: blobs, offsets, plans and savepoints in one schema, each change one transaction.
+
+Every change of a job locks its row, gathers facts, asks `decisions`, then writes. Round trips to the server are what
+a small commit costs, so statements that don't wait for each other travel together (libpq's pipeline mode).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Self, TypeVar
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from joinery_runtime.state import decisions, statements
+from joinery_runtime.state.connection import Connection, GuardedConnection
+from joinery_runtime.state.ddl import ensure_schema
+from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
+from joinery_runtime.state.encoding import (
+    decode_json,
+    decode_optional,
+    encode_json,
+    meta_from_json,
+    meta_to_json,
+)
+from joinery_runtime.state.migrations import CURRENT_STATE_VERSION, check_chain, migrate_segment
+from joinery_runtime.state.store import (
+    EpochCommit,
+    EpochRecord,
+    JobRecord,
+    Json,
+    Migration,
+    Savepoint,
+    SegmentMeta,
+)
+
+_T = TypeVar("_T")
+
+READ_BATCH = 32
+"""Segments per answer: libpq holds an answer whole, next to the blobs made from it."""
+
+SWEEP_BATCH = 32
+"""Segments deleted at a time: 1 ms per MB, and a commit of this process waits for one batch at most."""
+
+
+class PostgresStore:
+    """See `StateStore` for the contract; an effect of a commit gets the psycopg connection, inside the transaction.
+
+    Threads share one connection, one at a time. It is opened at the first call (or by `connect`), and after a loss by
+    the next call. Pickles as its DSN and schema, so each Spark task opens its own.
+    """
+
+    def __init__(self, dsn: str, schema: str = "joinery") -> None:
+        """`dsn` is a libpq connection string or postgresql:// address; raises StateError if it cannot be read."""
+        self.dsn, self.schema = dsn, schema
+        self._connection = GuardedConnection(dsn)
+        self._sql = statements.Statements(schema)
+        self._schema_checked = False
+
+    @classmethod
+    def connect(cls, dsn: str, schema: str = "joinery") -> Self:
+        """Opens it now, creating or upgrading the schema; raises StoreUnavailable or IncompatibleState."""
+        store = cls(dsn, schema)
+        store._ensure_schema()
+        return store
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.dsn, self.schema))
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self._connection.place}, schema {self.schema})"
+
+    def acquire(self, job: str) -> JobRecord:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            self._run(connection, statements.ACQUIRE, job)
+            return self._record(connection, job)
+
+    def record(self, job: str) -> JobRecord | None:
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            row = self._run(connection, statements.RECORD, job).fetchone()
+            return None if row is None else _record(job, row)
+
+    def write_plan(self, job: str, generation: int, plan: Json) -> None:
+        text = encode_json(plan)
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            decisions.check_plan(self._lock(connection, job), job, generation, decode_json(text))
+            self._run(connection, statements.WRITE_PLAN, job, plan=text)
+
+    def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
+        by_key = decisions.check_stage(job, segments)
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            facts = decisions.require_job(self._facts(connection, job), job)
+            try:
+                self._copy(connection, facts, by_key.values())
+            except psycopg.errors.UniqueViolation:
+                # A repeated call, after an answer that was lost.
+                stored = self._stored_equal(connection, job, by_key)
+                self._copy(connection, facts, [item for key, item in by_key.items() if key not in stored])
+
+    def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
+        wanted = list(dict.fromkeys(keys))
+        found: dict[str, bytes] = {}
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            for batch in _batches(wanted, READ_BATCH):
+                rows = self._run(connection, statements.READ, job, keys=_encoded(batch), binary=True)
+                found |= {key.decode(): blob for key, blob in rows}
+            gone = [key for key in wanted if key not in found]
+            if gone or not wanted:
+                decisions.require_job(self._facts(connection, job), job)
+        if gone:
+            raise decisions.missing_segments(job, gone, "not in the store")
+        return {key: found[key] for key in wanted}
+
+    def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
+        texts = {name: encode_json(getattr(commit, name)) for name in ("plan", "result", "signature")}
+        next_plan = None if commit.next_plan is None else encode_json(commit.next_plan)
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            facts, named = self._lock_with_segments(connection, job, [*commit.upserts, *commit.deletes])
+            decisions.check_commit(facts, job, generation, commit, named)
+            with connection.pipeline():
+                self._write_commit(connection, job, generation, commit, {**texts, "next_plan": next_plan})
+            for effect in commit.effects:
+                effect(connection)
+
+    def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            rows = self._run(connection, statements.EPOCHS, job, after=after, limit=limit).fetchall()
+        return [
+            EpochRecord(epoch, generation, decode_json(plan), decode_json(result), committed_at)
+            for epoch, generation, plan, result, committed_at in rows
+        ]
+
+    def sweep(self, job: str, generation: int) -> int:
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            facts = decisions.check_owner(self._facts(connection, job), job, generation)
+            garbage = [
+                key
+                for key, status, staged_by, epoch, pinned in self._run(connection, statements.NOT_LIVE, job)
+                if decisions.sweepable(
+                    SegmentFacts(Status(status), staged_by, epoch), generation, facts.epoch, pinned=pinned
+                )
+            ]
+        return sum(self._remove(job, batch) for batch in _batches(garbage, SWEEP_BATCH))
+
+    def create_savepoint(self, job: str, name: str) -> Savepoint:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            decisions.require_job(self._lock(connection, job), job)
+            if name in self._savepoints(connection, job):
+                raise decisions.savepoint_exists(job, name)
+            self._run(connection, statements.CREATE_SAVEPOINT, job, name=name)
+            return self._savepoints(connection, job)[name]
+
+    def savepoints(self, job: str) -> list[Savepoint]:
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            return list(self._savepoints(connection, job).values())
+
+    def restore_savepoint(self, job: str, name: str) -> JobRecord:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            facts = decisions.require_job(self._lock(connection, job), job)
+            self._require_savepoint(connection, job, name)
+            with connection.pipeline():
+                self._run(connection, statements.RESTORE_SEGMENTS, job, name=name)
+                self._run(connection, statements.DELETE_OFFSETS, job)
+                self._run(connection, statements.RESTORE_OFFSETS, job, name=name, version=CURRENT_STATE_VERSION)
+                self._run(connection, statements.RESTORE_SIGNATURE, job, name=name)
+                self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
+            return self._record(connection, job)
+
+    def delete_savepoint(self, job: str, name: str) -> None:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            decisions.require_job(self._lock(connection, job), job)
+            self._require_savepoint(connection, job, name)
+            self._run(connection, statements.DELETE_SAVEPOINT, job, name=name)
+
+    def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            facts = decisions.check_owner(self._lock(connection, job), job, generation)
+            versions = self._run(connection, statements.LIVE_VERSIONS, job).fetchall()
+            check_chain((version for (version,) in versions), target, chain)
+            keys = [key for (key,) in self._run(connection, statements.LIVE_BELOW, job, target=target)]
+            for batch in _batches(keys, READ_BATCH):
+                self._migrate_batch(connection, facts, batch, chain, target)
+            return len(keys)
+
+    def delete_job(self, job: str) -> None:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            facts = self._lock(connection, job)
+            if facts is None:
+                return
+            with connection.pipeline():
+                self._run(connection, statements.DELETE_SAVEPOINTS, job)
+                self._run(connection, statements.DELETE_STATE, job)
+                self._run(connection, statements.DELETE_OFFSETS, job)
+                self._run(connection, statements.DELETE_EPOCHS, job)
+                self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
+                self._run(connection, statements.MARK_DELETED, job)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ensure_schema(self) -> None:
+        if not self._schema_checked:
+            with self._connection.session() as connection:
+                ensure_schema(connection, self.schema)
+            self._schema_checked = True
+
+    def _run(
+        self, connection: Connection, statement: str, job: str, *, binary: bool = False, **values: Any
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        return connection.execute(self._sql[statement], {"job": job, **values}, binary=binary)
+
+    def _facts(self, connection: Connection, job: str) -> JobFacts | None:
+        return _job_facts(job, self._run(connection, statements.FACTS, job).fetchone())
+
+    def _lock(self, connection: Connection, job: str) -> JobFacts | None:
+        """The job's facts; they stay true until the transaction ends."""
+        return _job_facts(job, self._run(connection, statements.LOCK_JOB, job).fetchone())
+
+    def _lock_with_segments(
+        self, connection: Connection, job: str, keys: Sequence[str]
+    ) -> tuple[JobFacts | None, dict[str, SegmentFacts]]:
+        with connection.pipeline():
+            locked = self._run(connection, statements.LOCK_JOB, job)
+            named = self._run(connection, statements.NAMED, job, keys=_encoded(keys))
+        facts = {key.decode(): SegmentFacts(Status(status), *staged_under) for key, status, *staged_under in named}
+        return _job_facts(job, locked.fetchone()), facts
+
+    def _record(self, connection: Connection, job: str) -> JobRecord:
+        row = self._run(connection, statements.RECORD, job).fetchone()
+        assert row is not None  # the caller holds the lock of the job that it created or found
+        return _record(job, row)
+
+    def _copy(self, connection: Connection, facts: JobFacts, segments: Iterable[tuple[SegmentMeta, bytes]]) -> None:
+        staged = (
+            (meta, blob, SegmentFacts(Status.STAGED, facts.generation, decisions.staged_epoch(facts, meta)))
+            for meta, blob in segments
+        )
+        self._insert(connection, facts.job, staged)
+
+    def _insert(
+        self, connection: Connection, job: str, segments: Iterable[tuple[SegmentMeta, bytes, SegmentFacts]]
+    ) -> None:
+        with connection.cursor() as cursor, cursor.copy(self._sql[statements.STAGE]) as copy:
+            copy.set_types(statements.STAGE_TYPES)
+            for meta, blob, facts in segments:
+                key, version = meta.key.encode(), meta.state_version
+                under = (facts.status.value, facts.generation, facts.epoch)
+                copy.write_row((job, key, blob, version, *under, Jsonb(meta_to_json(meta))))
+
+    def _stored_equal(
+        self, connection: Connection, job: str, by_key: Mapping[str, tuple[SegmentMeta, bytes]]
+    ) -> set[str]:
+        """Which keys are there already; raises StateError if one has other bytes."""
+        stored = self._run(connection, statements.STORED, job, keys=_encoded(by_key), binary=True).fetchall()
+        for key, blob, meta in stored:
+            if by_key[key.decode()] != (meta_from_json(meta), blob):
+                raise decisions.different_bytes(job, key.decode())
+        return {key.decode() for key, _, _ in stored}
+
+    def _write_commit(
+        self, connection: Connection, job: str, generation: int, commit: EpochCommit, texts: Mapping[str, Any]
+    ) -> None:
+        sources, values = list(commit.offsets), list(commit.offsets.values())
+        self._mark(connection, job, commit.upserts, Status.LIVE)
+        self._mark(connection, job, commit.deletes, Status.RETIRED)
+        self._run(
+            connection, statements.SET_OFFSETS, job, sources=sources, values=values, version=CURRENT_STATE_VERSION
+        )
+        epoch = {"epoch": commit.epoch, "generation": generation, **texts}
+        self._run(connection, statements.ADVANCE, job, **epoch)
+        self._run(connection, statements.LOG_EPOCH, job, **epoch)
+        self._run(connection, statements.TRIM_EPOCHS, job, oldest=decisions.oldest_logged_epoch(commit.epoch))
+
+    def _mark(self, connection: Connection, job: str, keys: Sequence[str], status: Status) -> None:
+        if keys:
+            self._run(connection, statements.MARK, job, keys=_encoded(keys), status=status.value)
+
+    def _remove(self, job: str, keys: list[bytes]) -> int:
+        with self._connection.session() as connection:
+            return self._run(connection, statements.REMOVE, job, keys=keys).rowcount
+
+    def _savepoints(self, connection: Connection, job: str) -> dict[str, Savepoint]:
+        return {row[0]: Savepoint(*row) for row in self._run(connection, statements.SAVEPOINTS, job)}
+
+    def _require_savepoint(self, connection: Connection, job: str, name: str) -> None:
+        existing = self._savepoints(connection, job)
+        if name not in existing:
+            raise decisions.no_savepoint(job, name, list(existing))
+
+    def _migrate_batch(
+        self, connection: Connection, facts: JobFacts, keys: list[bytes], chain: Mapping[int, Migration], target: int
+    ) -> None:
+        rows = self._run(connection, statements.FOR_MIGRATION, facts.job, keys=keys, binary=True).fetchall()
+        self._run(connection, statements.MARK, facts.job, keys=keys, status=Status.RETIRED.value)
+        self._insert(
+            connection,
+            facts.job,
+            (
+                (
+                    *migrate_segment(meta_from_json(meta), blob, target, chain, facts.generation),
+                    SegmentFacts(Status.LIVE, *staged_under),
+                )
+                for meta, blob, *staged_under in rows
+            ),
+        )
+
+
+def _job_facts(job: str, row: tuple[Any, ...] | None) -> JobFacts | None:
+    return None if row is None else JobFacts(job, *row)
+
+
+def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
+    generation, epoch, signature, plan, sources, values, metas = row
+    return JobRecord(
+        job=job,
+        generation=generation,
+        epoch=epoch,
+        signature=decode_optional(signature),
+        plan=decode_optional(plan),
+        offsets=dict(zip(sources, values, strict=True)),
+        segments=tuple(map(meta_from_json, metas)),
+    )
+
+
+def _encoded(keys: Iterable[str]) -> list[bytes]:
+    return [key.encode() for key in keys]
+
+
+def _batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
+    remaining = iter(items)
+    while batch := list(islice(remaining, size)):
+        yield batch

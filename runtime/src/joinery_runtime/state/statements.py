@@ -1,0 +1,180 @@
+"""The SQL of the Postgres store. `{schema}` is filled in once per store (`Statements`).
+
+Whoever changes a job's segments, plan, offsets or savepoints takes LOCK_JOB first: what is read after it stays true
+until the transaction ends. Only `stage`, which adds rows that no one else knows, and `sweep` do without.
+"""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+ACQUIRE = """
+INSERT INTO {schema}.jobs (pipeline_name, generation, epoch) VALUES (%(job)s, 1, 0)
+ON CONFLICT (pipeline_name) DO UPDATE SET generation = jobs.generation + 1, deleted = FALSE, updated_at = now()
+"""
+
+FACTS = "SELECT generation, epoch, pending_plan::text, deleted FROM {schema}.jobs WHERE pipeline_name = %(job)s"
+LOCK_JOB = FACTS + " FOR UPDATE"
+
+# One statement, so that all of it is one snapshot.
+RECORD = """
+SELECT generation, epoch, signature::text, pending_plan::text,
+    (SELECT coalesce(array_agg(source_id ORDER BY source_id), '{{}}')
+     FROM {schema}.offsets o WHERE o.pipeline_name = j.pipeline_name),
+    (SELECT coalesce(array_agg(offset_bytes ORDER BY source_id), '{{}}')
+     FROM {schema}.offsets o WHERE o.pipeline_name = j.pipeline_name),
+    (SELECT coalesce(json_agg(meta ORDER BY group_key), '[]')
+     FROM {schema}.state s WHERE s.pipeline_name = j.pipeline_name AND status = 'live')
+FROM {schema}.jobs j WHERE pipeline_name = %(job)s AND NOT deleted
+"""
+
+WRITE_PLAN = """
+UPDATE {schema}.jobs SET pending_plan = %(plan)s::json, updated_at = now() WHERE pipeline_name = %(job)s
+"""
+
+STAGE = """
+COPY {schema}.state (pipeline_name, group_key, state_blob, state_version, status, generation, epoch, meta)
+FROM STDIN (FORMAT binary)
+"""
+STAGE_TYPES = ("text", "bytea", "bytea", "int4", "text", "int8", "int8", "jsonb")
+
+STORED = """
+SELECT group_key, state_blob, meta FROM {schema}.state WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b)
+"""
+
+READ = """
+SELECT group_key, state_blob FROM {schema}.state s
+WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b) AND (status = 'live' OR status = 'retired' AND EXISTS (
+    SELECT FROM {schema}.savepoint_segments p WHERE p.pipeline_name = s.pipeline_name AND p.group_key = s.group_key))
+"""
+
+NAMED = """
+SELECT group_key, status, generation, epoch FROM {schema}.state
+WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b)
+"""
+
+MARK = """
+UPDATE {schema}.state SET status = %(status)s, updated_at = now()
+WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b)
+"""
+
+SET_OFFSETS = """
+INSERT INTO {schema}.offsets (pipeline_name, source_id, offset_bytes, state_version)
+SELECT %(job)s, source_id, offset_bytes, %(version)s
+FROM unnest(%(sources)s::text[], %(values)b::bytea[]) AS t (source_id, offset_bytes)
+ON CONFLICT (pipeline_name, source_id) DO UPDATE SET
+    offset_bytes = excluded.offset_bytes, state_version = excluded.state_version, updated_at = now()
+"""
+
+ADVANCE = """
+UPDATE {schema}.jobs SET epoch = %(epoch)s, signature = %(signature)s::json, pending_plan = %(next_plan)s::json,
+    updated_at = now()
+WHERE pipeline_name = %(job)s
+"""
+
+LOG_EPOCH = """
+INSERT INTO {schema}.epochs (pipeline_name, epoch, generation, plan, result)
+VALUES (%(job)s, %(epoch)s, %(generation)s, %(plan)s::json, %(result)s::json)
+"""
+
+TRIM_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch < %(oldest)s"
+
+EPOCHS = """
+SELECT epoch, generation, plan::text, result::text, (extract(epoch FROM committed_at) * 1000)::bigint
+FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch > %(after)s ORDER BY epoch LIMIT %(limit)s
+"""
+
+NOT_LIVE = """
+SELECT group_key, status, generation, epoch, EXISTS (
+    SELECT FROM {schema}.savepoint_segments p WHERE p.pipeline_name = s.pipeline_name AND p.group_key = s.group_key)
+FROM {schema}.state s WHERE pipeline_name = %(job)s AND status <> 'live'
+"""
+
+REMOVE = """
+DELETE FROM {schema}.state WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b) AND status <> 'live'
+"""
+
+CREATE_SAVEPOINT = """
+WITH live AS (
+    SELECT group_key, (meta->>'rows')::bigint AS rows, (meta->>'bytes')::bigint AS bytes
+    FROM {schema}.state WHERE pipeline_name = %(job)s AND status = 'live'
+), pins AS (
+    INSERT INTO {schema}.savepoint_segments SELECT %(job)s, %(name)s, group_key FROM live
+)
+INSERT INTO {schema}.savepoints (pipeline_name, name, epoch, rows, bytes, signature, source_ids, source_offsets)
+SELECT pipeline_name, %(name)s, epoch,
+    (SELECT coalesce(sum(rows), 0) FROM live), (SELECT coalesce(sum(bytes), 0) FROM live), signature,
+    (SELECT coalesce(array_agg(source_id ORDER BY source_id), '{{}}')
+     FROM {schema}.offsets WHERE pipeline_name = %(job)s),
+    (SELECT coalesce(array_agg(offset_bytes ORDER BY source_id), '{{}}')
+     FROM {schema}.offsets WHERE pipeline_name = %(job)s)
+FROM {schema}.jobs WHERE pipeline_name = %(job)s
+"""
+
+SAVEPOINTS = """
+SELECT name, epoch, (extract(epoch FROM created_at) * 1000)::bigint, rows, bytes
+FROM {schema}.savepoints WHERE pipeline_name = %(job)s ORDER BY name COLLATE "C"
+"""
+
+DELETE_SAVEPOINT = "DELETE FROM {schema}.savepoints WHERE pipeline_name = %(job)s AND name = %(name)s"
+
+RESTORE_SEGMENTS = """
+WITH pinned AS (
+    SELECT group_key FROM {schema}.savepoint_segments WHERE pipeline_name = %(job)s AND name = %(name)s
+)
+UPDATE {schema}.state SET updated_at = now(),
+    status = CASE WHEN group_key IN (SELECT group_key FROM pinned) THEN 'live' ELSE 'retired' END
+WHERE pipeline_name = %(job)s AND (status = 'live' OR group_key IN (SELECT group_key FROM pinned))
+"""
+
+RESTORE_OFFSETS = """
+INSERT INTO {schema}.offsets (pipeline_name, source_id, offset_bytes, state_version)
+SELECT pipeline_name, source_id, offset_bytes, %(version)s
+FROM {schema}.savepoints, unnest(source_ids, source_offsets) AS t (source_id, offset_bytes)
+WHERE pipeline_name = %(job)s AND name = %(name)s
+"""
+
+RESTORE_SIGNATURE = """
+UPDATE {schema}.jobs SET signature = (
+    SELECT signature FROM {schema}.savepoints WHERE pipeline_name = %(job)s AND name = %(name)s)
+WHERE pipeline_name = %(job)s
+"""
+
+RESET = """
+UPDATE {schema}.jobs SET generation = generation + 1, epoch = %(epoch)s, pending_plan = NULL, updated_at = now()
+WHERE pipeline_name = %(job)s
+"""
+
+LIVE_BELOW = """
+SELECT group_key FROM {schema}.state
+WHERE pipeline_name = %(job)s AND status = 'live' AND state_version < %(target)s ORDER BY group_key
+"""
+
+LIVE_VERSIONS = """
+SELECT DISTINCT state_version FROM {schema}.state WHERE pipeline_name = %(job)s AND status = 'live'
+"""
+
+FOR_MIGRATION = """
+SELECT meta, state_blob, generation, epoch FROM {schema}.state
+WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b)
+"""
+
+DELETE_SAVEPOINTS = "DELETE FROM {schema}.savepoints WHERE pipeline_name = %(job)s"
+DELETE_STATE = "DELETE FROM {schema}.state WHERE pipeline_name = %(job)s"
+DELETE_OFFSETS = "DELETE FROM {schema}.offsets WHERE pipeline_name = %(job)s"
+DELETE_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s"
+MARK_DELETED = "UPDATE {schema}.jobs SET deleted = TRUE, signature = NULL WHERE pipeline_name = %(job)s"
+
+
+class Statements:
+    """The statements above for one schema, as the bytes that psycopg sends."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = sql.Identifier(schema)
+        self._filled: dict[str, bytes] = {}
+
+    def __getitem__(self, statement: str) -> bytes:
+        if statement not in self._filled:
+            text = sql.SQL(statement).format(schema=self._schema)
+            self._filled[statement] = text.as_bytes(None)
+        return self._filled[statement]
