@@ -4,13 +4,15 @@ Semantics (fixed by tests/core/test_expression.py):
 
 * NULL follows SQL's three-valued logic; a predicate keeps a row only where it is TRUE.
 * Numbers compare and combine by value; NaN compares as in IEEE 754 (equal to nothing, also not to itself).
-* `/` divides as double; division and remainder by zero are NULL. The remainder takes the dividend's sign.
+* `/` divides as double; division and remainder by zero are NULL. The remainder takes the dividend's sign, and no
+  decimals.
 * Integer and decimal arithmetic that overflows is an error, never a wrapped value.
 * Strings compare by code points. `timestamp + INTERVAL` and `timestamp - INTERVAL` are exact; months are refused.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -60,7 +62,7 @@ class Expression:
 
     def mask(self, resolve: Resolve, rows: int) -> pa.Array:
         """Boolean per row, TRUE where the predicate is TRUE (not NULL)."""
-        return pc.fill_null(self.evaluate(resolve, rows), False)
+        return pc.fill_null(_boolean(self.evaluate(resolve, rows)), False)
 
 
 def parse_expression(text: str) -> Expression:
@@ -144,21 +146,70 @@ def _evaluate(node: exp.Expr, resolve: Resolve) -> Value:
 
 
 def _check(node: exp.Expr, text: str) -> None:
-    known = (exp.Column, exp.Identifier, exp.DataType, exp.DataTypeParam, exp.Var, exp.If)
-    if type(node) not in _BINARY and type(node) not in _SPECIAL and not isinstance(node, known):
-        raise ExpressionError(f"{text!r}: {node.sql()!r} is not supported", facts=f"found {type(node).__name__}",
-                              todo="See docs/expressions.md for what is")  # fmt: skip
+    kind = type(node)
+    known = kind is exp.Column or kind in _BINARY or kind in _SPECIAL
+    if not known and _PARTS.get(kind) is not type(node.parent):
+        raise _unsupported(node, text, kind.__name__)
+    # An argument that nobody reads would change the meaning silently (BETWEEN SYMMETRIC, TRIM's characters).
+    read = _ARGUMENTS.get(kind, _USUAL_ARGUMENTS)
+    unread = [name for name, value in node.args.items() if value not in (None, False, []) and name not in read]
+    if unread:
+        raise _unsupported(node, text, f"{kind.__name__} with {', '.join(unread)}")
+
+
+def _unsupported(node: exp.Expr, text: str, found: str) -> ExpressionError:
+    return ExpressionError(f"{text!r}: {node.sql()!r} is not supported", facts=f"found {found}",
+                           todo="See docs/expressions.md for what is")  # fmt: skip
+
+
+# Nodes that have no value of their own and where they may stand.
+_PARTS: dict[type[exp.Expr], type[exp.Expr]] = {
+    exp.Identifier: exp.Column,
+    exp.If: exp.Case,
+    exp.DataType: exp.Cast,
+    exp.DataTypeParam: exp.DataType,
+    exp.Var: exp.Interval,
+}
+_USUAL_ARGUMENTS = frozenset({"this", "expression", "safe", "typed"})
+_ARGUMENTS: dict[type[exp.Expr], frozenset[str]] = {
+    exp.Column: frozenset({"this", "table"}),
+    exp.Identifier: frozenset({"this", "quoted"}),
+    exp.Literal: frozenset({"this", "is_string"}),
+    exp.Between: frozenset({"this", "low", "high"}),
+    exp.In: frozenset({"this", "expressions"}),
+    exp.Case: frozenset({"this", "ifs", "default"}),
+    exp.If: frozenset({"this", "true"}),
+    exp.Coalesce: frozenset({"this", "expressions"}),
+    exp.Cast: frozenset({"this", "to"}),
+    exp.DataType: frozenset({"this", "expressions"}),
+    exp.Interval: frozenset({"this", "unit"}),
+    exp.Substring: frozenset({"this", "start", "length"}),
+    exp.Trim: frozenset({"this"}),
+    exp.Like: frozenset({"this", "expression", "negate"}),
+    exp.ILike: frozenset({"this", "expression", "negate"}),
+}
 
 
 def _divide(left: Value, right: Value) -> Value:
-    divisor = right.cast(pa.float64())
-    return pc.divide(left.cast(pa.float64()), _null_if_zero(divisor))
+    return pc.divide(_double(left), _null_if_zero(_double(right)))
+
+
+def _double(value: Value) -> Value:
+    kind = value.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or kind == pa.null()):
+        raise pa.ArrowTypeError(f"expected a number, found {kind}")
+    return value.cast(pa.float64())
 
 
 def _modulo(left: Value, right: Value) -> Value:
-    divisor = _null_if_zero(right)
-    quotient = pc.trunc(pc.divide(left, divisor)) if pa.types.is_floating(left.type) else pc.divide(left, divisor)
-    return pc.subtract(left, pc.multiply(quotient, divisor))
+    if pa.types.is_floating(left.type) or pa.types.is_floating(right.type):
+        left, divisor = _double(left), _null_if_zero(_double(right))
+        return pc.subtract(left, pc.multiply(pc.trunc(pc.divide(left, divisor)), divisor))
+    if pa.types.is_decimal(left.type) or pa.types.is_decimal(right.type):
+        raise pa.ArrowTypeError("the remainder takes integers and doubles, not decimals; CAST them")
+    # The divisor's sign does not count, and the lowest integer / -1 would overflow.
+    divisor = _null_if_zero(pc.abs(right))
+    return pc.subtract(left, pc.multiply(pc.divide(left, divisor), divisor))
 
 
 def _null_if_zero(value: Value) -> Value:
@@ -198,7 +249,7 @@ def _literal(node: exp.Expr, _: Recurse) -> Value:
     text = str(node.this)
     if node.args["is_string"]:
         return pa.scalar(text)
-    if text.isdigit():
+    if text.isdigit() and int(text) < 2**63:
         return pa.scalar(int(text), pa.int64())
     # 1.10 is exact in SQL, 1e3 is not.
     return pa.scalar(float(text), pa.float64()) if "e" in text.lower() else pa.scalar(Decimal(text))
@@ -229,22 +280,25 @@ def _like(node: exp.Expr, recurse: Recurse) -> Value:
     pattern = node.expression
     if not (isinstance(pattern, exp.Literal) and pattern.is_string):
         raise ExpressionError(f"{node.sql()!r}", facts="the pattern of LIKE must be a string literal")
-    return pc.match_like(recurse(node.this), pattern.name, ignore_case=isinstance(node, exp.ILike))
+    matched = pc.match_like(recurse(node.this), pattern.name, ignore_case=isinstance(node, exp.ILike))
+    return pc.invert(matched) if node.args.get("negate") else matched
 
 
 def _case(node: exp.Expr, recurse: Recurse) -> Value:
     default = node.args.get("default")
     value = recurse(default) if default is not None else pa.scalar(None)
     for branch in reversed(node.args["ifs"]):
-        condition = recurse(branch.this)
+        condition = _boolean(recurse(branch.this))
         if node.this is not None:
-            condition = pc.equal(recurse(node.this), condition)
+            condition = pc.equal(recurse(node.this), recurse(branch.this))
         value = pc.if_else(pc.fill_null(condition, False), recurse(branch.args["true"]), value)
     return value
 
 
 def _coalesce(node: exp.Expr, recurse: Recurse) -> Value:
-    return pc.coalesce(recurse(node.this), *(recurse(part) for part in node.expressions))
+    values = [recurse(part) for part in (node.this, *node.expressions)]
+    typed = [value for value in values if not pa.types.is_null(value.type)]
+    return pc.coalesce(*typed) if typed else values[0]
 
 
 def _cast(node: exp.Expr, recurse: Recurse) -> Value:
@@ -253,11 +307,17 @@ def _cast(node: exp.Expr, recurse: Recurse) -> Value:
     if target.this in _DATETIME_TYPES and isinstance(node.this, exp.Literal):
         return _time_literal(node.this.name, target)
     if target.this == exp.DataType.Type.DECIMAL:
-        parameters = [int(part.name) for part in target.expressions]
-        return value.cast(pa.decimal128(*(parameters or [38, 0])))
-    if target.this not in _CASTS:
+        return _to_decimal(value, *([int(part.name) for part in target.expressions] or [38]))
+    if target.this not in _CASTS or target.expressions:
         raise ExpressionError(f"{node.sql()!r}", facts=f"cannot cast to {target.sql()}")
     return value.cast(_CASTS[target.this])
+
+
+def _to_decimal(value: Value, precision: int, scale: int = 0) -> Value:
+    if pa.types.is_integer(value.type):
+        # Arrow refuses a target that could not hold every integer; the detour checks the values instead.
+        value = value.cast(pa.decimal256(76, scale))
+    return value.cast(pa.decimal128(precision, scale))
 
 
 def _time_literal(text: str, target: exp.DataType) -> Value:
@@ -270,6 +330,7 @@ def _time_literal(text: str, target: exp.DataType) -> Value:
     return pa.scalar(moment if moment.tzinfo else moment.replace(tzinfo=UTC), pa.timestamp("ms", "UTC"))
 
 
+_NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?")
 _UNIT_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
 
 
@@ -277,14 +338,25 @@ def _interval(node: exp.Expr, _: Recurse) -> Value:
     unit = str(node.args["unit"]).upper().removesuffix("S") if node.args.get("unit") else ""
     if unit not in _UNIT_MS:
         raise ExpressionError(f"{node.sql()!r}", facts=f"the unit must be one of {', '.join(_UNIT_MS)}")
+    if not isinstance(node.this, exp.Literal) or not _NUMBER.fullmatch(node.this.name):
+        raise ExpressionError(f"{node.sql()!r}", facts="the length of an interval must be a number")
     milliseconds = Decimal(node.this.name) * _UNIT_MS[unit]
     return pa.scalar(int(milliseconds), pa.duration("ms"))
 
 
 def _substring(node: exp.Expr, recurse: Recurse) -> Value:
-    start = int(node.args["start"].name) - 1
-    length = node.args.get("length")
-    return pc.utf8_slice_codeunits(recurse(node.this), start, start + int(length.name) if length else None)
+    first = _whole(node, "start") - 1
+    if first < 0:
+        raise ExpressionError(f"{node.sql()!r}", facts="SUBSTRING counts from 1")
+    stop = first + _whole(node, "length") if node.args.get("length") else None
+    return pc.utf8_slice_codeunits(recurse(node.this), first, stop)
+
+
+def _whole(node: exp.Expr, argument: str) -> int:
+    value = node.args.get(argument)
+    if not isinstance(value, exp.Literal) or not value.name.isdigit():
+        raise ExpressionError(f"{node.sql()!r}", facts=f"its {argument} must be a whole number written out")
+    return int(value.name)
 
 
 _DATETIME_TYPES = {
