@@ -5,6 +5,7 @@ say whether stored state fits a changed job (rule M2). Imports neither the engin
 """
 
 from joinery_runtime.job.duration import format_duration, parse_duration
+from joinery_runtime.job.explain import Explanation, explain
 from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
 from joinery_runtime.job.load import load_job, parse_job
 from joinery_runtime.job.outputs import (
@@ -28,6 +29,7 @@ from joinery_runtime.job.resource import (
     Trigger,
     Upgrade,
 )
+from joinery_runtime.job.signature import Comparison, compare, signature
 from joinery_runtime.job.steps import Interval, JoinStep, Reference, SelectItem
 from joinery_runtime.job.types import ColumnType, parse_type
 
@@ -36,8 +38,10 @@ __all__ = [
     "AtTimestamp",
     "Column",
     "ColumnType",
+    "Comparison",
     "DeadLetter",
     "DeadLetterKafka",
+    "Explanation",
     "FileInput",
     "FileOutput",
     "Input",
@@ -61,9 +65,12 @@ __all__ = [
     "Trigger",
     "Upgrade",
     "Watermark",
+    "compare",
+    "explain",
     "format_duration",
     "load_job",
     "parse_duration",
     "parse_job",
     "parse_type",
+    "signature",
 ]

@@ -81,7 +81,7 @@ class KafkaInput(Model):
     start_from: StartFrom = "earliest"
     stop_at: Annotated[StopAt | None, BeforeValidator(_unset_when_empty)] = None
     on_data_loss: Literal["fail", "continue"] = "fail"
-    properties: Annotated[dict[str, Setting], Field(repr=False)] = {}
+    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
     properties_secret_ref: Annotated[
         None, NotYet("propertiesSecretRef", "it comes with the operator: write the settings under `properties`")
     ] = None

@@ -18,7 +18,7 @@ class KafkaOutput(Model):
     bootstrap_servers: Text
     topic: Topic
     key: tuple[Text, ...] = ()
-    properties: Annotated[dict[str, Setting], Field(repr=False)] = {}
+    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
     properties_secret_ref: Annotated[None, NotYet("propertiesSecretRef", _NO_SECRETS)] = None
 
 

@@ -5,7 +5,8 @@ Rules run on raw data, not on models, so that a mistake in one place does not hi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,12 @@ from pydantic import TypeAdapter, ValidationError
 from joinery_runtime.job.base import TypeField
 from joinery_runtime.job.steps import Reference, parse_reference
 from joinery_runtime.job.types import ColumnType
+from joinery_runtime.job.wording import listed, suggestion
 
 Loc = tuple[str | int, ...]
 Finding = tuple[Loc, str]
 
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TYPE: TypeAdapter[ColumnType] = TypeAdapter(TypeField)
 
 
@@ -45,6 +48,17 @@ class Parts:
     def two_named(self) -> bool:
         """Whether there are exactly two inputs with different names: what rules on keys and outputs need."""
         return len(self.inputs) == len(self.by_name) == 2
+
+
+def path_text(at: Loc) -> str:
+    """`spec.inputs[0].schema[2].type`; a key that is no plain word is quoted: `keys["orders.id"]`."""
+    return "".join(map(_step_text, at)).removeprefix(".") or "(file)"
+
+
+def _step_text(step: str | int) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    return f".{step}" if _PLAIN.fullmatch(step) else f'["{step}"]'
 
 
 def dig(data: object, *steps: str | int) -> Any:
@@ -93,3 +107,28 @@ def _type(raw: object) -> ColumnType | None:
         return _TYPE.validate_python(raw)
     except ValidationError:
         return None
+
+
+def repeats(names: Sequence[object]) -> list[tuple[int, str]]:
+    """Positions after the first of every name that occurs more than once."""
+    seen: set[str] = set()
+    repeats = []
+    for i, name in enumerate(names):
+        if isinstance(name, str):
+            if name in seen:
+                repeats.append((i, name))
+            seen.add(name)
+    return repeats
+
+
+def exactly_one(data: object, at: Loc, options: Sequence[str]) -> Iterator[Finding]:
+    """A finding at `at` unless the mapping there names exactly one of the options."""
+    named = [option for option in options if dig(data, option) is not None]
+    if isinstance(data, Mapping) and len(named) != 1:
+        facts = f"{listed(named)} are named" if named else "none of them is named"
+        yield at, f"needs exactly one of {listed(options)}: {facts}"
+
+
+def unknown_column(name: str, side: InputPart) -> str:
+    known = side.types or {}
+    return f"{side.name!r} has no column {name!r}{suggestion(name, known)}; its columns are {listed(known)}"

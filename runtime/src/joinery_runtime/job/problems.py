@@ -13,7 +13,6 @@ from joinery_runtime.job.parts import Finding, Loc
 from joinery_runtime.job.resource import RULES_BROKEN, StreamJoin
 from joinery_runtime.job.wording import listed, suggestion
 
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BOUND = "; a one-sided bound would keep state for ever (rule J8): write both lower and upper"
 _MISSING = {"lower": _BOUND, "upper": _BOUND}
 _PATTERNS = {
@@ -22,18 +21,6 @@ _PATTERNS = {
     "inputs": "an input name has letters, digits and '_', and does not start with a digit",
     "schema": "a column name does not start with `$` (engine columns do) and holds no control characters",
 }
-
-
-def path_text(at: Loc) -> str:
-    """`spec.inputs[0].schema[2].type`; a key that is no plain word is quoted: `keys["orders.id"]`."""
-    text = "".join(map(_step_text, at))
-    return text.removeprefix(".") or "(file)"
-
-
-def _step_text(step: str | int) -> str:
-    if isinstance(step, int):
-        return f"[{step}]"
-    return f".{step}" if _PLAIN.fullmatch(step) else f'["{step}"]'
 
 
 def findings(errors: Sequence[ErrorDetails]) -> Iterator[Finding]:
@@ -101,7 +88,8 @@ def _shown(value: object) -> str:
         return "empty"
     if isinstance(value, bool | int | float):
         return str(value).lower() if isinstance(value, bool) else f"the number {value}"
-    return {str: "text", list: "a list", dict: "a mapping"}.get(type(value), type(value).__name__)
+    words: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
+    return words.get(type(value), type(value).__name__)
 
 
 _SAY: dict[str, Callable[[ErrorDetails], str]] = {

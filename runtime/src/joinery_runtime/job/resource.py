@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from joinery_runtime.job.base import Bool, Int, Model, NotYet, Setting, Text, not_yet
 from joinery_runtime.job.inputs import Input
 from joinery_runtime.job.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
+from joinery_runtime.job.parts import path_text
 from joinery_runtime.job.rules import broken_rules
 from joinery_runtime.job.steps import Interval, JoinStep, Reference, SelectItem, parse_reference
 from joinery_runtime.job.types import ColumnType
@@ -60,7 +61,7 @@ class SparkSpec(Model):
     image: Text | None = None
     driver: Driver = Driver()
     executor: Executor = Executor()
-    conf: dict[str, Setting] = {}
+    conf: dict[str, Setting] = Field(default_factory=dict)
 
 
 class StreamJoinSpec(Model):
@@ -102,15 +103,15 @@ class StreamJoin(Model):
     kind: Literal["StreamJoin"] = "StreamJoin"
     metadata: Metadata
     spec: StreamJoinSpec
-    # What `kubectl get -o yaml` prints can be fed back as it is.
-    status: Annotated[dict[str, Any] | None, Field(exclude=True, repr=False)] = None
+    # What `kubectl get -o yaml` prints can be fed back as it is; the status is no part of the job.
+    status: Annotated[None, BeforeValidator(lambda _: None), Field(exclude=True, repr=False)] = None
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
         found = broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
         if found:
-            text = "\n".join(message for _, message in found).replace("{", "{{").replace("}", "}}")
-            raise PydanticCustomError(RULES_BROKEN, text, {"found": found})  # type: ignore[arg-type]
+            text = "\n".join(f"{path_text(at)}: {message}" for at, message in found)
+            raise PydanticCustomError(RULES_BROKEN, "{text}", {"text": text, "found": found})
         return self
 
     @property

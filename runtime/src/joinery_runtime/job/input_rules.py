@@ -1,0 +1,63 @@
+"""Cross-field rules of `spec.inputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from joinery_runtime.job.parts import (
+    Finding,
+    Parts,
+    dig,
+    exactly_one,
+    items,
+    repeats,
+    unknown_column,
+)
+
+_EVENT_TIME_TYPES = ("timestamp", "int64")
+
+
+def _number_of_inputs(parts: Parts) -> Iterator[Finding]:
+    count = len(parts.inputs)
+    if isinstance(dig(parts.data, "spec", "inputs"), list | tuple) and count != 2:
+        more = "joining more than two inputs is not supported yet" if count > 2 else "a join needs two inputs"
+        yield ("spec", "inputs"), f"{more}: there are {count}, write exactly two"
+
+
+def _distinct_inputs(parts: Parts) -> Iterator[Finding]:
+    for i, name in repeats([part.name for part in parts.inputs]):
+        yield ("spec", "inputs", i, "name"), f"two inputs are named {name!r}; give each its own name"
+
+
+def _distinct_columns(parts: Parts) -> Iterator[Finding]:
+    for part in parts.inputs:
+        columns = items(part.data, "schema")
+        for i, name in repeats([dig(column, "name") for column in columns]):
+            yield (*part.at, "schema", i, "name"), f"the schema has two columns named {name!r}; rename or drop one"
+
+
+def _event_time(parts: Parts) -> Iterator[Finding]:
+    for part in parts.inputs:
+        name = part.data.get("eventTime")
+        if part.types is None or not isinstance(name, str) or not name:
+            continue
+        at = (*part.at, "eventTime")
+        kind = part.types.get(name)
+        if name not in part.types:
+            yield at, unknown_column(name, part)
+        elif kind is not None and kind.name not in _EVENT_TIME_TYPES:
+            yield at, f"column {name!r} is {kind}; event time must be timestamp, or int64 milliseconds since 1970"
+
+
+def _one_source(parts: Parts) -> Iterator[Finding]:
+    for part in parts.inputs:
+        yield from exactly_one(part.data, part.at, ("kafka", "file"))
+
+
+RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
+    _number_of_inputs,
+    _distinct_inputs,
+    _distinct_columns,
+    _event_time,
+    _one_source,
+)

@@ -1,0 +1,413 @@
+"""Each refusal: where (path and line), and the words that a user needs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from job.resources import GOOD, edited, problems
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import load_job, parse_job
+
+TOPIC = "        topic: orders\n"
+STEP = "      lateData: drop\n"
+KEYS = "{orders.order_id: payments.order_id}"
+INTERVAL = "{of: orders, lower: -1m, upper: 1h}"
+WATERMARK = "      watermark: {delay: 10s}\n"
+OUTPUT = "    postgres: {table: joined}\n"
+KAFKA_OUT = "    kafka: {bootstrapServers: k, topic: t}\n"
+SCHEMA = "{name: country, type: int32}"
+
+
+def after(place: str, text: str) -> tuple[str, str]:
+    return place, place + text
+
+
+NOT_YET = [
+    (after(TOPIC, "        topicPattern: orders-.*\n"), "inputs[0].kafka.topicPattern", "topicPattern", 11),
+    ((TOPIC, "        topicPattern: orders-.*\n"), "inputs[0].kafka.topicPattern", "name one topic", 10),
+    (("format: json", "format: avro"), "inputs[0].format", "format avro", 11),
+    (("format: json", "format: protobuf"), "inputs[0].format", "format protobuf", 11),
+    (("format: json", "format: parquet"), "inputs[0].format", "format parquet", 11),
+    (after(WATERMARK, "      table: {key: [order_id]}\n"), "inputs[0].table", "a table input", 19),
+    (after(WATERMARK, "      keyFormat: json\n"), "inputs[0].keyFormat", "keyFormat", 19),
+    (
+        after(TOPIC, "        propertiesSecretRef: {name: x}\n"),
+        "inputs[0].kafka.propertiesSecretRef",
+        "it comes with the operator",
+        11,
+    ),
+    (("interval: " + INTERVAL, "window: {tumbling: 1h}"), "joins[0].window", "a window join", 33),
+    (("interval: " + INTERVAL, "asOf: {historyRetention: 1h}"), "joins[0].asOf", "an asOf join", 33),
+    (("type: inner", "type: left"), "joins[0].type", "a left join", 31),
+    (("type: inner", "type: right"), "joins[0].type", "a right join", 31),
+    (("type: inner", "type: full"), "joins[0].type", "a full join", 31),
+    (after(STEP, "      limits: {maxRecords: 5}\n"), "joins[0].limits", "limits", 35),
+    (after(STEP, "      coPartitioned: true\n"), "joins[0].coPartitioned", "coPartitioned: true", 35),
+    ((f"keys: {KEYS}", "keys: {}\n      broadcast: payments"), "joins[0].broadcast", "broadcast", 33),
+    (after(OUTPUT, "  sql: SELECT 1\n"), "sql", "sql", 37),
+    (("  joins:", "  sql: SELECT 1\n  x:"), "sql", "write `joins` and `select`", 29),
+    (after(OUTPUT, "  upgrade: {mode: stateless}\n"), "upgrade.mode", "upgrade mode stateless", 37),
+    (
+        after(OUTPUT, "  stateStore: {postgres: {dsnSecretRef: {name: x, key: dsn}}}\n"),
+        "stateStore.postgres.dsnSecretRef",
+        "write the address under `dsn`",
+        37,
+    ),
+    ((OUTPUT, KAFKA_OUT), "output.kafka", "exactlyOnce, the default, into Kafka", 36),
+    ((OUTPUT, KAFKA_OUT + "  delivery: exactlyOnce\n"), "delivery", "write delivery: atLeastOnce", 37),
+    ((OUTPUT, "    file: {path: x}\n    format: csv\n"), "output.format", "output format csv", 37),
+    (
+        after(STEP, f"    - {{right: payments, keys: {KEYS}, interval: {INTERVAL}}}\n"),
+        "joins[1]",
+        "more than one join step",
+        35,
+    ),
+    (
+        (
+            "  joins:\n",
+            "    - {name: c, file: {path: x}, format: csv, schema: [{name: t, type: int64}], eventTime: t}\n  joins:\n",
+        ),
+        "inputs",
+        "more than two inputs",
+        6,
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "path", "words", "line"), NOT_YET, ids=lambda value: str(value)[:40])
+def test_what_is_not_built_is_refused_by_name(edit, path, words, line):
+    found = problems(edited(edit))
+    mine = [problem for problem in found if problem.path == f"spec.{path}"]
+    assert len(mine) == 1, found
+    assert "not supported yet" in mine[0].message
+    assert words in mine[0].message
+    assert mine[0].line == line
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        (TOPIC, "        topicPattern: orders-.*\n"),
+        after(OUTPUT, "  stateStore: {postgres: {dsnSecretRef: {name: x, key: dsn}}}\n"),
+        ("interval: " + INTERVAL, "window: {tumbling: 1h}"),
+        (f"keys: {KEYS}", "keys: {}\n      broadcast: payments"),
+    ],
+)
+def test_what_is_not_built_is_the_only_problem(edit):
+    assert len(problems(edited(edit))) == 1
+
+
+BAD = [
+    # shapes and names
+    (("  name: orders-payments\n", "  namespace: x\n"), "metadata.name", "is missing", 3),
+    (("name: orders-payments", "name: Orders_1"), "metadata.name", "lower-case letters", 4),
+    (("  inputs:", "  inptus: []\n  inputs:"), "spec.inptus", "did you mean 'inputs'?", 6),
+    (after(OUTPUT, "  shards: '8'\n"), "spec.shards", "must be a whole number, not text", 37),
+    (after(OUTPUT, "  shards: 0\n"), "spec.shards", "must be at least 1, not the number 0", 37),
+    (after(OUTPUT, "  shards: 5000\n"), "spec.shards", "must be at most 4096", 37),
+    (after(OUTPUT, "  shards: 2.5\n"), "spec.shards", "must be a whole number", 37),
+    (after(OUTPUT, "  suspend: 1\n"), "spec.suspend", "must be true or false", 37),
+    (after(OUTPUT, "  delivery: exactlyonce\n"), "spec.delivery", "did you mean 'exactlyOnce'?", 37),
+    (after(OUTPUT, "  cleanup: keep\n"), "spec.cleanup", "write retainState or deleteState", 37),
+    (after(OUTPUT, "  trigger: {maxRecordsPerEpoch: 0}\n"), "spec.trigger.maxRecordsPerEpoch", "at least 1", 37),
+    (after(OUTPUT, "  spark: {executer: {}}\n"), "spec.spark.executer", "did you mean 'executor'?", 37),
+    (after(OUTPUT, "  spark: []\n"), "spec.spark", "must be a mapping, not a list", 37),
+    # inputs
+    (("name: payments\n", "name: orders\n"), "spec.inputs[1].name", "two inputs are named 'orders'", 19),
+    (("name: orders\n", "name: or.ders\n"), "spec.inputs[0].name", "letters, digits and '_'", 7),
+    (("topic: orders", "topic: a b"), "spec.inputs[0].kafka.topic", "a topic name has 1 to 249", 10),
+    (("topic: orders", "topic: 5"), "spec.inputs[0].kafka.topic", "must be text", 10),
+    ((TOPIC, ""), "spec.inputs[0].kafka.topic", "is missing", 8),
+    (after(TOPIC, "        startFrom: first\n"), "spec.inputs[0].kafka.startFrom", "write earliest or latest", 11),
+    (
+        after(TOPIC, "        startFrom: {offset: 3}\n"),
+        "spec.inputs[0].kafka.startFrom",
+        "must be earliest, latest",
+        11,
+    ),
+    (after(TOPIC, "        stopAt: earliest\n"), "spec.inputs[0].kafka.stopAt", "write latest", 11),
+    (
+        after(TOPIC, "        startFrom: {timestamp: 2026-01-15}\n"),
+        "spec.inputs[0].kafka.startFrom.timestamp",
+        "RFC 3339 text with its offset",
+        11,
+    ),
+    (
+        after(TOPIC, "        startFrom: {offsets: {x: 5}}\n"),
+        "spec.inputs[0].kafka.startFrom.offsets.x",
+        "must be a whole number",
+        11,
+    ),
+    (
+        after(TOPIC, "        startFrom: {offsets: {'0': -2}}\n"),
+        'spec.inputs[0].kafka.startFrom.offsets["0"]',
+        "must be at least 0",
+        11,
+    ),
+    (
+        after(TOPIC, "        startFrom: {offsets: {}}\n"),
+        "spec.inputs[0].kafka.startFrom.offsets",
+        "write at least one",
+        11,
+    ),
+    (
+        after(TOPIC, "        startFrom: {timestamp: 5, offsts: {}}\n"),
+        "spec.inputs[0].kafka.startFrom.offsts",
+        "is not a field; fields here are timestamp",
+        11,
+    ),
+    (after(TOPIC, "      file: {path: x}\n"), "spec.inputs[0]", "exactly one of kafka and file", 7),
+    (
+        ("      kafka:\n        bootstrapServers: kafka:9092\n" + TOPIC, ""),
+        "spec.inputs[0]",
+        "none of them is named",
+        7,
+    ),
+    (("type: int32", "type: int23"), "spec.inputs[0].schema[1].type", "did you mean 'int32'?", 14),
+    (("decimal(12,2)", "decimal(39,2)"), "spec.inputs[0].schema[2].type", "1 <= precision <= 38", 15),
+    (("name: country", "name: order_id"), "spec.inputs[0].schema[1].name", "two columns named 'order_id'", 14),
+    (("name: country", "name: $country"), "spec.inputs[0].schema[1].name", "does not start with `$`", 14),
+    ((SCHEMA, "{name: country}"), "spec.inputs[0].schema[1].type", "is missing", 14),
+    (("eventTime: ts", "eventTime: tss"), "spec.inputs[0].eventTime", "did you mean 'ts'?", 17),
+    (("eventTime: ts", "eventTime: order_id"), "spec.inputs[0].eventTime", "is string; event time must be", 17),
+    (("delay: 10s", "delay: -1s"), "spec.inputs[0].watermark.delay", "must be at least 0", 18),
+    (("delay: 10s", "onIdle: wait"), "spec.inputs[0].watermark.onIdle", "write hold or advance", 18),
+    # the step
+    (("right: payments", "right: paymnets"), "spec.joins[0].right", "did you mean 'payments'?", 30),
+    (("right: payments", "right: orders"), "spec.joins[0].right", "is the left input", 30),
+    (("type: inner", "type: iner"), "spec.joins[0].type", "did you mean 'inner'?", 31),
+    ((KEYS, "{}"), "spec.joins[0].keys", "rule J9", 32),
+    ((KEYS, "{orders.order_id: null}"), 'spec.joins[0].keys["orders.order_id"]', "must be text", 32),
+    (
+        (KEYS, "{orders.orderid: payments.order_id}"),
+        'spec.joins[0].keys["orders.orderid"]',
+        "did you mean 'order_id'?",
+        32,
+    ),
+    ((KEYS, "{orders.order_id: payments.x}"), 'spec.joins[0].keys["orders.order_id"]', "has no column 'x'", 32),
+    (
+        (KEYS, "{payments.order_id: orders.order_id}"),
+        'spec.joins[0].keys["payments.order_id"]',
+        "swap it: orders.order_id: payments.order_id",
+        32,
+    ),
+    ((KEYS, "{order_id: order_id}"), "spec.joins[0].keys.order_id", "orders.<column>: payments.<column>", 32),
+    (
+        (KEYS, "{orders.amount: payments.country}"),
+        'spec.joins[0].keys["orders.amount"]',
+        "orders.amount is decimal(12,2), payments.country is int64",
+        32,
+    ),
+    ((f"interval: {INTERVAL}", "lateData: drop"), "spec.joins[0].interval", "no bound on time", 30),
+    (("lower: -1m, ", ""), "spec.joins[0].interval.lower", "one-sided bound", 33),
+    ((", upper: 1h", ""), "spec.joins[0].interval.upper", "one-sided bound", 33),
+    (("lower: -1m", "lower: 2h"), "spec.joins[0].interval", "lower (2h) is above upper (1h)", 33),
+    (("upper: 1h", "upper: 1d"), "spec.joins[0].interval.upper", "write hours: 24h", 33),
+    (("upper: 1h", "upper: orders.due"), "spec.joins[0].interval.upper", "a bound is constant", 33),
+    (("of: orders", "of: payments"), "spec.joins[0].interval.of", "negate the bounds", 33),
+    (("of: orders", "of: x"), "spec.joins[0].interval.of", "'x' is not the left input", 33),
+    (("lateData: drop", "lateData: keep"), "spec.joins[0].lateData", "write drop or reopen", 34),
+    (after(STEP, "      allowedLateness: -1s\n"), "spec.joins[0].allowedLateness", "must be at least 0", 35),
+    # output and state
+    (after(OUTPUT, "  select: []\n"), "spec.select", "write at least one entry", 37),
+    (after(OUTPUT, "  select: [{column: orders.x}]\n"), "spec.select[0].column", "has no column 'x'", 37),
+    (after(OUTPUT, "  select: [{column: amount}]\n"), "spec.select[0].column", "write <input>.amount", 37),
+    (after(OUTPUT, "  select: [{column: order.ts}]\n"), "spec.select[0].column", "did you mean 'orders'?", 37),
+    (
+        after(OUTPUT, "  select:\n    - {column: orders.ts}\n    - {column: payments.ts}\n"),
+        "spec.select[1]",
+        "two output columns are named 'ts'",
+        39,
+    ),
+    (after(OUTPUT, "  select: [{column: orders.ts, as: $ts}]\n"), "spec.select[0]", "starts with `$`", 37),
+    (
+        (OUTPUT, "    postgres: {table: t, upsertKey: [left_tx]}\n"),
+        "spec.output.postgres.upsertKey[0]",
+        "'left_ts'",
+        36,
+    ),
+    (
+        (OUTPUT, "    kafka: {bootstrapServers: k, topic: t, key: [ts]}\n  delivery: atLeastOnce\n"),
+        "spec.output.kafka.key[0]",
+        "output columns are left_order_id",
+        36,
+    ),
+    (after(OUTPUT, "    file: {path: x}\n"), "spec.output", "postgres and file are named", 35),
+    ((OUTPUT, "    format: json\n"), "spec.output", "none of them is named", 35),
+    (after(OUTPUT, "  stateStore: {memory: {}}\n"), "spec.output.postgres", "cannot be exactly once", 36),
+    (
+        (OUTPUT, "    postgres: {table: t, dsn: host=b}\n  stateStore: {postgres: {dsn: host=a}}\n"),
+        "spec.output.postgres.dsn",
+        "another database",
+        36,
+    ),
+    (
+        (OUTPUT, "    postgres: {table: t, dsn: host=b}\n"),
+        "spec.output.postgres.dsn",
+        "another database",
+        36,
+    ),
+    (
+        after(OUTPUT, "  stateStore: {memory: {}, postgres: {dsn: x}}\n"),
+        "spec.stateStore",
+        "postgres and memory are both named",
+        37,
+    ),
+    (after(OUTPUT, "  stateStore: {postgres: {}}\n"), "spec.stateStore.postgres.dsn", "is missing", 37),
+    (after(OUTPUT, "  stateStore: {checkpointInterval: 0}\n"), "spec.stateStore.checkpointInterval", "more than 0", 37),
+    (after(OUTPUT, "  deadLetter: {}\n"), "spec.deadLetter", "exactly one of kafka and file", 37),
+]
+
+
+@pytest.mark.parametrize(("edit", "path", "words", "line"), BAD, ids=lambda value: str(value)[:40])
+def test_each_mistake_is_named_with_its_place(edit, path, words, line):
+    found = problems(edited(edit))
+    mine = [problem for problem in found if problem.path == path and words in problem.message]
+    assert len(mine) == 1, "\n".join(map(str, found))
+    assert mine[0].line == line
+
+
+def test_dead_letter_kafka_must_be_clear():
+    edits = [
+        ("kafka:9092\n        topic: payments", "other:9092\n        topic: payments"),
+        after(OUTPUT, "  deadLetter: {kafka: {topic: d}}\n"),
+    ]
+    (found,) = problems(edited(*edits))
+    assert found.path == "spec.deadLetter.kafka"
+    assert "the inputs name kafka:9092 and other:9092; write bootstrapServers" in found.message
+
+
+def test_one_input_is_too_few():
+    start, end = GOOD.index("    - name: payments"), GOOD.index("  joins:")
+    found = problems(GOOD[:start] + GOOD[end:])
+    assert ("spec.inputs", 6) in {(p.path, p.line) for p in found}
+
+
+@pytest.mark.parametrize("missing", ["  joins:", "  inputs:", "  output:"])
+def test_whole_parts_missing(missing):
+    name = missing.strip().strip(":")
+    found = problems(edited((missing, f"  x{name}:")))
+    assert any(p.path == f"spec.{name}" for p in found), found
+    assert any(p.path == f"spec.x{name}" and f"did you mean '{name}'?" in p.message for p in found), found
+
+
+def test_all_mistakes_come_at_once_ordered_by_line():
+    found = problems(
+        edited(
+            ("type: int32", "type: int23"),
+            ("eventTime: ts", "eventTime: tz"),
+            ("delay: 10s", "delay: 1x"),
+            (KEYS, "{orders.order_id: payments.nope}"),
+            ("upper: 1h", "upper: 1d"),
+            after(OUTPUT, "  shards: many\n  cleanup: x\n"),
+        )
+    )
+    assert [(p.path, p.line) for p in found] == [
+        ("spec.inputs[0].schema[1].type", 14),
+        ("spec.inputs[0].eventTime", 17),
+        ("spec.inputs[0].watermark.delay", 18),
+        ('spec.joins[0].keys["orders.order_id"]', 32),
+        ("spec.joins[0].interval.upper", 33),
+        ("spec.shards", 37),
+        ("spec.cleanup", 38),
+    ]
+
+
+def test_the_error_prints_source_count_and_places():
+    with pytest.raises(JobError) as caught:
+        parse_job(edited(("upper: 1h", "upper: 1d")), "jobs/a.yaml")
+    assert caught.value.exit_code == 2
+    assert str(caught.value).startswith("jobs/a.yaml: 1 problem(s)")
+    assert "line 33: spec.joins[0].interval.upper: '1d'" in str(caught.value)
+
+
+def test_secret_values_are_not_repeated():
+    edits = [
+        after(TOPIC, "        properties: {sasl.password: [hush]}\n"),
+        after(OUTPUT, "  stateStore: {postgres: {dsn: [hush]}}\n"),
+    ]
+    found = problems(edited(*edits))
+    assert len(found) == 2
+    assert "hush" not in str(found)
+
+
+# --- text and documents -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "words", "line"),
+    [
+        ("a: [1\nb: 2\n", "(file)", "column 2: this is not readable YAML", 2),
+        ("a: b: c\n", "(file)", "mapping values are not allowed", 1),
+        ("a: *nope\n", "(file)", "undefined alias", 1),
+        ("a: &x [*x]\n", "(file)", "not readable YAML", None),
+        ("a: \x07\n", "(file)", "not readable YAML", None),
+        ("", "(file)", "the file is empty", None),
+        ("# nothing\n", "(file)", "the file is empty", None),
+        ("- 1\n", "(file)", "a resource is a mapping", 1),
+        ("just text\n", "(file)", "a resource is a mapping", 1),
+        ("kind: Pod\n---\nkind: Job\n", "(file)", "2 documents, none a StreamJoin", None),
+        (f"{GOOD}---\n{GOOD}", "(file)", "2 Joinery resources", 38),
+        (GOOD.replace("apiVersion: joinery.dev/v1alpha1\n", ""), "apiVersion", "write apiVersion: joinery.dev", 1),
+        (GOOD.replace("v1alpha1", "v2"), "apiVersion", "did you mean 'joinery.dev/v1alpha1'?", 1),
+        (GOOD.replace("kind: StreamJoin\n", ""), "kind", "write kind: StreamJoin", 1),
+        (GOOD.replace("kind: StreamJoin", "kind: StreamJion"), "kind", "did you mean 'StreamJoin'?", 2),
+        (GOOD.replace("kind: StreamJoin", "kind: SessionWindow"), "kind", "SessionWindow is not supported yet", 2),
+        (GOOD.replace("spec:", "sepc:"), "sepc", "did you mean 'spec'?", 5),
+    ],
+)
+def test_broken_files(text, path, words, line):
+    mine = [p for p in problems(text) if p.path == path and words in p.message]
+    assert len(mine) == 1, problems(text)
+    assert mine[0].line == line
+
+
+def test_every_repeated_key_is_reported_with_the_other_mistakes():
+    found = problems(
+        edited(after(TOPIC, TOPIC), (f"keys: {KEYS}", f"keys: {{orders.order_id: a, {KEYS[1:]}"), ("1h", "1d"))
+    )
+    repeated = [(p.path, p.line) for p in found if "is written twice in one mapping" in p.message]
+    assert repeated == [("spec.inputs[0].kafka.topic", 11), ('spec.joins[0].keys["orders.order_id"]', 33)]
+    assert "again at column 9" in found[0].message
+    assert "spec.joins[0].interval.upper" in {p.path for p in found}
+
+
+def test_a_repeated_key_alone_is_refused():
+    (found,) = problems(edited(after(TOPIC, TOPIC)))
+    assert found.path == "spec.inputs[0].kafka.topic"
+
+
+def test_aliases_cannot_blow_up_the_file():
+    levels = "\n".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 9))
+    (found,) = problems(f"l0: &l0 [1]\n{levels}\n")
+    assert "more than 100000 values" in found.message
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(JobError, match="No such file or directory; check the path"):
+        load_job(tmp_path / "absent.yaml")
+    with pytest.raises(JobError, match="cannot be read"):
+        load_job(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"kind: \xff\n")
+    with pytest.raises(JobError, match="is not UTF-8 text"):
+        load_job(tmp_path / "latin.yaml")
+
+
+# --- anything at all ----------------------------------------------------------------------------------------------
+
+LINES = GOOD.splitlines()
+JUNK = st.sampled_from(
+    ["null", "5", "-1", "1.5", "true", "x", "[]", "{}", "[1]", "{a: 1}", "[[{}]]", "'$'", "", "2026-01-01"]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(2, len(LINES) - 1), JUNK), min_size=1, max_size=3))
+def test_no_value_anywhere_gives_anything_but_a_job_error(edits):
+    lines = list(LINES)
+    for i, junk in edits:
+        head, colon, _ = lines[i].partition(":")
+        lines[i] = f"{head}{colon} {junk}"
+    for problem in problems("\n".join(lines)):
+        assert problem.message
+        assert problem.line is not None

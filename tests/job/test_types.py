@@ -1,0 +1,43 @@
+import re
+
+import pytest
+
+from joinery_runtime.job.types import SIMPLE_TYPES, ColumnType, parse_type
+
+
+@pytest.mark.parametrize("name", [*SIMPLE_TYPES, "decimal(1,0)", "decimal(12,2)", "decimal(38,38)"])
+def test_every_type_reads_back(name):
+    assert str(parse_type(name)) == name
+
+
+def test_decimal_carries_precision_and_scale():
+    assert parse_type("decimal( 12 , 2 )") == ColumnType("decimal", 12, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("decimal", "needs its precision and scale"),
+        ("decimal(0,0)", "1 <= precision <= 38"),
+        ("decimal(39,2)", "1 <= precision <= 38"),
+        ("decimal(5,6)", "0 <= scale <= precision"),
+        ("strin", "did you mean 'string'?"),
+        ("int", "'int' is not a column type"),
+        ("", "types are boolean, int32"),
+        ("decimal(5,-1)", "is not a column type"),
+    ],
+)
+def test_refuses_what_is_no_type(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_type(text)
+
+
+def test_simple_types_take_no_precision():
+    with pytest.raises(ValueError, match="takes no precision"):
+        ColumnType("string", 5)
+
+
+def test_key_type_makes_the_integers_one():
+    assert parse_type("int32").key_type == parse_type("int64").key_type
+    assert parse_type("float").key_type != parse_type("double").key_type
+    assert parse_type("decimal(5,2)").key_type != parse_type("decimal(5,3)").key_type
