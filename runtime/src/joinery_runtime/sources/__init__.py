@@ -1,0 +1,26 @@
+"""Where records come from: Kafka topics and files, and decoding them into rows in whole batches."""
+
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch, SourcePlanner, SourceReader
+from joinery_runtime.sources.csv_decoder import CsvDecoder
+from joinery_runtime.sources.factory import decoder_for, planner_for, reader_for
+from joinery_runtime.sources.files import line_number
+from joinery_runtime.sources.json_decoder import JsonDecoder
+from joinery_runtime.sources.records import BadRecord, Decoded, Decoder
+
+__all__ = [
+    "BadRecord",
+    "Bounds",
+    "CsvDecoder",
+    "Decoded",
+    "Decoder",
+    "JsonDecoder",
+    "PartitionRef",
+    "Range",
+    "RawBatch",
+    "SourcePlanner",
+    "SourceReader",
+    "decoder_for",
+    "line_number",
+    "planner_for",
+    "reader_for",
+]

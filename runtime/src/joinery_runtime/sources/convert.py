@@ -7,7 +7,8 @@ A value that its type cannot hold is a fault of its row. The accepted forms:
 * decimal(p,s): digits with at most p-s before and s after the point, zeros at either end apart; never rounded;
 * boolean: `true` or `false` in any case;
 * date: `YYYY-MM-DD`; binary: base64 with padding;
-* timestamp: an integer (milliseconds) or RFC 3339 with any offset, in any mix; digits below a millisecond are cut off.
+* timestamp: an integer (milliseconds) or RFC 3339 with any offset, in any mix, of the years 1 to
+  9999; digits below a millisecond are cut off.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import pyarrow as pa
 from joinery_runtime.sources.records import Fault
 
 _RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})$"
-_YEAR_1 = -62_135_596_800_000  # milliseconds; what Python and Postgres call year 1
+# Milliseconds since the epoch: the years that all who may read a timestamp later can represent.
+_YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999
 _SHOWN = 60  # characters of an offending value that a reason repeats
 
 
@@ -32,6 +34,11 @@ def convert(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array
 def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """A column of doubles as 32-bit floats, and at most one fault: finite numbers too large for one."""
     return _checked(column, numbers, _to_float32(numbers), pa.float32())
+
+
+def in_range(column: str, times: pl.Series) -> tuple[pa.Array, list[Fault]]:
+    """Milliseconds since the epoch as timestamps, and at most one fault: times outside the years 1 to 9999."""
+    return _checked(column, times, _bounded(times), pa.timestamp("ms", tz="UTC"))
 
 
 def _checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
@@ -52,7 +59,7 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
 
 def _described(target: pa.DataType) -> str:
     if pa.types.is_timestamp(target):
-        return "timestamp (integer milliseconds or RFC 3339 with an offset)"
+        return "timestamp (integer milliseconds or RFC 3339 with an offset, years 1 to 9999)"
     if pa.types.is_binary(target):
         return "binary (base64)"
     if pa.types.is_date(target):
@@ -85,11 +92,18 @@ def _timestamps(text: pl.Series) -> pl.Series:
     """Integer milliseconds or RFC 3339 text, mixed: milliseconds since the epoch, null where neither."""
     numbers = text.cast(pl.Int64, strict=False)
     if numbers.null_count() == text.null_count():
-        return numbers
+        return _bounded(numbers)
     upper = pl.when(_T.str.contains(_RFC3339)).then(_T.str.to_uppercase())
     zoned = upper.str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
     parsed = zoned.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", strict=False, time_unit="ms").dt.epoch("ms")
-    return _apply(text, pl.coalesce(numbers, pl.when(parsed >= _YEAR_1).then(parsed)))
+    return _bounded(_apply(text, pl.coalesce(numbers, parsed)))
+
+
+def _bounded(times: pl.Series) -> pl.Series:
+    """Times outside the years 1 to 9999 become null."""
+    if times.is_between(_YEAR_1, _YEAR_9999_END).all():
+        return times
+    return _apply(times, pl.when(_T.is_between(_YEAR_1, _YEAR_9999_END)).then(_T))
 
 
 def _dates(text: pl.Series) -> pl.Series:

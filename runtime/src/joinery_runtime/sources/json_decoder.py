@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from joinery_runtime.sources.convert import convert, narrow
+from joinery_runtime.sources.convert import convert, in_range, narrow
 from joinery_runtime.sources.json_faults import Explainer
 from joinery_runtime.sources.records import (
     NULL_VALUE,
@@ -156,4 +156,6 @@ def _typed(field: pa.Field, column: pl.Series) -> tuple[pa.Array, list[Fault]]:
         return convert(field.name, column, field.type)
     if pa.types.is_float32(field.type):
         return narrow(field.name, column)
+    if pa.types.is_timestamp(field.type):
+        return in_range(field.name, column)
     return column.to_arrow().cast(field.type), []

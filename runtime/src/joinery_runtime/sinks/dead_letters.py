@@ -1,0 +1,40 @@
+"""Dead letters (rule T8): the records that cannot be used, as rows for any sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+DEAD_LETTER_SCHEMA = pa.schema(
+    [
+        pa.field("input", pa.string()),
+        pa.field("topic", pa.string()),  # a file's path, where the input is one
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),  # in bytes, for a file
+        pa.field("reason", pa.string()),
+        pa.field("value", pa.binary()),  # the record as it was, in JSON as base64; null where it had no value
+    ]
+)
+
+
+def dead_letter_rows(
+    *,
+    input_name: str,
+    topic: str,
+    partition: int,
+    offsets: Sequence[int],
+    reasons: Sequence[str],
+    values: pa.BinaryArray,
+) -> pa.RecordBatch:
+    """Rows of `DEAD_LETTER_SCHEMA` for records of one partition; `offsets`, `reasons` and `values` go together."""
+    count = len(offsets)
+    columns = [
+        pa.repeat(pa.scalar(input_name, pa.string()), count),
+        pa.repeat(pa.scalar(topic, pa.string()), count),
+        pa.repeat(pa.scalar(partition, pa.int32()), count),
+        pa.array(offsets, pa.int64()),
+        pa.array(reasons, pa.string()),
+        values,
+    ]
+    return pa.record_batch(columns, schema=DEAD_LETTER_SCHEMA)

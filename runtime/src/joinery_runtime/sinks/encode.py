@@ -1,0 +1,30 @@
+"""Output rows as JSON, one object per row, in whole batches.
+
+Values mirror what the sources read (rule V3), so that a job can read another's output: int64 and uint64 as exact
+integers, decimals as text, binary as base64, dates as `YYYY-MM-DD`, timestamps as integer milliseconds. JSON has no
+NaN and no infinity: they become null. A null is written as null, never left out.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+import polars.selectors as cs
+import pyarrow as pa
+
+_PLAIN = (
+    cs.datetime().dt.epoch("ms"),
+    cs.date().dt.to_string("iso"),
+    cs.decimal().cast(pl.String),
+    cs.binary().bin.encode("base64"),
+)
+
+
+def json_lines(rows: pa.Table) -> bytes:
+    """All rows, each followed by a newline."""
+    frame = pl.DataFrame(rows) if rows.num_rows else pl.DataFrame()
+    return frame.with_columns(*_PLAIN).write_ndjson().encode() if frame.height else b""
+
+
+def rows_to_json(rows: pa.Table) -> list[bytes]:
+    """One JSON object per row. A newline inside a text is escaped, so splitting at newlines is safe."""
+    return json_lines(rows).split(b"\n")[:-1]

@@ -1,0 +1,56 @@
+"""Which sink a job needs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.job import FileOutput, StreamJoin
+from joinery_runtime.sinks.base import Sink
+from joinery_runtime.sinks.files import FileSink
+from joinery_runtime.sinks.kafka import KafkaSink, KafkaTarget
+from joinery_runtime.sinks.postgres import PostgresSink, Staging
+from joinery_runtime.sinks.postgres_table import TargetTable
+
+
+class StoreAddress(Protocol):
+    """A state store in Postgres, as tasks reach it too: libpq's DSN and the schema of Joinery's tables."""
+
+    @property
+    def dsn(self) -> str: ...
+    @property
+    def schema(self) -> str: ...
+
+
+def sink_for(job: StreamJoin, store: StoreAddress | None) -> Sink:
+    """The sink of the job's output; `store` None: the state is not in Postgres."""
+    output = job.spec.output
+    if output.kafka is not None:
+        kafka = output.kafka
+        return KafkaSink(KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties))
+    if output.postgres is not None:
+        target = TargetTable(output.postgres.table, output.postgres.upsert_key)
+        if store is None:
+            raise SinkError(
+                f"The output table {target.name} needs the state in Postgres too",
+                facts="rows and state are committed in one transaction",
+                todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
+            )
+        return PostgresSink(store.dsn, target, Staging.of(store.schema, job.name, target.name))
+    return _files(output.file)
+
+
+def dead_letter_sink(job: StreamJoin) -> Sink | None:
+    """The sink of the job's dead letters, or None if it names none; its rows have `DEAD_LETTER_SCHEMA`."""
+    if job.spec.dead_letter is None:
+        return None
+    kafka = job.dead_letter_kafka
+    if kafka is None:
+        return _files(job.spec.dead_letter.file)
+    assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
+    return KafkaSink(KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {}))
+
+
+def _files(output: FileOutput | None) -> FileSink:
+    assert output is not None, "the job's validation sees to exactly one target"
+    return FileSink(output.path)

@@ -1,0 +1,108 @@
+"""JSON lines files, exactly once: one part per shard and epoch, visible only after the epoch's commit.
+
+A task writes `<directory>/.staging/<attempt>.jsonl`; the driver renames what a commit named to
+`epoch-<12 digits>-shard-<5 digits>.jsonl`. Both must be on one file system that driver and tasks share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.base import AttemptId, Receipt
+from joinery_runtime.sinks.encode import json_lines
+
+_STAGING = ".staging"
+
+
+@dataclass(frozen=True, slots=True)
+class FileWriter:
+    """Task half."""
+
+    directory: str
+
+    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+        path = Path(self.directory, _STAGING, f"{attempt}.jsonl")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                file.write(json_lines(rows))
+                file.flush()
+                os.fsync(file.fileno())
+            _sync(path.parent)
+        except OSError as error:
+            raise _problem(path, error) from error
+        return {"attempt": str(attempt), "shard": attempt.shard, "rows": rows.num_rows}
+
+
+class FileSink:
+    """Driver half."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    def prepare(self, schema: pa.Schema) -> None:
+        try:
+            (self._directory / _STAGING).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _problem(self._directory, error) from error
+
+    def writer(self) -> FileWriter:
+        return FileWriter(str(self._directory))
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Files become visible after the commit."""
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        for receipt in receipts:
+            self._publish(epoch, receipt)
+        if receipts:
+            _sync(self._directory)
+
+    def _publish(self, epoch: int, receipt: Receipt) -> None:
+        staged = self._directory / _STAGING / f"{receipt['attempt']}.jsonl"
+        part = self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}.jsonl"
+        try:
+            staged.replace(part)
+        except FileNotFoundError as error:
+            if not part.exists():
+                raise SinkError(
+                    f"The output of epoch {epoch}, shard {receipt['shard']} is gone",
+                    facts=f"neither {staged} nor {part} is there",
+                    todo="Somebody deleted it, or driver and tasks do not share the directory",
+                ) from error
+        except OSError as error:
+            raise _problem(part, error) from error
+
+    def recover(self, generation: int, committed_epoch: int) -> None:
+        """The committed epoch's files are left to `publish`; what it does not name goes at the next recovery."""
+        for staged in (self._directory / _STAGING).glob("*.jsonl"):
+            written_by, epoch = map(int, staged.name.split("-")[:2])
+            if written_by < generation and epoch != committed_epoch:
+                staged.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+def _sync(directory: Path) -> None:
+    """Makes new names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _problem(path: Path, error: OSError) -> SinkError:
+    return SinkError(
+        f"The output file {path} cannot be written",
+        facts=error.strerror or str(error),
+        todo="Check output.file.path and that this user may write there",
+    )

@@ -1,0 +1,242 @@
+"""A Postgres table in the state store's database, exactly once.
+
+Tasks COPY their rows into an unlogged staging table, where nobody looks; the transaction that commits the epoch moves
+the rows of exactly the attempts that the commit names, never through the driver. Two staging tables take turns by
+epoch, so that the one of a committed epoch can be emptied by TRUNCATE while tasks of the next one write: rows deleted
+one by one would be in the way of later scans until a vacuum. After a crash of the server unlogged tables are empty: the
+number of rows moved is checked against the receipts, and the epoch runs again.
+
+The values travel as CSV with timestamps as integer milliseconds (formatting and parsing them as text took more time
+than all the rest). U+0000, which Postgres cannot store in text, becomes U+FFFD.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+import polars.selectors as cs
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.base import AttemptId, Receipt
+from joinery_runtime.sinks.postgres_table import TargetTable, column_type, columns_of, names
+
+_ATTEMPT, _ROW = "$attempt", "$row"  # no output column starts with a dollar
+_WORTH_EMPTYING = 4 * 2**20  # bytes
+# Unlogged rows need no flush. With a lock in the way, emptying can wait for another epoch.
+_SESSION = "SET synchronous_commit = off; SET lock_timeout = '2s'"
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The two staging tables of one output: `<schema>.<prefix>_0` and `_1`."""
+
+    schema: str
+    prefix: str
+
+    @classmethod
+    def of(cls, schema: str, job: str, table: str) -> Staging:
+        digest = hashlib.sha256(f"{job}\0{table}".encode()).hexdigest()[:16]
+        return cls(schema, f"out_{digest}")
+
+    def table(self, epoch: int) -> sql.Identifier:
+        return sql.Identifier(self.schema, f"{self.prefix}_{epoch % 2}")
+
+    def tables(self) -> list[sql.Identifier]:
+        return [self.table(turn) for turn in (0, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresWriter:
+    """Task half."""
+
+    dsn: str = field(repr=False)
+    staging: Staging
+
+    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+        columns = [_ATTEMPT, _ROW, *rows.schema.names]
+        copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(self.staging.table(attempt.epoch), names(columns))
+        connection = _connections.get(self.dsn)
+        try:
+            with connection.transaction(), connection.cursor().copy(copy) as stream:
+                stream.write(_csv(str(attempt), rows))
+        except psycopg.Error as error:
+            _connections.drop(self.dsn)
+            raise _problem("The output rows cannot be staged", error) from error
+        return {"attempt": str(attempt), "rows": rows.num_rows}
+
+
+class PostgresSink:
+    """Driver half. `in_transaction` works on the store's connection, all else on one of its own."""
+
+    def __init__(self, dsn: str, target: TargetTable, staging: Staging) -> None:
+        self._dsn, self._target, self._staging = dsn, target, staging
+        self._schema: pa.Schema = pa.schema([])
+
+    def prepare(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        with self._session("The output table cannot be prepared") as connection, connection.transaction():
+            self._target.ensure(connection, schema)
+            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._staging.schema)))
+            for table in self._staging.tables():
+                self._ensure_staging(connection, table, schema)
+
+    def writer(self) -> PostgresWriter:
+        return PostgresWriter(self._dsn, self._staging)
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        expected = sum(receipt["rows"] for receipt in receipts)
+        if not expected:
+            return
+        attempts = {"attempts": [receipt["attempt"] for receipt in receipts]}
+        try:
+            # The lock that this takes keeps the rows there until the transaction ends.
+            staged = connection.execute(self._count(epoch), attempts).fetchone()[0]
+            if staged == expected:
+                connection.execute(self._move(epoch), attempts)
+        except psycopg.OperationalError:
+            raise  # the store's connection: what became of it is for the store to judge
+        except psycopg.Error as error:
+            raise _problem(f"The output table {self._target.name} refuses the rows of epoch {epoch}", error) from error
+        if staged != expected:
+            raise SinkError(
+                f"The staged output of epoch {epoch} is not complete",
+                facts=f"{staged} rows are there, {expected} were written",
+                todo="Nothing was committed; start the job again: it runs the epoch again",
+            )
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """The rows are in the table; empties what was staged for this epoch, once it is large."""
+        table = self._staging.table(epoch)
+        with self._session("The staging table cannot be emptied") as connection:
+            size = connection.execute(
+                "SELECT pg_relation_size(%s::regclass)", (table.as_string(connection),)
+            ).fetchone()
+            if size is not None and size[0] > _WORTH_EMPTYING:
+                with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a zombie is writing; next time
+                    connection.execute(sql.SQL("TRUNCATE {}").format(table))
+
+    def recover(self, generation: int, committed_epoch: int) -> None:
+        older = sql.SQL("split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(_ATTEMPT))
+        with self._session("The staging tables cannot be swept") as connection:
+            for table in self._staging.tables():
+                connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, older), (generation,))
+
+    def close(self) -> None:
+        _connections.drop(self._dsn)
+
+    @contextlib.contextmanager
+    def _session(self, failing: str) -> Iterator[Connection]:
+        try:
+            yield _connections.get(self._dsn)
+        except psycopg.Error as error:
+            _connections.drop(self._dsn)
+            raise _problem(failing, error) from error
+
+    def _ensure_staging(self, connection: Connection, table: sql.Identifier, schema: pa.Schema) -> None:
+        """Keeps a table that has the right columns: a task of the epoch that is about to be run again may hold it."""
+        wanted = {_ATTEMPT: "text", _ROW: "bigint", **{field.name: _staged_type(field.type) for field in schema}}
+        existing = columns_of(connection, table)
+        if {name: column.type for name, column in existing.items()} == wanted:
+            return
+        columns = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in wanted.items()
+        )
+        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+        connection.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, columns))
+
+    def _count(self, epoch: int) -> sql.Composed:
+        return sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self._staging.table(epoch), _NAMED)
+
+    def _move(self, epoch: int) -> sql.Composed:
+        """With an upsert key the row that its shard wrote last wins among equal keys of one epoch."""
+        columns, key = self._schema.names, self._target.upsert_key
+        query = sql.SQL(
+            "INSERT INTO {target} ({columns}) SELECT {distinct} {values} FROM {staging} WHERE {named} {last}"
+        )
+        others = [name for name in columns if name not in key]
+        update = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
+        action = sql.SQL("DO UPDATE SET {}").format(update) if others else sql.SQL("DO NOTHING")
+        return query.format(
+            target=self._target.identifier,
+            columns=names(columns),
+            values=sql.SQL(", ").join(map(_moved, self._schema)),
+            staging=self._staging.table(epoch),
+            named=_NAMED,
+            distinct=sql.SQL("DISTINCT ON ({})").format(names(key)) if key else sql.SQL(""),
+            last=sql.SQL("ORDER BY {key}, {row} DESC, {attempt} ON CONFLICT ({key}) {action}").format(
+                key=names(key), row=sql.Identifier(_ROW), attempt=sql.Identifier(_ATTEMPT), action=action
+            )
+            if key
+            else sql.SQL(""),
+        )
+
+
+_NAMED = sql.SQL("{} = ANY(%(attempts)s)").format(sql.Identifier(_ATTEMPT))
+
+
+class _Connections(threading.local):
+    """A thread's connections, kept alive: a new one costs Postgres a process."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Connection] = {}
+
+    def get(self, dsn: str) -> Connection:
+        connection = self._open.get(dsn)
+        if connection is None or connection.closed:
+            connection = psycopg.connect(dsn, autocommit=True, application_name="joinery output", connect_timeout=10)
+            connection.execute(_SESSION)
+            self._open[dsn] = connection
+        return connection
+
+    def drop(self, dsn: str) -> None:
+        connection = self._open.pop(dsn, None)
+        if connection is not None:
+            connection.close()
+
+
+_connections = _Connections()
+
+
+def _csv(attempt: str, rows: pa.Table) -> bytes:
+    """Rows as CSV behind their attempt and row number: nulls empty, empty text quoted."""
+    frame = pl.DataFrame(rows).select(
+        pl.lit(attempt).alias(_ATTEMPT),
+        pl.int_range(pl.len()).alias(_ROW),
+        cs.all(),
+    )
+    plain = frame.with_columns(
+        cs.datetime().dt.epoch("ms"),
+        pl.lit("\\x") + cs.binary().bin.encode("hex"),
+    )
+    text = plain.write_csv(include_header=False, quote_style="necessary").encode()
+    return text.replace(b"\0", _REPLACEMENT) if b"\0" in text else text
+
+
+_REPLACEMENT = "\ufffd".encode()
+
+
+def _staged_type(arrow: pa.DataType) -> str:
+    return "bigint" if pa.types.is_timestamp(arrow) else column_type(arrow)
+
+
+def _moved(field: pa.Field) -> sql.Composable:
+    name = sql.Identifier(field.name)
+    if pa.types.is_timestamp(field.type):
+        return sql.SQL("timestamptz 'epoch' + {} * interval '1 millisecond'").format(name)
+    return name
+
+
+def _problem(what: str, error: psycopg.Error) -> SinkError:
+    reason = " ".join(str(error).split())
+    return SinkError(what, facts=reason, todo="Check the table, the role's rights and that Postgres can be reached")

@@ -1,0 +1,126 @@
+"""The target table of the Postgres sink: its name, column types, creation and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from joinery_runtime.errors import SinkError
+
+_TYPES: dict[pa.DataType, str] = {
+    pa.bool_(): "boolean",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.uint64(): "numeric(20,0)",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.string(): "text",
+    pa.binary(): "bytea",
+    pa.date32(): "date",
+    pa.timestamp("ms", tz="UTC"): "timestamp with time zone",
+}
+# Types of an existing table's columns that hold every value of ours, exactly.
+_WIDER: Mapping[str, tuple[str, ...]] = {
+    "integer": ("bigint", "numeric"),
+    "bigint": ("numeric",),
+    "real": ("double precision",),
+    "text": ("character varying",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of an existing table."""
+
+    type: str
+    required: bool  # NOT NULL and nothing fills it
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """`name` is `table` or `schema.table`; rows replace those with the same `upsert_key`, if there is one."""
+
+    name: str
+    upsert_key: tuple[str, ...] = ()
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(*self.name.split(".", 1))
+
+    def ensure(self, connection: psycopg.Connection[Any], schema: pa.Schema) -> None:
+        """Creates the table if it is missing, else checks its columns. Raises SinkError with all that does not fit."""
+        connection.execute(self._create(schema))
+        problems = misfits(columns_of(connection, self.identifier), schema)
+        if self.upsert_key and not self._has_unique_key(connection):
+            problems.append(f"there is no unique index on exactly ({', '.join(self.upsert_key)}), the upsertKey")
+        if problems:
+            raise SinkError(
+                f"The output table {self.name} does not fit the job's output",
+                facts="; ".join(problems),
+                todo="Alter the table, or name one that is not there: it will be created",
+            )
+
+    def _create(self, schema: pa.Schema) -> sql.Composed:
+        columns = [
+            sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(column_type(field.type))) for field in schema
+        ]
+        if self.upsert_key:
+            columns.append(sql.SQL("UNIQUE NULLS NOT DISTINCT ({})").format(names(self.upsert_key)))
+        return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(self.identifier, sql.SQL(", ").join(columns))
+
+    def _has_unique_key(self, connection: psycopg.Connection[Any]) -> bool:
+        rows = connection.execute(
+            "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute "
+            "ON attrelid = indrelid AND attnum = ANY(indkey) WHERE indrelid = %s::regclass AND indisunique "
+            "AND indpred IS NULL AND indexprs IS NULL AND indimmediate GROUP BY indexrelid",
+            (self.identifier.as_string(connection),),
+        )
+        return any(set(columns) == set(self.upsert_key) for (columns,) in rows)
+
+
+def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> dict[str, Column]:
+    """The columns of a table in their order; none if there is no such table."""
+    rows = connection.execute(
+        "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
+        "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        (table.as_string(connection),),
+    )
+    return {name: Column(kind, required) for name, kind, required in rows}
+
+
+def column_type(arrow: pa.DataType) -> str:
+    """The Postgres type of an output column."""
+    if pa.types.is_decimal(arrow):
+        return f"numeric({arrow.precision},{arrow.scale})"
+    return _TYPES[arrow]
+
+
+def misfits(existing: Mapping[str, Column], schema: pa.Schema) -> list[str]:
+    """What keeps rows of `schema` out of a table with these columns."""
+    wanted = {field.name: column_type(field.type) for field in schema}
+    missing = [f"column {name} {kind} is missing" for name, kind in wanted.items() if name not in existing]
+    other = [
+        f"column {name} is {existing[name].type}, the output's is {kind}"
+        for name, kind in wanted.items()
+        if name in existing and not _holds(existing[name].type, kind)
+    ]
+    unfilled = [
+        f"column {name} is NOT NULL, has no default and is not in the output"
+        for name, column in existing.items()
+        if column.required and name not in wanted
+    ]
+    return missing + other + unfilled
+
+
+def _holds(existing: str, wanted: str) -> bool:
+    return existing == wanted or existing in _WIDER.get(wanted, ()) or (existing == "numeric" and "numeric" in wanted)
+
+
+def names(columns: Sequence[str]) -> sql.Composed:
+    """Quoted column names, separated by commas."""
+    return sql.SQL(", ").join(map(sql.Identifier, columns))
