@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from joinery_devkit.oracle import Oracle, Row, WatermarkOracle, multiset, output_row
 
+from joinery_devkit.oracle import Oracle, Row, WatermarkOracle, multiset, output_row
 from joinery_runtime.core import compaction
 from joinery_runtime.core.expression import Expression, parse_expression
 from joinery_runtime.core.join import ORDER_COLUMNS, JoinEpoch
@@ -22,6 +22,9 @@ from joinery_runtime.core.spec import LEFT, PARTS, RIGHT, JoinSpec, OutputColumn
 from joinery_runtime.core.watermark import InputClock, InputProgress, advance
 
 Place = tuple[int, int, int, int]
+
+# The histories of the suites span a few dozen milliseconds: without this, hardly any two segments would ever merge.
+WIDER_BUCKETS_MS = 200
 SideRows = Mapping[str, Sequence[Row]]
 
 
@@ -168,7 +171,7 @@ class CoreRunner:
         added, replaced = [], set()
         for side, part in enumerate(PARTS):
             metas = [meta for meta, _ in segments if meta.part == part and owned.overlaps(meta.hash_min, meta.hash_max)]
-            kept_for = self.spec.kept_for_ms(side)
+            kept_for = self.spec.kept_for_ms(side) + WIDER_BUCKETS_MS
             for group in compaction.choose(metas, owned, kept_for_ms=kept_for, checkpoint=epoch.checkpoint):
                 keep_from = self.spec.keep_from(side, watermarks)
                 parts = [runs[meta.key] for meta in group]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from core.cases import cases, cuts, punctual
-from core.harness import Case, check_against_oracle
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from core.cases import cases, cuts, punctual
+from core.harness import Case, check_against_oracle
 from joinery_runtime.core.keyhash import KeyHash, key_hash
 from joinery_runtime.core.match import find_ranges
 from joinery_runtime.core.spec import JoinSpec
