@@ -68,7 +68,7 @@ class JoinSpec:
 
     def kept_for_ms(self, side: int) -> int:
         """For how long of event time a row of `side` is kept, apart from the other input's watermark delay."""
-        return max(0, self.sides[side].partner_upper_ms) + self.allowed_lateness_ms
+        return max(0, self.sides[side].partner_upper_ms + self.allowed_lateness_ms)
 
     def accept_from(self, watermarks: tuple[Watermark, Watermark]) -> int | None:
         """The lowest event time that is not dropped as late (J6, J7), None where nothing is."""

@@ -39,7 +39,11 @@ def run_job(
         for source in sources.values():
             stack.callback(source.close)
         planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle_clock(job))
-        output = _prepared(stack, sink_for(job, store.sink_target), spec.output_schema())
+        output = _prepared(
+            stack,
+            sink_for(job, store.address if isinstance(store.address, PostgresAddress) else None),
+            spec.output_schema(),
+        )
         dead_sink = dead_letter_sink(job)
         dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
         build = WorkerBuilder(job, store.address, output.writer(), None if dead is None else dead.writer())

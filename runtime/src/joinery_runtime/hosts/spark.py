@@ -9,13 +9,15 @@ architecture.md, "Why our own epoch loop"). Partition number `shards` takes the 
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkConf, SparkContext, SparkFiles, TaskContext
+from py4j.protocol import Py4JJavaError
+from pyspark import RDD, SparkConf, SparkContext, SparkFiles, TaskContext
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.protocol import choose_attempts
@@ -33,6 +35,9 @@ DEFAULT_CONF = {
     "spark.shuffle.compress": "false",  # blocks of one epoch live for a moment
     "spark.locality.wait": "0s",
 }
+
+_LOG = Path(__file__).with_name("log4j2.properties")
+QUIET_CONF = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOG}"}
 
 WorkerFactory = Callable[[Path], Worker]
 
@@ -56,13 +61,13 @@ class SparkHost:
         context, plan, setup = self._context, work.plan, self._setup
         groups = deal(plan.ranges, context.defaultParallelism)
         context.setJobDescription(f"{self._job}: epoch {plan.epoch}")
-        results: list[tuple[int, Any]] = (
+        job = (
             context.parallelize(groups, max(1, len(groups)))
             .mapPartitions(lambda tasks: _read(setup, work, tasks))
             .partitionBy(plan.shards + 1, lambda shard: shard)
             .mapPartitionsWithIndex(lambda index, blocks: _join(setup, work, index, blocks))
-            .collect()
         )
+        results = _collect(job, plan.epoch)
         _raise_first_failure(results)
         chosen = choose_attempts(results, range(plan.shards + 1))
         read: ReadSummary = chosen[plan.shards]
@@ -72,20 +77,49 @@ class SparkHost:
         self._context.stop()
 
 
+def _collect(job: RDD[Any], epoch: int) -> list[tuple[int, Any]]:
+    try:
+        return list(job.collect())
+    except Py4JJavaError as error:
+        raise JoineryError(
+            f"Spark gave up on epoch {epoch}",
+            facts=_python_cause(str(error.java_exception.getMessage())),
+            todo="Nothing of it was committed; the next start replays it",
+        ) from error
+
+
+def _python_cause(message: str) -> str:
+    """The last line of the Python traceback inside a Spark failure, or its first line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception")) and "Traceback" not in line]
+    return (errors or lines or ["no message"])[-1 if errors else 0]
+
+
 def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkContext:
-    """A context with the job's own `spark.conf` over our defaults; `master` None takes what spark-submit set."""
+    """A context with the job's own `spark.conf` over what spark-submit set, and our defaults under both. Without any
+    master it is `local[*]`, where a task is tried four times as on a cluster."""
     settings = SparkConf().setAppName(name)
-    for key, value in {**DEFAULT_CONF, **conf}.items():
-        if conf.get(key) is not None or not settings.contains(key):
-            settings.set(key, value)
-    for key, value in WORKER_ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
-        settings.set(f"spark.executorEnv.{key}", value)
+    for key, value in conf.items():
+        settings.set(key, value)
     if master is not None:
         settings.setMaster(master)
+    defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
+    if not _submitted():
+        defaults |= {"spark.master": "local[*,4]", **QUIET_CONF}
+    for key, value in defaults.items():
+        settings.setIfMissing(key, value)
+    if str(settings.get("spark.master", "")).startswith("local["):
+        settings.setIfMissing("spark.driver.host", "127.0.0.1")
+    for key, value in {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable}.items():
+        os.environ.setdefault(key, value)
     context = SparkContext(conf=settings)
     context.setLogLevel("ERROR")
     return context
+
+
+def _submitted() -> bool:
+    """Whether spark-submit started this process: then the JVM runs already, with a master and a log of its own."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def deal(ranges: Sequence[Range], hands: int) -> list[list[Range]]:

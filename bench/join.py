@@ -1,0 +1,193 @@
+"""Inner interval join of 2 x N JSON records: this engine, Spark's own join, and the raw read, on the same topics in
+one run. Prints rows per second, ratios and peak memory, and writes them as JSON.
+
+    python bench/join.py --records 3000000 --out build/bench.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from topics import Workload, produce
+
+from joinery_devkit.jars import fetch_jars
+from joinery_devkit.kafka import KafkaBroker
+
+HERE = Path(__file__).parent
+CONNECTOR = [
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.13.1",
+    "org.scala-lang.modules:scala-parallel-collections_2.13:1.2.0",
+]
+UPPER_MS = 900_000
+
+JOB = """
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: bench}}
+spec:
+  inputs:
+    - name: orders
+      kafka: {{bootstrapServers: "{bootstrap}", topic: orders, stopAt: latest}}
+      format: json
+      schema:
+        - {{name: order_id, type: string}}
+        - {{name: customer, type: string}}
+        - {{name: amount, type: double}}
+        - {{name: ts, type: timestamp}}
+      eventTime: ts
+      watermark: {{delay: 10s}}
+    - name: payments
+      kafka: {{bootstrapServers: "{bootstrap}", topic: payments, stopAt: latest}}
+      format: json
+      schema:
+        - {{name: payment_id, type: string}}
+        - {{name: order_id, type: string}}
+        - {{name: method, type: string}}
+        - {{name: ts, type: timestamp}}
+      eventTime: ts
+      watermark: {{delay: 10s}}
+  joins:
+    - right: payments
+      keys: {{orders.order_id: payments.order_id}}
+      interval: {{of: orders, lower: 0s, upper: {upper}ms}}
+  select:
+    - {{column: orders.order_id}}
+    - {{column: orders.customer}}
+    - {{column: orders.amount}}
+    - {{column: payments.payment_id}}
+    - {{column: payments.method}}
+    - {{column: payments.ts}}
+  output: {{file: {{path: "{output}"}}}}
+  deadLetter: {{file: {{path: "{output}.dead"}}}}
+  shards: {shards}
+  trigger: {{maxRecordsPerEpoch: {epoch}}}
+"""
+
+
+def measured(command: Sequence[str], environment: dict[str, str]) -> tuple[str, float, int]:
+    """(standard output, wall seconds, peak resident bytes of the process and all it started)."""
+    started = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    peak = _Peak(process.pid)
+    out, _ = process.communicate()
+    peak.stop()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return out, time.monotonic() - started, peak.bytes
+
+
+class _Peak:
+    """Samples the proportional memory of a process tree; shared pages count once."""
+
+    def __init__(self, pid: int) -> None:
+        self.bytes = 0
+        self._process, self._done = psutil.Process(pid), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.5):
+            self.bytes = max(self.bytes, sum(map(_memory, self._tree())))
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            return [self._process, *self._process.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+
+def _memory(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0
+
+
+def run_joinery(bootstrap: str, arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    job = work / "bench.yaml"
+    job.write_text(JOB.format(bootstrap=bootstrap, upper=UPPER_MS, output=work / "joined", shards=arguments.shards,
+                              epoch=arguments.epoch))  # fmt: skip
+    command = [str(Path(sys.executable).with_name("joinery")), "run", str(job), "--master", "local[2,4]"]
+    out, wall, peak = measured(command, os.environ | {"JOINERY_HOME": str(work / "home")})
+    epochs = [line for line in map(json.loads, out.splitlines()) if line.get("event") == "epoch"]
+    rows = sum(sum(e["rows_in"].values()) for e in epochs)
+    steady = _steady_rate(epochs)
+    return {"rows": rows, "seconds": wall, "rate": rows / wall, "steady_rate": steady, "epochs": len(epochs),
+            "rows_out": sum(e["rows_out"] for e in epochs), "state_rows": max(e["state_rows"] for e in epochs),
+            "state_bytes": max(e["state_bytes"] for e in epochs), "peak_bytes": peak}  # fmt: skip
+
+
+def _steady_rate(epochs: list[dict[str, Any]]) -> float:
+    """Rows per second without the first two epochs, which start workers and learn how dense the topics are."""
+    later = epochs[2:]
+    return sum(sum(e["rows_in"].values()) for e in later) / sum(e["seconds"] for e in later) if later else 0.0
+
+
+def run_spark(bootstrap: str) -> dict[str, Any]:
+    jars = fetch_jars("spark-kafka-4.2.0", CONNECTOR, transitive=False)
+    command = [sys.executable, str(HERE / "spark_join.py"), bootstrap, str(jars), str(UPPER_MS)]
+    out, wall, peak = measured(command, dict(os.environ))
+    result = json.loads(out.strip().splitlines()[-1])
+    return result | {"rate": result["rows"] / result["seconds"], "wall_seconds": wall, "peak_bytes": peak}
+
+
+def run_raw(bootstrap: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "raw_read.py"), bootstrap, str(arguments.partitions), str(arguments.records)]
+    out, _, _ = measured(command, dict(os.environ))
+    result = json.loads(out)
+    return result | {"rate": result["rows"] / result["seconds"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=3_000_000, help="per topic")
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--epoch", type=int, default=800_000, help="records per epoch, both topics together")
+    parser.add_argument("--skip-spark", action="store_true")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with KafkaBroker() as broker, tempfile.TemporaryDirectory() as work:
+        for topic in ("orders", "payments"):
+            broker.create_topic(topic, partitions=arguments.partitions)
+        produce(broker.bootstrap, Workload(arguments.records, arguments.partitions))
+        results = {"raw": run_raw(broker.bootstrap, arguments)}
+        results["joinery"] = run_joinery(broker.bootstrap, arguments, Path(work))
+        if not arguments.skip_spark:
+            results["spark"] = run_spark(broker.bootstrap)
+    report(results, arguments)
+
+
+def report(results: dict[str, Any], arguments: argparse.Namespace) -> None:
+    ours = results["joinery"]["rate"]
+    for name, result in results.items():
+        peak = f", peak {result['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in result else ""
+        print(f"{name:8} {result['rate']:>12,.0f} rows/s ({result['rows']:,} rows in {result['seconds']:.1f} s{peak})")
+    results["ratios"] = {name: ours / results[name]["rate"] for name in ("raw", "spark") if name in results}
+    for name, ratio in results["ratios"].items():
+        print(f"joinery is {ratio:.2f} times {name}")
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps({"arguments": vars(arguments) | {"out": None}, **results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The benchmark's data: two topics of orders and payments, the same bytes for every engine.
+
+Event time advances RECORDS_PER_SECOND per topic; three quarters of the orders are paid within PAY_WITHIN_MS, records
+are up to DISORDER_MS out of order. A record is about 100 bytes of JSON.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from confluent_kafka import Producer
+
+START_MS = 1_760_000_000_000
+RECORDS_PER_SECOND = 1_000
+PAY_WITHIN_MS = 600_000
+DISORDER_MS = 2_000
+PAID = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`records` per topic, spread evenly over `partitions`."""
+
+    records: int
+    partitions: int
+
+    @property
+    def span_ms(self) -> int:
+        return self.records * 1000 // RECORDS_PER_SECOND
+
+
+def produce(bootstrap: str, workload: Workload) -> None:
+    """Fills the topics `orders` and `payments`, which must exist and be empty."""
+    jobs = [(bootstrap, workload, topic) for topic in ("orders", "payments")]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        pool.starmap(_produce_topic, jobs)
+
+
+def _produce_topic(bootstrap: str, workload: Workload, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "batch.size": 1 << 20,
+                         "queue.buffering.max.messages": 1_000_000, "compression.type": "lz4"})  # fmt: skip
+    make = _orders if topic == "orders" else _payments
+    for number, value in enumerate(make(workload)):
+        while True:
+            try:
+                producer.produce(topic, value, partition=number % workload.partitions)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    producer.flush()
+
+
+def _orders(workload: Workload) -> Iterator[bytes]:
+    random = np.random.default_rng(1)
+    times = _times(workload, random)
+    amounts = random.integers(100, 100_000, workload.records)
+    for number, ts, amount in zip(range(workload.records), times.tolist(), amounts.tolist(), strict=True):
+        yield (
+            b'{"order_id":"o%09d","customer":"c%05d","amount":%d.%02d,"currency":"EUR","ts":%d}'
+            % (number, number * 7919 % 50_000, amount // 100, amount % 100, ts)
+        )
+
+
+def _payments(workload: Workload) -> Iterator[bytes]:
+    """Payment n at time t belongs to an order placed up to PAY_WITHIN_MS before t, or to none."""
+    random = np.random.default_rng(2)
+    times = _times(workload, random)
+    back = random.integers(0, PAY_WITHIN_MS * RECORDS_PER_SECOND // 1000, workload.records)
+    orders = np.arange(workload.records) - back
+    orders[(random.random(workload.records) > PAID) | (orders < 0)] += 500_000_000
+    for number, ts, order in zip(range(workload.records), times.tolist(), orders.tolist(), strict=True):
+        yield b'{"payment_id":"p%09d","order_id":"o%09d","method":"card","paid":true,"ts":%d}' % (number, order, ts)
+
+
+def _times(workload: Workload, random: np.random.Generator) -> np.ndarray:
+    steady = START_MS + np.arange(workload.records) * 1000 // RECORDS_PER_SECOND
+    return steady - random.integers(0, DISORDER_MS, workload.records)
