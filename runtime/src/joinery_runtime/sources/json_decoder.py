@@ -56,7 +56,7 @@ class JsonDecoder:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._explainer = Explainer(schema)
-        self._decimals = pa.schema([field for field in schema if pa.types.is_decimal(field.type)])
+        self._decimals = [field for field in schema if pa.types.is_decimal(field.type)]
         columns = [field for field in schema if not pa.types.is_decimal(field.type)] or list(schema)
         self._wire = {field.name: _DIRECT.get(field.type, pl.String) for field in columns}
         times = [field.name for field in schema if pa.types.is_timestamp(field.type)]
@@ -138,15 +138,19 @@ def _read_ndjson(lines: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataF
         raise RefusedError(f"not readable as JSON: {str(error).splitlines()[0]}") from error
 
 
-def _read_decimals(lines: bytes, schema: pa.Schema) -> pa.Table:
-    if not len(schema):
-        return None
+def _read_decimals(lines: bytes, fields: list[pa.Field]) -> dict[str, pa.ChunkedArray]:
+    """Columns by name. The JSON reader lets values through that have too many digits before the point; reading them
+    with room to spare and casting refuses these."""
+    if not fields:
+        return {}
+    roomy = pa.schema([pa.field(field.name, pa.decimal256(76, field.type.scale)) for field in fields])
     try:
-        return pyarrow.json.read_json(
+        table = pyarrow.json.read_json(
             pa.BufferReader(lines),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-            parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+            parse_options=pyarrow.json.ParseOptions(explicit_schema=roomy, unexpected_field_behavior="ignore"),
         )
+        return {field.name: table[field.name].cast(field.type) for field in fields}
     except pa.ArrowInvalid as error:
         raise RefusedError(f"not readable as JSON with decimals: {error}") from error
 

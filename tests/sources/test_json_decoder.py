@@ -1,0 +1,308 @@
+"""JSON decoding: every type of rule V3, every kind of bad record, and that rows never change places."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joinery_runtime.sources import Decoded, JsonDecoder
+from joinery_runtime.sources.json_faults import Explainer
+
+TIMESTAMP = pa.timestamp("ms", tz="UTC")
+ALL_TYPES = pa.schema(
+    {
+        "flag": pa.bool_(),
+        "small": pa.int32(),
+        "big": pa.int64(),
+        "half": pa.float32(),
+        "real": pa.float64(),
+        "text": pa.string(),
+        "raw": pa.binary(),
+        "price": pa.decimal128(20, 4),
+        "day": pa.date32(),
+        "at": TIMESTAMP,
+    }
+)
+NOON = datetime(2024, 5, 6, 12, 0, tzinfo=UTC)
+NOON_MS = int(NOON.timestamp() * 1000)
+
+
+def decode(schema: pa.Schema, *records: bytes | None) -> Decoded:
+    return JsonDecoder(schema).decode(pa.array(records, pa.binary()))
+
+
+def one(arrow: pa.DataType, written: str) -> Any:
+    """The value that a column of this type gets from one JSON literal."""
+    decoded = decode(pa.schema({"a": arrow}), f'{{"a": {written}}}'.encode())
+    assert not decoded.bad
+    return decoded.rows["a"][0].as_py()
+
+
+def reason(arrow: pa.DataType, written: str | bytes) -> str:
+    value = written.encode() if isinstance(written, str) else written
+    decoded = decode(pa.schema({"a": arrow}), b'{"a": ' + value + b"}")
+    assert decoded.rows.num_rows == 0
+    return decoded.bad[0].reason
+
+
+@pytest.mark.parametrize(
+    ("arrow", "written", "value"),
+    [
+        (pa.int64(), "9223372036854775807", 2**63 - 1),
+        (pa.int64(), "-9223372036854775808", -(2**63)),
+        (pa.int64(), "9007199254740993", 2**53 + 1),
+        (pa.int32(), "-2147483648", -(2**31)),
+        (pa.float64(), "1", 1.0),
+        (pa.float64(), "0.1", 0.1),
+        (pa.bool_(), "true", True),
+        (pa.string(), r'"\u00e9\ud83d\ude00\n"', "é😀\n"),
+        (pa.string(), r'"\\ud83d"', r"\ud83d"),
+        (pa.string(), "12", "12"),
+        (pa.string(), '{"b": [1]}', '{"b": [1]}'),
+        (pa.binary(), '"/wA="', b"\xff\x00"),
+        (pa.decimal128(20, 4), "0.1", Decimal("0.1000")),
+        (pa.decimal128(20, 4), '"1234567890123456.7890"', Decimal("1234567890123456.7890")),
+        (pa.decimal128(20, 4), "1234567890123456.7891", Decimal("1234567890123456.7891")),
+        (pa.decimal128(38, 0), "99999999999999999999999999999999999999", Decimal("9" * 38)),
+        (pa.decimal128(20, 4), "1.5e3", Decimal("1500")),
+        (pa.date32(), '"2024-02-29"', date(2024, 2, 29)),
+        (TIMESTAMP, str(NOON_MS), NOON),
+        (TIMESTAMP, '"2024-05-06T12:00:00Z"', NOON),
+        (TIMESTAMP, '"2024-05-06t17:30:00.0009+05:30"', NOON),
+        (TIMESTAMP, f'"{NOON_MS}"', NOON),
+    ],
+)
+def test_reads_a_value_exactly(arrow: pa.DataType, written: str, value: object) -> None:
+    assert one(arrow, written) == value
+
+
+@pytest.mark.parametrize("arrow", ALL_TYPES.types, ids=str)
+def test_null_and_missing_are_null(arrow: pa.DataType) -> None:
+    decoded = decode(pa.schema({"a": arrow}), b'{"a": null}', b"{}", b'{"b": 1}')
+    assert decoded.rows["a"].to_pylist() == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("arrow", "written"),
+    [
+        (pa.int64(), "1.5"),
+        (pa.int64(), "1.0"),
+        (pa.int64(), "9223372036854775808"),
+        (pa.int64(), '"1"'),
+        (pa.int64(), "true"),
+        (pa.int32(), "2147483648"),
+        (pa.float64(), '"1"'),
+        (pa.float64(), "[1]"),
+        (pa.float32(), "1e300"),
+        (pa.bool_(), '"true"'),
+        (pa.bool_(), "1"),
+        (pa.binary(), '"YW"'),
+        (pa.binary(), '"!!!!"'),
+        (pa.decimal128(6, 2), "12345"),
+        (pa.decimal128(6, 2), "1.234"),
+        (pa.decimal128(38, 4), "9" * 38),
+        (pa.decimal128(38, 4), "9" * 75),
+        (pa.decimal128(6, 2), '"abc"'),
+        (pa.decimal128(6, 2), "true"),
+        (pa.date32(), '"2024-02-30"'),
+        (pa.date32(), '"2024-1-1"'),
+        (pa.date32(), "20240101"),
+        (TIMESTAMP, "1.5"),
+        (TIMESTAMP, '"2024-05-06T12:00:00"'),
+        (TIMESTAMP, '"2024-05-06"'),
+        (TIMESTAMP, '"soon"'),
+        (TIMESTAMP, "9223372036854775807"),
+    ],
+)
+def test_names_the_column_of_a_wrong_value(arrow: pa.DataType, written: str) -> None:
+    assert reason(arrow, written).startswith("column a: ")
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (None, "null value"),
+        (b"", "empty record"),
+        (b" \r\n ", "empty record"),
+        (b"null", "not a JSON object but null"),
+        (b"[]", "not a JSON object but an array"),
+        (b"1", "not a JSON object but a number"),
+        (b'{"a": 1', "not JSON: "),
+        (b'{"a": 1} {"a": 2}', "not JSON: Extra data"),
+        (b'{"a": 1}\n{"a": 2}', "not JSON: Extra data"),
+        (b'{"a": 1}\n\n', None),
+        (b'{"a":\n1}', None),
+        (b'{"a": NaN}', "not JSON: NaN"),
+        (b'{"b": "\xff"}', "not UTF-8: byte 0xff at position 7"),
+        (rb'{"b": "\ud83d!"}', "not JSON: half of a surrogate pair"),
+        (rb'{"b": "\ude00"}', "not readable as JSON"),
+        (b'{"b": 1e999}', "not readable as JSON"),
+        (b"[" * 100_000, "not readable as JSON"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "not readable as JSON"),
+    ],
+)
+def test_a_bad_record_among_good_ones(record: bytes | None, expected: str | None) -> None:
+    decoded = decode(pa.schema({"a": pa.int64()}), b'{"a": 7}', record, b'{"a": 8}')
+    if expected is None:
+        assert decoded.rows["a"].to_pylist() == [7, 1, 8]
+        assert not decoded.bad
+        return
+    assert decoded.rows["a"].to_pylist() == [7, 8]
+    assert decoded.index.tolist() == [0, 2]
+    assert [bad.index for bad in decoded.bad] == [1]
+    assert decoded.bad[0].reason.startswith(expected)
+
+
+def test_blank_records_and_line_breaks_do_not_make_up_for_each_other() -> None:
+    decoded = decode(pa.schema({"a": pa.int64()}), b"", b'{"a": 1}\n{"a": 2}', b'{"a": 3}')
+    assert decoded.rows["a"].to_pylist() == [3]
+    assert decoded.index.tolist() == [2]
+
+
+def test_timestamps_of_all_forms_in_one_batch_and_the_next_batch_of_integers() -> None:
+    decoder = JsonDecoder(pa.schema({"at": TIMESTAMP}))
+    mixed = [b'{"at": %d}' % NOON_MS, b'{"at": "2024-05-06T14:00:00+02:00"}', b'{"at": null}', b'{"at": "x"}']
+    for _ in range(2):
+        decoded = decoder.decode(pa.array(mixed, pa.binary()))
+        assert decoded.rows["at"].to_pylist() == [NOON, NOON, None]
+        assert [bad.index for bad in decoded.bad] == [3]
+    integers = decoder.decode(pa.array([mixed[0]] * 3, pa.binary()))
+    assert integers.rows["at"].to_pylist() == [NOON] * 3
+
+
+def test_the_first_of_two_equal_names_counts_whether_or_not_a_neighbour_is_bad() -> None:
+    record = b'{"a": 1, "a": "x"}'
+    schema = pa.schema({"a": pa.int64()})
+    assert decode(schema, record).rows["a"].to_pylist() == [1]
+    assert decode(schema, record, b"bad").rows["a"].to_pylist() == [1]
+
+
+def test_a_slice_of_a_larger_array() -> None:
+    values = pa.array([b'{"a": 1}\n{"a": 2}', b'{"a": 3}', None], pa.binary())
+    decoded = JsonDecoder(pa.schema({"a": pa.int64()})).decode(values[1:2])
+    assert decoded.rows["a"].to_pylist() == [3]
+
+
+def test_an_empty_batch() -> None:
+    decoded = decode(ALL_TYPES)
+    assert decoded.rows.schema == ALL_TYPES
+    assert decoded.rows.num_rows == len(decoded.index) == len(decoded.bad) == 0
+
+
+def test_only_decimals() -> None:
+    schema = pa.schema({"p": pa.decimal128(10, 2)})
+    decoded = decode(schema, b'{"p": 1.25}', b"null", b'{"p": "2"}')
+    assert decoded.rows["p"].to_pylist() == [Decimal("1.25"), Decimal("2.00")]
+    assert decoded.bad[0].reason == "not a JSON object but null"
+
+
+def test_narrows_a_large_batch_down_to_its_bad_records() -> None:
+    records: list[bytes] = [b'{"a": %d}' % i for i in range(5_000)]
+    wrong = [0, 17, 1024, 1025, 4_999]
+    for position in wrong:
+        records[position] = b'{"a": "x"}'
+    decoded = decode(pa.schema({"a": pa.int64()}), *records)
+    assert [bad.index for bad in decoded.bad] == wrong
+    assert decoded.rows["a"].to_pylist() == decoded.index.tolist()
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+rows = st.fixed_dictionaries(
+    {
+        "flag": st.none() | st.booleans(),
+        "small": st.none() | st.integers(-(2**31), 2**31 - 1),
+        "big": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "half": st.none() | st.floats(width=32, allow_nan=False, allow_infinity=False),
+        "real": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "text": st.none() | texts,
+        "raw": st.none() | st.binary(max_size=8),
+        "price": st.none() | st.decimals(-(10**15), 10**15, places=4),
+        "day": st.none() | st.dates(),
+        "at": st.none() | st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1)),
+    }
+)
+
+
+def as_json(row: dict[str, Any], *, times_as_text: bool, ascii_only: bool) -> bytes:
+    """One row as a producer may write it."""
+    price, at = row["price"], row["at"]
+    written = dict(row)
+    if row["raw"] is not None:
+        written["raw"] = base64.b64encode(row["raw"]).decode()
+    if row["day"] is not None:
+        written["day"] = row["day"].isoformat()
+    if price is not None:
+        written["price"] = "PRICE"
+    if at is not None:
+        written["at"] = at.isoformat() + "Z" if times_as_text else milliseconds(at)
+    text = json.dumps(written, ensure_ascii=ascii_only)
+    return text.replace('"price": "PRICE"', f'"price": {price}').encode()
+
+
+def milliseconds(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1)) // (datetime(1970, 1, 1, 0, 0, 0, 1000) - datetime(1970, 1, 1))
+
+
+def expected(row: dict[str, Any]) -> dict[str, Any]:
+    value = dict(row)
+    if row["at"] is not None:
+        value["at"] = milliseconds(row["at"])
+    return value
+
+
+bad_records = st.sampled_from(
+    [None, b"", b"\n", b"null", b"{", b"\xff", b'{"big": "x"}', b'{"raw": "x"}', b'{"at": "x"}', b'{"price": 1.23456}']
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(rows, st.booleans(), st.booleans()) | bad_records, max_size=12))
+def test_rows_and_bad_records_partition_the_batch(batch: list[Any]) -> None:
+    records = [
+        as_json(item[0], times_as_text=item[1], ascii_only=item[2]) if isinstance(item, tuple) else item
+        for item in batch
+    ]
+    decoded = JsonDecoder(ALL_TYPES).decode(pa.array(records, pa.binary()))
+    good = [i for i, item in enumerate(batch) if isinstance(item, tuple)]
+    assert decoded.index.tolist() == good
+    assert [bad.index for bad in decoded.bad] == [i for i in range(len(batch)) if i not in good]
+    at = ALL_TYPES.get_field_index("at")
+    found = decoded.rows.set_column(at, "at", decoded.rows["at"].cast(pa.int64())).to_pylist()
+    assert found == [expected(batch[i][0]) for i in good]
+
+
+fragments = st.sampled_from(
+    [b'{"a":', b'"b"', b":", b",", b"}", b"{", b"[", b"]", b"1", b"-", b".5", b"e9", b"0", b"true", b"null", b"NaN",
+     b'"', b"\\", b"\\u00", b"\\ud83d", b"\\ude00", b"\n", b"\r", b" ", b"\x00", b"\xff", b"\xc3\xa9", b"\xef\xbb\xbf"]
+)  # fmt: skip
+junk = st.binary(max_size=20) | st.lists(fragments, max_size=12).map(b"".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.none() | junk, max_size=6), st.sampled_from([pa.int64(), pa.decimal128(5, 2), TIMESTAMP, pa.string()])
+)
+def test_any_bytes_are_a_row_or_a_bad_record(records: list[bytes | None], arrow: pa.DataType) -> None:
+    schema = pa.schema({"a": arrow, "b": pa.string()})
+    good = b'{"a": null, "b": "here"}'
+    decoded = JsonDecoder(schema).decode(pa.array([good, *records, good], pa.binary()))
+    assert decoded.rows.num_rows == len(decoded.index)
+    assert sorted([*decoded.index.tolist(), *(bad.index for bad in decoded.bad)]) == list(range(len(records) + 2))
+    assert decoded.rows["b"][0].as_py() == decoded.rows["b"][-1].as_py() == "here"
+
+
+@settings(max_examples=400, deadline=None)
+@given(junk, st.sampled_from([pa.int64(), pa.float64(), pa.bool_(), pa.decimal128(5, 2)]))
+def test_the_explainer_never_blames_what_the_parsers_accept(record: bytes, arrow: pa.DataType) -> None:
+    """Else a record would be good or bad by its neighbours' faults."""
+    schema = pa.schema({"a": arrow})
+    if JsonDecoder(schema).decode(pa.array([record], pa.binary())).rows.num_rows:
+        assert Explainer(schema).explain(record) is None
