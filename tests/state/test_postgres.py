@@ -1,0 +1,198 @@
+"""What only the Postgres store has: a server that can go away, a password, a transaction that sinks take part in."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from joinery_runtime.errors import Fenced, StateError, StoreUnavailable
+from joinery_runtime.state.postgres import PostgresStore
+from state.values import commit_of, live_keys, run_epoch, segment
+
+UNREACHABLE = "postgresql://joinery:hunter2@127.0.0.1:1/prod"
+
+
+def kill_connections(dsn: str) -> None:
+    """What a restart of the server or a broken network does to those who are connected."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joinery'")
+
+
+def test_a_lost_connection_is_unavailable_and_the_next_call_recovers(
+    postgres: PostgresStore, dsn: str, job: str
+) -> None:
+    record = postgres.acquire(job)
+    run_epoch(postgres, record, 1, ["a"])
+    kill_connections(dsn)
+    with pytest.raises(StoreUnavailable, match="port 5432, database postgres"):
+        postgres.record(job)
+    assert live_keys(postgres, job) == ["a"]
+    run_epoch(postgres, record, 2, ["b"], deletes=["a"])
+
+
+def test_a_connection_lost_inside_a_commit_leaves_nothing(postgres: PostgresStore, dsn: str, job: str) -> None:
+    record = postgres.acquire(job)
+    postgres.stage(job, [segment("a")])
+    with pytest.raises(StoreUnavailable):
+        postgres.commit(job, record.generation, commit_of(1, ["a"], effects=[lambda connection: kill_connections(dsn)]))
+    assert postgres.record(job) == record
+    postgres.commit(job, record.generation, commit_of(1, ["a"]))
+    assert live_keys(postgres, job) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: PostgresStore.connect(UNREACHABLE),
+        lambda: PostgresStore(UNREACHABLE).acquire("job"),
+        lambda: pickle.loads(pickle.dumps(PostgresStore(UNREACHABLE))).stage("job", []),
+    ],
+)
+def test_an_unreachable_server_is_named_without_its_password(call: Callable[[], object]) -> None:
+    with pytest.raises(StoreUnavailable, match=r"host 127.0.0.1, port 1, database prod\).*start again") as caught:
+        call()
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_the_store_does_not_show_its_password() -> None:
+    assert repr(PostgresStore(UNREACHABLE)) == "PostgresStore(host 127.0.0.1, port 1, database prod, schema joinery)"
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "host=db password=hunter2 nonsense",
+        "postgresql://joinery:pa@hunter2/prod@db:5432/prod",
+        "postgresql://joinery:hunter2%zz@db/prod",
+        "hunter2",
+    ],
+)
+def test_a_dsn_that_cannot_be_read_is_refused_without_showing_it(dsn: str) -> None:
+    with pytest.raises(StateError, match="DSN cannot be read") as caught:
+        PostgresStore(dsn)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_opening_is_left_to_the_first_call() -> None:
+    PostgresStore(UNREACHABLE).close()
+
+
+def test_a_task_opens_its_own_connection(postgres: PostgresStore, dsn: str, job: str) -> None:
+    record = postgres.acquire(job)
+    task = pickle.loads(pickle.dumps(postgres))
+    task.stage(job, [segment("a")])
+    task.close()
+    postgres.commit(job, record.generation, commit_of(1, ["a"]))
+    assert live_keys(postgres, job) == ["a"]
+
+
+def test_an_effect_writes_in_the_commits_transaction(postgres: PostgresStore, dsn: str, job: str) -> None:
+    table = sql.Identifier(f"sink {job}")
+    with psycopg.connect(dsn, autocommit=True) as user:
+        user.execute(sql.SQL("CREATE TABLE {} (id INT)").format(table))
+        visible: list[int] = []
+
+        def count() -> int:
+            row = user.execute(sql.SQL("SELECT count(*) FROM {}").format(table)).fetchone()
+            assert row is not None
+            return int(row[0])
+
+        def write(connection: psycopg.Connection) -> None:
+            with connection.cursor().copy(sql.SQL("COPY {} FROM STDIN").format(table)) as copy:
+                copy.write_row((1,))
+            connection.execute(sql.SQL("INSERT INTO {} VALUES (2)").format(table))
+            visible.append(count())
+
+        record = postgres.acquire(job)
+        run_epoch(postgres, record, 1, effects=[write])
+        assert (visible, count()) == ([0], 2)
+        with pytest.raises(StateError, match="cannot commit epoch 1"):
+            postgres.commit(job, record.generation, commit_of(1, effects=[write]))
+        assert count() == 2
+
+
+def test_an_effect_cannot_end_the_transaction(postgres: PostgresStore, job: str) -> None:
+    record = postgres.acquire(job)
+    with pytest.raises(StateError, match="refused a statement"):
+        run_epoch(postgres, record, 1, effects=[lambda connection: connection.commit()])
+    assert postgres.acquire(job).epoch == 0
+
+
+def test_a_refused_statement_is_a_state_error(postgres: PostgresStore, dsn: str, job: str) -> None:
+    record = postgres.acquire(job)
+    with pytest.raises(StateError, match=r"refused a statement .*no_such_table"):
+        run_epoch(postgres, record, 1, effects=[lambda connection: connection.execute("SELECT * FROM no_such_table")])
+    assert postgres.acquire(job).epoch == 0
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "serializable"])
+def test_a_new_driver_waits_for_a_commit_that_is_under_way(
+    postgres: PostgresStore, dsn: str, job: str, isolation: str
+) -> None:
+    """The old driver's commit is either before the new generation or fenced; whatever the database's default is."""
+    record = postgres.acquire(job)
+    default = quote(f"-c default_transaction_isolation={isolation}".replace("d c", "d\\ c"))
+    successor = PostgresStore(f"{dsn}&options={default}", postgres.schema)
+    successor.record(job)
+    taken: list[int] = []
+    takes_over = threading.Thread(target=lambda: taken.append(successor.acquire(job).epoch))
+
+    def waits(connection: psycopg.Connection) -> None:
+        takes_over.start()
+        blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%.jobs%'"
+        # In a transaction this view never changes, so another connection looks.
+        with psycopg.connect(dsn, autocommit=True) as watcher:
+            while watcher.execute(blocked).fetchone() == (0,):
+                assert takes_over.is_alive()
+        assert taken == []
+
+    run_epoch(postgres, record, 1, effects=[waits])
+    takes_over.join()
+    successor.close()
+    assert taken == [1]
+    with pytest.raises(Fenced):
+        postgres.commit(job, record.generation, commit_of(2))
+
+
+def test_making_a_segment_live_does_not_rewrite_its_blob(postgres: PostgresStore, dsn: str, job: str) -> None:
+    record = postgres.acquire(job)
+    size = 4_000_000
+    postgres.stage(job, [segment("big", blob=b"\x5a" * size)])
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        written = "SELECT pg_current_wal_insert_lsn() - '0/0'"
+        before = connection.execute(written).fetchone()
+        postgres.commit(job, record.generation, commit_of(1, ["big"]))
+        postgres.commit(job, record.generation, commit_of(2, deletes=["big"]))
+        after = connection.execute(written).fetchone()
+        assert before is not None
+        assert after is not None
+        assert after[0] - before[0] < size / 10
+        stored = connection.execute(
+            sql.SQL("SELECT pg_column_size(state_blob) FROM {}.state WHERE pipeline_name = %s").format(
+                sql.Identifier(postgres.schema)
+            ),
+            (job,),
+        ).fetchone()
+        assert stored == (size,)  # not compressed a second time
+
+
+def test_threads_share_a_store(postgres: PostgresStore, job: str) -> None:
+    record = postgres.acquire(job)
+    threads = [
+        threading.Thread(target=postgres.stage, args=(job, [segment(f"{thread}-{number}") for number in range(5)]))
+        for thread in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    keys = [f"{thread}-{number}" for thread in range(4) for number in range(5)]
+    postgres.commit(job, record.generation, commit_of(1, keys))
+    assert live_keys(postgres, job) == keys
