@@ -33,6 +33,8 @@ from joinery_runtime.sources.records import (
 )
 
 _PARTS = 16  # a failed batch is cut into this many
+_FIELD = r'(?:"(?:[^"]|"")*"|[^",\r\n]*)'
+_WELL_FORMED = rf"\A{_FIELD}(?:,{_FIELD})*\z"
 
 
 class CsvDecoder:
@@ -58,9 +60,11 @@ class CsvDecoder:
         if may_contain(values, b"\n"):
             values = pc.replace_substring_regex(values, r"[\r\n]+\z", "")
         values, index, empty = set_aside(values, index, pc.equal(pc.binary_length(values), 0), "empty record")
-        odd = pc.equal(pc.bit_wise_and(pc.count_substring(values, '"'), 1), 1)
-        values, index, quotes = set_aside(values, index, odd, "not CSV: a quote is not closed")
-        return with_bad(self._decode(values, index), [*null, *empty, *quotes])
+        malformed: list[BadRecord] = []
+        if any(may_contain(values, byte) for byte in (b'"', b"\n", b"\r")):
+            stray = pc.invert(pc.match_substring_regex(values, _WELL_FORMED))
+            values, index, malformed = set_aside(values, index, stray, "not CSV: a quote or a line break out of place")
+        return with_bad(self._decode(values, index), [*null, *empty, *malformed])
 
     def _decode(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
         if not len(values):
@@ -77,9 +81,12 @@ class CsvDecoder:
     def _read(self, values: pa.BinaryArray) -> tuple[pa.Table, dict[int, str]]:
         """All columns as text, and by its row each record that has too few or too many fields.
 
-        No record is blank or has an open quote, so each gives at least one row and the number of rows tells whether
-        each gave exactly one.
+        The records are not blank and well formed, so each gives exactly one row, whatever it holds.
         """
+        try:
+            values.cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise RefusedError("not UTF-8") from error
         lines = joined(values)
         misshapen: dict[int, str] = {}
 
@@ -99,7 +106,7 @@ class CsvDecoder:
         except pa.ArrowInvalid as error:
             raise RefusedError(f"not CSV: {error}") from error
         if text.num_rows + len(misshapen) != len(values):
-            raise RefusedError("not CSV: a line break outside quotes")
+            raise RefusedError("not CSV: not one row")
         return text, misshapen
 
     def _typed(self, text: pa.Table, index: IntArray) -> Decoded:

@@ -59,8 +59,9 @@ class FilePlanner:
         with _opened(self._partition.topic) as data:
             sample = data[bounds.start : min(bounds.start + _SAMPLE, bounds.end_exclusive)]
             ends = _record_ends(sample, quoted=self._quoted)
-            records = max(1, int(np.count_nonzero(np.diff(ends, prepend=0) > 2)))
-            wanted = bounds.start + -(-len(sample) * max_records // records)
+            records = int(np.count_nonzero(np.diff(ends, prepend=0) > 2))
+            length = ends[-1] / records if records else len(sample)
+            wanted = bounds.start + max(1, round(length * max_records))
             end = _boundary(data, bounds, wanted, quoted=self._quoted)
         return Range(bounds.partition, bounds.start, end)
 

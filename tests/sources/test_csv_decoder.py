@@ -1,0 +1,177 @@
+"""CSV decoding: quotes and line breaks, nulls, types, and that rows never change places."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joinery_runtime.sources import CsvDecoder, Decoded
+
+TIMESTAMP = pa.timestamp("ms", tz="UTC")
+SCHEMA = pa.schema({"name": pa.string(), "count": pa.int64(), "real": pa.float64(), "at": TIMESTAMP})
+
+
+OUT_OF_PLACE = "not CSV: a quote or a line break out of place"
+
+
+def decode(schema: pa.Schema, *records: bytes | None) -> Decoded:
+    return CsvDecoder(schema).decode(pa.array(records, pa.binary()))
+
+
+@pytest.mark.parametrize(
+    ("arrow", "written", "value"),
+    [
+        (pa.int64(), "9223372036854775807", 2**63 - 1),
+        (pa.int32(), "+7", 7),
+        (pa.float64(), "1e3", 1000.0),
+        (pa.float64(), "-inf", float("-inf")),
+        (pa.float32(), "0.5", 0.5),
+        (pa.bool_(), "TRUE", True),
+        (pa.string(), " a ", " a "),
+        (pa.string(), '"a,""b""\r\nc"', 'a,"b"\r\nc'),
+        (pa.string(), '""', ""),
+        (pa.binary(), '""', b""),
+        (pa.binary(), "/wA=", b"\xff\x00"),
+        (pa.decimal128(6, 2), "1234.5600", Decimal("1234.56")),
+        (pa.decimal128(6, 2), "-.5", Decimal("-0.50")),
+        (pa.decimal128(38, 38), "0." + "9" * 38, Decimal("0." + "9" * 38)),
+        (pa.date32(), "2024-02-29", date(2024, 2, 29)),
+        (TIMESTAMP, "-1", datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)),
+        (TIMESTAMP, "2024-05-06 12:00:00.5+02:00", datetime(2024, 5, 6, 10, 0, 0, 500000, tzinfo=UTC)),
+        (pa.int64(), '""', None),
+        (TIMESTAMP, "", None),
+        (pa.string(), "", None),
+    ],
+)
+def test_reads_a_value(arrow: pa.DataType, written: str, value: object) -> None:
+    decoded = decode(pa.schema({"key": pa.string(), "a": arrow}), f"k,{written}".encode())
+    assert not decoded.bad
+    assert decoded.rows["a"].to_pylist() == [value]
+
+
+@pytest.mark.parametrize(
+    ("arrow", "written"),
+    [
+        (pa.int64(), " 1"),
+        (pa.int64(), "1.0"),
+        (pa.int32(), "2147483648"),
+        (pa.float64(), "1e999"),
+        (pa.float64(), "one"),
+        (pa.float32(), "1e300"),
+        (pa.bool_(), "1"),
+        (pa.binary(), "YW"),
+        (pa.decimal128(6, 2), "1.234"),
+        (pa.decimal128(6, 2), "12345"),
+        (pa.decimal128(6, 2), "1e2"),
+        (pa.date32(), "06.05.2024"),
+        (TIMESTAMP, "2024-05-06T12:00:00"),
+        (TIMESTAMP, "0000-01-01T00:00:00Z"),
+        (TIMESTAMP, "253402300800000"),
+    ],
+)
+def test_names_the_column_of_a_wrong_value(arrow: pa.DataType, written: str) -> None:
+    decoded = decode(pa.schema({"key": pa.string(), "a": arrow}), f"k,{written}".encode(), b"k,")
+    assert decoded.index.tolist() == [1]
+    assert decoded.bad[0].index == 0
+    assert decoded.bad[0].reason.startswith("column a: ")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (None, "null value"),
+        (b"", "empty record"),
+        (b"\r\n", "empty record"),
+        (b"x,1", "not CSV: 2 fields instead of 4"),
+        (b"x,1,2,3,4", "not CSV: 5 fields instead of 4"),
+        (b'"x,1,2,3', OUT_OF_PLACE),
+        (b'x"y",1,2,3', OUT_OF_PLACE),
+        (b'"x"y,1,2,3', OUT_OF_PLACE),
+        (b"x,1,2,3\ny,1,2,3", OUT_OF_PLACE),
+        (b"x,1,2,3\ry,1,2,3", OUT_OF_PLACE),
+        (b"\xff,1,2,3", "not UTF-8"),
+    ],
+)
+def test_a_bad_record_among_good_ones(record: bytes | None, reason: str) -> None:
+    decoded = decode(SCHEMA, b"a,1,,", b'"x\ny",2,,', record, b"c,3,,\r\n")
+    assert decoded.rows["name"].to_pylist() == ["a", "x\ny", "c"]
+    assert decoded.index.tolist() == [0, 1, 3]
+    assert [bad.index for bad in decoded.bad] == [2]
+    assert decoded.bad[0].reason.startswith(reason)
+
+
+def test_records_that_would_swallow_each_other_stay_apart() -> None:
+    """Read as one text, the number of rows would be right and the rows wrong."""
+    decoded = decode(pa.schema({"a": pa.string(), "b": pa.string()}), b'a"b","c', b'"x\ny",1', b'z"\n"', b"last,2")
+    assert decoded.rows["a"].to_pylist() == ["x\ny", "last"]
+    assert decoded.index.tolist() == [1, 3]
+
+
+def test_columns_of_a_file_in_another_order_and_with_one_more() -> None:
+    decoder = CsvDecoder(pa.schema({"b": pa.int64(), "a": pa.string()}), ["a", "ignored", "b"])
+    decoded = decoder.decode(pa.array([b"x,y,1"], pa.binary()))
+    assert decoded.rows.to_pylist() == [{"b": 1, "a": "x"}]
+
+
+def test_narrows_a_large_batch_down_to_its_bad_records() -> None:
+    records = [b"n%d,%d,," % (i, i) for i in range(3_000)]
+    wrong = {0: b"\xff,1,,", 17: b"x", 1_024: b"a,1,,\nb,1,,", 2_999: b"a,x,,"}
+    for position, record in wrong.items():
+        records[position] = record
+    decoded = decode(SCHEMA, *records)
+    assert [bad.index for bad in decoded.bad] == list(wrong)
+    assert decoded.rows["count"].to_pylist() == decoded.index.tolist()
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+rows = st.tuples(
+    st.none() | texts,
+    st.none() | st.integers(-(2**63), 2**63 - 1),
+    st.none() | st.floats(allow_nan=False),
+    st.none() | st.integers(-62_135_596_800_000, 253_402_300_799_999),
+)
+
+
+def as_csv(row: tuple[Any, ...]) -> bytes:
+    line = io.StringIO()
+    text = "" if row[0] is None else '"' + row[0].replace('"', '""') + '"'
+    csv.writer(line).writerow(["" if value is None else repr(value) for value in row[1:]])
+    return (text + "," + line.getvalue()).encode()
+
+
+bad_records = st.sampled_from([None, b"", b"\n", b"x", b'"', b"\xff,1,1,1", b"a,x,,", b"a,,,x", b"a,,,\nb,,,"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(rows | bad_records, max_size=12))
+def test_rows_and_bad_records_partition_the_batch(batch: list[Any]) -> None:
+    records = [as_csv(item) if isinstance(item, tuple) else item for item in batch]
+    decoded = CsvDecoder(SCHEMA).decode(pa.array(records, pa.binary()))
+    good = [i for i, item in enumerate(batch) if isinstance(item, tuple)]
+    assert decoded.index.tolist() == good
+    assert [bad.index for bad in decoded.bad] == [i for i in range(len(batch)) if i not in good]
+    found = decoded.rows.set_column(3, "at", decoded.rows["at"].cast(pa.int64())).to_pylist()
+    assert [tuple(row.values()) for row in found] == [batch[i] for i in good]
+
+
+pieces = st.sampled_from([b",", b'"', b"\n", b"\r", b"a", b"1", b" ", b"\\", b"\x00", b"\xff", b"\xef\xbb\xbf"])
+junk = st.binary(max_size=12) | st.lists(pieces, max_size=10).map(b"".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.none() | junk, max_size=6))
+def test_any_bytes_are_a_row_or_a_bad_record(records: list[bytes | None]) -> None:
+    schema = pa.schema({"a": pa.string(), "b": pa.int64()})
+    decoded = decode(schema, b"first,1", *records, b"last,2")
+    assert decoded.rows.num_rows == len(decoded.index)
+    assert sorted([*decoded.index.tolist(), *(bad.index for bad in decoded.bad)]) == list(range(len(records) + 2))
+    assert decoded.rows["a"][0].as_py() == "first"
+    assert decoded.rows["a"][-1].as_py() == "last"

@@ -1,0 +1,135 @@
+"""Files: every record once whatever the ranges, positions that mean the same later, and clear errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joinery_runtime.errors import SourceError
+from joinery_runtime.job import Input
+from joinery_runtime.sources import Range, decoder_for, line_number, planner_for, reader_for
+
+
+def file_input(path: Path, file_format: str = "json", columns: tuple[str, ...] = ("a", "b")) -> Input:
+    schema = [{"name": name, "type": "string"} for name in columns]
+    data = {"name": "in", "file": {"path": str(path)}, "format": file_format, "schema": schema, "eventTime": "a"}
+    return Input.model_validate(data)
+
+
+def read_in_ranges(model: Input, records_per_range: int) -> list[tuple[int, bytes]]:
+    """All records with their offsets, read as a job reads them: each range starts where the one before ended."""
+    planner, reader = planner_for(model), reader_for(model)
+    found: list[tuple[int, bytes]] = []
+    (bounds,) = planner.bounds({})
+    while bounds.start < bounds.end_exclusive:
+        planned = planner.cut(bounds, records_per_range)
+        assert planned.start < planned.end_exclusive <= bounds.end_exclusive
+        for batch in reader.read(planned):
+            found += zip(batch.offsets.tolist(), batch.values.to_pylist(), strict=True)
+        (bounds,) = planner.bounds({bounds.partition: planned.end_exclusive})
+    assert bounds.final
+    return found
+
+
+lines = st.lists(st.sampled_from([b"", b"x", b"yy" * 40, b'{"a": 1}', b"\xff"]), max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lines, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.integers(1, 6))
+def test_json_lines(tmp_path_factory, texts: list[bytes], end: bytes, ended: bool, per_range: int) -> None:
+    path = tmp_path_factory.mktemp("files") / "in.jsonl"
+    data = end.join(texts) + (end if ended else b"")
+    path.write_bytes(data)
+    found = read_in_ranges(file_input(path), per_range)
+    assert [record for _, record in found] == [text for text in texts if text]
+    assert all(data[offset:].startswith(record) for offset, record in found)
+
+
+fields = st.sampled_from([b"", b"x", b'"a\nb"', b'"a\r\n""b"""', b'"' + b"long\n" * 30 + b'"'])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(fields, fields), max_size=12), st.sampled_from([b"\n", b"\r\n"]), st.integers(1, 5))
+def test_csv_line_breaks_in_quotes(
+    tmp_path_factory, rows: list[tuple[bytes, bytes]], end: bytes, per_range: int
+) -> None:
+    path = tmp_path_factory.mktemp("files") / "in.csv"
+    records = [b",".join(row) for row in rows]
+    path.write_bytes(end.join([b'b,"a"', *records]))
+    found = read_in_ranges(file_input(path, "csv"), per_range)
+    assert [record for _, record in found] == records
+
+
+def test_a_record_larger_than_what_is_read_at_a_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.files._CHUNK", 16)
+    monkeypatch.setattr("joinery_runtime.sources.files._SAMPLE", 16)
+    records = [b"a" * 100, b"b", b"c" * 1000, b"d" * 15]
+    (tmp_path / "in").write_bytes(b"\n".join(records))
+    assert [record for _, record in read_in_ranges(file_input(tmp_path / "in"), 1)] == records
+
+
+def test_cut_takes_about_as_many_records_as_asked(tmp_path) -> None:
+    (tmp_path / "in").write_bytes(b"".join(b"%099d\n" % i for i in range(1_000)))
+    planner = planner_for(file_input(tmp_path / "in"))
+    (bounds,) = planner.bounds({})
+    assert planner.cut(bounds, 250).end_exclusive == 25_000
+
+
+def test_csv_columns_come_in_the_header_s_order(tmp_path) -> None:
+    (tmp_path / "in.csv").write_bytes(b"\xef\xbb\xbfb,unused,a\n1,2,3\n")
+    model = file_input(tmp_path / "in.csv", "csv")
+    ((_, record),) = read_in_ranges(model, 10)
+    decoded = decoder_for(model).decode(pa.array([record], pa.binary()))
+    assert decoded.rows.to_pylist() == [{"a": "3", "b": "1"}]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_json_record(tmp_path) -> None:
+    (tmp_path / "in").write_bytes(b"\xef\xbb\xbf{}\n{}")
+    assert read_in_ranges(file_input(tmp_path / "in"), 10) == [(3, b"{}"), (6, b"{}")]
+
+
+def test_an_empty_file(tmp_path) -> None:
+    (tmp_path / "in").write_bytes(b"")
+    assert read_in_ranges(file_input(tmp_path / "in"), 10) == []
+
+
+def test_line_number(tmp_path) -> None:
+    (tmp_path / "in").write_bytes(b"a\nb\n\nc\n")
+    assert [line_number(str(tmp_path / "in"), offset) for offset in (0, 2, 5)] == [1, 2, 4]
+
+
+def test_a_missing_file_is_named(tmp_path) -> None:
+    with pytest.raises(SourceError, match=r"nope\.jsonl cannot be read: No such file"):
+        planner_for(file_input(tmp_path / "nope.jsonl")).bounds({})
+
+
+@pytest.mark.parametrize("header", [b"a,c\n1,2\n", b"", b"A,B\n"])
+def test_a_header_without_a_column_of_the_schema(tmp_path, header: bytes) -> None:
+    (tmp_path / "in.csv").write_bytes(header)
+    model = file_input(tmp_path / "in.csv", "csv")
+    with pytest.raises(SourceError, match=r"header of .*in\.csv .* no column (a, )?b"):
+        planner_for(model).bounds({})
+    with pytest.raises(SourceError, match="no column"):
+        decoder_for(model)
+
+
+def test_a_header_that_names_a_column_twice(tmp_path) -> None:
+    (tmp_path / "in.csv").write_bytes(b"a,b,a\n")
+    with pytest.raises(SourceError, match="names a column twice"):
+        planner_for(file_input(tmp_path / "in.csv", "csv")).bounds({})
+
+
+def test_a_file_that_became_shorter(tmp_path) -> None:
+    (tmp_path / "in").write_bytes(b"a\nb\n")
+    model = file_input(tmp_path / "in")
+    planner = planner_for(model)
+    (bounds,) = planner.bounds({})
+    (tmp_path / "in").write_bytes(b"a\n")
+    with pytest.raises(SourceError, match="read up to byte 4 and has 2"):
+        planner.bounds({bounds.partition: 4})
+    with pytest.raises(SourceError, match="cut short"):
+        list(reader_for(model).read(Range(bounds.partition, 0, 4)))
