@@ -1,0 +1,165 @@
+"""Reads the golden traces of this folder: what README.md says of their format, as values.
+
+Anything that README.md does not name is refused, so that a misspelt `expect` cannot pass for "nothing expected".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+FOLDER = Path(__file__).parent
+
+# What a trace writes as `end`: the watermark of an input that has ended (rule T7).
+END = 2**63 - 1
+
+_TRACE = {"about", "source", "covers", "differs", "spark", "anyCut", "job", "steps", "refused"}
+_EXPECT = {"output", "late", "watermarks", "dead", "fails"}
+_SCHEMA = {"k": "string", "v": "string", "ts": "timestamp"}
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What one step prints. `watermarks` is None where the trace does not say; inputs that `late` and `dead` leave out
+    have 0. With `fails` the step raises an error whose text holds all of these fragments."""
+
+    output: tuple[Row, ...] = ()
+    late: Mapping[str, int] | None = None
+    watermarks: Mapping[str, int | None] | None = None
+    dead: Mapping[str, int] | None = None
+    fails: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`given` is what run_trace takes."""
+
+    given: Mapping[str, Any]
+    expected: Expected
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A problem that loading the job reports at the path `at`; `says` is part of its message."""
+
+    at: str
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One file. `name` is its path without the suffix, `job` a whole resource with the defaults of README.md filled in;
+    either `steps` or `refused` is not empty."""
+
+    name: str
+    about: str
+    source: str
+    covers: tuple[str, ...]
+    job: Mapping[str, Any]
+    steps: tuple[Step, ...]
+    refused: tuple[Refusal, ...]
+    differs: str | None
+    spark: bool
+    any_cut: bool
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(side["name"] for side in self.job["spec"]["inputs"])
+
+
+def load_traces(folder: Path = FOLDER) -> list[Trace]:
+    """Every trace below the folder, by name."""
+    return [_read(path, path.relative_to(folder).with_suffix("").as_posix()) for path in sorted(folder.rglob("*.yaml"))]
+
+
+def _read(path: Path, name: str) -> Trace:
+    raw = YAML(typ="safe", pure=True).load(path)
+    _known(raw, _TRACE, name)
+    if ("steps" in raw) == ("refused" in raw):
+        raise ValueError(f"{name}: has either steps or refused")
+    return Trace(
+        name,
+        about=raw["about"],
+        source=raw["source"],
+        covers=tuple(raw["covers"]),
+        job=resource(raw["job"], name.replace("/", ".")),
+        steps=tuple(_step(step, f"{name}, step {number}") for number, step in enumerate(raw.get("steps", ()), start=1)),
+        refused=tuple(Refusal(**problem) for problem in raw.get("refused", ())),
+        differs=raw.get("differs"),
+        spark=raw.get("spark", False),
+        any_cut=raw.get("anyCut", False),
+    )
+
+
+def _known(raw: Mapping[str, Any], names: set[str], place: str) -> None:
+    if unknown := set(raw) - names:
+        raise ValueError(f"{place}: {sorted(unknown)} is not one of {sorted(names)}")
+
+
+def _step(raw: Mapping[str, Any], place: str) -> Step:
+    expect = raw.get("expect", {})
+    _known(expect, _EXPECT, place)
+    expected = Expected(
+        output=tuple(expect.get("output", ())),
+        late=expect.get("late"),
+        watermarks=_watermarks(expect.get("watermarks")),
+        dead=expect.get("dead"),
+        fails=tuple(expect.get("fails", ())),
+    )
+    return Step({key: value for key, value in raw.items() if key != "expect"}, expected)
+
+
+def _watermarks(raw: Mapping[str, Any] | None) -> dict[str, int | None] | None:
+    return None if raw is None else {name: END if value == "end" else value for name, value in raw.items()}
+
+
+# --- what a trace leaves out of its job -------------------------------------------------------------------------------
+
+
+def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The whole StreamJoin of a trace's `job`."""
+    inputs = [_input(side) for side in spec.get("inputs", ({"name": "l"}, {"name": "r"}))]
+    names = [side["name"] for side in inputs]
+    filled = {
+        "select": [{"column": f"{side}.v", "as": side} for side in names],
+        "output": {"file": {"path": "unused-output.jsonl"}},
+        "stateStore": {"memory": {}},
+        **spec,
+        "inputs": inputs,
+        "joins": [_join(step, names) for step in spec["joins"]],
+    }
+    if filled["select"] == "default":
+        del filled["select"]
+    return {
+        "apiVersion": "joinery.dev/v1alpha1",
+        "kind": "StreamJoin",
+        "metadata": {"name": name},
+        "spec": filled,
+    }
+
+
+def _input(given: Mapping[str, Any]) -> dict[str, Any]:
+    schema = given.get("schema", _SCHEMA)
+    return {
+        "file": {"path": f"unused-{given['name']}.jsonl"},
+        "format": "json",
+        "eventTime": "ts",
+        **given,
+        "schema": [{"name": name, "type": kind} for name, kind in schema.items()],
+    }
+
+
+def _join(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    left, right = names
+    step = {"right": right, "keys": {f"{left}.k": f"{right}.k"}, "interval": {}, **given}
+    if step["interval"] is None:
+        del step["interval"]
+    else:
+        step["interval"] = {"of": left, **step["interval"]}
+    return step
