@@ -207,6 +207,7 @@ def _modulo(left: Value, right: Value) -> Value:
         return pc.subtract(left, pc.multiply(pc.trunc(pc.divide(left, divisor)), divisor))
     if pa.types.is_decimal(left.type) or pa.types.is_decimal(right.type):
         raise pa.ArrowTypeError("the remainder takes integers and doubles, not decimals; CAST them")
+    left, right = (pc.cast(value, pa.int64()) if value.type == pa.null() else value for value in (left, right))
     # The divisor's sign does not count, and the lowest integer / -1 would overflow.
     divisor = _null_if_zero(pc.abs(right))
     return pc.subtract(left, pc.multiply(pc.divide(left, divisor), divisor))
@@ -288,10 +289,10 @@ def _case(node: exp.Expr, recurse: Recurse) -> Value:
     default = node.args.get("default")
     value = recurse(default) if default is not None else pa.scalar(None)
     for branch in reversed(node.args["ifs"]):
-        condition = _boolean(recurse(branch.this))
+        condition = recurse(branch.this)
         if node.this is not None:
-            condition = pc.equal(recurse(node.this), recurse(branch.this))
-        value = pc.if_else(pc.fill_null(condition, False), recurse(branch.args["true"]), value)
+            condition = pc.equal(recurse(node.this), condition)
+        value = pc.if_else(pc.fill_null(_boolean(condition), False), recurse(branch.args["true"]), value)
     return value
 
 

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joinery_runtime.core.compaction import FAN_IN, MAX_MERGED_BYTES, TIME_BUCKETS, choose
+from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
+from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range
+
+EVERYTHING = shard_range(0, 1)
+
+
+def segment(
+    key: object, ts_max: int, size: int = 1000, first: int = 0, last: int = HASH_SPACE - 1, ts_min: int = 0
+) -> SegmentMeta:
+    return SegmentMeta(str(key), "left", first, last, min(ts_min, ts_max), ts_max, 10, size, 1, STATE_VERSION)
+
+
+def keys(groups: Iterable[Iterable[SegmentMeta]]) -> list[list[str]]:
+    return [[s.key for s in group] for group in groups]
+
+
+def test_small_segments_wait_until_there_are_enough_of_one_bucket_and_tier() -> None:
+    segments = [segment(i, ts_max=i) for i in range(FAN_IN)]
+    assert choose(segments[1:], EVERYTHING, kept_for_ms=8_000, checkpoint=False) == []
+    assert keys(choose(segments, EVERYTHING, kept_for_ms=8_000, checkpoint=False)) == [list("01234567")]
+
+
+def test_a_checkpoint_merges_what_is_left_in_a_bucket_whatever_its_size() -> None:
+    segments = [segment("a", 0), segment("b", 1, size=1 << 20), segment("c", 1_000)]
+    assert keys(choose(segments, EVERYTHING, kept_for_ms=8_000, checkpoint=True)) == [["a", "b"]]
+
+
+def test_sizes_of_different_tiers_do_not_mix() -> None:
+    small = [segment(i, 0) for i in range(FAN_IN - 1)]
+    assert choose([*small, segment("big", 0, size=1 << 20)], EVERYTHING, kept_for_ms=8_000, checkpoint=False) == []
+
+
+def test_no_merge_grows_past_the_limit() -> None:
+    size = MAX_MERGED_BYTES // 3
+    segments = [segment(i, i, size=size) for i in range(7)] + [segment("full", 0, size=MAX_MERGED_BYTES)]
+    groups = choose(segments, EVERYTHING, kept_for_ms=8_000, checkpoint=True)
+    assert keys(groups) == [["0", "1", "2"], ["3", "4", "5"]]
+
+
+segments = st.builds(
+    lambda key, ts, size, a, b: segment(key, ts, size, min(a, b), max(a, b)),
+    st.uuids(),
+    st.integers(-100, 100),
+    st.sampled_from([100, 70_000, 1 << 20, MAX_MERGED_BYTES // 2, MAX_MERGED_BYTES]),
+    st.integers(0, 7).map(lambda x: x * (HASH_SPACE // 8)),
+    st.integers(0, 7).map(lambda x: x * (HASH_SPACE // 8) + 5),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    found=st.lists(segments, max_size=30),
+    kept_for=st.sampled_from([0, 8, 80, 800]),
+    shards=st.sampled_from([1, 2, 3, 8]),
+    checkpoint=st.booleans(),
+)
+def test_groups_are_safe(found: list[SegmentMeta], kept_for: int, shards: int, checkpoint: bool) -> None:
+    chosen: list[str] = []
+    for owned in (shard_range(t, shards) for t in range(shards)):
+        for group in choose(found, owned, kept_for_ms=kept_for, checkpoint=checkpoint):
+            assert len(group) >= 2
+            # One bucket of time, so that an old segment is not held back by a young one.
+            width = max(1, kept_for // TIME_BUCKETS)
+            assert len({s.ts_max // width for s in group}) == 1
+            # Whole in the owner's range: nobody may drop rows of another shard.
+            assert all(owned.first <= s.hash_min and s.hash_max <= owned.last for s in group)
+            assert sum(s.bytes for s in group) <= MAX_MERGED_BYTES
+            chosen += [s.key for s in group]
+    assert len(chosen) == len(set(chosen))
+
+
+def long_run(epochs: int, checkpoint_every: int) -> tuple[int, int]:
+    """A stream in time order, one segment an epoch of 100 ms, kept for 80 s: (most segments, bytes rewritten)."""
+    live: list[SegmentMeta] = []
+    most = rewritten = 0
+    for epoch in range(epochs):
+        now = epoch * 100
+        live = [s for s in live if s.ts_max >= now - 80_000]
+        groups = choose(live, EVERYTHING, kept_for_ms=80_000, checkpoint=epoch % checkpoint_every == 0)
+        gone = {s.key for group in groups for s in group}
+        live = [s for s in live if s.key not in gone]
+        live += [_merged(epoch, number, group) for number, group in enumerate(groups)]
+        rewritten += sum(s.bytes for group in groups for s in group)
+        live.append(segment(f"e{epoch}", now + 99, size=10_000, ts_min=now))
+        most = max(most, len(live))
+    return most, rewritten
+
+
+def _merged(epoch: int, number: int, group: list[SegmentMeta]) -> SegmentMeta:
+    size = sum(s.bytes for s in group)
+    return segment(f"m{epoch}.{number}", max(s.ts_max for s in group), size, ts_min=min(s.ts_min for s in group))
+
+
+def test_a_long_run_keeps_few_segments_and_rewrites_a_row_only_a_few_times() -> None:
+    epochs = 5_000
+    most, rewritten = long_run(epochs, checkpoint_every=10**9)
+    # 800 epochs are live at a time: per bucket, less than FAN_IN in each of the three tiers that 1 MB reaches.
+    assert most <= (TIME_BUCKETS + 2) * FAN_IN * 3
+    assert rewritten <= 3 * epochs * 10_000
+
+
+def test_checkpoints_keep_the_segments_of_a_recovery_fewer_still() -> None:
+    most, _ = long_run(3_000, checkpoint_every=50)
+    assert most <= TIME_BUCKETS + 2 + 50
+
+
+def test_expiry_drops_whole_segments_soon_after_their_rows() -> None:
+    """Merging never makes a segment outlive its youngest row's bucket."""
+    width = 80_000 // TIME_BUCKETS
+    live = [segment(i, i * 100) for i in range(1000)]
+    for group in choose(live, EVERYTHING, kept_for_ms=80_000, checkpoint=True):
+        times: list[Any] = [s.ts_max for s in group]
+        assert max(times) - min(times) < width
+
+
+def test_segments_that_span_the_owners_range_wait() -> None:
+    half = HashRange(0, HASH_SPACE // 2 - 1)
+    mine = [segment(i, 0, last=5) for i in range(2)]
+    assert keys(choose([*mine, segment("wide", 0)], half, kept_for_ms=80, checkpoint=True)) == [["0", "1"]]

@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from joinery_runtime.core import expression as module
+from joinery_runtime.core.expression import (
+    ColumnRef,
+    check_predicate,
+    conjunction,
+    conjuncts,
+    parse_expression,
+)
+from joinery_runtime.errors import ExpressionError
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "expressions.md"
+SCHEMA = pa.schema(
+    [
+        ("i", pa.int64()),
+        ("j", pa.int32()),
+        ("d", pa.float64()),
+        ("m", pa.decimal128(5, 2)),
+        ("s", pa.string()),
+        ("b", pa.bool_()),
+        ("ts", pa.timestamp("ms", "UTC")),
+        ("day", pa.date32()),
+    ]
+)
+ROW = {
+    "i": 7, "j": 3, "d": 1.5, "m": Decimal("5.50"), "s": "abc", "b": True,
+    "ts": datetime(2024, 1, 1, tzinfo=UTC), "day": date(2024, 1, 1),
+}  # fmt: skip
+NOTHING: dict[str, Any] = dict.fromkeys(ROW)
+
+
+def value(text: str, **changed: Any) -> Any:
+    """The expression's value on one row, as Python."""
+    return values(text, [{**ROW, **changed}])[0]
+
+
+def values(text: str, rows: list[dict[str, Any]]) -> list[Any]:
+    batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    found: list[Any] = parse_expression(text).evaluate(lambda ref: batch.column(ref.column), len(rows)).to_pylist()
+    return found
+
+
+def refused(text: str, **changed: Any) -> str:
+    with pytest.raises(ExpressionError) as caught:
+        value(text, **changed)
+    return str(caught.value)
+
+
+# --- three-valued logic ---------------------------------------------------------------------------------------------
+
+TRUTH = [
+    # a      b      AND    OR
+    (True, True, True, True),
+    (True, False, False, True),
+    (True, None, None, True),
+    (False, True, False, True),
+    (False, False, False, False),
+    (False, None, False, None),
+    (None, True, None, True),
+    (None, False, False, None),
+    (None, None, None, None),
+]
+SQL = {True: "TRUE", False: "FALSE", None: "NULL"}
+
+
+@pytest.mark.parametrize(("a", "b", "both", "either"), TRUTH)
+def test_and_or(a: bool | None, b: bool | None, both: bool | None, either: bool | None) -> None:
+    assert value(f"{SQL[a]} AND {SQL[b]}") is both
+    assert value(f"{SQL[a]} OR {SQL[b]}") is either
+    assert value("o.b AND " + SQL[b], b=a) is both
+    assert value("o.b OR " + SQL[b], b=a) is either
+
+
+@pytest.mark.parametrize(("a", "wanted"), [(True, False), (False, True), (None, None)])
+def test_not(a: bool | None, wanted: bool | None) -> None:
+    assert value("NOT o.b", b=a) is wanted
+    assert value(f"NOT {SQL[a]}") is wanted
+
+
+@pytest.mark.parametrize(
+    ("a", "is_null", "is_true", "is_false"),
+    [(True, False, True, False), (False, False, False, True), (None, True, False, False)],
+)
+def test_is(a: bool | None, is_null: bool, is_true: bool, is_false: bool) -> None:
+    for name, wanted in (("NULL", is_null), ("TRUE", is_true), ("FALSE", is_false)):
+        assert value(f"o.b IS {name}", b=a) is wanted
+        assert value(f"o.b IS NOT {name}", b=a) is not wanted
+
+
+@pytest.mark.parametrize("operator", ["=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%"])
+def test_null_on_either_side_gives_null(operator: str) -> None:
+    assert value(f"o.i {operator} 1", i=None) is None
+    assert value(f"1 {operator} o.i", i=None) is None
+    assert value(f"o.i {operator} NULL") is None
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("o.i = 7", True), ("o.i == 8", False), ("o.i <> 7", False), ("o.i != 8", True),
+        ("o.i < 7", False), ("o.i <= 7", True), ("o.i > 7", False), ("o.i >= 7", True),
+        ("o.i > o.j", True), ("o.i > o.d", True), ("o.m = 5.5", True), ("o.m > o.i", False), ("o.d = 1.5", True),
+        ("'B' < 'a'", True), ("'\u00e9' > 'z'", True), ("o.b = TRUE", True), ("o.i > 99999999999999999999", False),
+        ("o.i + o.j", 10), ("o.i - 10", -3), ("o.i * 2", 14), ("-o.i", -7), ("o.i / 2", 3.5), ("o.m / 2", 2.75),
+        ("o.i % 4", 3), ("-o.i % 4", -3), ("o.i % -4", 3), ("MOD(o.i, 4)", 3), ("o.d % 1", 0.5),
+        ("o.i % 2.5e0", 2.0), ("(-9223372036854775807 - 1) % -1", 0),
+        ("o.i / 0", None), ("o.d / 0", None), ("o.m / 0", None), ("o.i % 0", None), ("o.d % 0", None),
+        ("o.m + 1", Decimal("6.50")), ("o.m * 1.10", Decimal("6.05")), ("0.1 + 0.2 = 0.3", True),
+        ("0.1e0 + 0.2e0 = 0.3e0", False), ("1.5", Decimal("1.5")), (".5", Decimal("0.5")), ("1e3", 1000.0),
+        ("o.i BETWEEN 7 AND 9", True), ("o.i BETWEEN 5 AND 7", True), ("o.i BETWEEN 8 AND 9", False),
+        ("o.i NOT BETWEEN 8 AND 9", True), ("o.i BETWEEN NULL AND 6", False), ("o.i BETWEEN NULL AND 8", None),
+        ("o.i IN (1, 7)", True), ("o.i IN (1, 2)", False), ("o.i IN (1, NULL)", None), ("o.i IN (7, NULL)", True),
+        ("o.i NOT IN (1, 2)", True), ("o.i NOT IN (1, NULL)", None), ("o.i NOT IN (7, NULL)", False),
+        ("o.i IN (o.j, 7)", True), ("NULL IN (1)", None),
+        ("o.s LIKE 'a%'", True), ("o.s LIKE 'b%'", False), ("o.s LIKE 'a_c'", True), ("o.s LIKE 'a.c'", False),
+        ("o.s LIKE 'A%'", False), ("o.s ILIKE 'A%'", True), ("o.s NOT LIKE 'b%'", True), ("o.s NOT LIKE 'a%'", False),
+        ("o.s NOT ILIKE 'A%'", False), ("NOT o.s LIKE 'b%'", True),
+        ("o.s || '-' || o.s", "abc-abc"), ("LOWER('AbC')", "abc"), ("UPPER(o.s)", "ABC"), ("TRIM('  a ')", "a"),
+        ("LENGTH('\u00e9a')", 2), ("SUBSTRING(o.s, 2)", "bc"), ("SUBSTRING(o.s, 2, 1)", "b"),
+        ("SUBSTRING(o.s FROM 1 FOR 2)", "ab"), ("SUBSTRING(o.s, 9)", ""), ("ABS(-o.i)", 7),
+        ("CASE WHEN o.i > 9 THEN 'big' WHEN o.i > 5 THEN 'middle' ELSE 'small' END", "middle"),
+        ("CASE WHEN o.i > 9 THEN 1 END", None), ("CASE o.s WHEN 'abc' THEN 1 ELSE 2 END", 1),
+        ("CASE WHEN NULL THEN 1 ELSE 2 END", 2),
+        ("CASE WHEN o.b THEN 1 ELSE 2.5 END", Decimal("1.0")),
+        ("COALESCE(NULL, o.i)", 7), ("COALESCE(o.j, o.i)", 3), ("IFNULL(NULL, 4)", 4), ("COALESCE(NULL, NULL)", None),
+        ("CAST('12' AS INT)", 12), ("o.i::double", 7.0), ("CAST(o.i AS VARCHAR)", "7"), ("CAST(o.b AS INT)", 1),
+        ("CAST(o.i AS DECIMAL(10, 2))", Decimal("7.00")), ("CAST(o.m AS DOUBLE)", 5.5),
+        ("CAST(o.j AS DECIMAL)", Decimal(3)), ("CAST('1.5' AS DECIMAL(3, 1))", Decimal("1.5")),
+        ("CAST('true' AS BOOLEAN)", True),
+        ("o.day = DATE '2024-01-01'", True), ("o.ts = TIMESTAMP '2024-01-01 00:00:00'", True),
+        ("o.ts = TIMESTAMP '2024-01-01T01:00:00+01:00'", True),
+        ("o.ts + INTERVAL '1' HOUR = TIMESTAMP '2024-01-01 01:00:00'", True),
+        ("o.ts - INTERVAL '1' DAY = TIMESTAMP '2023-12-31'", True),
+        ("o.ts - TIMESTAMP '2023-12-31'", timedelta(days=1)),
+        ("INTERVAL '1.5' SECOND", timedelta(milliseconds=1500)), ("INTERVAL '2 minutes'", timedelta(minutes=2)),
+        ("INTERVAL -1 DAY", timedelta(days=-1)), ("INTERVAL '250' MILLISECONDS", timedelta(milliseconds=250)),
+        ("o.ts BETWEEN o.ts - INTERVAL '1' SECOND AND o.ts", True),
+    ],
+)  # fmt: skip
+def test_values(text: str, wanted: Any) -> None:
+    found = value(text)
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+def test_case_and_coalesce_choose_per_row() -> None:
+    rows = [{**ROW, "b": b, "i": i} for b, i in ((True, 1), (False, 2), (None, None))]
+    assert values("CASE WHEN o.b THEN 'yes' ELSE 'no' END", rows) == ["yes", "no", "no"]
+    assert values("COALESCE(o.i, 0)", rows) == [1, 2, 0]
+
+
+def test_nan_compares_as_in_ieee_754() -> None:
+    nan = math.nan
+    assert [value(f"o.d {op} o.d", d=nan) for op in ("=", "<", ">", "<=", ">=", "<>")] == [False] * 5 + [True]
+    assert value("o.d IN (o.d)", d=nan) is False
+    assert value("o.d IS NULL", d=nan) is False
+
+
+def test_like_takes_line_breaks_as_characters() -> None:
+    assert value("o.s LIKE 'a%c'", s="a\nc") is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["o.i + 9223372036854775807", "o.i * 9223372036854775807", "-o.i - 9223372036854775807", "o.j + o.j",
+     "ABS(-9223372036854775807 - 1)", "-(-9223372036854775807 - 1)"],
+)  # fmt: skip
+def test_overflow_is_an_error_that_names_the_expression(text: str) -> None:
+    message = refused(text, j=2**31 - 1)
+    assert repr(text) in message
+    assert "overflow" in message
+
+
+@pytest.mark.parametrize(
+    "text", ["CAST(o.d AS INT)", "CAST(o.s AS INT)", "CAST(99999999999 AS INT)", "CAST(o.i AS DECIMAL(2, 2))"]
+)
+def test_a_value_that_does_not_fit_its_cast_is_an_error(text: str) -> None:
+    assert repr(text) in refused(text)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "No expression"),
+        ("o.i +", "Line 1, Col: 5"),
+        ("o.i = 1; o.i = 2", "not supported"),
+        ("SELECT 1", "found Select"),
+        ("o.i = (SELECT 1)", "found Subquery"),
+        ("o.i IN (SELECT 1)", "not supported"),
+        ("foo(o.i)", "'FOO(o.i)' is not supported: found Anonymous"),
+        ("COUNT(o.i) > 1", "found Count"),
+        ("IF(o.b, 1, 2)", "found If"),
+        ("NULLIF(o.i, 7)", "found Nullif"),
+        ("TRY_CAST(o.s AS INT)", "found TryCast"),
+        ("CURRENT_TIMESTAMP > o.ts", "found CurrentTimestamp"),
+        ("o.i IS NOT DISTINCT FROM 7", "found NullSafeEQ"),
+        ("o.i BETWEEN SYMMETRIC 9 AND 1", "Between with symmetric"),
+        ("TRIM(LEADING 'a' FROM o.s)", "Trim with"),
+        ("LTRIM(o.s)", "Trim with position"),
+        ("o.s LIKE 'a#%' ESCAPE '#'", "found Escape"),
+        ("o.s LIKE o.s", "string literal"),
+        ("x.o.i = 1", "'x.o.i' is not supported"),
+        ("o.* = 1", "found Star"),
+        ("SUBSTRING(o.s)", "start must be a whole number"),
+        ("SUBSTRING(o.s, 0)", "counts from 1"),
+        ("SUBSTRING(o.s, o.i)", "start must be a whole number"),
+        ("SUBSTRING(o.s, 1, -1)", "length must be a whole number"),
+        ("INTERVAL 'x' HOUR", "must be a number"),
+        ("INTERVAL o.i HOUR", "must be a number"),
+        ("INTERVAL '1' MONTH", "the unit must be one of MILLISECOND"),
+        ("INTERVAL '5'", "the unit must be one of"),
+        ("CAST(o.i AS VARCHAR(3))", "cannot cast to VARCHAR(3)"),
+        ("CAST(o.i AS SMALLINT)", "cannot cast to SMALLINT"),
+        ("CAST(o.ts AS DATE)", "cannot cast to DATE"),
+        ("DATE '2024-13-01'", "expected ISO 8601"),
+        ("o.m % 2", "not decimals"),
+        ("o.s / 2", "expected a number, found string"),
+        ("o.s + 1", "no kernel"),
+        ("o.i = 'x'", "no kernel"),
+        ("NOT o.i", "no kernel"),
+        ("o.i AND o.b", "no kernel"),
+    ],
+)
+def test_refusals_name_the_text_and_the_reason(text: str, reason: str) -> None:
+    assert reason in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("o.i", "'o.i' is not a condition: it gives int64, not boolean"),
+        ("o.nope = 1", "'o.nope = 1' uses unknown column 'o.nope': o has i, j, d, m, s, b, ts, day"),
+        ("p.i = 1", "'p.i = 1' uses 'p.i': the inputs are o. Write a column as <input>.<column>"),
+        ("i = 1", "'i = 1' uses 'i': the inputs are o. Write a column as <input>.<column>"),
+    ],
+)
+def test_predicates_are_checked_against_the_inputs(text: str, message: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        check_predicate(parse_expression(text), {"o": SCHEMA})
+    assert str(caught.value) == message
+
+
+def test_type_errors_show_before_any_row_is_read() -> None:
+    with pytest.raises(ExpressionError, match="cannot evaluate"):
+        check_predicate(parse_expression("o.i > 'a'"), {"o": SCHEMA})
+
+
+# --- predicates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("o.b", [True, False, False]), ("NULL", [False] * 3), ("TRUE", [True] * 3)]
+)
+def test_a_mask_keeps_only_what_is_true(text: str, wanted: list[bool]) -> None:
+    expression = parse_expression(text)
+    check_predicate(expression, {"o": SCHEMA})
+    mask = expression.mask(lambda ref: pa.array([True, False, None]), 3)
+    assert mask.to_pylist() == wanted
+
+
+def test_conjuncts_take_an_and_apart_and_conjunction_puts_it_back() -> None:
+    whole = parse_expression("(o.i > 1 AND (o.j = 2 OR p.k = 3)) AND p.k < 4")
+    parts = conjuncts(whole)
+    assert [part.text for part in parts] == ["o.i > 1", "o.j = 2 OR p.k = 3", "p.k < 4"]
+    assert [sorted(map(str, part.columns)) for part in parts] == [["o.i"], ["o.j", "p.k"], ["p.k"]]
+    again = conjunction(parts)
+    assert again is not None
+    assert again.columns == whole.columns == {ColumnRef("o", "i"), ColumnRef("o", "j"), ColumnRef("p", "k")}
+    for i, j, k in ((2, 0, 3), (2, 2, 3), (0, 2, 3), (2, 0, 0), (2, 2, 4)):
+        columns = {"i": pa.array([i]), "j": pa.array([j]), "k": pa.array([k])}
+        both = [e.mask(lambda ref, c=columns: c[ref.column], 1).to_pylist() for e in (whole, again)]
+        assert both[0] == both[1]
+    assert conjunction([]) is None
+
+
+# --- the document ---------------------------------------------------------------------------------------------------
+
+
+def documented() -> list[tuple[str, str]]:
+    text = DOCUMENT.read_text().partition("## What is supported")[2].partition("Types of CAST")[0]
+    cells = [
+        [cell.strip().replace("\0", "|") for cell in line.replace("\\|", "\0").split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ]
+    return [(example.strip("`"), gives.strip("`")) for _, example, gives in cells if example.startswith("`")]
+
+
+@pytest.mark.parametrize(("example", "gives"), documented())
+def test_documented_examples(example: str, gives: str) -> None:
+    same = f"({example}) IS NULL" if gives == "NULL" else f"({example}) = ({gives})"
+    assert value(same) is True
+
+
+def test_every_supported_node_is_documented() -> None:
+    """The words under which the document lists them; a new node must be added here and there."""
+    words = {
+        "And": "AND", "Or": "OR", "Not": "NOT", "EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">=",
+        "Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%", "DPipe": "\\|\\|", "Literal": "literals",
+        "Boolean": "`TRUE`", "Null": "`NULL`", "Paren": "example", "Neg": "unary", "Is": "IS [NOT] NULL",
+        "In": "[NOT] IN", "Between": "BETWEEN", "Like": "[NOT] LIKE", "ILike": "[NOT] ILIKE", "Case": "CASE WHEN",
+        "Coalesce": "COALESCE", "Cast": "CAST(", "Interval": "INTERVAL 'n' unit", "Substring": "SUBSTRING",
+        "Lower": "LOWER", "Upper": "UPPER", "Length": "LENGTH", "Trim": "TRIM", "Abs": "ABS",
+    }  # fmt: skip
+    supported = {kind.__name__ for kind in (*module._BINARY, *module._SPECIAL)}
+    assert supported == set(words)
+    table = DOCUMENT.read_text().partition("## What is supported")[2].partition("Types of CAST")[0]
+    assert [word for word in words.values() if word not in table] == []

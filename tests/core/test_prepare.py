@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.harness import record_batch, side_spec
+from joinery_runtime.core.expression import parse_expression
+from joinery_runtime.core.keyhash import key_hash
+from joinery_runtime.core.prepare import (
+    EVENT_TIME_MAX,
+    EVENT_TIME_MIN,
+    Prepared,
+    cut_by_shard,
+    prepare,
+    prepared_schema,
+)
+from joinery_runtime.core.shards import shard_range
+
+NAN = float("nan")
+SCHEMA = pa.schema([("k", pa.int64()), ("x", pa.float64()), ("ts", pa.int64()), ("v", pa.string())])
+
+
+def prepared(rows: list[dict[str, Any]], *, keys: tuple[str, ...] = ("k",), predicate: str | None = None) -> Prepared:
+    side = side_spec("o", SCHEMA, keys, (0, 0), parse_expression(predicate) if predicate else None)
+    batch = record_batch(SCHEMA, [{"k": 1, "x": 0.5, "ts": 100, "v": "a", **row} for row in rows])
+    return prepare(side, batch, 3, np.arange(40, 40 + len(rows)))
+
+
+def test_a_prepared_row_has_hash_time_place_and_the_stored_columns() -> None:
+    rows = prepared([{"k": 7}, {"k": 8, "ts": 5}]).rows
+    assert rows.schema == prepared_schema(side_spec("o", SCHEMA, ["k"], (0, 0)))
+    assert rows.schema.names == ["$hash", "$ts", "$partition", "$offset", "k", "x", "v"]
+    assert rows.column("$hash").to_pylist() == key_hash([pa.array([7, 8])]).tolist()
+    assert rows.select(["$ts", "$partition", "$offset"]).to_pylist() == [
+        {"$ts": 100, "$partition": 3, "$offset": 40},
+        {"$ts": 5, "$partition": 3, "$offset": 41},
+    ]
+
+
+def test_a_null_or_nan_key_is_dropped_and_counted_but_moves_time() -> None:
+    found = prepared([{"k": None, "ts": 900}, {"x": NAN, "ts": -5}, {"x": None}, {}], keys=("k", "x"))
+    assert found.dropped == {"null_key": 3}
+    assert found.rows.column("$offset").to_pylist() == [43]
+    assert (found.lowest, found.highest) == (-5, 900)
+
+
+def test_nan_outside_the_key_is_a_value() -> None:
+    assert prepared([{"x": NAN}]).rows.num_rows == 1
+
+
+def test_the_sides_own_predicate_filters_where_it_is_not_true() -> None:
+    found = prepared([{"v": "a"}, {"v": "b"}, {"v": None}, {"v": "b", "k": None}], predicate="o.v = 'a'")
+    assert found.dropped == {"filtered": 2, "null_key": 1}
+    assert found.rows.column("$offset").to_pylist() == [40]
+
+
+def test_an_event_time_that_is_null_or_out_of_range_is_reported_and_moves_nothing() -> None:
+    times = [None, EVENT_TIME_MIN - 1, EVENT_TIME_MIN, EVENT_TIME_MAX, EVENT_TIME_MAX + 1, 2**63 - 1, -(2**63)]
+    found = prepared([{"ts": ts} for ts in times])
+    assert found.bad_time.tolist() == [0, 1, 4, 5, 6]
+    assert found.rows.column("$offset").to_pylist() == [42, 43]
+    assert (found.lowest, found.highest) == (EVENT_TIME_MIN, EVENT_TIME_MAX)
+
+
+def test_a_bad_time_in_a_row_that_would_be_dropped_is_still_reported() -> None:
+    found = prepared([{"ts": None, "k": None}, {"k": None}])
+    assert found.bad_time.tolist() == [0]
+    assert found.dropped == {"null_key": 1}
+
+
+@pytest.mark.parametrize("rows", [[], [{"ts": None}], [{"k": None}]])
+def test_nothing_left(rows: list[dict[str, Any]]) -> None:
+    found = prepared(rows)
+    assert found.rows.num_rows == 0
+    assert found.rows.schema == prepared_schema(side_spec("o", SCHEMA, ["k"], (0, 0)))
+    assert cut_by_shard(found.rows, 4) == []
+
+
+def test_the_event_time_may_be_a_key() -> None:
+    found = prepared([{"ts": 5}], keys=("ts",))
+    assert found.rows.column("$hash").to_pylist() == key_hash([pa.array([5])]).tolist()
+
+
+@settings(deadline=None)
+@given(keys=st.lists(st.integers(0, 50), max_size=30), shards=st.integers(1, 9))
+def test_cut_by_shard_gives_every_row_to_its_owner_in_arrival_order(keys: list[int], shards: int) -> None:
+    rows = prepared([{"k": key} for key in keys]).rows
+    pieces = cut_by_shard(rows, shards)
+    assert [shard for shard, _ in pieces] == sorted({shard for shard, _ in pieces})
+    for shard, piece in pieces:
+        owned = shard_range(shard, shards)
+        offsets = piece.column("$offset").to_pylist()
+        assert offsets == sorted(offsets)
+        assert all(owned.contains(h, h) for h in piece.column("$hash").to_pylist())
+    together = [row for _, piece in pieces for row in piece.to_pylist()]
+    assert sorted(together, key=lambda row: row["$offset"]) == rows.to_pylist()

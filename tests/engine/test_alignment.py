@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joinery_runtime.engine.alignment import PROBE_RECORDS, Backlog, Densities, allocate
+
+BUDGET = 500_000
+
+
+def test_everything_is_taken_when_it_fits() -> None:
+    backlogs = [Backlog("a", 10, 0, 1.0), Backlog("b", 300_000, 10**9, 0.001), Backlog("c", 0, 5, 1.0)]
+    assert allocate(backlogs, BUDGET) == {"a": 10, "b": 300_000}
+
+
+def test_a_small_backlog_is_taken_whole_also_when_nothing_is_known() -> None:
+    assert allocate([Backlog("a", 10, None, None), Backlog("b", 7, None, None)], BUDGET) == {"a": 10, "b": 7}
+
+
+def test_unknown_partitions_are_probed_first_and_alone() -> None:
+    backlogs = [Backlog("a", 10**6, None, None), Backlog("b", 10**6, 5, None), Backlog("c", 10**6, 0, 1.0)]
+    assert allocate(backlogs, BUDGET) == {"a": PROBE_RECORDS // 2, "b": PROBE_RECORDS // 2}
+
+
+def test_the_one_behind_catches_up_before_the_other_goes_on() -> None:
+    backlogs = [Backlog("behind", 10**6, 0, 1.0), Backlog("ahead", 10**6, 10**6, 1.0)]
+    share = allocate(backlogs, 100_000)
+    assert set(share) == {"behind"}
+    assert abs(share["behind"] - 100_000) <= 1
+
+
+def test_a_one_sided_backlog_gets_the_whole_budget() -> None:
+    share = allocate([Backlog("a", 10**7, 0, 3.0), Backlog("b", 0, 0, 3.0)], BUDGET)
+    assert set(share) == {"a"}
+    assert abs(share["a"] - BUDGET) <= 1
+
+
+def test_nothing_to_read_gives_nothing() -> None:
+    assert allocate([Backlog("a", 0, None, None)], BUDGET) == {}
+    assert allocate([], BUDGET) == {}
+
+
+densities = st.none() | st.floats(1e-6, 1e5)
+backlogs = st.builds(
+    Backlog,
+    st.uuids(),
+    st.one_of(st.integers(0, 50), st.integers(0, 10**9)),
+    st.none() | st.integers(0, 2_000_000_000_000),
+    densities,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(found=st.lists(backlogs, max_size=8), budget=st.sampled_from([1, 10, 50_000, BUDGET]))
+def test_never_nothing_never_too_much(found: list[Backlog[object]], budget: int) -> None:
+    share = allocate(found, budget)
+    waiting = {b.partition: b.records for b in found if b.records}
+    assert bool(share) == bool(waiting)
+    assert all(0 < count <= waiting[partition] for partition, count in share.items())
+    # Rounding: up to one record a partition, and what a float's step in epoch milliseconds holds at high densities.
+    slack = sum(1 + (b.density or 0) * 1e-3 for b in found)
+    assert sum(share.values()) <= budget + slack
+
+
+@dataclass
+class Topic:
+    """Records at a constant density, read from the front."""
+
+    density: float
+    records: int
+    start: int = 0
+    read: int = 0
+
+    @property
+    def highest(self) -> int | None:
+        return self.start + round(self.read / self.density) if self.read else None
+
+    def take(self, count: int) -> tuple[int | None, int]:
+        before, first = self.highest, self.start + round(self.read / self.density)
+        self.read += count
+        return before, first
+
+
+def simulate(topics: dict[str, Topic], epochs: int, budget: int) -> list[dict[str, int]]:
+    """Epoch by epoch as the planner does: allocate, read, learn the densities."""
+    known: Densities[str] = Densities()
+    shares = []
+    for _ in range(epochs):
+        found = [Backlog(n, t.records - t.read, t.highest, known.get(n)) for n, t in topics.items()]
+        share = allocate(found, budget)
+        for name, count in share.items():
+            before, first = topics[name].take(count)
+            known.observe(name, count, before, first, topics[name].highest)
+        shares.append(share)
+    return shares
+
+
+def test_inputs_of_very_different_density_and_progress_end_up_aligned() -> None:
+    topics = {"dense": Topic(10.0, 10**9), "sparse": Topic(0.01, 10**9), "ahead": Topic(1.0, 10**9, start=300_000)}
+    simulate(topics, epochs=20, budget=BUDGET)
+    reached = {name: topic.highest or 0 for name, topic in topics.items()}
+    assert min(reached.values()) > 300_000
+    # Within the event time of one epoch's budget: 500,000 records at 11 records/ms.
+    assert max(reached.values()) - min(reached.values()) <= BUDGET / 11
+
+
+def test_the_budget_is_used_once_densities_are_known() -> None:
+    topics = {"a": Topic(2.0, 10**9), "b": Topic(0.5, 10**9)}
+    shares = simulate(topics, epochs=10, budget=BUDGET)
+    assert all(abs(sum(share.values()) - BUDGET) <= 2 for share in shares[5:])
+
+
+def test_densities_follow_a_change_and_stay_finite() -> None:
+    known: Densities[str] = Densities()
+    known.observe("p", 0, 0, None, None)
+    assert known.get("p") is None
+    known.observe("p", 100, None, 1_000, 1_100)
+    assert known.get("p") == 1.0
+    known.observe("p", 300, 1_100, 1_100, 1_200)
+    assert known.get("p") == 2.0
+    for _ in range(60):
+        known.observe("p", 1, 0, 0, 10**13)
+    assert Densities.LOWEST <= (known.get("p") or 0) < 2 * Densities.LOWEST
