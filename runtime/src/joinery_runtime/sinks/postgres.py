@@ -66,10 +66,11 @@ class PostgresWriter:
     def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
         columns = [_ATTEMPT, _ROW, *rows.schema.names]
         copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(self.staging.table(attempt.epoch), names(columns))
-        connection = _connections.get(self.dsn)
+        lines = _csv(str(attempt), rows)
         try:
+            connection = _connections.get(self.dsn)
             with connection.transaction(), connection.cursor().copy(copy) as stream:
-                stream.write(_csv(str(attempt), rows))
+                stream.write(lines)
         except psycopg.Error as error:
             _connections.drop(self.dsn)
             raise _problem("The output rows cannot be staged", error) from error
@@ -217,7 +218,7 @@ def _csv(attempt: str, rows: pa.Table) -> bytes:
     )
     plain = frame.with_columns(
         cs.datetime().dt.epoch("ms"),
-        pl.lit("\\x") + cs.binary().bin.encode("hex"),
+        (pl.lit("\\x") + cs.binary().bin.encode("hex")).name.keep(),
     )
     text = plain.write_csv(include_header=False, quote_style="necessary").encode()
     return text.replace(b"\0", _REPLACEMENT) if b"\0" in text else text
@@ -233,7 +234,10 @@ def _staged_type(arrow: pa.DataType) -> str:
 def _moved(field: pa.Field) -> sql.Composable:
     name = sql.Identifier(field.name)
     if pa.types.is_timestamp(field.type):
-        return sql.SQL("timestamptz 'epoch' + {} * interval '1 millisecond'").format(name)
+        # Postgres multiplies intervals as doubles: exact only if seconds and the rest go apart.
+        return sql.SQL(
+            "timestamptz 'epoch' + {0} / 1000 * interval '1 second' + {0} % 1000 * interval '1 millisecond'"
+        ).format(name)
     return name
 
 

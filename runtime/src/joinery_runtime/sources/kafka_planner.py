@@ -76,7 +76,7 @@ class KafkaPlanner:
         lost = max(0, extent.earliest - position)
         if self._kafka.on_data_loss == "continue":
             return extent.earliest, lost
-        gone = f"{lost} records are gone" if lost else "it ends before that: the topic was recreated or truncated"
+        gone = f"{lost} record(s) are gone" if lost else "it ends before that: the topic was recreated or truncated"
         raise DataLoss(
             f"Input {self._cluster.input}: {self._cluster.topic}-{number} cannot be read from offset {position}",
             facts=f"the broker has offsets {extent.earliest} to {extent.stable} (exclusive), {gone} ({self._cluster})",

@@ -1,0 +1,66 @@
+"""Rows as JSON: exact values, and that our own decoder reads them back."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_rows, json_lines, rows_to_json
+from joinery_runtime.sources import JsonDecoder
+from sinks.rows import EVERY_TYPE, ROWS
+
+
+def test_every_type() -> None:
+    full, empty = map(json.loads, rows_to_json(ROWS))
+    assert full == {
+        "flag": True,
+        "small": -(2**31),
+        "big": -(2**63),
+        "session": 2**64 - 1,
+        "half": 0.5,
+        "real": 0.1,
+        "text": 'a,"b"\n\\.\té😀',
+        "raw": "/wA=",
+        "price": "1234567890123456789012345678901234.5678",
+        "day": "0001-01-01",
+        "at": 253402300799999,
+    }
+    assert empty == dict.fromkeys(EVERY_TYPE.names)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_json_has_no_number_for_is_null(value: float) -> None:
+    assert rows_to_json(pa.table({"a": [value]})) == [b'{"a":null}']
+
+
+def test_no_rows() -> None:
+    assert rows_to_json(ROWS.slice(0, 0)) == []
+    assert json_lines(ROWS.slice(0, 0)) == b""
+
+
+def test_a_job_can_read_what_another_wrote() -> None:
+    readable = ROWS.drop_columns(["session"])
+    decoded = JsonDecoder(readable.schema).decode(pa.array(rows_to_json(readable), pa.binary()))
+    assert not decoded.bad
+    assert decoded.rows.to_pylist() == readable.to_pylist()
+
+
+@given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"])), max_size=8))
+def test_any_text_is_one_line(texts: list[str | None]) -> None:
+    rows = pa.table({"a": pa.array(texts, pa.string())})
+    assert [json.loads(line)["a"] for line in rows_to_json(rows)] == texts
+
+
+def test_dead_letters_keep_the_record_as_it_was() -> None:
+    values = pa.array([b"\xff{", None], pa.binary())
+    batch = dead_letter_rows(
+        input_name="orders", topic="t", partition=3, offsets=[7, 9], reasons=["no", "null value"], values=values
+    )
+    assert batch.schema == DEAD_LETTER_SCHEMA
+    first, second = map(json.loads, rows_to_json(pa.Table.from_batches([batch])))
+    assert first == {"input": "orders", "topic": "t", "partition": 3, "offset": 7, "reason": "no", "value": "/3s="}
+    assert second["value"] is None

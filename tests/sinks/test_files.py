@@ -1,0 +1,79 @@
+"""JSON lines parts: visible only once named, publishing twice, and what recovery sweeps."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.files import FileSink
+from sinks.rows import attempt
+
+ROWS = pa.table({"a": [1, 2]})
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> FileSink:
+    made = FileSink(str(tmp_path / "out"))
+    made.prepare(ROWS.schema)
+    return made
+
+
+def visible(sink: FileSink) -> dict[str, list[int]]:
+    paths = sorted(Path(sink.writer().directory).glob("*.jsonl"))
+    return {path.name: [json.loads(line)["a"] for line in path.read_bytes().splitlines()] for path in paths}
+
+
+def staged(sink: FileSink) -> list[str]:
+    return sorted(path.name for path in Path(sink.writer().directory, ".staging").iterdir())
+
+
+def test_rows_are_visible_only_once_published(sink) -> None:
+    writer = pickle.loads(pickle.dumps(sink.writer()))
+    receipt = writer.write(attempt(epoch=7, shard=3), ROWS)
+    writer.write(attempt(epoch=7, shard=3, name="retry"), ROWS)
+    assert visible(sink) == {}
+    sink.in_transaction(None, 7, [receipt])
+    sink.publish(7, [json.loads(json.dumps(receipt))])
+    assert visible(sink) == {"epoch-000000000007-shard-00003.jsonl": [1, 2]}
+
+
+def test_publishing_again_changes_nothing(sink) -> None:
+    receipt = sink.writer().write(attempt(), ROWS)
+    sink.publish(1, [receipt])
+    before = visible(sink)
+    sink.publish(1, [receipt])
+    assert visible(sink) == before
+
+
+def test_staged_output_that_is_gone_is_an_error(sink) -> None:
+    receipt = sink.writer().write(attempt(), ROWS)
+    Path(sink.writer().directory, ".staging", "1-1-0-a.jsonl").unlink()
+    with pytest.raises(SinkError, match="output of epoch 1, shard 0 is gone"):
+        sink.publish(1, [receipt])
+
+
+def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:
+    writer = sink.writer()
+    for each in (attempt(epoch=4), attempt(epoch=5), attempt(epoch=6), attempt(epoch=6, generation=2)):
+        writer.write(each, ROWS)
+    sink.recover(generation=2, committed_epoch=5)
+    assert staged(sink) == ["1-5-0-a.jsonl", "2-6-0-a.jsonl"]
+
+
+def test_a_directory_that_cannot_be_made(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SinkError, match=r"file/out cannot be written: Not a directory"):
+        FileSink(str(tmp_path / "file" / "out")).prepare(ROWS.schema)
+
+
+def test_a_staging_directory_that_cannot_be_written(sink) -> None:
+    staging = Path(sink.writer().directory, ".staging")
+    staging.rmdir()
+    staging.write_text("")
+    with pytest.raises(SinkError, match="cannot be written"):
+        sink.writer().write(attempt(), ROWS)

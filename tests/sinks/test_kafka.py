@@ -1,0 +1,107 @@
+"""The Kafka sink against a real broker."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from itertools import count
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.kafka import KafkaSink, KafkaTarget
+from sinks.rows import attempt
+
+pytestmark = pytest.mark.services
+_names = (f"sink-{number}" for number in count())
+ROWS = pa.table({"k": ["a", None, "c"], "n": [1, 2, 3]})
+
+
+@pytest.fixture
+def topic(broker) -> str:
+    name = next(_names)
+    broker.create_topic(name)
+    return name
+
+
+def written(broker, topic: str, expected: int) -> list[tuple[bytes | None, object]]:
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "test", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    messages = consumer.consume(expected, 30)
+    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1] == expected
+    consumer.close()
+    return [(message.key(), json.loads(message.value())) for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("key", "keys"),
+    [
+        ((), [None, None, None]),
+        (("k",), [b"a", None, b"c"]),
+        (("n",), [b'{"n":1}', b'{"n":2}', b'{"n":3}']),
+        (("n", "k"), [b'{"n":1,"k":"a"}', b'{"n":2,"k":null}', b'{"n":3,"k":"c"}']),
+    ],
+)
+def test_rows_and_keys(broker, topic, key, keys) -> None:
+    sink = KafkaSink(KafkaTarget(topic, broker.bootstrap, key))
+    sink.prepare(ROWS.schema)
+    writer = pickle.loads(pickle.dumps(sink.writer()))
+    assert writer.write(attempt(), ROWS)["rows"] == 3
+    assert written(broker, topic, 3) == list(zip(keys, ROWS.to_pylist(), strict=True))
+
+
+def test_more_rows_than_the_client_s_queue_holds(broker, topic) -> None:
+    target = KafkaTarget(topic, broker.bootstrap, properties={"queue.buffering.max.messages": "1000"})
+    KafkaSink(target).writer().write(attempt(), pa.table({"n": range(25_000)}))
+    assert [value["n"] for _, value in written(broker, topic, 25_000)] == list(range(25_000))
+
+
+def test_no_rows(broker, topic) -> None:
+    assert KafkaSink(KafkaTarget(topic, broker.bootstrap)).writer().write(attempt(), ROWS.slice(0, 0))["rows"] == 0
+
+
+def test_a_missing_topic_and_a_missing_key_column(broker, topic) -> None:
+    with pytest.raises(SinkError, match="Output topic nowhere: it does not exist"):
+        KafkaSink(KafkaTarget("nowhere", broker.bootstrap)).prepare(ROWS.schema)
+    with pytest.raises(SinkError, match="names no output column: z"):
+        KafkaSink(KafkaTarget(topic, broker.bootstrap, ("z",))).prepare(ROWS.schema)
+
+
+def test_rows_that_the_broker_refuses_and_writing_after_that(broker) -> None:
+    name = next(_names)
+    broker.create_topic(name, config={"max.message.bytes": "2000"})
+    writer = KafkaSink(KafkaTarget(name, broker.bootstrap)).writer()
+    with pytest.raises(SinkError, match=rf"Output topic {name}: 1 rows were not written: .*too large"):
+        writer.write(attempt(), pa.table({"text": ["x" * 10_000]}))
+    writer.write(attempt(name="b"), pa.table({"text": ["x"]}))
+    assert [value for _, value in written(broker, name, 1)] == [{"text": "x"}]
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> Iterator[None]:
+    monkeypatch.setattr("joinery_runtime.sinks.kafka._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sinks.kafka._DELIVERY_SECONDS", 1.0)
+    return None
+
+
+def test_no_broker(impatient) -> None:
+    sink = KafkaSink(KafkaTarget("any", "127.0.0.1:1"))
+    with pytest.raises(SinkError, match=r"does not answer: waited 1 s; .*Connection refused"):
+        sink.prepare(ROWS.schema)
+    with pytest.raises(SinkError, match=r"Output topic any: .*rows were not written"):
+        sink.writer().write(attempt(), ROWS)
+
+
+@pytest.mark.parametrize("name", ["enable.idempotence", "transactional.id"])
+def test_properties_that_are_ours(name: str) -> None:
+    with pytest.raises(SinkError, match=f"may not set {name}"):
+        KafkaTarget("any", "127.0.0.1:1", properties={name: "x"})
+
+
+def test_an_unknown_property() -> None:
+    sink = KafkaSink(KafkaTarget("any", "127.0.0.1:1", properties={"no.such.name": "x"}))
+    with pytest.raises(SinkError, match="No such configuration property"):
+        sink.prepare(ROWS.schema)

@@ -1,0 +1,234 @@
+"""The Postgres sink on a real server: exactly the named attempts, in the commit's transaction."""
+
+from __future__ import annotations
+
+import pickle
+from decimal import Decimal
+from itertools import count
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.base import Receipt
+from joinery_runtime.sinks.postgres import PostgresSink, Staging
+from joinery_runtime.sinks.postgres_table import TargetTable
+from sinks.rows import EMPTY, EVERY_TYPE, FULL, ROWS, attempt
+
+pytestmark = pytest.mark.services
+_names = (f"target_{number}" for number in count())
+PAIR = pa.schema({"k": pa.int64(), "v": pa.string()})
+
+
+def pairs(*rows: tuple[int | None, str]) -> pa.Table:
+    return pa.Table.from_pylist([{"k": k, "v": v} for k, v in rows], schema=PAIR)
+
+
+@pytest.fixture
+def table() -> str:
+    return next(_names)
+
+
+@pytest.fixture
+def make(dsn, table):
+    """Makes prepared sinks on this test's table."""
+    made: list[PostgresSink] = []
+
+    def maker(schema: pa.Schema = PAIR, *upsert_key: str) -> PostgresSink:
+        sink = PostgresSink(dsn, TargetTable(table, upsert_key), Staging.of("joinery_out", "job", table))
+        made.append(sink)
+        sink.prepare(schema)
+        return sink
+
+    yield maker
+    for sink in made:
+        sink.close()
+
+
+def commit(connection: psycopg.Connection, sink: PostgresSink, epoch: int, *receipts: Receipt) -> None:
+    with connection.transaction():
+        sink.in_transaction(connection, epoch, receipts)
+    sink.publish(epoch, receipts)
+
+
+def content(connection: psycopg.Connection, table: str) -> list[tuple[Any, ...]]:
+    return connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall()
+
+
+def staged(connection: psycopg.Connection, sink: PostgresSink) -> int:
+    tables = [name.as_string(connection) for name in sink.writer().staging.tables()]
+    return sum(connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables)
+
+
+def test_every_type_round_trips(connection, make, table) -> None:
+    sink = make(EVERY_TYPE)
+    writer = pickle.loads(pickle.dumps(sink.writer()))
+    commit(connection, sink, 1, writer.write(attempt(), ROWS))
+    full, empty = connection.execute(f"SELECT * FROM {table} ORDER BY big NULLS LAST").fetchall()
+    assert full == tuple({**FULL, "session": Decimal(2**64 - 1)}.values())
+    assert empty == tuple(EMPTY.values())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_floats_that_are_no_numbers(connection, make, table, value) -> None:
+    sink = make(pa.schema({"a": pa.float64()}))
+    commit(connection, sink, 1, sink.writer().write(attempt(), pa.table({"a": [value]})))
+    assert str(connection.execute(f"SELECT a FROM {table}").fetchone()[0]) == str(value)
+
+
+def test_empty_text_is_not_null_and_u0000_is_replaced(connection, make, table) -> None:
+    sink = make()
+    commit(connection, sink, 1, sink.writer().write(attempt(), pairs((1, ""), (2, "a\0b"), (3, "\\N"))))
+    assert content(connection, table) == [(1, ""), (2, "a\ufffdb"), (3, "\\N")]
+
+
+def test_only_named_attempts_are_moved(connection, make, table) -> None:
+    sink = make()
+    writer = sink.writer()
+    writer.write(attempt(name="lost"), pairs((1, "twice")))
+    named = [writer.write(attempt(name="won"), pairs((1, "once"))), writer.write(attempt(shard=1), pairs((2, "b")))]
+    assert content(connection, table) == []
+    commit(connection, sink, 1, *named)
+    assert content(connection, table) == [(1, "once"), (2, "b")]
+
+
+def test_rows_come_and_go_with_the_transaction(connection, make, table) -> None:
+    sink = make()
+    receipt = sink.writer().write(attempt(), pairs((1, "a")))
+    with connection.transaction(force_rollback=True):
+        sink.in_transaction(connection, 1, [receipt])
+        assert content(connection, table) == [(1, "a")]
+    assert content(connection, table) == []
+    commit(connection, sink, 1, receipt)
+    assert content(connection, table) == [(1, "a")]
+
+
+def test_an_epoch_without_rows(connection, make, table) -> None:
+    sink = make()
+    commit(connection, sink, 1)
+    commit(connection, sink, 2, sink.writer().write(attempt(epoch=2), pairs()))
+    assert content(connection, table) == []
+
+
+def test_staged_rows_that_are_gone_stop_the_commit(connection, make, table) -> None:
+    sink = make()
+    receipt = sink.writer().write(attempt(), pairs((1, "a"), (2, "b")))
+    connection.execute(f"TRUNCATE {sink.writer().staging.table(1).as_string(connection)}")
+    with pytest.raises(SinkError, match="epoch 1 is not complete: 0 rows are there, 2 were written"):
+        commit(connection, sink, 1, receipt)
+    assert content(connection, table) == []
+
+
+def test_upsert_keeps_the_newest_row_within_and_across_epochs(connection, make, table) -> None:
+    sink = make(PAIR, "k")
+    writer = sink.writer()
+    commit(connection, sink, 1, writer.write(attempt(), pairs((1, "old"), (2, "b"), (1, "new"))))
+    assert content(connection, table) == [(1, "new"), (2, "b")]
+    commit(connection, sink, 2, writer.write(attempt(epoch=2), pairs((2, "c"), (None, "x"), (None, "y"))))
+    assert content(connection, table) == [(1, "new"), (2, "c"), (None, "y")]
+
+
+def test_upsert_where_all_columns_are_the_key(connection, make, table) -> None:
+    sink = make(PAIR, "v", "k")
+    for epoch in (1, 2):
+        commit(connection, sink, epoch, sink.writer().write(attempt(epoch=epoch), pairs((1, "a"), (1, "a"))))
+    assert content(connection, table) == [(1, "a")]
+
+
+def test_publish_empties_a_large_staging_table_but_not_the_next_epoch_s(connection, make, table) -> None:
+    sink = make()
+    writer = sink.writer()
+    first = writer.write(attempt(), pairs(*((i, "x" * 500) for i in range(10_000))))
+    second = writer.write(attempt(epoch=2), pairs((1, "next")))
+    commit(connection, sink, 1, first)
+    assert staged(connection, sink) == 1
+    commit(connection, sink, 2, second)
+    assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (10_001,)
+
+
+def test_a_zombie_that_is_writing_does_not_hold_up_publish(connection, make, table, dsn) -> None:
+    sink = make()
+    receipt = sink.writer().write(attempt(), pairs(*((i, "x" * 500) for i in range(10_000))))
+    name = sink.writer().staging.table(1).as_string(connection)
+    with psycopg.connect(dsn) as zombie:
+        zombie.execute(f'INSERT INTO {name} ("$attempt") VALUES (%s)', ("0-1-0-z",))
+        commit(connection, sink, 1, receipt)
+        assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (10_000,)
+
+
+def test_recover_sweeps_older_generations(connection, make) -> None:
+    sink = make()
+    writer = sink.writer()
+    for generation, epoch in ((1, 1), (1, 2), (9, 2), (10, 3)):
+        writer.write(attempt(generation=generation, epoch=epoch), pairs((generation, "x")))
+    sink.recover(generation=10, committed_epoch=2)
+    assert staged(connection, sink) == 1
+
+
+def test_preparing_again_keeps_what_is_staged(connection, make, table) -> None:
+    receipt = make().writer().write(attempt(), pairs((1, "a")))
+    commit(connection, make(), 1, receipt)
+    assert content(connection, table) == [(1, "a")]
+
+
+def test_preparing_for_other_columns_makes_new_staging_tables(connection, make, table) -> None:
+    make()
+    connection.execute(f"ALTER TABLE {table} ADD COLUMN w bigint")
+    sink = make(pa.schema({"k": pa.int64(), "w": pa.int64()}))
+    commit(connection, sink, 1, sink.writer().write(attempt(), pa.table({"k": [1], "w": [2]})))
+    assert content(connection, table) == [(1, None, 2)]
+
+
+def test_an_existing_table_may_have_wider_types_and_more_columns(connection, make, table) -> None:
+    connection.execute(
+        f"CREATE TABLE {table} (v varchar, k numeric, id bigint GENERATED ALWAYS AS IDENTITY, at timestamptz "
+        "NOT NULL DEFAULT now())"
+    )
+    sink = make()
+    commit(connection, sink, 1, sink.writer().write(attempt(), pairs((1, "a"))))
+    assert connection.execute(f"SELECT k, v, id FROM {table}").fetchall() == [(1, "a", 1)]
+
+
+def test_all_that_does_not_fit_is_named_at_once(connection, make, table) -> None:
+    connection.execute(f"CREATE TABLE {table} (k text, more int NOT NULL)")
+    with pytest.raises(SinkError) as caught:
+        make(PAIR, "k")
+    assert str(caught.value) == (
+        f"The output table {table} does not fit the job's output: column v text is missing; column k is text, the "
+        "output's is bigint; column more is NOT NULL, has no default and is not in the output; there is no unique "
+        "index on exactly (k), the upsertKey. Alter the table, or name one that is not there: it will be created"
+    )
+
+
+def test_a_constraint_of_the_table_is_named(connection, make, table) -> None:
+    connection.execute(f"CREATE TABLE {table} (k bigint PRIMARY KEY, v text)")
+    sink = make()
+    receipt = sink.writer().write(attempt(), pairs((1, "a"), (1, "b")))
+    with pytest.raises(SinkError, match=f"{table} refuses the rows of epoch 1: duplicate key"):
+        commit(connection, sink, 1, receipt)
+
+
+def test_a_table_in_a_schema_of_its_own(connection, dsn) -> None:
+    connection.execute('CREATE SCHEMA "My Schema"')
+    sink = PostgresSink(dsn, TargetTable("My Schema.My Table"), Staging.of("joinery_out", "job", "My Schema.My Table"))
+    sink.prepare(PAIR)
+    commit(connection, sink, 1, sink.writer().write(attempt(), pairs((1, "a"))))
+    assert content(connection, '"My Schema"."My Table"') == [(1, "a")]
+    sink.close()
+
+
+def test_a_server_that_is_not_there() -> None:
+    sink = PostgresSink("host=127.0.0.1 port=1 password=hush", TargetTable("t"), Staging.of("s", "job", "t"))
+    with pytest.raises(SinkError, match=r"cannot be prepared: .*Connection refused") as caught:
+        sink.prepare(PAIR)
+    assert "hush" not in str(caught.value)
+    with pytest.raises(SinkError, match="cannot be staged"):
+        sink.writer().write(attempt(), pairs((1, "a")))
+
+
+def test_a_schema_that_is_not_there(make, dsn) -> None:
+    sink = PostgresSink(dsn, TargetTable("nowhere.t"), Staging.of("joinery_out", "job", "nowhere.t"))
+    with pytest.raises(SinkError, match='cannot be prepared: schema "nowhere" does not exist'):
+        sink.prepare(PAIR)

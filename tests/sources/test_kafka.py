@@ -1,0 +1,292 @@
+"""The Kafka source against a real broker."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from joinery_runtime.errors import DataLoss, SourceError
+from joinery_runtime.job import Input
+from joinery_runtime.sources import Bounds, PartitionRef, Range, SourceReader, planner_for, reader_for
+
+pytestmark = pytest.mark.services
+_names = (f"source-{number}" for number in count())
+
+
+def kafka_input(bootstrap: str, topic: str, **kafka: Any) -> Input:
+    return Input.model_validate(
+        {
+            "name": "in",
+            "kafka": {"bootstrapServers": bootstrap, "topic": topic, **kafka},
+            "format": "json",
+            "schema": [{"name": "ts", "type": "timestamp"}],
+            "eventTime": "ts",
+        }
+    )
+
+
+def ref(topic: str, partition: int = 0) -> PartitionRef:
+    return PartitionRef("in", topic, partition)
+
+
+@pytest.fixture
+def topic(broker) -> str:
+    name = next(_names)
+    broker.create_topic(name, 2)
+    return name
+
+
+@pytest.fixture
+def send(broker, topic) -> Iterator[Any]:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, "enable.idempotence": True})
+
+    def sender(values: Sequence[bytes | None], partition: int = 0, timestamp: int = 1) -> None:
+        for value in values:
+            producer.produce(topic, value, partition=partition, timestamp=timestamp)
+        assert producer.flush(30) == 0
+
+    return sender
+
+
+def transaction(broker, topic: str, values: Sequence[bytes], *, commit: bool = True) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": f"tx-{topic}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    producer.flush(30)
+    if commit:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)
+
+
+def bounds_of(model: Input, positions: dict[PartitionRef, int] | None = None) -> list[Bounds]:
+    planner = planner_for(model)
+    try:
+        return planner.bounds(positions or {})
+    finally:
+        planner.close()
+
+
+@pytest.fixture
+def reader(broker, topic) -> Iterator[SourceReader]:
+    opened = reader_for(kafka_input(broker.bootstrap, topic))
+    yield opened
+    opened.close()
+
+
+def read(reader: SourceReader, topic: str, start: int, end: int) -> list[tuple[int, bytes | None]]:
+    batches = reader.read(Range(ref(topic), start, end))
+    return [item for batch in batches for item in zip(batch.offsets.tolist(), batch.values.to_pylist(), strict=True)]
+
+
+def test_bounds_from_the_earliest_record(broker, topic, send) -> None:
+    send([b"a", b"b"])
+    assert bounds_of(kafka_input(broker.bootstrap, topic)) == [Bounds(ref(topic, 0), 0, 2), Bounds(ref(topic, 1), 0, 0)]
+
+
+def test_bounds_from_a_stored_position(broker, topic, send) -> None:
+    send([b"a", b"b"])
+    assert bounds_of(kafka_input(broker.bootstrap, topic), {ref(topic): 1})[0] == Bounds(ref(topic), 1, 2)
+
+
+def test_latest_is_fixed_when_it_is_first_asked_for(broker, topic, send) -> None:
+    send([b"a"])
+    planner = planner_for(kafka_input(broker.bootstrap, topic, startFrom="latest"))
+    assert planner.bounds({})[0] == Bounds(ref(topic), 1, 1)
+    send([b"b"])
+    assert planner.bounds({})[0] == Bounds(ref(topic), 1, 2)
+    planner.close()
+
+
+def test_start_from_a_timestamp(broker, topic, send) -> None:
+    send([b"a"], timestamp=1_000)
+    send([b"b"], timestamp=2_000)
+    model = kafka_input(broker.bootstrap, topic, startFrom={"timestamp": 1_500})
+    assert [bounds.start for bounds in bounds_of(model)] == [1, 0]
+
+
+def test_start_from_offsets(broker, topic, send) -> None:
+    send([b"a", b"b", b"c"])
+    model = kafka_input(broker.bootstrap, topic, startFrom={"offsets": {0: 2}})
+    assert [bounds.start for bounds in bounds_of(model)] == [2, 0]
+
+
+def test_stop_at_latest_ends_where_the_topic_ended_at_first(broker, topic, send) -> None:
+    send([b"a"])
+    planner = planner_for(kafka_input(broker.bootstrap, topic, stopAt="latest"))
+    assert planner.bounds({})[0] == Bounds(ref(topic), 0, 1, final=True)
+    send([b"b"])
+    assert planner.bounds({ref(topic): 1})[0] == Bounds(ref(topic), 1, 1, final=True)
+    planner.close()
+
+
+def test_stop_at_offsets_that_are_not_there_yet(broker, topic, send) -> None:
+    send([b"a"])
+    planner = planner_for(kafka_input(broker.bootstrap, topic, stopAt={"offsets": {0: 2, 1: 0}}))
+    assert planner.bounds({}) == [Bounds(ref(topic, 0), 0, 1), Bounds(ref(topic, 1), 0, 0, final=True)]
+    send([b"b", b"c"])
+    assert planner.bounds({})[0] == Bounds(ref(topic), 0, 2, final=True)
+    planner.close()
+
+
+def test_stop_at_a_timestamp(broker, topic, send) -> None:
+    send([b"a"], timestamp=1_000)
+    send([b"b"], timestamp=2_000)
+    past = bounds_of(kafka_input(broker.bootstrap, topic, stopAt={"timestamp": 2_000}))
+    assert past == [Bounds(ref(topic, 0), 0, 1, final=True), Bounds(ref(topic, 1), 0, 0, final=True)]
+    future = bounds_of(kafka_input(broker.bootstrap, topic, stopAt={"timestamp": "2999-01-01T00:00:00Z"}))
+    assert future[0] == Bounds(ref(topic), 0, 2, final=False)
+
+
+def test_positions_of_another_topic_do_not_count(broker, topic, send) -> None:
+    send([b"a"])
+    found = bounds_of(kafka_input(broker.bootstrap, topic), {ref("other", 7): 5})
+    assert [bounds.partition for bounds in found] == [ref(topic, 0), ref(topic, 1)]
+
+
+def test_records_that_the_broker_deleted(broker, topic, send) -> None:
+    send([b"a", b"b", b"c"])
+    broker.delete_records(topic, 0, 2)
+    facts = rf"{topic}-0 cannot be read from offset 1: the broker has offsets 2 to 3 .*, 1 record(s) are gone"
+    with pytest.raises(DataLoss, match=facts):
+        bounds_of(kafka_input(broker.bootstrap, topic), {ref(topic): 1})
+    allowed = bounds_of(kafka_input(broker.bootstrap, topic, onDataLoss="continue"), {ref(topic): 0})
+    assert allowed[0] == Bounds(ref(topic), 2, 3, lost=2)
+
+
+def test_a_position_behind_the_end(broker, topic, send) -> None:
+    send([b"a"])
+    with pytest.raises(DataLoss, match=r"from offset 5: .* recreated or truncated"):
+        bounds_of(kafka_input(broker.bootstrap, topic), {ref(topic): 5})
+
+
+def test_cut(broker, topic) -> None:
+    planner = planner_for(kafka_input(broker.bootstrap, topic))
+    assert planner.cut(Bounds(ref(topic), 5, 100), 10) == Range(ref(topic), 5, 15)
+    assert planner.cut(Bounds(ref(topic), 5, 9), 10) == Range(ref(topic), 5, 9)
+    planner.close()
+
+
+def test_reads_exactly_the_range_and_goes_on_from_there(topic, send, reader) -> None:
+    send([b"%d" % i for i in range(25_000)])
+    ranges = [(0, 1), (1, 12_345), (12_345, 12_345), (12_345, 25_000)]
+    found = [item for start, end in ranges for item in read(reader, topic, start, end)]
+    assert found == [(i, b"%d" % i) for i in range(25_000)]
+
+
+def test_reads_a_range_again(topic, send, reader) -> None:
+    send([b"a", b"b", b"c"])
+    first = read(reader, topic, 0, 2)
+    assert read(reader, topic, 0, 2) == first == [(0, b"a"), (1, b"b")]
+    assert read(reader, topic, 2, 3) == [(2, b"c")]
+
+
+def test_a_range_that_was_left_half_way_is_read_again_in_full(topic, send, reader) -> None:
+    send([b"%d" % i for i in range(30_000)])
+    abandoned = reader.read(Range(ref(topic), 0, 30_000))
+    next(iter(abandoned))
+    abandoned.close()
+    assert len(read(reader, topic, 0, 30_000)) == 30_000
+
+
+def test_records_that_come_later(topic, send, reader) -> None:
+    send([b"a"])
+    assert read(reader, topic, 0, 1) == [(0, b"a")]
+    send([b"b", None])
+    assert read(reader, topic, 1, 3) == [(1, b"b"), (2, None)]
+
+
+def test_ends_at_a_hole_left_by_transactions(broker, topic, send, reader) -> None:
+    transaction(broker, topic, [b"a", b"b"])
+    (bounds, _) = bounds_of(kafka_input(broker.bootstrap, topic))
+    assert bounds.end_exclusive == 3
+    assert read(reader, topic, 0, 3) == [(0, b"a"), (1, b"b")]
+    transaction(broker, topic, [b"never"] * 3, commit=False)
+    assert read(reader, topic, 3, 7) == []
+    send([b"c"])
+    assert read(reader, topic, 7, 8) == [(7, b"c")]
+
+
+def test_an_open_transaction_is_not_within_the_bounds(broker, topic, send) -> None:
+    send([b"a"])
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": f"open-{topic}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"b", partition=0)
+    producer.flush(30)
+    assert bounds_of(kafka_input(broker.bootstrap, topic))[0].end_exclusive == 1
+    producer.abort_transaction(30)
+
+
+def test_planned_records_that_retention_took(broker, topic, send, reader) -> None:
+    send([b"a", b"b", b"c"])
+    broker.delete_records(topic, 0, 2)
+    with pytest.raises(DataLoss, match=f"records of partition {topic}-0 are gone: offsets 0 to 3"):
+        read(reader, topic, 0, 3)
+
+
+def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
+    send([b"a"])
+    with pytest.raises(SourceError, match="no record has come for 1 s at offset 1"):
+        read(reader, topic, 0, 2)
+
+
+def test_the_least_recently_used_consumer_goes(broker, topic, send, reader, monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._MAX_CONSUMERS", 1)
+    for partition in (0, 1, 0):
+        send([b"x"], partition=partition)
+    read_from = [(0, 0, 1), (1, 0, 1), (0, 1, 2)]
+    counts = [sum(len(b.offsets) for b in reader.read(Range(ref(topic, p), s, e))) for p, s, e in read_from]
+    assert counts == [1, 1, 1]
+
+
+def test_a_missing_topic(broker) -> None:
+    with pytest.raises(SourceError, match=f"topic nowhere does not exist: .*bootstrapServers {broker.bootstrap}"):
+        bounds_of(kafka_input(broker.bootstrap, "nowhere"))
+
+
+def test_a_refused_login(broker, topic) -> None:
+    properties = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
+    model = kafka_input(broker.bootstrap, topic, properties={**properties, "sasl.password": "hush"})
+    with pytest.raises(SourceError, match=f"access to topic {topic} is denied") as caught:
+        bounds_of(model)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_broker_that_never_answers(silent_server, monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_planner._ANSWER_SECONDS", 1.0)
+    with pytest.raises(SourceError, match=rf"does not answer: waited 1 s; .*bootstrapServers {silent_server}"):
+        bounds_of(kafka_input(silent_server, "any"))
+
+
+def test_no_broker_at_all(monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_planner._ANSWER_SECONDS", 1.0)
+    with pytest.raises(SourceError, match=r"does not answer: waited 1 s; .*Connection refused"):
+        bounds_of(kafka_input("127.0.0.1:1", "any"))
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("enable.auto.commit", "offsets are committed with the state"),
+        ("no.such.name", "No such configuration property"),
+    ],
+)
+def test_properties_that_cannot_be_set(name: str, complaint: str) -> None:
+    with pytest.raises(SourceError, match=complaint):
+        planner_for(kafka_input("127.0.0.1:1", "any", properties={name: "true"}))
