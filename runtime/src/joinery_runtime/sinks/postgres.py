@@ -236,7 +236,7 @@ def _moved(field: pa.Field) -> sql.Composable:
     if pa.types.is_timestamp(field.type):
         # Postgres multiplies intervals as doubles: exact only if seconds and the rest go apart.
         return sql.SQL(
-            "timestamptz 'epoch' + {0} / 1000 * interval '1 second' + {0} % 1000 * interval '1 millisecond'"
+            "timestamptz 'epoch' + {0} / 1000 * interval '1 second' + mod({0}, 1000) * interval '1 millisecond'"
         ).format(name)
     return name
 
