@@ -25,6 +25,15 @@ def kill_connections(dsn: str) -> None:
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joinery'")
 
 
+def wait_until_blocked(dsn: str, thread: threading.Thread) -> None:
+    """Returns once the thread's statement waits for a lock of the job's row."""
+    blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%.jobs%'"
+    # In a transaction this view never changes, so another connection looks.
+    with psycopg.connect(dsn, autocommit=True) as watcher:
+        while watcher.execute(blocked).fetchone() == (0,):
+            assert thread.is_alive()
+
+
 def test_a_lost_connection_is_unavailable_and_the_next_call_recovers(
     postgres: PostgresStore, dsn: str, job: str
 ) -> None:
@@ -146,11 +155,7 @@ def test_a_new_driver_waits_for_a_commit_that_is_under_way(
 
     def waits(connection: psycopg.Connection) -> None:
         takes_over.start()
-        blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%.jobs%'"
-        # In a transaction this view never changes, so another connection looks.
-        with psycopg.connect(dsn, autocommit=True) as watcher:
-            while watcher.execute(blocked).fetchone() == (0,):
-                assert takes_over.is_alive()
+        wait_until_blocked(dsn, takes_over)
         assert taken == []
 
     run_epoch(postgres, record, 1, effects=[waits])
@@ -159,6 +164,26 @@ def test_a_new_driver_waits_for_a_commit_that_is_under_way(
     assert taken == [1]
     with pytest.raises(Fenced):
         postgres.commit(job, record.generation, commit_of(2))
+
+
+def test_a_commit_that_waited_for_a_new_driver_is_fenced(postgres: PostgresStore, dsn: str, job: str) -> None:
+    record = postgres.acquire(job)
+    outcomes: list[object] = []
+
+    def commit() -> None:
+        try:
+            outcomes.append(postgres.commit(job, record.generation, commit_of(1)))
+        except StateError as error:
+            outcomes.append(type(error))
+
+    zombie = threading.Thread(target=commit)
+    with psycopg.connect(dsn) as successor:
+        bump = "UPDATE {}.jobs SET generation = generation + 1 WHERE pipeline_name = %s"
+        successor.execute(sql.SQL(bump).format(sql.Identifier(postgres.schema)), (job,))
+        zombie.start()
+        wait_until_blocked(dsn, zombie)
+    zombie.join()
+    assert outcomes == [Fenced]
 
 
 def test_making_a_segment_live_does_not_rewrite_its_blob(postgres: PostgresStore, dsn: str, job: str) -> None:
