@@ -1,0 +1,178 @@
+"""Orders and payments as a shop's topics hold them: mostly in order, with every trouble that real topics have.
+
+The same seed gives the same records, in the order in which they are to be sent. Event times run over an hour that
+starts at `FIRST_ORDER_MS`; how fast the records are sent is the caller's business.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from joinery_runtime.job import parse_duration
+
+Kind = Literal[
+    "usual",  # arrives within seconds of its event time, more or less in order
+    "slow",  # arrives minutes late: after the watermark has passed it, still in time to be joined
+    "late",  # arrives so late that the job drops it (J6)
+    "repeated",  # the same key once more
+    "unmatched",  # a payment of an order that does not exist
+    "outside",  # a payment after the interval
+    "null_key",
+    "cut_off",  # not JSON
+    "no_object",  # JSON, but no object
+    "wrong_type",
+    "null_time",
+    "no_time",
+    "unreadable_time",
+    "no_value",  # a tombstone
+]
+MALFORMED: tuple[Kind, ...] = (
+    "cut_off",
+    "no_object",
+    "wrong_type",
+    "null_time",
+    "no_time",
+    "unreadable_time",
+    "no_value",
+)
+
+FIRST_ORDER_MS = int(datetime(2026, 3, 2, 9, tzinfo=UTC).timestamp() * 1000)
+SPAN_MS = parse_duration("1h")
+# What the demo's job says; the kinds above are meant against it.
+INTERVAL_MS = (parse_duration("-5s"), parse_duration("5m"))
+DELAY_MS = parse_duration("10s")
+LATENESS_MS = parse_duration("30s")
+
+_CURRENCIES = ("EUR",) * 6 + ("USD",) * 3 + ("GBP",)
+_METHODS = ("card",) * 5 + ("transfer", "wallet", "wallet", "invoice")
+_MINUTE = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One record to send; `arrival_ms` is event time's clock when it is sent, and what the records are sorted by."""
+
+    topic: str
+    key: bytes
+    value: bytes | None
+    kind: Kind
+    arrival_ms: int
+
+
+def make(seed: int, orders: int) -> list[Made]:
+    """`orders` orders and about 0.84 times as many payments, for topics `orders` and `payments`, in sending order."""
+    chance = random.Random(seed)
+    made = [record for number in range(orders) for record in _story(chance, number, number * SPAN_MS // orders)]
+    return sorted(made, key=lambda record: record.arrival_ms)
+
+
+def kinds(records: Iterable[Made]) -> Mapping[Kind, int]:
+    return Counter(record.kind for record in records)
+
+
+def _story(chance: random.Random, number: int, after_ms: int) -> list[Made]:
+    """An order, perhaps twice, and its payments, perhaps none."""
+    order_id, ts = f"O-{number:06d}", FIRST_ORDER_MS + after_ms
+    order = {
+        "order_id": order_id,
+        "customer": f"C-{int(chance.paretovariate(0.8)) % 5000:04d}",
+        "amount": round(chance.lognormvariate(3.5, 0.9), 2),
+        "currency": chance.choice(_CURRENCIES),
+        "ts": ts,
+    }
+    told = [_told(chance, "orders", order, ts, "usual")]
+    if chance.random() < 0.01:
+        told.append(_told(chance, "orders", order, ts, "repeated"))
+    return [*told, *_payments(chance, order, ts)]
+
+
+def _payments(chance: random.Random, order: Mapping[str, Any], ordered_at: int) -> list[Made]:
+    fate = chance.random()
+    if fate < 0.18:
+        return []
+    parts = 2 if fate > 0.97 else 1
+    kind: Kind = "outside" if fate < 0.21 else "unmatched" if fate < 0.22 else "usual"
+    return [_payment(chance, order, ordered_at, part, parts, kind) for part in range(parts)]
+
+
+def _payment(
+    chance: random.Random, order: Mapping[str, Any], ordered_at: int, part: int, parts: int, kind: Kind
+) -> Made:
+    # Clocks differ: some payments seem to come before their order.
+    wait = int(min(chance.expovariate(1 / 45_000), INTERVAL_MS[1])) - chance.choice((0, 0, 0, 1_500))
+    if kind == "outside":
+        wait = INTERVAL_MS[1] + chance.randrange(1, 10 * _MINUTE)
+    ts = ordered_at + wait
+    number = order["order_id"].removeprefix("O-")
+    payment = {
+        "payment_id": f"P-{number}-{part}",
+        "order_id": f"O-X{number}" if kind == "unmatched" else order["order_id"],
+        "method": chance.choice(_METHODS),
+        "amount": round(order["amount"] / parts, 2),
+        "ts": datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    }
+    again: Kind = "repeated" if part else kind
+    return _told(chance, "payments", payment, ts, again)
+
+
+def _told(chance: random.Random, topic: str, row: Mapping[str, Any], ts: int, kind: Kind) -> Made:
+    """The row as a record, which may meet with an accident of its own."""
+    if kind == "usual":
+        kind = _accident(chance)
+    key = str(row["order_id"]).encode()
+    return Made(topic, key, _value(row, kind), kind, ts + _way_ms(chance, kind))
+
+
+def _accident(chance: random.Random) -> Kind:
+    luck = chance.random()
+    for kind, share in _ACCIDENTS:
+        luck -= share
+        if luck < 0:
+            return kind
+    return "usual"
+
+
+_ACCIDENTS: Sequence[tuple[Kind, float]] = (
+    ("slow", 0.01),
+    ("late", 0.003),
+    ("null_key", 0.0005),
+    *((kind, 0.0002) for kind in MALFORMED),
+)
+
+
+def _way_ms(chance: random.Random, kind: Kind) -> int:
+    """From the event to the topic."""
+    if kind == "late":
+        return INTERVAL_MS[1] + LATENESS_MS + DELAY_MS + chance.randrange(2 * _MINUTE, 15 * _MINUTE)
+    if kind == "slow":
+        return chance.randrange(DELAY_MS, 4 * _MINUTE)
+    return min(int(chance.expovariate(1 / 800)), DELAY_MS - 1)
+
+
+def _value(row: Mapping[str, Any], kind: Kind) -> bytes | None:
+    text = json.dumps(_changed(row, kind)).encode()
+    if kind == "no_value":
+        return None
+    return text[: len(text) * 2 // 3] if kind == "cut_off" else text
+
+
+def _changed(row: Mapping[str, Any], kind: Kind) -> Any:
+    if kind == "no_object":
+        return list(row.values())
+    if kind == "no_time":
+        return {name: value for name, value in row.items() if name != "ts"}
+    return {**row, **_CHANGES.get(kind, {})}
+
+
+_CHANGES: Mapping[Kind, Mapping[str, Any]] = {
+    "null_key": {"order_id": None},
+    "wrong_type": {"amount": "a lot"},
+    "null_time": {"ts": None},
+    "unreadable_time": {"ts": "yesterday"},
+}

@@ -1,0 +1,128 @@
+"""What the demo shows while the job runs: a live table on a terminal, a line every two seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+_RATE_SECONDS = 5.0
+_LINE_SECONDS = 2.0
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Adds up the `epoch` events that `joinery run` logs as JSON lines."""
+
+    started: bool = False
+    epoch: int = 0
+    seconds: float = 0.0
+    read: Counter[str] = field(default_factory=Counter)
+    joined: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    dead: int = 0
+    watermarks: Mapping[str, int | None] = field(default_factory=dict)
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    state_rows: int = 0
+    _recent: deque[tuple[float, int, int]] = field(default_factory=deque)
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        self.started |= event["event"] == "started"
+        if event["event"] != "epoch":
+            return
+        self.epoch, self.seconds = event["epoch"], event["seconds"]
+        self.read.update(event["rows_in"])
+        self.joined += event["rows_out"]
+        for counts in event["dropped"].values():
+            self.dropped.update(counts)
+        self.dead += sum(event["dead"].values())
+        self.watermarks, self.backlog = event["watermarks"], event["backlog"]
+        self.state_rows = event["state_rows"]
+        now = time.monotonic()
+        self._recent.append((now, sum(event["rows_in"].values()), event["rows_out"]))
+        while self._recent[0][0] < now - _RATE_SECONDS:
+            self._recent.popleft()
+
+    def rates(self) -> tuple[float, float]:
+        """Rows read and rows joined per second, lately."""
+        if not self._recent:
+            return 0.0, 0.0
+        span = max(time.monotonic() - self._recent[0][0], self.seconds, 0.1)
+        return sum(read for _, read, _ in self._recent) / span, sum(out for _, _, out in self._recent) / span
+
+
+class View:
+    def __init__(self, console: Console, live: Live | None) -> None:
+        self._console, self._live = console, live
+        self._line_at = time.monotonic() + _LINE_SECONDS
+
+    def update(self, progress: Progress, sent: int, sample: Rows) -> None:
+        if self._live is not None:
+            self._live.update(Group(_table(progress, sent), joined_table("joined rows, the newest", sample)))
+        elif time.monotonic() >= self._line_at:
+            self._line_at = time.monotonic() + _LINE_SECONDS
+            self._console.print(_line(progress, sent), highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def open_view(console: Console) -> Iterator[View]:
+    if not console.is_terminal:
+        yield View(console, None)
+        return
+    with Live(console=console, refresh_per_second=4) as live:
+        yield View(console, live)
+
+
+def joined_table(title: str, rows: Rows) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False)
+    for name in rows[0] if rows else ():
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*(value.strftime("%H:%M:%S.%f")[:-3] if isinstance(value, datetime) else str(value)
+                        for value in row.values()))  # fmt: skip
+    return table
+
+
+def _table(progress: Progress, sent: int) -> Table:
+    read_rate, joined_rate = progress.rates()
+    table = Table(title=f"epoch {progress.epoch}, {progress.seconds * 1000:.0f} ms", title_justify="left")
+    for heading in ("", "rows", "rows/s", "lag", "watermark"):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    table.add_row("sent to Kafka", f"{sent:,}", "", "", "")
+    for name, mark in progress.watermarks.items():
+        table.add_row(f"read from {name}", f"{progress.read[name]:,}", "", f"{progress.backlog[name]:,}", _clock(mark))
+    table.add_row("read", f"{progress.read.total():,}", f"{read_rate:,.0f}", "", "")
+    table.add_row("joined, in Postgres", f"{progress.joined:,}", f"{joined_rate:,.0f}", "", "")
+    table.add_row("kept as state", f"{progress.state_rows:,}", "", "", "")
+    for reason, count in sorted(progress.dropped.items()):
+        table.add_row(f"dropped: {reason}", f"{count:,}", "", "", "")
+    table.add_row("dead letters", f"{progress.dead:,}", "", "", "")
+    return table
+
+
+def _line(progress: Progress, sent: int) -> str:
+    if not progress.started:
+        return "  Spark is starting"
+    marks = ", ".join(f"{name} {_clock(mark)}" for name, mark in progress.watermarks.items())
+    drops = "".join(f", {count:,} {reason}" for reason, count in sorted(progress.dropped.items()))
+    if not progress.epoch:
+        return f"  {sent:,} sent, the first epoch is running"
+    return (
+        f"  epoch {progress.epoch} ({progress.seconds * 1000:.0f} ms): {sent:,} sent, {progress.read.total():,} read, "
+        f"{progress.joined:,} joined, state {progress.state_rows:,} rows{drops}, {progress.dead:,} dead letters; "
+        f"watermarks {marks}"
+    )
+
+
+def _clock(mark: int | None) -> str:
+    return "-" if mark is None else datetime.fromtimestamp(mark / 1000, UTC).strftime("%H:%M:%S")

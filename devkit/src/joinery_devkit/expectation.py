@@ -1,0 +1,200 @@
+"""What the rules demand of a run that read these records in these epochs: semantics.md in SQL, run by DuckDB.
+
+Why one join is enough: rows are processed by (epoch, left before right), and a plan's watermarks never go back. So
+whether the earlier row of a pair was still kept (J3) when the later one came is decided by the watermarks of the later
+one's epoch alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import sqlglot
+from sqlglot import exp
+
+from joinery_devkit.topics import Record, readable
+from joinery_runtime.job import Input, StreamJoin
+
+Log = Sequence[Mapping[str, Any]]  # entries as `joinery state epochs` prints them
+Values = tuple[Any, ...]
+Place = tuple[str, int, int]  # topic, partition, offset
+
+_COLUMN_TYPES = {
+    "boolean": pa.bool_(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "timestamp": pa.int64(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A readable record; `ts` is its event time in milliseconds."""
+
+    epoch: int
+    topic: str
+    partition: int
+    ts: int
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`rows` are the readable records that were read, per input, `dead` the places of the others that were read,
+    `unusable` of all others; `unread` counts records that are in no epoch."""
+
+    rows: Mapping[str, Sequence[Row]]
+    dead: frozenset[Place]
+    unusable: frozenset[Place]
+    unread: int
+
+
+def read(records: Mapping[str, Iterable[Record]], log: Log, job: StreamJoin) -> Reading:
+    """Every record decoded and put into its epoch."""
+    epoch_of = _epochs_of_offsets(log)
+    rows: dict[str, list[Row]] = {side.name: [] for side in job.spec.inputs}
+    dead: set[Place] = set()
+    unusable: set[Place] = set()
+    unread = 0
+    for side in job.spec.inputs:
+        for record in records[side.name]:
+            epoch, columns = epoch_of(side.name, record), readable(side, record.value)
+            place = (record.topic, record.partition, record.offset)
+            unread += epoch is None
+            if columns is None:
+                unusable.add(place)
+                if epoch is not None:
+                    dead.add(place)
+            elif epoch is not None:
+                rows[side.name].append(Row(epoch, record.topic, record.partition, columns[side.event_time], columns))
+    return Reading(rows, frozenset(dead), frozenset(unusable), unread)
+
+
+def _epochs_of_offsets(log: Log) -> Callable[[str, Record], int | None]:
+    found = {
+        (name, topic, partition, offset): entry["epoch"]
+        for entry in log
+        for name, topic, partition, start, end in entry["plan"]["ranges"]
+        for offset in range(start, end)
+    }
+    return lambda name, record: found.get((name, record.topic, record.partition, record.offset))
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """`rows` in the order of the output columns, `pairs` by epoch, `dropped` by epoch, input and reason."""
+
+    rows: Sequence[Values]
+    pairs: Mapping[int, int]
+    dropped: Mapping[int, Mapping[str, Mapping[str, int]]]
+
+
+def expect(reading: Reading, log: Log, job: StreamJoin) -> Expectation:
+    """The joined rows that must have gone out and the rows that must have been dropped."""
+    with duckdb.connect(config={"threads": 2}) as db:
+        _load(db, reading, log, job)
+        for side in job.spec.inputs:
+            db.execute(_judged_sql(job, side))
+        found = db.execute(_pairs_sql(job)).fetchall()
+        dropped: dict[int, dict[str, dict[str, int]]] = {}
+        for side in job.spec.inputs:
+            for epoch, reason, count in db.execute(_drops_sql(side)).fetchall():
+                dropped.setdefault(epoch, {}).setdefault(side.name, {})[reason] = count
+    pairs = Counter(epoch for epoch, *_ in found)
+    return Expectation([tuple(row) for _, *row in found], pairs, dropped)
+
+
+def _load(db: duckdb.DuckDBPyConnection, reading: Reading, log: Log, job: StreamJoin) -> None:
+    for side in job.spec.inputs:
+        _register(db, f"read {side.name}", _table(side, reading.rows[side.name]))
+    marks = [entry["plan"]["watermarks"] for entry in log]
+    plans = {
+        "$epoch": pa.array([entry["epoch"] for entry in log], pa.int64()),
+        "left_wm": pa.array([mark[job.left.name] for mark in marks], pa.int64()),
+        "right_wm": pa.array([mark[job.right.name] for mark in marks], pa.int64()),
+    }
+    _register(db, "$plans", pa.table(plans))
+
+
+def _register(db: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -> None:
+    db.register("arriving", table)
+    db.execute(f"CREATE TABLE {_quoted(name)} AS SELECT * FROM arriving")
+    db.unregister("arriving")
+
+
+def _table(side: Input, rows: Sequence[Row]) -> pa.Table:
+    columns = {
+        name: pa.array([row.columns[name] for row in rows], _COLUMN_TYPES[kind.name])
+        for name, kind in side.types.items()
+    }
+    engine = {
+        "$epoch": pa.array([row.epoch for row in rows], pa.int64()),
+        "$ts": pa.array([row.ts for row in rows], pa.int64()),
+    }
+    return pa.table({**columns, **engine})
+
+
+def _judged_sql(job: StreamJoin, side: Input) -> str:
+    """The rows of one input, each with why it is dropped (J4, J6) or NULL."""
+    index = job.spec.inputs.index(side)
+    keys = [(pair.left, pair.right)[index] for pair in job.key_pairs]
+    null_key = " OR ".join(f"{_column(side.name, key)} IS NULL" for key in keys)
+    reach = max(job.interval.upper, -job.interval.lower) + job.step.allowed_lateness
+    late = f'left_wm IS NOT NULL AND right_wm IS NOT NULL AND "$ts" + {reach} < least(left_wm, right_wm)'
+    return f"""
+        CREATE TABLE {_quoted(side.name)} AS
+        SELECT {_quoted(side.name)}.*, CASE
+            WHEN {null_key} THEN 'null_key'
+            WHEN ({_own_predicate(job, side)}) IS NOT TRUE THEN 'filtered'
+            WHEN {job.step.late_data == "drop"} AND {late} THEN 'late'
+        END AS "$drop"
+        FROM {_quoted(f"read {side.name}")} AS {_quoted(side.name)} JOIN "$plans" USING ("$epoch")"""
+
+
+def _own_predicate(job: StreamJoin, side: Input) -> str:
+    """The conjuncts of `where` that this input alone decides (J4)."""
+    if job.step.where is None:
+        return "TRUE"
+    condition = sqlglot.parse_one(job.step.where, dialect="duckdb")
+    parts = condition.flatten() if isinstance(condition, exp.And) else iter([condition])
+    own = [part for part in parts if {column.table for column in part.find_all(exp.Column)} == {side.name}]
+    return " AND ".join(f"({part.sql(dialect='duckdb')})" for part in own) or "TRUE"
+
+
+def _drops_sql(side: Input) -> str:
+    return f"""SELECT "$epoch", "$drop", count(*) FROM {_quoted(side.name)} WHERE "$drop" IS NOT NULL GROUP BY ALL"""
+
+
+def _pairs_sql(job: StreamJoin) -> str:
+    """Every pair (J1) of accepted rows whose earlier row was still kept (J3) when the later one came (J2), with the
+    epoch of the later one and the output columns."""
+    left, right = _quoted(job.left.name), _quoted(job.right.name)
+    lower, upper, lateness = job.interval.lower, job.interval.upper, job.step.allowed_lateness
+    columns = ", ".join(_column(c.source.input, c.source.column) for c in job.output_columns)
+    keys = " AND ".join(f"{left}.{_quoted(k.left)} = {right}.{_quoted(k.right)}" for k in job.key_pairs)
+    return f"""
+        SELECT "$plans"."$epoch", {columns}
+        FROM {left} JOIN {right} ON {keys} AND {right}."$ts" - {left}."$ts" BETWEEN {lower} AND {upper}
+        JOIN "$plans" ON "$plans"."$epoch" = greatest({left}."$epoch", {right}."$epoch")
+        WHERE {left}."$drop" IS NULL AND {right}."$drop" IS NULL AND ({job.step.where or "TRUE"}) IS TRUE
+        AND CASE
+            WHEN {right}."$epoch" >= {left}."$epoch"
+            THEN right_wm IS NULL OR NOT right_wm > {left}."$ts" + {upper} + {lateness}
+            ELSE left_wm IS NULL OR NOT left_wm > {right}."$ts" - ({lower}) + {lateness}
+        END"""
+
+
+def _column(input_name: str, column: str) -> str:
+    return f"{_quoted(input_name)}.{_quoted(column)}"
+
+
+def _quoted(name: str) -> str:
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'

@@ -1,0 +1,137 @@
+"""Topics read anew, from the first record to the last one that is stable, with a plain consumer of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from confluent_kafka import Consumer, TopicPartition
+
+from joinery_runtime.errors import SourceError
+from joinery_runtime.job import Input
+
+_PATIENCE_SECONDS = 20.0
+_BATCH = 10_000
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_YEAR_1_MS, _YEAR_9999_END_MS = -62_135_596_800_000, 253_402_300_799_999
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as it lies in its topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    value: bytes | None
+
+
+def read_topic(bootstrap: str, topic: str) -> list[Record]:
+    """Every committed record of a topic, in offset order per partition."""
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": f"reader-{uuid4()}",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+    }
+    consumer: Any = Consumer(settings)
+    try:
+        partitions = consumer.list_topics(topic, timeout=_PATIENCE_SECONDS).topics[topic].partitions
+        return [record for number in sorted(partitions) for record in _partition(consumer, topic, number)]
+    finally:
+        consumer.close()
+
+
+def _partition(consumer: Any, topic: str, number: int) -> list[Record]:
+    low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_PATIENCE_SECONDS)
+    at = TopicPartition(topic, number, low)
+    consumer.assign([at])
+    found: list[Record] = []
+    while consumer.position([at])[0].offset < high and low < high:
+        messages = consumer.consume(_BATCH, _PATIENCE_SECONDS)
+        if not messages:
+            raise SourceError(
+                f"{topic}-{number} cannot be read again", facts=f"{len(found)} records came, then nothing"
+            )
+        found += [Record(topic, number, message.offset(), message.value()) for message in messages]
+    return found
+
+
+def readable(side: Input, value: bytes | None) -> dict[str, Any] | None:
+    """The record's columns, or None when it is one for the dead letters (T8). Timestamps become epoch milliseconds.
+
+    Knows JSON, and of the column types those in `_READERS`.
+    """
+    try:
+        row = json.loads(value or b"", parse_constant=_refuse)
+        if not isinstance(row, dict):
+            return None
+        columns = {name: _column(kind.name, row.get(name)) for name, kind in side.types.items()}
+    except (ValueError, OverflowError):
+        return None
+    time = columns[side.event_time]
+    return columns if time is not None and _YEAR_1_MS <= time <= _YEAR_9999_END_MS else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _column(kind: str, value: Any) -> Any:
+    if kind not in _READERS:
+        raise NotImplementedError(f"columns of type {kind}")
+    return None if value is None else _READERS[kind](value)
+
+
+def _integer(bits: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            raise ValueError(value)
+        return value
+
+    return read
+
+
+def _double(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(value)
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise NotImplementedError(f"a text column that holds {value!r}: the product keeps its JSON text")
+    return value
+
+
+def milliseconds(value: Any) -> int:
+    """A timestamp as a topic, a table or a file may hold it: a datetime, RFC 3339 text or epoch milliseconds."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and value.removeprefix("-").isdecimal():
+        return int(value)
+    time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    if time.tzinfo is None:
+        raise ValueError(f"{value} has no offset")
+    return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "boolean": _boolean,
+    "int32": _integer(32),
+    "int64": _integer(64),
+    "double": _double,
+    "string": _text,
+    "timestamp": milliseconds,
+}

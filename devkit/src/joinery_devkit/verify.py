@@ -1,0 +1,203 @@
+"""Judges a finished or stopped run of an inner interval join from outside: records, epoch log, output.
+
+It shares nothing with the engine but the job's model. The rows that must be there come from `expectation`, the
+watermarks of every plan are computed again from the records, and each row of the output is accounted for.
+
+    verdict = verify(records, log, output, job)
+    print(verdict)
+    sys.exit(not verdict.ok)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joinery_devkit.expectation import Expectation, Log, Reading, Values, expect, read
+from joinery_devkit.oracle import WatermarkOracle
+from joinery_devkit.topics import Record, milliseconds
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import StreamJoin
+
+SAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came out. `pairs` and `dropped` (by reason) are what the rules demand, `dead_letters` counts the unusable
+    records that were read, `unread` records in no epoch; `problems` are sentences with samples, none if all is well.
+    """
+
+    pairs: int
+    missing: int
+    extra: int
+    duplicates: int
+    dropped: Mapping[str, int]
+    dead_letters: int
+    unread: int
+    epochs: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "NOT VERIFIED:\n" + "\n".join(f"  - {problem}" for problem in self.problems)
+        drops = "".join(f", {count:,} {reason.replace('_', ' ')}" for reason, count in sorted(self.dropped.items()))
+        return (
+            f"VERIFIED: {self.pairs:,} joined rows, each exactly once{drops}, {self.dead_letters:,} dead letters "
+            f"accounted for; the watermarks of {self.epochs:,} epochs follow from the records"
+        )
+
+
+def verify(
+    records: Mapping[str, Iterable[Record]],
+    log: Log,
+    output: Iterable[Mapping[str, Any]],
+    job: StreamJoin,
+    *,
+    dead_letters: Iterable[Mapping[str, Any]] | None = None,
+    complete: bool = True,
+) -> Verdict:
+    """Judges a run of `job`, whose inputs are JSON in Kafka and whose watermarks hold when idle.
+
+    `records` are all records per input, `log` the whole epoch log as `joinery state epochs` prints it, `output` and
+    `dead_letters` rows of the two outputs by column name (None: dead letters are not judged). `complete` says that the
+    job was to read everything. `where`, if there is one, is taken as DuckDB reads it.
+    """
+    reading = read(records, log, job)
+    expectation = expect(reading, log, job)
+    rows = Counter(expectation.rows)
+    got = Counter(_output_row(row, job) for row in output)
+    missing, surplus = rows - got, got - rows
+    duplicates = Counter({row: count for row, count in surplus.items() if row in rows})
+    extra = surplus - duplicates
+    names = [column.name for column in job.output_columns]
+    problems = [
+        *_range_problems(log),
+        *_watermark_problems(reading, log, job),
+        *_named("joined rows are missing", missing, names),
+        *_named("joined rows should not be there", extra, names),
+        *_named("joined rows came more than once", duplicates, names),
+        *_count_problems(expectation, log),
+        *_dead_letter_problems(reading, dead_letters, exactly_once=job.dead_letter_kafka is None),
+    ]
+    if complete and reading.unread:
+        problems.append(f"{reading.unread:,} records were never read")
+    return Verdict(
+        pairs=len(expectation.rows),
+        missing=missing.total(),
+        extra=extra.total(),
+        duplicates=duplicates.total(),
+        dropped=_totals(expectation),
+        dead_letters=len(reading.dead),
+        unread=reading.unread,
+        epochs=len(log),
+        problems=tuple(problems),
+    )
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+def _range_problems(log: Log) -> Iterator[str]:
+    """Each partition is read without a gap and without an overlap, by epochs whose numbers go up (M3)."""
+    ends: dict[Values, tuple[int, int]] = {}
+    last = 0
+    for entry in log:
+        epoch = entry["epoch"]
+        if epoch <= last:
+            yield f"epoch {epoch} comes after epoch {last} in the log"
+        last = epoch
+        for name, topic, partition, start, end in entry["plan"]["ranges"]:
+            before, end_before = ends.get((name, topic, partition), (0, start))
+            if start != end_before:
+                where = f"input {name}, {topic}-{partition}"
+                yield f"{where}: epoch {epoch} starts at offset {start}, epoch {before} ended at {end_before}"
+            ends[name, topic, partition] = epoch, end
+
+
+def _watermark_problems(reading: Reading, log: Log, job: StreamJoin) -> Iterator[str]:
+    """T1, T3, T5: what the rows of all earlier epochs imply is what the plan says."""
+    for side in job.spec.inputs:
+        if side.watermark.explicit or side.watermark.on_idle == "advance":
+            raise NotImplementedError(f"input {side.name}: only watermarks that follow from records can be verified")
+    oracle = WatermarkOracle({side.name: side.watermark.delay for side in job.spec.inputs})
+    times = _times(reading)
+    for entry in log:
+        plan = entry["plan"]
+        for name, topic, partition, _, _ in plan["ranges"]:
+            oracle.saw(name, f"{topic}/{partition}", ())
+        expected = oracle.watermarks(plan["idle"], plan["ended"])
+        if expected != plan["watermarks"]:
+            yield f"epoch {entry['epoch']}: the watermarks are {plan['watermarks']}, the records imply {expected}"
+        for (name, partition), seen in times.get(entry["epoch"], {}).items():
+            oracle.saw(name, partition, seen)
+
+
+def _times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[int]]]:
+    """Event times by epoch and partition."""
+    found: dict[int, dict[tuple[str, str], list[int]]] = {}
+    for name, rows in reading.rows.items():
+        for row in rows:
+            found.setdefault(row.epoch, {}).setdefault((name, f"{row.topic}/{row.partition}"), []).append(row.ts)
+    return found
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def _output_row(row: Mapping[str, Any], job: StreamJoin) -> Values:
+    try:
+        return tuple(_plain(column.type.name, row[column.name]) for column in job.output_columns)
+    except KeyError as error:
+        raise JoineryError(f"the output has no column {error}", facts=f"a row is {dict(row)}") from error
+
+
+def _plain(kind: str, value: Any) -> Any:
+    return milliseconds(value) if kind == "timestamp" and value is not None else value
+
+
+def _count_problems(expectation: Expectation, log: Log) -> Iterator[str]:
+    """T10, J2: the log's own counts, epoch by epoch."""
+    for entry in log:
+        epoch, result = entry["epoch"], entry["result"]
+        pairs = expectation.pairs.get(epoch, 0)
+        if result["rows_out"] != pairs:
+            yield f"epoch {epoch}: the log counts {result['rows_out']} joined rows, there are {pairs}"
+        dropped = expectation.dropped.get(epoch, {})
+        if result["dropped"] != dropped:
+            yield f"epoch {epoch}: the log counts as dropped {result['dropped']}, it is {dropped}"
+
+
+def _totals(expectation: Expectation) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for inputs in expectation.dropped.values():
+        for counts in inputs.values():
+            totals.update(counts)
+    return dict(totals)
+
+
+def _dead_letter_problems(
+    reading: Reading, rows: Iterable[Mapping[str, Any]] | None, *, exactly_once: bool
+) -> Iterator[str]:
+    if rows is None:
+        return
+    got = Counter((row["topic"], row["partition"], row["offset"]) for row in rows)
+    names = ["topic", "partition", "offset"]
+    yield from _named("records are not among the dead letters", Counter(reading.dead - set(got)), names)
+    yield from _named("dead letters are of usable records", Counter(set(got) - reading.unusable), names)
+    if exactly_once:
+        again = Counter({place: count - 1 for place, count in got.items() if count > 1})
+        yield from _named("dead letters came more than once", again, names)
+
+
+def _named(what: str, rows: Counter[Any], names: Sequence[str]) -> Iterator[str]:
+    """One sentence with samples, or none."""
+    if rows:
+        samples = [str(dict(zip(names, row, strict=True))) for row in list(rows)[:SAMPLES]]
+        yield f"{rows.total():,} {what}, such as:" + "".join(f"\n      {sample}" for sample in samples)
