@@ -154,7 +154,7 @@ def test_positions_of_another_topic_do_not_count(broker, topic, send) -> None:
 def test_records_that_the_broker_deleted(broker, topic, send) -> None:
     send([b"a", b"b", b"c"])
     broker.delete_records(topic, 0, 2)
-    facts = rf"{topic}-0 cannot be read from offset 1: the broker has offsets 2 to 3 .*, 1 record(s) are gone"
+    facts = rf"{topic}-0 cannot be read from offset 1: the broker has offsets 2 to 3 .*, 1 record\(s\) are gone"
     with pytest.raises(DataLoss, match=facts):
         bounds_of(kafka_input(broker.bootstrap, topic), {ref(topic): 1})
     allowed = bounds_of(kafka_input(broker.bootstrap, topic, onDataLoss="continue"), {ref(topic): 0})

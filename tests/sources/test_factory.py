@@ -1,0 +1,47 @@
+"""Which planner, reader and decoder an input gets."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.job import Input
+from joinery_runtime.sources import CsvDecoder, JsonDecoder, decoder_for, reader_for
+
+TYPES = {
+    "boolean": pa.bool_(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "decimal(12,2)": pa.decimal128(12, 2),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("ms", tz="UTC"),
+}
+
+
+def model(file_format: str) -> Input:
+    schema = [{"name": f"c{i}", "type": name} for i, name in enumerate(TYPES)]
+    kafka = {"bootstrapServers": "127.0.0.1:1", "topic": "t"}
+    return Input.model_validate(
+        {"name": "in", "kafka": kafka, "format": file_format, "schema": schema, "eventTime": "c9"}
+    )
+
+
+def test_every_column_type_has_its_arrow_type() -> None:
+    assert arrow_schema(model("json").columns).types == list(TYPES.values())
+
+
+def test_the_decoder_goes_by_the_format_and_gives_the_schema() -> None:
+    for file_format, kind, record in (("json", JsonDecoder, b"{}"), ("csv", CsvDecoder, b"," * 9)):
+        decoder = decoder_for(model(file_format))
+        assert isinstance(decoder, kind)
+        decoded = decoder.decode(pa.array([record], pa.binary()))
+        assert decoded.rows.schema == arrow_schema(model(file_format).columns)
+        assert decoded.rows.to_pylist() == [dict.fromkeys(f"c{i}" for i in range(10))]
+
+
+def test_a_reader_connects_to_nothing_before_its_first_use() -> None:
+    reader_for(model("json")).close()
