@@ -94,7 +94,7 @@ def _drop_stale_pid(data: Path) -> None:
 
 
 def _is_postgres(pid: int) -> bool:
-    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415  # comes with the package
+    import psutil  # noqa: PLC0415  # comes with the package
 
     try:
         return "postgres" in psutil.Process(pid).name()
