@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
-from joinery_runtime.errors import EnvironmentProblem, JoineryError
-from joinery_runtime.job import StreamJoin, load_job
+from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError
+from joinery_runtime.job import StreamJoin, load_job, located
 from joinery_runtime.job import explain as explain_job
 
 app = App(name="joinery", help="Streaming joins on Spark, state and offsets together in Postgres.",
@@ -23,6 +24,11 @@ state = App(name="state", help="Look into a job's state and its epoch log.")
 app.command(state)
 
 JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin as YAML or JSON.")]
+Shards = Annotated[int, Parameter(validator=Number(gte=1, lte=4096))]
+Count = Annotated[int, Parameter(validator=Number(gte=0))]
+Stored = dict[str, tuple[str, ...]] | None  # columns that are stored, per input; None without the engine
+
+_GET_ENGINE = "Install joinery-runtime[engine]"
 
 
 def main(tokens: list[str] | None = None) -> None:
@@ -38,35 +44,43 @@ def main(tokens: list[str] | None = None) -> None:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    return f"the Python package {error.name} is not installed. Install joinery-runtime[engine] to run jobs"
+    return f"the Python package {error.name} is not installed. {_GET_ENGINE}"
 
 
 def _say(text: str) -> None:
     print(text, flush=True)  # noqa: T201 - the command line's own answer
 
 
-@app.command
-def validate(job_file: JobFile) -> None:
-    """Checks a job file and reports every mistake at once, each with its path. Exit code 2 when there is one."""
+def _load(job_file: Path) -> StreamJoin:
+    return _checked(job_file)[0]
+
+
+def _checked(job_file: Path) -> tuple[StreamJoin, Stored]:
+    """The job, and what its segments keep: to know that, `where` is compiled. Without the engine neither is done."""
     job = load_job(job_file)
-    unchecked = "" if _stored(job) is not None or job.step.where is None else ", but `where` was not checked"
-    _say(f"{job_file}: valid{unchecked}")
-
-
-def _stored(job: StreamJoin) -> dict[str, tuple[str, ...]] | None:
-    """What the job's segments keep, or None where the engine is not installed: then `explain` counts every column."""
     try:
         from joinery_runtime.core.compile import compile_join, stored_columns  # noqa: PLC0415
     except ModuleNotFoundError:
-        return None
-    return stored_columns(compile_join(job))
+        return job, None
+    try:
+        return job, stored_columns(compile_join(job))
+    except JobError as error:
+        raise located(error, job_file) from error
+
+
+@app.command
+def validate(job_file: JobFile) -> None:
+    """Checks a job file and reports every mistake at once, each with its path. Exit code 2 when there is one."""
+    job, stored = _checked(job_file)
+    unchecked = "" if stored is not None or job.step.where is None else f", but `where` was not checked: {_GET_ENGINE}"
+    _say(f"{job_file}: valid{unchecked}")
 
 
 @app.command
 def explain(job_file: JobFile) -> None:
     """Prints the plan: inputs, keys, bounds, how long rows are kept, and the state that is to be expected."""
-    job = load_job(job_file)
-    _say(explain_job(job, _stored(job)).render())
+    job, stored = _checked(job_file)
+    _say(explain_job(job, stored).render())
 
 
 @app.command
@@ -80,7 +94,7 @@ def run(job_file: JobFile, *, master: str | None = None) -> None:
     """
     from joinery_runtime.cli.run import run_command  # noqa: PLC0415
 
-    run_command(load_job(job_file), master)
+    run_command(_load(job_file), master)
 
 
 @app.command
@@ -89,7 +103,7 @@ def trace(
     steps: Path,
     *,
     store: Literal["memory", "postgres"] = "memory",
-    shards: int | None = None,
+    shards: Shards | None = None,
 ) -> None:
     """Runs steps through the job's core and prints a line of JSON per step: unit tests for a job.
 
@@ -104,16 +118,16 @@ def trace(
     """
     from joinery_runtime.cli.trace import trace_command  # noqa: PLC0415
 
-    for line in trace_command(load_job(job_file), steps, store, shards):
+    for line in trace_command(_load(job_file), steps, store, shards):
         _say(json.dumps(line))
 
 
 @state.command
-def epochs(job_file: JobFile, *, after: int = 0, limit: int = 1000) -> None:
+def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
     """Prints the epoch log, one JSON object per committed epoch: its plan (ranges, watermarks) and its result."""
     from joinery_runtime.cli.state import epoch_lines  # noqa: PLC0415
 
-    for line in epoch_lines(load_job(job_file), after, limit):
+    for line in epoch_lines(_load(job_file), after, limit):
         _say(json.dumps(line))
 
 
@@ -122,4 +136,4 @@ def ls(job_file: JobFile) -> None:
     """Prints where the job stands and its live segments."""
     from joinery_runtime.cli.state import listing  # noqa: PLC0415
 
-    _say(listing(load_job(job_file)))
+    _say(listing(_load(job_file)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Protocol, TextIO
@@ -12,6 +12,7 @@ from typing import Protocol, TextIO
 import structlog
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from joinery_runtime.core.spec import END_OF_TIME, Watermark
@@ -21,6 +22,7 @@ from joinery_runtime.errors import StoreUnavailable
 from joinery_runtime.job import StreamJoin
 
 RATE_WINDOW_S = 10.0
+NOTHING_NEW = "there was nothing new to read: an earlier run of this job has read it"
 
 
 class RunProgress(Protocol):
@@ -54,6 +56,7 @@ class JsonProgress:
                 structlog.processors.JSONRenderer(),
             ],
         ).bind(job=job.name)
+        self._read = 0
 
     @property
     def listener(self) -> Listener:
@@ -63,13 +66,15 @@ class JsonProgress:
         self._log.warning("warning", message=message)
 
     def ended(self, *, stopped: bool) -> None:
-        self._log.info("ended", reason="stopped" if stopped else "all inputs have ended")
+        note = {} if self._read or stopped else {"note": NOTHING_NEW}
+        self._log.info("ended", reason=why_ended(stopped=stopped), rows_in=self._read, **note)
 
     def _started(self, driver: Driver) -> None:
         self._log.info("started", generation=driver.generation, epoch=driver.epoch, replays=driver.replays)
 
     def _committed(self, progress: Progress) -> None:
         report = progress.report
+        self._read += sum(report.rows_in.values())
         self._log.info(
             "epoch",
             epoch=report.epoch,
@@ -93,71 +98,97 @@ class JsonProgress:
 class TableProgress:
     """A table that is drawn again after each epoch; rates are over the last ten seconds."""
 
-    def __init__(self, job: StreamJoin, live: Live) -> None:
-        self._job, self._live = job, live
-        self._recent: deque[tuple[float, Mapping[str, int], int]] = deque()
-        self._dropped: Counter[str] = Counter()
-        self._started_at = time.monotonic()
-        self._totals: Counter[str] = Counter()
+    def __init__(self, job: StreamJoin, live: Live, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job, self._live, self._clock = job, live, clock
+        self._rates = _Rates(clock())
+        self._dropped: dict[str, Counter[str]] = {side.name: Counter() for side in job.spec.inputs}
+        self._started_at = clock()
+        self._rows_in: Counter[str] = Counter()
+        self._rows_out = 0
 
     @property
     def listener(self) -> Listener:
         return Listener(self._started, self._committed, self._trouble)
 
     def warn(self, message: str) -> None:
-        self._live.console.print(f"[bold red]warning:[/] {message}")
+        self._say(f"[bold red]warning:[/] {escape(message)}")
 
     def ended(self, *, stopped: bool) -> None:
-        seconds = time.monotonic() - self._started_at
-        read, written = sum(self._totals[s.name] for s in self._job.spec.inputs), self._totals["out"]
-        why = "stopped" if stopped else "all inputs have ended"
-        nothing = " (nothing new to read: an earlier run of this job has read it)" if not read and not stopped else ""
-        rows = f"{read:,} rows in, {written:,} out{nothing}"
-        self._live.console.print(f"{self._job.name}: {why} after {seconds:.1f} s, {rows}")
+        seconds, read = self._clock() - self._started_at, sum(self._rows_in.values())
+        nothing = "" if read or stopped else f" ({NOTHING_NEW})"
+        rows = f"{read:,} rows in, {self._rows_out:,} out{nothing}"
+        self._say(f"{self._job.name}: {why_ended(stopped=stopped)} after {seconds:.1f} s, {rows}")
+
+    def _say(self, markup: str) -> None:
+        self._live.console.print(markup, highlight=False)
 
     def _started(self, driver: Driver) -> None:
+        self._rates = _Rates(self._clock())
         again = f", epoch {driver.epoch + 1} is replayed" if driver.replays else ""
-        self._live.console.print(f"{self._job.name}: generation {driver.generation}, after epoch {driver.epoch}{again}")
+        self._say(f"{self._job.name}: generation {driver.generation}, after epoch {driver.epoch}{again}")
 
     def _trouble(self, error: StoreUnavailable, pause: float) -> None:
-        self._live.console.print(f"[red]{error}[/]; trying again in {pause:.1f} s")
+        self._say(f"[red]{escape(str(error))}[/]; trying again in {pause:.1f} s")
 
     def _committed(self, progress: Progress) -> None:
-        report, now = progress.report, time.monotonic()
-        self._recent.append((now, report.rows_in, report.rows_out))
-        while self._recent[0][0] < now - RATE_WINDOW_S:
-            self._recent.popleft()
-        self._totals.update({**report.rows_in, "out": report.rows_out})
+        report, now = progress.report, self._clock()
+        self._rates.add(now, progress)
+        self._rows_in.update(report.rows_in)
+        self._rows_out += report.rows_out
         for name, counts in report.dropped.items():
-            self._dropped.update({f"{name} {reason}": count for reason, count in counts.items()})
+            self._dropped[name].update(counts)
         for name, count in report.dead.items():
-            self._dropped[f"{name} dead letters"] += count
+            self._dropped[name]["dead letters"] += count
+        for partition, count in report.lost.items():
+            self._say(f"[bold red]{escape(partition)}: {count:,} records were lost before they could be read[/]")
         self._live.update(self._table(progress, now))
 
     def _table(self, progress: Progress, now: float) -> Table:
-        report = progress.report
-        span = max(now - self._recent[0][0], progress.seconds, 0.001)
+        report, rates = progress.report, self._rates.per_second(now)
         table = Table(title=f"{self._job.name}, epoch {report.epoch} ({progress.seconds * 1000:.0f} ms)", expand=False)
         for heading in ("", "rows/s", "rows", "lag", "watermark", "dropped"):
             table.add_column(heading, justify="left" if heading in {"", "watermark", "dropped"} else "right")
         for side in self._job.spec.inputs:
-            rate = sum(rows.get(side.name, 0) for _, rows, _ in self._recent) / span
             table.add_row(
                 side.name,
-                f"{rate:,.0f}",
-                f"{self._totals[side.name]:,}",
+                f"{rates[side.name]:,.0f}",
+                f"{self._rows_in[side.name]:,}",
                 f"{report.backlog[side.name]:,}",
                 show_time(report.watermarks[side.name]),
-                self._dropped_text(side.name),
+                ", ".join(f"{reason} {count:,}" for reason, count in self._dropped[side.name].items() if count),
             )
-        rate = sum(out for _, _, out in self._recent) / span
         state = f"state {report.state_rows:,} rows, {report.state_bytes / 1e6:,.1f} MB, {report.segments} segments"
-        table.add_row("joined", f"{rate:,.0f}", f"{self._totals['out']:,}", "", state, "")
+        table.add_row("joined", f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table
 
-    def _dropped_text(self, name: str) -> str:
-        counts = {k.removeprefix(f"{name} "): n for k, n in self._dropped.items() if k.startswith(f"{name} ")}
-        return ", ".join(f"{reason} {count:,}" for reason, count in counts.items() if count)
+
+_OUT = "$out"  # no input has this name
+
+
+class _Rates:
+    """Rows per second over the epochs that were committed in the last RATE_WINDOW_S."""
+
+    def __init__(self, since: float) -> None:
+        self._since = since
+        self._epochs: deque[tuple[float, float, Mapping[str, int]]] = deque()  # start, end, rows
+
+    def add(self, now: float, progress: Progress) -> None:
+        rows = {**progress.report.rows_in, _OUT: progress.report.rows_out}
+        self._epochs.append((now - progress.seconds, now, rows))
+        while self._epochs[0][1] < now - RATE_WINDOW_S:
+            self._epochs.popleft()
+
+    def per_second(self, now: float) -> dict[str, float]:
+        # Waiting counts as time too, and so does the whole of an epoch that began before the window.
+        span = now - min(self._epochs[0][0], max(now - RATE_WINDOW_S, self._since))
+        totals: Counter[str] = Counter()
+        for _, _, rows in self._epochs:
+            totals.update(rows)
+        return {name: count / max(span, 0.001) for name, count in totals.items()}
+
+
+def why_ended(*, stopped: bool) -> str:
+    return "stopped" if stopped else "all inputs have ended"
 
 
 def show_time(watermark: Watermark) -> str:

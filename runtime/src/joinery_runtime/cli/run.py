@@ -17,23 +17,30 @@ from joinery_runtime.job import StreamJoin
 
 def run_command(job: StreamJoin, master: str | None) -> None:
     stop = Event()
+    _stop_on_signals(stop)
     with open_progress(job, sys.stdout) as progress:
-        listener = _stopping_on_signals(progress.listener, stop)
+        listener = _listening_on(progress.listener, stop)
         run_job(job, listener, stop, master=master, warn=progress.warn)
         progress.ended(stopped=stop.is_set())
 
 
-def _stopping_on_signals(listener: Listener, stop: Event) -> Listener:
-    """SIGTERM and Ctrl-C end the job after the running epoch; the second one ends it at once."""
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)
-
+def _listening_on(listener: Listener, stop: Event) -> Listener:
     def started(driver: Driver) -> None:
-        # Only now: the Spark context has put a SIGINT handler of its own in place, which would end the epoch.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, on_signal)
+        # Again: the Spark context has put a SIGINT handler of its own in place, which would end the epoch.
+        _stop_on_signals(stop)
         listener.started(driver)
 
     return replace(listener, started=started)
+
+
+def _stop_on_signals(stop: Event) -> None:
+    """SIGTERM and Ctrl-C end the job after the running epoch; the second one ends it at once."""
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        if stop.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)

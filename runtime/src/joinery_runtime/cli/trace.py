@@ -20,24 +20,34 @@ from joinery_runtime.state.store import StateStore
 
 
 def trace_command(job: StreamJoin, steps: Path, store: str, shards: int | None) -> Iterator[dict[str, Any]]:
+    """One result per step. Raises JoineryError naming the line of the step that failed."""
     listed = list(read_steps(steps))
     # A trace never touches the state of the job itself.
     name = f"trace-{uuid.uuid4().hex}"
     private = job.model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
     with _store(job, store) as opened:
+        done = 0
         try:
-            yield from run_trace(private, listed, opened, shards)
+            for result in run_trace(private, [step for _, step in listed], opened, shards):
+                yield result
+                done += 1
+        except JoineryError as error:
+            place = f"{steps}, line {listed[done][0]}"
+            raise type(error)(f"{place}: {error.what}", facts=error.facts, todo=error.todo) from error
         finally:
             opened.delete_job(private.name)
 
 
-def read_steps(path: Path) -> Iterator[dict[str, Any]]:
-    """The steps of a JSON lines file. Raises JoineryError naming the line that is not a JSON object."""
+def read_steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The steps of a JSON lines file with their line numbers. Raises JoineryError naming the line that is not a JSON
+    object."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise JoineryError(f"cannot read the steps {path}", facts=str(error.strerror)) from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    except UnicodeDecodeError as error:
+        raise JoineryError(f"cannot read the steps {path}", facts=f"byte {error.start} is not UTF-8") from error
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -46,7 +56,7 @@ def read_steps(path: Path) -> Iterator[dict[str, Any]]:
             raise JoineryError(f"{path}, line {number}: not JSON", facts=str(error)) from error
         if not isinstance(step, dict):
             raise JoineryError(f"{path}, line {number}: a step is a JSON object", facts=f"found {line.strip()[:40]!r}")
-        yield step
+        yield number, step
 
 
 @contextmanager
@@ -57,9 +67,12 @@ def _store(job: StreamJoin, kind: str) -> Iterator[StateStore]:
         with _closing(job.spec.state_store.postgres.dsn, job.spec.state_store.postgres.schema_name) as opened:
             yield opened
     else:
-        with tempfile.TemporaryDirectory(prefix="joinery-trace-") as directory:
-            with embedded_postgres(Path(directory)) as dsn, _closing(dsn, "joinery") as opened:
-                yield opened
+        with (
+            tempfile.TemporaryDirectory(prefix="joinery-trace-") as directory,
+            embedded_postgres(Path(directory)) as dsn,
+            _closing(dsn, "joinery") as opened,
+        ):
+            yield opened
 
 
 @contextmanager

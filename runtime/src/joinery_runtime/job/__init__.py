@@ -7,7 +7,7 @@ say whether stored state fits a changed job (rule M2). Imports neither the engin
 from joinery_runtime.job.duration import format_duration, parse_duration
 from joinery_runtime.job.explain import Explanation, explain
 from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
-from joinery_runtime.job.load import load_job, parse_job
+from joinery_runtime.job.load import load_job, located, parse_job
 from joinery_runtime.job.outputs import (
     DeadLetter,
     DeadLetterKafka,
@@ -69,6 +69,7 @@ __all__ = [
     "explain",
     "format_duration",
     "load_job",
+    "located",
     "parse_duration",
     "parse_job",
     "parse_type",

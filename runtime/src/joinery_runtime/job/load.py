@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -29,6 +30,14 @@ def load_job(path: str | Path) -> StreamJoin:
         message = f"is not UTF-8 text (byte {error.start}); save it as UTF-8"
         raise JobError(str(path), [Problem("(file)", message)]) from error
     return parse_job(text, str(path), base=path.absolute().parent)
+
+
+def located(error: JobError, path: str | Path) -> JobError:
+    """The same problems with the name of their file and the lines of their paths in it: for an error that was found in
+    a job after `load_job`."""
+    document = _the_resource(read_documents(Path(path).read_text(encoding="utf-8"), str(path)), str(path))
+    lines = {path_text(at): line for at, line in document.lines.items()}
+    return JobError(str(path), [replace(problem, line=lines.get(problem.path)) for problem in error.problems])
 
 
 def parse_job(text: str, source: str, *, base: Path | None = None) -> StreamJoin:

@@ -1,0 +1,119 @@
+"""Where the tasks of a trace run and where their rows stay until the step prints them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.join import ORDER_COLUMNS
+from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.engine.host import Host
+from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.hosts.local import LocalHost
+from joinery_runtime.hosts.trace_steps import StepLog
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.sinks import rows_to_json
+from joinery_runtime.sinks.base import AttemptId, Receipt, Sink
+from joinery_runtime.sources import Decoder, JsonDecoder
+from joinery_runtime.state.store import StateStore
+
+
+class Capture(Sink, Protocol):
+    """A sink whose visible rows can be taken back; they have ORDER_COLUMNS last."""
+
+    def take(self) -> list[pa.Table]: ...
+
+
+class Stage(Protocol):
+    """Runs the tasks of a trace over the records of its steps; `output` and `dead_letters` are where they write."""
+
+    @property
+    def output(self) -> Capture: ...
+
+    @property
+    def dead_letters(self) -> Capture: ...
+
+    def host(self, job: StreamJoin, logs: Mapping[str, StepLog]) -> Host: ...
+
+
+def in_order(tables: Sequence[pa.Table]) -> list[dict[str, Any]]:
+    """Rows of a step as JSON values, in the defined order."""
+    if not tables:
+        return []
+    rows = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ORDER_COLUMNS])
+    return [json.loads(line) for line in rows_to_json(rows.drop_columns(list(ORDER_COLUMNS)))]
+
+
+class StepInputs:
+    def __init__(self, job: StreamJoin, logs: Mapping[str, StepLog]) -> None:
+        self._logs = logs
+        self._decoders = {side.name: JsonDecoder(arrow_schema(side.columns)) for side in job.spec.inputs}
+
+    def reader(self, name: str) -> StepLog:
+        return self._logs[name]
+
+    def decoder(self, name: str) -> Decoder:
+        return self._decoders[name]
+
+
+class Captured:
+    """A sink that hands its rows back; both halves in one, as all tasks are in this process."""
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+
+    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+        self._tables.append(rows)
+        return {"attempt": str(attempt), "rows": rows.num_rows}
+
+    def take(self) -> list[pa.Table]:
+        tables, self._tables = self._tables, []
+        return tables
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Takes any schema."""
+
+    def writer(self) -> Captured:
+        return self
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Rows are visible when they are taken."""
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Rows are visible when they are taken."""
+
+    def recover(self, generation: int, committed_epoch: int) -> None:
+        """Nothing is left behind."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@contextmanager
+def local_stage(store: StateStore) -> Iterator[Stage]:
+    """All tasks in this process."""
+    with tempfile.TemporaryDirectory(prefix="joinery-trace-") as cache:
+        yield _LocalStage(store, Path(cache))
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalStage:
+    store: StateStore
+    cache: Path
+    output: Captured = field(default_factory=Captured)
+    dead_letters: Captured = field(default_factory=Captured)
+
+    def host(self, job: StreamJoin, logs: Mapping[str, StepLog]) -> Host:
+        inputs, dead = StepInputs(job, logs), self.dead_letters if job.spec.dead_letter else None
+        parts = WorkerParts(
+            job.name, compile_join(job), inputs, self.store, self.output, dead, self.cache, ordered=True
+        )
+        return LocalHost(Worker(parts))

@@ -1,0 +1,160 @@
+"""The steps of a trace: what is one, and what they make of the inputs: records, and partitions that are idle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.engine.plan import partition_id
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import Input
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch
+
+Step = Mapping[str, Any]
+MAX_SHARDS = 4096
+
+
+def check_step(number: int, step: Step, inputs: Collection[str]) -> None:
+    """Raises JoineryError when it is not a step, or names an input that the job does not have."""
+    kind = _KINDS.get(frozenset(step))
+    if kind is None:
+        todo = f"A step has {', '.join('input and rows' if 'input' in keys else min(keys) for keys in _KINDS)}"
+        raise JoineryError(f"step {number} is not a step", facts=f"it has {sorted(step) or 'nothing'}", todo=todo)
+    shape, is_shape, names = kind
+    if not is_shape(step):
+        raise JoineryError(f"step {number} is not a step", facts=f"{shape} is expected")
+    for name in names(step):
+        if name not in inputs:
+            raise JoineryError(f"step {number} names input {name!r}", facts=f"the job has {sorted(inputs)}")
+
+
+def rows_by_input(step: Step) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    rows: Mapping[str, Any] = {step["input"]: step["rows"]} if "input" in step else step.get("rows", {})
+    return rows
+
+
+def _are_rows(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) and _count(row.get("$partition", 0)) for row in value)
+
+
+def _count(value: object, least: int = 0, most: int = 2**31 - 1) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _mapping(value: object, inner: Callable[[object], bool]) -> bool:
+    return isinstance(value, dict) and all(map(inner, value.values()))
+
+
+def _are_idle(value: object) -> bool:
+    """Inputs ("payments") or partitions ("payments/1")."""
+    return isinstance(value, list) and all(
+        isinstance(name, str) and (not slash or partition.isdecimal())
+        for name in value
+        for _, slash, partition in [str(name).partition("/")]
+    )
+
+
+# Keys of a step -> its shape in words, whether it has it, and the inputs that it names.
+_KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step], Iterable[str]]]] = {
+    frozenset({"input", "rows"}): (
+        'one input\'s rows, {"input": "orders", "rows": [{...}]}',
+        lambda s: isinstance(s["input"], str) and _are_rows(s["rows"]),
+        lambda s: [s["input"]],
+    ),
+    frozenset({"rows"}): (
+        'rows by input, {"rows": {"orders": [{...}], ...}}',
+        lambda s: _mapping(s["rows"], _are_rows),
+        lambda s: s["rows"],
+    ),
+    frozenset({"watermark"}): (
+        'milliseconds by input, {"watermark": {"orders": 1700000000000}}',
+        lambda s: _mapping(s["watermark"], lambda ms: _count(ms, -(2**63), 2**63 - 1)),
+        lambda s: s["watermark"],
+    ),
+    frozenset({"idle"}): (
+        'a list of inputs or partitions, {"idle": ["orders", "payments/1"]}',
+        lambda s: _are_idle(s["idle"]),
+        lambda s: [name.partition("/")[0] for name in s["idle"]],
+    ),
+    frozenset({"restart"}): ('{"restart": true}', lambda s: s["restart"] is True, lambda _: []),
+    frozenset({"rescale"}): (
+        f'a number of shards from 1 to {MAX_SHARDS}, {{"rescale": 4}}',
+        lambda s: _count(s["rescale"], 1, MAX_SHARDS),
+        lambda _: [],
+    ),
+    frozenset({"end"}): ('{"end": true}', lambda s: s["end"] is True, lambda _: []),
+}
+
+
+class StepLog:
+    """The records of one input as the steps gave them: the trace's Kafka topic, planner and reader in one."""
+
+    def __init__(self, side: Input) -> None:
+        self.name = side.name
+        self.final = False
+        self._partitions: dict[int, list[bytes]] = {}
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            value = {key: v for key, v in row.items() if key != "$partition"}
+            self._partitions.setdefault(row.get("$partition", 0), []).append(json.dumps(value).encode())
+
+    def refs(self) -> list[PartitionRef]:
+        return [PartitionRef(self.name, self.name, p) for p in sorted(self._partitions) or [0]]
+
+    def bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
+        return [
+            Bounds(ref, positions.get(ref, 0), len(self._partitions.get(ref.partition, [])), final=self.final)
+            for ref in self.refs()
+        ]
+
+    def cut(self, bounds: Bounds, max_records: int) -> Range:
+        return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
+
+    def read(self, planned: Range) -> Iterator[RawBatch]:
+        values = self._partitions.get(planned.partition.partition, [])[planned.start : planned.end_exclusive]
+        offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
+        yield RawBatch(planned.partition, offsets, pa.array(values, pa.binary()))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class ToldIdleness:
+    """Inputs ("payments") or partitions ("payments/1") that a step called idle, until their next row. What a step says
+    is the world outside, so a restart does not forget it."""
+
+    def __init__(self, logs: Mapping[str, StepLog]) -> None:
+        self._logs = logs
+        self._idle: dict[str, set[int] | None] = {}
+
+    def tell(self, name: str, log: StepLog) -> None:
+        _, slash, partition = name.partition("/")
+        if slash:
+            self._idle[log.name] = (self._idle.get(log.name) or set()) | {int(partition)}
+        else:
+            self._idle[log.name] = None
+
+    def spoke(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        idle = self._idle.get(name)
+        if not rows or name not in self._idle:
+            return
+        every = {ref.partition for ref in self._logs[name].refs()}
+        self._idle[name] = (every if idle is None else idle) - {row.get("$partition", 0) for row in rows}
+
+    def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
+        """Steps say what is idle; positions do not."""
+
+    def idle(self, now_ms: int) -> dict[str, Collection[str]]:
+        return {name: self._partitions(name, partitions) for name, partitions in self._idle.items()}
+
+    def _partitions(self, name: str, partitions: set[int] | None) -> tuple[str, ...]:
+        refs = self._logs[name].refs()
+        return tuple(partition_id(ref) for ref in refs if partitions is None or ref.partition in partitions)
+
+    def idle_for_ms(self, all_idle: bool, now_ms: int) -> int:
+        return 0
