@@ -62,7 +62,7 @@ demo: setup ## a streaming join on real Kafka, Spark and Postgres, checked again
 
 .PHONY: bench
 bench: setup ## throughput beside Spark's own join and the raw read (takes minutes; wants a quiet machine)
-	@$(BIN)/python bench/run.py
+	@$(BIN)/python bench/join.py --out build/bench.json
 
 .PHONY: lock
 lock: ## recompile requirements/ from the pyproject files (UPGRADE=1 takes newer versions)

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from joinery_devkit.environment import java_command
 from joinery_devkit.jars import class_path, fetch_jars
-from joinery_devkit.processes import ChildProcess, deadline_after, free_port
+from joinery_devkit.processes import ChildProcess, deadline_after, free_port, without_frames
 from joinery_runtime.errors import EnvironmentProblem
 
 KAFKA_VERSION = "4.1.2"
@@ -169,7 +169,8 @@ class KafkaBroker:
         command = self._java("kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(settings))
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise self._problem("The Kafka broker cannot format its directory", done.stdout + done.stderr)
+            facts = "\n".join(without_frames(done.stdout + done.stderr))
+            raise self._problem("The Kafka broker cannot format its directory", facts)
 
     def _addresses(self) -> dict[str, str]:
         controller = f"127.0.0.1:{self._controller_port}"

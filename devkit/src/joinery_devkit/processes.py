@@ -54,6 +54,10 @@ class ChildProcess:
         """None while it runs; negative: the signal that ended it."""
         return self._child.poll()
 
+    def wait(self, timeout_seconds: float) -> int:
+        """The exit code once it has ended by itself; subprocess.TimeoutExpired when it does not in time."""
+        return self._child.wait(timeout_seconds)
+
     def stop(self, grace_seconds: float = 10.0) -> None:
         """Asks it to end, and ends it when it has not after `grace_seconds`."""
         if self.running():
@@ -78,10 +82,16 @@ class ChildProcess:
         self._child.wait()
 
     def log_tail(self, lines: int = 15) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """The last lines of its output, without Java's stack frames, which would push the message out."""
+        return "\n".join(without_frames(self.log.read_text(errors="replace"))[-lines:])
 
     def __str__(self) -> str:
         return shlex.join(self.command[:1]) + f" (pid {self.pid})"
+
+
+def without_frames(text: str) -> list[str]:
+    """The lines of a Java program's output that are not stack frames."""
+    return [line for line in text.splitlines() if not line.startswith(("\tat ", "\t... "))]
 
 
 def free_port() -> int:

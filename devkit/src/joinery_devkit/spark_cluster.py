@@ -1,0 +1,157 @@
+"""A real Spark standalone cluster on this machine: one master and some workers, each a JVM of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from joinery_devkit.environment import java_command
+from joinery_devkit.processes import ChildProcess, deadline_after, free_port
+from joinery_runtime.errors import EnvironmentProblem
+
+_START_SECONDS = 90.0
+
+
+def spark_home() -> Path:
+    """PySpark's own folder, which holds a whole Spark."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise EnvironmentProblem("PySpark is missing", todo="Install joinery-runtime[engine]")
+    return Path(spec.origin).parent
+
+
+class StandaloneCluster:
+    """`workers` worker JVMs with `cores` cores and `memory` (Spark's notation) each; use it as a context manager.
+
+    Drivers connect to `master_url`. An executor that is killed is started again by its worker, as on any cluster.
+    """
+
+    def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
+        self._workers_wanted, self._cores, self._memory = workers, cores, memory
+        self._port, self._ui_port = free_port(), free_port()
+        self.master_url = f"spark://127.0.0.1:{self._port}"
+        self.directory = Path(tempfile.mkdtemp(prefix="joinery-spark-"))
+        self._master: ChildProcess | None = None
+        self._workers: list[ChildProcess] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def worker_pids(self) -> list[int]:
+        """The worker JVMs: killing one takes its machine away for good."""
+        return [each.pid for each in self._workers if each.running()]
+
+    def executor_pids(self) -> list[int]:
+        """The executor JVMs of every application that runs now."""
+        return [each.pid for each in self._executors()]
+
+    def python_worker_pids(self) -> list[int]:
+        """The Python processes that run tasks inside the executors, their parent daemons among them."""
+        return [child.pid for each in self._executors() for child in _descendants(each.pid)]
+
+    def _executors(self) -> list[psutil.Process]:
+        return [child for pid in self.worker_pids() for child in _children(pid)]
+
+    def _start(self) -> None:
+        master = ["--host", "127.0.0.1", "--port", str(self._port), "--webui-port", str(self._ui_port)]
+        self._master = self._daemon("master", "org.apache.spark.deploy.master.Master", *master)
+        size = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", str(self._cores), "--memory", self._memory]
+        for index in range(self._workers_wanted):
+            name = f"worker-{index}"
+            where = ["--work-dir", str(self.directory / name), self.master_url]
+            self._workers.append(self._daemon(name, "org.apache.spark.deploy.worker.Worker", *size, *where))
+        self._wait_for_workers([self._master, *self._workers])
+
+    def _daemon(self, name: str, main_class: str, *arguments: str) -> ChildProcess:
+        # spark-class ends in `exec java`: the pid is the JVM's.
+        command = [str(spark_home() / "bin" / "spark-class"), main_class, *arguments]
+        return ChildProcess(command, self.directory / f"{name}.log", self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        conf = self.directory / "conf"
+        conf.mkdir(exist_ok=True)
+        ours = {
+            "SPARK_HOME": str(spark_home()),
+            # An empty one: settings that this user has for another Spark must not leak in.
+            "SPARK_CONF_DIR": str(conf),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "JAVA_HOME": str(Path(java_command()).resolve().parent.parent),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        return {**os.environ, **ours}
+
+    def _wait_for_workers(self, processes: list[ChildProcess]) -> None:
+        deadline = deadline_after(_START_SECONDS)
+        while self._alive_workers() < self._workers_wanted:
+            ended = [each for each in processes if not each.running()]
+            if ended or time.monotonic() > deadline:
+                raise self._no_start(ended or processes)
+            time.sleep(0.05)
+
+    def _alive_workers(self) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._ui_port}/json/", timeout=5) as page:
+                status: dict[str, Any] = json.load(page)
+        except (OSError, ValueError):
+            # Refused, or not JSON yet: the page comes up before its parts do.
+            return 0
+        return sum(each["state"] == "ALIVE" for each in status["workers"])
+
+    def _no_start(self, culprits: list[ChildProcess]) -> EnvironmentProblem:
+        words = "\n".join(f"{each.log.name}:\n{each.log_tail()}" for each in culprits)
+        return EnvironmentProblem("The Spark standalone cluster does not start", facts=words)
+
+    def _stop(self) -> None:
+        # Executors are the workers' children, not ours: what outlives its worker has to be ended here.
+        leftovers = [child for pid in self.worker_pids() for child in _descendants(pid)]
+        for daemon in [*self._workers, *([self._master] if self._master else [])]:
+            daemon.stop()
+        for process in leftovers:
+            _end(process)
+        self._workers, self._master = [], None
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return [each for each in psutil.Process(pid).children() if each.status() != psutil.STATUS_ZOMBIE]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _end(process: psutil.Process) -> None:
+    # psutil refuses to signal a pid that meanwhile belongs to another process.
+    try:
+        process.kill()
+        process.wait(10)
+    except psutil.NoSuchProcess:
+        return
