@@ -59,6 +59,7 @@ def test_kill(start):
 
 def test_stopping_twice_is_harmless(start):
     process = start("print('up')")
+    process.wait(10)
     process.stop()
     process.stop()
     assert process.exit_code() == 0
