@@ -9,6 +9,7 @@ architecture.md, "Why our own epoch loop"). Partition number `shards` takes the 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext, SparkFiles, TaskContext
+from pyspark.errors import PySparkException
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.protocol import choose_attempts
 from joinery_runtime.engine.worker import Block, ReadReport, RowBlock, Worker
-from joinery_runtime.errors import JoineryError
+from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.sources.base import Range
 
 # Spark gives the parallelism; a worker that starts threads of its own for every task only gets slower.
@@ -80,12 +82,18 @@ class SparkHost:
 def _collect(job: RDD[Any], epoch: int) -> list[tuple[int, Any]]:
     try:
         return list(job.collect())
-    except Py4JJavaError as error:
+    except (Py4JError, ConnectionError) as error:
         raise JoineryError(
             f"Spark gave up on epoch {epoch}",
-            facts=_python_cause(str(error.java_exception.getMessage())),
+            facts=_cause(error),
             todo="Nothing of it was committed; the next start replays it",
         ) from error
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, Py4JJavaError):
+        return _python_cause(str(error.java_exception.getMessage()))
+    return "the driver's Java process is gone"
 
 
 def _python_cause(message: str) -> str:
@@ -112,9 +120,26 @@ def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkC
         settings.setIfMissing("spark.driver.host", "127.0.0.1")
     for key, value in {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable}.items():
         os.environ.setdefault(key, value)
-    context = SparkContext(conf=settings)
+    try:
+        context = SparkContext(conf=settings)
+    except (PySparkException, Py4JError) as error:
+        raise _no_start(error, str(settings.get("spark.master"))) from error
     context.setLogLevel("ERROR")
     return context
+
+
+def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentProblem:
+    java = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=Path(java) / "bin" if java else None)
+    if java is None:
+        where = "JAVA_HOME holds no bin/java" if "JAVA_HOME" in os.environ else "no java on PATH, JAVA_HOME is not set"
+        return EnvironmentProblem("Spark needs Java", facts=where, todo="Install Java 17 or newer")
+    reason = _cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
+    return EnvironmentProblem(
+        f"Spark does not start with master {master}",
+        facts=reason,
+        todo=f"Check the master's URL, spark.conf in the job, and that {java} is version 17 or newer",
+    )
 
 
 def _submitted() -> bool:

@@ -149,7 +149,7 @@ class ToldIdleness:
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
         """Steps say what is idle; positions do not."""
 
-    def idle(self, now_ms: int) -> dict[str, Collection[str]]:
+    def idle(self) -> dict[str, Collection[str]]:
         return {name: self._partitions(name, partitions) for name, partitions in self._idle.items()}
 
     def _partitions(self, name: str, partitions: set[int] | None) -> tuple[str, ...]:
