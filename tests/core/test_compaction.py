@@ -6,7 +6,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joinery_runtime.core.compaction import FAN_IN, MAX_MERGED_BYTES, TIME_BUCKETS, choose
+from joinery_runtime.core.compaction import (
+    CHECKPOINT_FAN_IN,
+    FAN_IN,
+    MAX_MERGED_BYTES,
+    NARROWEST_BUCKET_MS,
+    TIME_BUCKETS,
+    choose,
+)
 from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
 from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range
 
@@ -29,9 +36,20 @@ def test_small_segments_wait_until_there_are_enough_of_one_bucket_and_tier() -> 
     assert keys(choose(segments, EVERYTHING, kept_for_ms=8_000, checkpoint=False)) == [list("01234567")]
 
 
-def test_a_checkpoint_merges_what_is_left_in_a_bucket_whatever_its_size() -> None:
-    segments = [segment("a", 0), segment("b", 1, size=1 << 20), segment("c", 1_000)]
-    assert keys(choose(segments, EVERYTHING, kept_for_ms=8_000, checkpoint=True)) == [["a", "b"]]
+def test_at_a_checkpoint_fewer_segments_are_enough() -> None:
+    segments = [segment(i, ts_max=i) for i in range(CHECKPOINT_FAN_IN)]
+    assert choose(segments, EVERYTHING, kept_for_ms=8_000, checkpoint=False) == []
+    assert choose(segments[1:], EVERYTHING, kept_for_ms=8_000, checkpoint=True) == []
+    assert keys(choose(segments, EVERYTHING, kept_for_ms=8_000, checkpoint=True)) == [list("0123")]
+
+
+def test_rows_that_are_kept_briefly_merge_all_the_same_while_the_other_input_is_silent() -> None:
+    live = [segment(i, i * 400) for i in range(9_000)]
+    for _ in range(8):
+        groups = choose(live, EVERYTHING, kept_for_ms=0, checkpoint=False)
+        gone = {s.key for group in groups for s in group}
+        live = [s for s in live if s.key not in gone] + [_merged(0, n, group) for n, group in enumerate(groups)]
+    assert len(live) <= 60 * FAN_IN  # an hour of minutes
 
 
 def test_sizes_of_different_tiers_do_not_mix() -> None:
@@ -115,14 +133,17 @@ def test_checkpoints_keep_the_segments_of_a_recovery_fewer_still() -> None:
 
 def test_expiry_drops_whole_segments_soon_after_their_rows() -> None:
     """Merging never makes a segment outlive its youngest row's bucket."""
-    width = 80_000 // TIME_BUCKETS
-    live = [segment(i, i * 100) for i in range(1000)]
-    for group in choose(live, EVERYTHING, kept_for_ms=80_000, checkpoint=True):
+    kept_for = 8 * NARROWEST_BUCKET_MS * 2
+    width = kept_for // TIME_BUCKETS
+    live = [segment(i, i * 1_000) for i in range(1000)]
+    groups = choose(live, EVERYTHING, kept_for_ms=kept_for, checkpoint=True)
+    assert groups
+    for group in groups:
         times: list[Any] = [s.ts_max for s in group]
         assert max(times) - min(times) < width
 
 
 def test_segments_that_span_the_owners_range_wait() -> None:
     half = HashRange(0, HASH_SPACE // 2 - 1)
-    mine = [segment(i, 0, last=5) for i in range(2)]
-    assert keys(choose([*mine, segment("wide", 0)], half, kept_for_ms=80, checkpoint=True)) == [["0", "1"]]
+    mine = [segment(i, 0, last=5) for i in range(FAN_IN)]
+    assert keys(choose([*mine, segment("wide", 0)], half, kept_for_ms=80, checkpoint=True)) == [list("01234567")]

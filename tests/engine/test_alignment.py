@@ -19,9 +19,16 @@ def test_a_small_backlog_is_taken_whole_also_when_nothing_is_known() -> None:
     assert allocate([Backlog("a", 10, None, None), Backlog("b", 7, None, None)], BUDGET) == {"a": 10, "b": 7}
 
 
-def test_unknown_partitions_are_probed_first_and_alone() -> None:
-    backlogs = [Backlog("a", 10**6, None, None), Backlog("b", 10**6, 5, None), Backlog("c", 10**6, 0, 1.0)]
+def test_unknown_partitions_share_a_probe() -> None:
+    backlogs = [Backlog("a", 10**6, None, None), Backlog("b", 10**6, 5, None)]
     assert allocate(backlogs, BUDGET) == {"a": PROBE_RECORDS // 2, "b": PROBE_RECORDS // 2}
+
+
+def test_a_partition_that_stays_unknown_does_not_hold_the_others_up() -> None:
+    """Its records may be such that no event time can be read from them."""
+    share = allocate([Backlog("poison", 10**6, None, None), Backlog("good", 10**6, 0, 1.0)], 40_000)
+    assert share["poison"] == 10_000
+    assert abs(share["good"] - 30_000) <= 1
 
 
 def test_the_one_behind_catches_up_before_the_other_goes_on() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joinery_runtime.core.spec import END_OF_TIME
-from joinery_runtime.core.watermark import InputProgress
+from joinery_runtime.core.watermark import InputClock, InputProgress
 from joinery_runtime.engine.plan import FORMAT, EpochPlan, InputState, partition_id
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import PartitionRef, Range
@@ -45,6 +45,9 @@ plans = st.builds(
 @given(plan=plans)
 def test_a_plan_survives_json(plan: EpochPlan) -> None:
     assert EpochPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+CLOCK = InputClock(delay_ms=10)
 
 
 def test_the_stored_form_of_a_plan_is_fixed() -> None:
@@ -98,12 +101,21 @@ def test_the_stored_form_of_offsets_is_fixed() -> None:
 
 def test_after_an_epoch_positions_watermark_and_highest_times_have_moved() -> None:
     before = InputState({P: 5, Q: 4}, InputProgress({"t/0": 50, "t/1": 40}, 30))
-    after = before.after(replace(PLAN, watermarks={"orders": 45}), "orders", {"t/0": 48})
+    after = before.after(replace(PLAN, watermarks={"orders": 45}), "orders", {"t/0": 48}, CLOCK)
     assert after.positions == {P: 9, Q: 4}
     assert after.progress == InputProgress({"t/0": 50, "t/1": 40}, 45)
 
 
+def test_what_the_rows_of_an_epoch_imply_is_settled_with_its_own_idle_partitions() -> None:
+    before = InputState({P: 5, Q: 4}, InputProgress({"t/0": 50, "t/1": 40}, 30))
+    plan = replace(PLAN, watermarks={"orders": 30}, idle={"orders": ("t/1",)})
+    assert before.after(plan, "orders", {"t/0": 80}, CLOCK).progress.watermark == 80 - CLOCK.delay_ms
+    assert before.after(replace(plan, idle={}), "orders", {"t/0": 80}, CLOCK).progress.watermark == 30
+    told = replace(CLOCK, explicit=True)
+    assert before.after(plan, "orders", {"t/0": 80}, told).progress.watermark == 30
+
+
 def test_a_partition_without_rows_is_known_from_its_first_plan_on() -> None:
-    after = InputState().after(replace(PLAN, ranges=(Range(P, 0, 0), Range(R, 0, 8))), "orders", {})
+    after = InputState().after(replace(PLAN, ranges=(Range(P, 0, 0), Range(R, 0, 8))), "orders", {}, CLOCK)
     assert after.positions == {P: 0}
     assert after.progress.highest == {partition_id(P): None}

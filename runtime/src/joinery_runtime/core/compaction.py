@@ -3,7 +3,8 @@
 Segments are grouped by event-time bucket (an eighth of how long rows are kept), as in Cassandra's time-window
 compaction; inside a bucket, segments of similar size merge when there are enough of them (size tiers), so a row is
 rewritten O(log n) times. Segments of different buckets are never merged: an old one would be held back by a young one.
-At a checkpoint, which bounds the number of segments that a recovery reads, what is left in a bucket merges as well.
+At a checkpoint, which bounds the number of segments that a recovery reads, fewer segments are enough; a large one takes
+part only once what came after it is worth the rewriting.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from joinery_runtime.core.segment import SegmentMeta
 from joinery_runtime.core.shards import HashRange
 
 FAN_IN = 8
+CHECKPOINT_FAN_IN = 4
 TIME_BUCKETS = 8
+# Rows that are kept for a short time only pile up while the other input is silent; finer buckets than this would keep
+# them apart for nothing.
+NARROWEST_BUCKET_MS = 60_000
 SMALLEST_TIER_BYTES = 64 << 10
 # A merge holds its rows in memory and the result is one value in the store.
 MAX_MERGED_BYTES = 64 << 20
@@ -29,14 +34,13 @@ def choose(
     Only segments that lie whole in `owned` take part: after a rescale, one that spans several shards stays until it
     expires, because no shard may drop rows of another.
     """
-    width = max(1, kept_for_ms // TIME_BUCKETS)
+    width = max(NARROWEST_BUCKET_MS, kept_for_ms // TIME_BUCKETS)
     groups: dict[tuple[int, int], list[SegmentMeta]] = defaultdict(list)
     for segment in sorted(segments, key=lambda s: (s.ts_max, s.key)):
         if owned.contains(segment.hash_min, segment.hash_max) and segment.bytes < MAX_MERGED_BYTES:
-            tier = 0 if checkpoint else _tier(segment.bytes)
-            groups[segment.ts_max // width, tier].append(segment)
-    least = 2 if checkpoint else FAN_IN
-    return [part for group in groups.values() if len(group) >= least for part in _cut(group) if len(part) >= least]
+            groups[segment.ts_max // width, _tier(segment.bytes)].append(segment)
+    least = CHECKPOINT_FAN_IN if checkpoint else FAN_IN
+    return [part for group in groups.values() if len(group) >= least for part in _cut(group) if len(part) > 1]
 
 
 def _tier(size: int) -> int:

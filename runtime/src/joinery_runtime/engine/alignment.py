@@ -31,16 +31,25 @@ class Backlog(Generic[P]):
 
 def allocate(backlogs: Sequence[Backlog[P]], budget: int) -> dict[P, int]:
     """Records to take per partition: all of them if the budget allows, else aligned in event time; the sum may differ
-    from the budget by rounding. At least one partition with a backlog gets some."""
+    from the budget by rounding. At least one partition with a backlog gets some.
+
+    Partitions of unknown density share a probe, at most a quarter of the budget when others are known: one whose
+    records cannot be read stays unknown for ever and must not hold the others up.
+    """
     waiting = [b for b in backlogs if b.records > 0]
     if sum(b.records for b in waiting) <= min(budget, PROBE_RECORDS):
         return {b.partition: b.records for b in waiting}
-    known = [(b, b.highest, b.density) for b in waiting if b.highest is not None and b.density is not None]
-    if len(known) < len(waiting):
-        unknown = [b for b in waiting if b.highest is None or b.density is None]
-        share = max(1, min(budget, PROBE_RECORDS) // len(unknown))
-        return {b.partition: min(b.records, share) for b in unknown}
-    return _aligned([_Line(b.partition, b.records, h, d) for b, h, d in known], budget)
+    known = [_Line(b.partition, b.records, b.highest, b.density) for b in waiting
+             if b.highest is not None and b.density is not None]  # fmt: skip
+    unknown = [b for b in waiting if b.highest is None or b.density is None]
+    probe = _probe(unknown, min(budget if not known else max(1, budget // 4), PROBE_RECORDS))
+    rest = max(1, budget - sum(probe.values()))
+    return probe | (_aligned(known, rest) if known else {})
+
+
+def _probe(unknown: Sequence[Backlog[P]], records: int) -> dict[P, int]:
+    share = max(1, records // max(1, len(unknown)))
+    return {b.partition: min(b.records, share) for b in unknown}
 
 
 @dataclass(frozen=True, slots=True)

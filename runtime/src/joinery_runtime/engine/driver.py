@@ -6,6 +6,7 @@ Each method is one step of the commit protocol (`engine.protocol`), so a test ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,13 +176,21 @@ class Driver:
             sink.publish(plan.epoch, receipts)
         self._segments = {k: s for k, s in (self._segments | staged).items() if k not in gone}
         self._epoch, self.inputs, self._pending, self._forget = plan.epoch, inputs, next_plan, tuple(gone)
+        if plan.checkpoint:
+            self._sweep()
         return epoch_report(plan, outcome, self._segments.values(), self._parts.planner)
+
+    def _sweep(self) -> None:
+        """Replaced and expired segments would fill the store of a job that runs for weeks: commits only retire them."""
+        with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
+            self._parts.store.sweep(self._identity.name, self._generation)
 
     def _inputs_after(self, plan: EpochPlan, outcome: EpochOutcome) -> dict[str, InputState]:
         highest: dict[str, dict[str, int | None]] = {name: {} for name in self.inputs}
         for read in outcome.read.partitions:
             highest[read.partition.input][partition_id(read.partition)] = read.highest
-        return {name: state.after(plan, name, highest[name]) for name, state in self.inputs.items()}
+        clocks = self._parts.planner.clocks
+        return {name: state.after(plan, name, highest[name], clocks[name]) for name, state in self.inputs.items()}
 
     def _next_plan(self, epoch: int, inputs: Mapping[str, InputState]) -> EpochPlan | None:
         try:

@@ -8,37 +8,47 @@ from joinery_runtime.engine.plan import partition_id
 from joinery_runtime.sources.base import Bounds, PartitionRef
 
 
+# A look that comes later than this after the one before says nothing about the time between: the driver was stopped, or
+# the broker could not be reached.
+LONGEST_STEP_MS = 5_000
+
+
 class IdleClock:
-    """Remembers since when each partition has been at its end. Times are milliseconds of a clock that runs only while
-    the job does, passed in by the caller; a timeout of 0 switches idleness off for the input."""
+    """Adds up for how long each partition has been seen at its end. Times are milliseconds of a clock that runs only
+    while the job does, passed in by the caller; a timeout of 0 switches idleness off for the input."""
 
     def __init__(self, timeouts_ms: Mapping[str, int]) -> None:
         self._timeouts = timeouts_ms
-        self._at_end_since: dict[PartitionRef, int] = {}
-        self._all_idle_since: int | None = None
+        self._at_end_for: dict[PartitionRef, int] = {}
+        self._looked_ms: int | None = None
+        self._all_idle_for = 0
+        self._all_idle_looked_ms: int | None = None
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
-        """Takes what can be read now; a partition with unread records is not at its end."""
-        for bound in bounds:
-            if bound.start < bound.end_exclusive:
-                self._at_end_since.pop(bound.partition, None)
-            else:
-                self._at_end_since.setdefault(bound.partition, now_ms)
+        """Takes what can be read now. A partition with unread records is not at its end; one that is not named, because
+        it was revoked or deleted, is forgotten."""
+        step = _step(self._looked_ms, now_ms)
+        at_end = [bound.partition for bound in bounds if bound.start >= bound.end_exclusive]
+        known = self._at_end_for
+        self._at_end_for = {ref: known[ref] + step if ref in known else 0 for ref in at_end}
+        self._looked_ms = now_ms
 
-    def idle(self, now_ms: int) -> dict[str, Collection[str]]:
-        """Idle partitions per input, by `partition_id`."""
+    def idle(self) -> dict[str, Collection[str]]:
+        """Idle partitions per input, by `partition_id`, as of the newest look."""
         found: dict[str, list[str]] = {}
-        for ref, since in sorted(self._at_end_since.items()):
+        for ref, quiet in sorted(self._at_end_for.items()):
             timeout = self._timeouts[ref.input]
-            if timeout and now_ms - since >= timeout:
+            if timeout and quiet >= timeout:
                 found.setdefault(ref.input, []).append(partition_id(ref))
         return {name: tuple(parts) for name, parts in found.items()}
 
     def idle_for_ms(self, all_idle: bool, now_ms: int) -> int:
         """For how long all inputs have been idle (T6), given whether they are now."""
-        if not all_idle:
-            self._all_idle_since = None
-            return 0
-        if self._all_idle_since is None:
-            self._all_idle_since = now_ms
-        return now_ms - self._all_idle_since
+        step = _step(self._all_idle_looked_ms, now_ms)
+        self._all_idle_for = self._all_idle_for + step if all_idle else 0
+        self._all_idle_looked_ms = now_ms if all_idle else None
+        return self._all_idle_for
+
+
+def _step(looked_ms: int | None, now_ms: int) -> int:
+    return 0 if looked_ms is None else min(LONGEST_STEP_MS, now_ms - looked_ms)

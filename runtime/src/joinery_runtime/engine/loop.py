@@ -68,15 +68,17 @@ def _run(driver: Driver, planner: Planner, stop: Event, listener: Listener, reco
 
 
 class _Backoff:
-    """Doubling waits in seconds."""
+    """Doubling waits in seconds; `count` says how many there have been since the last reset."""
 
     def __init__(self, first: float, last: float) -> None:
         self._first, self._last, self.count = first, last, 0
+        self._next = first
 
     def next(self) -> float:
-        wait: float = min(self._last, self._first * 2**self.count)
+        wait = self._next
         self.count += 1
+        self._next = min(self._last, 2 * wait)
         return wait
 
     def reset(self) -> None:
-        self.count = 0
+        self.count, self._next = 0, self._first

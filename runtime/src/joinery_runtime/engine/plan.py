@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from joinery_runtime.core.spec import Watermark
-from joinery_runtime.core.watermark import InputProgress
+from joinery_runtime.core.watermark import InputClock, InputProgress
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import PartitionRef, Range
 
@@ -76,11 +76,17 @@ class InputState:
     positions: Mapping[PartitionRef, int] = field(default_factory=dict)
     progress: InputProgress = field(default_factory=InputProgress)
 
-    def after(self, plan: EpochPlan, name: str, highest: Mapping[str, int | None]) -> InputState:
-        """After this epoch; `highest` are the event times that its rows reached, per `partition_id`."""
+    def after(self, plan: EpochPlan, name: str, highest: Mapping[str, int | None], clock: InputClock) -> InputState:
+        """After this epoch; `highest` are the event times that its rows reached, per `partition_id`.
+
+        What its rows imply is settled here, with the idle partitions of its own plan: should all partitions be idle
+        when the next plan is made, it must not be forgotten (T1: a watermark never goes back).
+        """
         ranges = {r.partition: r.end_exclusive for r in plan.ranges if r.partition.input == name}
         seen = {partition_id(ref): None for ref in ranges} | dict(highest)
         progress = self.progress.raised(plan.watermarks.get(name)).saw(seen)
+        if not clock.explicit:
+            progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
         return replace(self, positions={**self.positions, **ranges}, progress=progress)
 
     def to_bytes(self) -> bytes:

@@ -18,7 +18,7 @@ class Idleness(Protocol):
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None: ...
 
-    def idle(self, now_ms: int) -> dict[str, Collection[str]]: ...
+    def idle(self) -> dict[str, Collection[str]]: ...
 
     def idle_for_ms(self, all_idle: bool, now_ms: int) -> int: ...
 
@@ -41,7 +41,7 @@ class Planner:
         clocks: Mapping[str, InputClock],
         idleness: Idleness,
     ) -> None:
-        self._settings, self._sources, self._clocks, self._idleness = settings, sources, clocks, idleness
+        self._settings, self._sources, self.clocks, self._idleness = settings, sources, clocks, idleness
         self._densities: Densities[PartitionRef] = Densities()
         self._checkpointed_ms: int | None = None
         self._dirty = False
@@ -64,7 +64,7 @@ class Planner:
         checkpoint = self._checkpoint_due(now_ms)
         if not (ranges or checkpoint or always):
             return None
-        idle = self._idleness.idle(now_ms)
+        idle = self._idleness.idle()
         ended = _ended(bounds, self._sources)
         progress = self.watermarks(_with_partitions(inputs, bounds), idle, ended, now_ms)
         if checkpoint:
@@ -91,7 +91,7 @@ class Planner:
         """What the rows read so far imply (T3), with idleness and ends applied."""
         progress = {name: state.progress for name, state in inputs.items()}
         idle_for = self._idleness.idle_for_ms(all_idle(progress, idle), now_ms)
-        return advance(progress, self._clocks, idle=idle, ended=ended, idle_for_ms=idle_for)
+        return advance(progress, self.clocks, idle=idle, ended=ended, idle_for_ms=idle_for)
 
     def learn(self, reads: Iterable[PartitionRead], before: Mapping[str, InputState]) -> None:
         """Takes the record densities of a finished epoch; `before` is the inputs' state at its start."""
