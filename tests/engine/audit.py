@@ -1,0 +1,183 @@
+"""What must be true of a simulated world at every moment, checked against oracles that share no code with the engine.
+
+The auditor replays the epoch log row by row (`joinery_devkit.oracle`): the plans' ranges say which records an epoch
+read, their watermarks what it had to do with them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any
+
+from engine.simulation import INPUTS, Committed, SimSink, World
+from joinery_devkit.oracle import Oracle, Row, WatermarkOracle
+from joinery_runtime.state.store import EpochRecord, JobRecord
+
+Watermark = int | None
+
+
+class SettledWatermarks(WatermarkOracle):
+    """T1: what an epoch's rows imply, with the partitions that were idle in it, is not taken back by what comes after
+    it: a new partition, or one that is not idle any more."""
+
+    def settle(self, idle: Mapping[str, Collection[Hashable]]) -> None:
+        for name, given in self._given.items():
+            known = [w for w in (given, self._implied(name, idle.get(name, ()))) if w is not None]
+            self._given[name] = max(known, default=None)
+
+
+class Auditor:
+    """Call `check` after every step; it raises AssertionError that names what is wrong."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._oracle = Oracle.of_job(world.job)
+        self._watermarks = SettledWatermarks({side.name: side.watermark.delay for side in world.job.spec.inputs})
+        self._log: list[EpochRecord] = []
+        self._output: list[list[str]] = []
+        self._dead_letters: list[list[str]] = []
+        self._generation = 0
+        self._live: set[str] = set()
+        self._pairs: Counter[tuple[int, int]] = Counter()
+        self._dead: Counter[tuple[str, int, int]] = Counter()
+        self.ends: dict[tuple[str, int], int] = {}
+        self.late = self.retired = 0  # rows, segments
+
+    @property
+    def epochs(self) -> int:
+        return len(self._log)
+
+    @property
+    def pairs(self) -> int:
+        return self._pairs.total()
+
+    def check(self) -> None:
+        record = self._world.store.record(self._world.job.name)
+        if record is None:
+            return
+        assert record.generation >= self._generation, "the generation went back"
+        commits = self._world.store.journal.commits
+        for entry in self._world.store.epochs(self._world.job.name, after=len(self._log)):
+            assert len(commits) > len(self._log), "the log has the epoch of a commit that failed"
+            self._replay(entry, commits[len(self._log)])
+            self._log.append(entry)
+            self._output.append(names(entry.result, "output"))
+            self._dead_letters.append(names(entry.result, "dead_letters"))
+        self._generation = record.generation
+        self._check_record(record)
+        self._check_table()
+        self._check_files(self._world.output, self._output)
+        self._check_files(self._world.dead, self._dead_letters)
+
+    # --- one new epoch ------------------------------------------------------------------------------------------------
+
+    def _replay(self, entry: EpochRecord, committed: Committed) -> None:
+        plan = entry.plan
+        assert entry.epoch == plan["epoch"] == len(self._log) + 1, "epochs are not consecutive"
+        assert committed.generation == committed.newest, "a driver that was fenced committed"
+        planned = self._world.store.journal.plans[entry.epoch]
+        assert all(plan == stored for stored in planned), "the plan is not the one that was stored first"
+        assert planned, "the plan was not stored before it was run"
+        self.retired += len(committed.commit.deletes)
+        self._live = (self._live - set(committed.commit.deletes)) | set(committed.commit.upserts)
+        self._check_attempts(entry)
+        rows = self._read(plan["ranges"])
+        self._check_watermarks(plan, rows)
+        expected = self._oracle.epoch(plan["watermarks"], rows)
+        self._pairs.update((pair.left.values["id"], pair.right.values["id"]) for pair in expected.pairs)
+        assert entry.result["rows_out"] == len(expected.pairs), f"epoch {entry.epoch} counted other rows than it must"
+        late = {name: entry.result["dropped"].get(name, {}).get("late", 0) for name in INPUTS}
+        assert late == expected.late, f"epoch {entry.epoch} judged other rows late"
+        self.late += sum(late.values())
+
+    def _check_attempts(self, entry: EpochRecord) -> None:
+        """Nothing of older drivers becomes live or visible, and no shard is there twice."""
+        attempts = names(entry.result, "output")
+        assert all(attempt.startswith(f"{entry.generation}-{entry.epoch}-") for attempt in attempts)
+        shards = [attempt.split("-")[2] for attempt in attempts]
+        assert len(set(shards)) == len(shards), "two attempts of one shard were named"
+
+    def _read(self, ranges: list[list[Any]]) -> dict[str, list[Row]]:
+        """The records of the ranges; a range goes on where the one before ended."""
+        rows: dict[str, list[Row]] = {name: [] for name in INPUTS}
+        for name, _, partition, start, end in ranges:
+            assert self.ends.get((name, partition), start) == start, "ranges have a gap or overlap"
+            assert start <= end, "an offset went back"
+            self.ends[name, partition] = end
+            self._watermarks.saw(name, f"{name}/{partition}", [])
+            for offset in range(start, end):
+                rows[name] += self._row(name, partition, offset)
+        return rows
+
+    def _row(self, name: str, partition: int, offset: int) -> list[Row]:
+        value = self._world.topics[name].partitions[partition][offset]
+        if value is None:
+            return []
+        try:
+            values = json.loads(value)
+        except ValueError:
+            self._dead[name, partition, offset] += 1
+            return []
+        return [Row(partition, offset, values["ts"], values)]
+
+    def _check_watermarks(self, plan: Mapping[str, Any], rows: Mapping[str, list[Row]]) -> None:
+        before = self._log[-1].plan["watermarks"] if self._log else dict.fromkeys(INPUTS)
+        for name in INPUTS:
+            assert not _went_back(before[name], plan["watermarks"][name]), "a watermark went back"
+        implied = self._watermarks.watermarks(plan["idle"], plan["ended"])
+        assert plan["watermarks"] == implied, "the watermarks are not what the records imply"
+        for name, listed in rows.items():
+            for row in listed:
+                self._watermarks.saw(name, f"{name}/{row.partition}", [row.ts])
+        self._watermarks.settle(plan["idle"])
+
+    # --- what is there now --------------------------------------------------------------------------------------------
+
+    def _check_record(self, record: JobRecord) -> None:
+        assert record.epoch == len(self._log), "an epoch is committed and not in the log"
+        assert {segment.key for segment in record.segments} == self._live, "segments are live that no commit named"
+        stored = {(n, p): o for n, data in record.offsets.items() for _, p, o in json.loads(data)["positions"]}
+        assert stored == self.ends, "the offsets are not those of the epoch log"
+        if record.plan is not None:
+            assert record.plan["epoch"] == record.epoch + 1, "the pending plan is not the next epoch's"
+
+    def _check_table(self) -> None:
+        assert Counter(self._world.output.table) == self._pairs, "the output is not every pair exactly once"
+        dead = Counter((name, partition, offset) for name, _, partition, offset, _, _ in self._world.dead.table)
+        assert dead == self._dead, "the dead letters are not every bad record exactly once"
+
+    def _check_files(self, sink: SimSink, named: list[list[str]]) -> None:
+        """Files appear after the commit: those of all epochs but the last are there, and none that nobody named."""
+        assert sink.files.keys() <= {name for epoch in named for name in epoch}, "a file appeared that no commit named"
+        assert sink.files.keys() >= {name for epoch in named[:-1] for name in epoch}, (
+            "committed rows were not published"
+        )
+
+    # --- at certain moments -------------------------------------------------------------------------------------------
+
+    def check_swept(self) -> None:
+        """Right after a recovery that nothing interrupted: what earlier drivers left behind is gone."""
+        journal = self._world.store.journal
+        assert len(journal.staged) == len(self._live) + journal.swept, "staged segments were left behind"
+        for sink in (self._world.output, self._world.dead):
+            assert not sink.staged, "rows were left in the staging table"
+            assert not sink.partial, "unfinished files were left behind"
+
+    def check_complete(self) -> None:
+        """At the end of all inputs: every record was read, and all output is published."""
+        ends = {(n, p): len(v) for n, topic in self._world.topics.items() for p, v in enumerate(topic.partitions)}
+        assert self.ends == ends, "records were not read"
+        assert self._world.store.epochs(self._world.job.name) == self._log, "the epoch log was rewritten"
+        for sink in (self._world.output, self._world.dead):
+            published = Counter(row for rows in sink.files.values() for row in rows)
+            assert published == Counter(sink.table), "the files do not hold what the table holds"
+
+
+def names(result: Mapping[str, Any], kind: str) -> list[str]:
+    return [receipt["attempt"] for receipt in result[kind]]
+
+
+def _went_back(before: Watermark, after: Watermark) -> bool:
+    return before is not None and (after is None or after < before)

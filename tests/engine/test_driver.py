@@ -1,0 +1,378 @@
+"""The driver's steps one by one, on the simulated world with no faults but those that a test makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.simulation import World
+from joinery_runtime.engine import driver as driver_module
+from joinery_runtime.engine.driver import Driver, JobIdentity
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.protocol import Action, Outcome, choose_attempts, next_action, resolve_commit
+from joinery_runtime.engine.report import EpochReport
+from joinery_runtime.errors import Fenced, IncompatibleState, RecordError, SourceError, StateError, StoreUnavailable
+from joinery_runtime.state.memory import MemoryStore
+from joinery_runtime.state.store import EpochCommit, JobRecord
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def fill(world: World, count: int, *, first: int = 0) -> None:
+    """`count` orders and payments in turn, 2 ms apart, that match the ones near them."""
+    for number in range(first, first + count):
+        name = "orders" if number % 2 == 0 else "payments"
+        world.append(name, 0, "a", 1_000 + 2 * number, identifier=number)
+
+
+def started(world: World, **settings: Any) -> Driver:
+    driver, _ = world.new_driver(**settings)
+    driver.recover()
+    return driver
+
+
+def epoch(driver: Driver) -> EpochReport:
+    plan = driver.plan()
+    assert plan is not None
+    return driver.commit(plan, driver.run(plan))
+
+
+def record(world: World) -> JobRecord:
+    found = world.store.record(world.job.name)
+    assert found is not None
+    return found
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+RECORD = JobRecord("job", generation=4, epoch=7, signature=None, plan=None, offsets={}, segments=())
+
+
+@pytest.mark.parametrize(
+    ("plan", "action"),
+    [(None, Action.PLAN), ({"epoch": 8}, Action.REPLAY), ({"epoch": 7}, Action.PLAN)],
+)
+def test_a_plan_for_the_next_epoch_is_replayed(plan: dict[str, int] | None, action: Action) -> None:
+    assert next_action(replace(RECORD, plan=plan)) is action
+
+
+@pytest.mark.parametrize(
+    ("observed", "outcome"),
+    [
+        (RECORD, Outcome.COMMITTED),
+        (replace(RECORD, epoch=6), Outcome.NOT_COMMITTED),
+        (replace(RECORD, generation=5), Outcome.FENCED),
+        (replace(RECORD, generation=5, epoch=6), Outcome.FENCED),
+        (None, Outcome.FENCED),
+    ],
+)
+def test_a_commit_without_an_answer_is_resolved_by_what_is_there(observed: JobRecord | None, outcome: Outcome) -> None:
+    assert resolve_commit(observed, generation=4, epoch=7) is outcome
+
+
+def test_one_summary_counts_for_every_shard() -> None:
+    assert choose_attempts([(1, "b"), (0, "a")], range(2)) == {0: "a", 1: "b"}
+    with pytest.raises(StateError, match="two results for shard 0"):
+        choose_attempts([(0, "a"), (0, "again")], range(1))
+    with pytest.raises(StateError, match=r"no result for shards \[1, 2\]"):
+        choose_attempts([(0, "a")], range(3))
+
+
+# --- recovery ---------------------------------------------------------------------------------------------------------
+
+
+def test_recovery_replays_the_pending_plan_as_it_stands(world: World) -> None:
+    fill(world, 4)
+    first = started(world, shards=2)
+    epoch(first)
+    fill(world, 4, first=4)
+    pending = first.plan()
+    fill(world, 4, first=8)
+
+    second = started(world, shards=3)
+
+    assert second.replays
+    assert second.plan() == pending
+    assert pending is not None
+    assert pending.shards == 2
+    assert sum(r.end_exclusive - r.start for r in pending.ranges) == 4
+    epoch(second)
+    following = second.plan()
+    assert following is not None
+    assert (following.epoch, following.shards) == (3, 3)
+
+
+def test_recovery_goes_on_where_the_newest_epoch_ended(world: World) -> None:
+    fill(world, 4)
+    epoch(started(world))
+    second = started(world)
+    assert (second.generation, second.epoch, second.replays) == (2, 1, False)
+    assert second.plan() is None
+    fill(world, 2, first=4)
+    epoch(second)
+    assert [entry.generation for entry in world.store.epochs(world.job.name)] == [1, 2]
+
+
+def test_recovery_publishes_what_a_crash_left_unpublished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(world, 4)
+    first = started(world)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.output, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            epoch(first)
+    assert (record(world).epoch, world.output.files) == (1, {})
+    started(world)
+    assert [row for rows in world.output.files.values() for row in rows] == world.output.table != []
+
+
+def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: World) -> None:
+    fill(world, 2)
+    epoch(started(world))
+    changed = dict(world.identity.signature) | {"keys": [["k", "id", "string"]]}
+    driver, _ = world.new_driver(who=JobIdentity(world.job.name, changed))
+    with pytest.raises(IncompatibleState, match=r"the keys were orders\.k = payments\.k .* they are now") as caught:
+        driver.recover()
+    assert "another name" in str(caught.value)
+
+
+def test_a_change_that_loses_nothing_but_old_matches_is_a_warning(world: World) -> None:
+    fill(world, 2)
+    epoch(started(world))
+    heard: list[str] = []
+    wider = dict(world.identity.signature) | {"upper": 60_000}
+    started(world, who=JobIdentity(world.job.name, wider, heard.append))
+    assert len(heard) == 1
+    assert "upper bound went from 80ms to 1m" in heard[0]
+
+
+def test_older_segments_are_migrated_before_anything_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(world, 4)
+    epoch(started(world))
+    assert {segment.state_version for segment in record(world).segments} == {1}
+    monkeypatch.setattr(driver_module, "STATE_VERSION", 2)
+    with pytest.raises(IncompatibleState):
+        started(world)
+    monkeypatch.setattr(driver_module, "MIGRATIONS", {1: lambda blob: blob})
+    driver = started(world)
+    assert {segment.state_version for segment in record(world).segments} == {2}
+    fill(world, 2, first=4)
+    assert epoch(driver).rows_out > 0
+
+
+# --- plan and run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_in_the_store_before_anything_runs(world: World) -> None:
+    fill(world, 2)
+    plan = started(world).plan()
+    assert plan is not None
+    assert record(world).plan == plan.to_json()
+
+
+def test_the_same_plan_is_returned_until_it_is_committed(world: World) -> None:
+    fill(world, 2)
+    driver = started(world)
+    plan = driver.plan()
+    fill(world, 2, first=2)
+    assert driver.plan() is plan
+
+
+def test_a_bad_record_without_dead_letters_commits_nothing(world: World) -> None:
+    fill(world, 2)
+    world.topics["orders"].append(0, b"not JSON")
+    driver = started(world, dead_letters=False)
+    plan = driver.plan()
+    assert plan is not None
+    with pytest.raises(RecordError, match=r"input orders .*orders/0 offset 1: not JSON \(1 in this epoch\)"):
+        driver.run(plan)
+    assert (record(world).epoch, world.output.table, record(world).segments) == (0, [], ())
+    assert record(world).plan == plan.to_json(), "the plan must be replayed once the record is repaired"
+
+
+def test_bad_records_go_out_with_the_epoch_where_there_are_dead_letters(world: World) -> None:
+    fill(world, 2)
+    world.topics["orders"].append(0, b"not JSON")
+    report = epoch(started(world))
+    assert report.dead == {"orders": 1, "payments": 0}
+    assert world.dead.table == [("orders", "orders", 0, 1, "not JSON", b"not JSON")]
+    assert world.output.table == [(0, 1)]
+
+
+# --- commit -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_plan_is_stored_within_the_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(world, 20)
+    driver = started(world)
+    first = driver.plan()
+    assert first is not None
+    monkeypatch.setattr(world.store, "write_plan", lambda *_: pytest.fail("the plan is there already"))
+    driver.commit(first, driver.run(first))
+    following = driver.plan()
+    assert following is not None
+    assert following.epoch == 2
+    assert record(world).plan == following.to_json()
+
+
+def test_a_source_that_fails_while_the_next_epoch_is_planned_does_not_lose_this_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(world, 20)
+    driver = started(world)
+    plan = driver.plan()
+    assert plan is not None
+    outcome = driver.run(plan)
+
+    def fails(_: object) -> Any:
+        raise SourceError("the broker is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(world.topics["orders"]), "bounds", lambda self, positions: fails(positions))
+        assert driver.commit(plan, outcome).epoch == 1
+        assert (record(world).epoch, record(world).plan) == (1, None)
+        with pytest.raises(SourceError, match="the broker is away"):
+            driver.plan()
+    assert epoch(driver).epoch == 2
+
+
+def test_segments_that_are_past_their_deadline_are_dropped_unread(world: World) -> None:
+    fill(world, 4)
+    driver = started(world, shards=1)
+    epoch(driver)
+    old = {segment.key for segment in record(world).segments}
+    for name, partition in (("orders", 0), ("orders", 1), ("payments", 0)):
+        world.append(name, partition, "z", 9_000, identifier=100)
+    epoch(driver)
+    world.append("orders", 0, "z", 9_001, identifier=101)
+    plan = driver.plan()
+    assert plan is not None
+    work: list[Any] = []
+    host = driver._parts.host
+    run = host.run
+    host.run = lambda given: work.append(given) or run(given)  # type: ignore
+    driver.commit(plan, driver.run(plan))
+    assert old
+    assert old.isdisjoint(segment.key for segment in work[0].segments)
+    assert old.isdisjoint(segment.key for segment in record(world).segments)
+
+
+def test_a_checkpoint_merges_segments_and_sweeps_what_it_replaced(world: World) -> None:
+    driver = started(world, shards=1)
+    for number in range(5):
+        world.append("orders", 0, "a", 1_000, identifier=number)
+        epoch(driver)
+    before = [segment.key for segment in record(world).segments]
+    world.now_ms += world.job.spec.state_store.checkpoint_interval
+    report = epoch(driver)
+    assert (len(before), report.segments, report.state_rows) == (5, 1, 5)
+    journal = world.store.journal
+    assert len(journal.staged) - journal.swept == report.segments
+
+
+def test_a_failing_sweep_at_a_checkpoint_waits_for_the_next(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(world, 4)
+    driver = started(world)
+    epoch(driver)
+    world.now_ms += world.job.spec.state_store.checkpoint_interval
+
+    def away(*_: object) -> int:
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(world.store, "sweep", away)
+    assert epoch(driver).epoch == record(world).epoch == 2
+
+
+class Network:
+    """What happens to the store's commits from now on."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._world, self._patch = world, monkeypatch
+
+    def fails(self, *, committed: bool, taken_over: bool = False) -> None:
+        store = self._world.store
+
+        def commit(job: str, generation: int, commit: EpochCommit) -> None:
+            if committed:
+                store.transact(job, generation, commit, False)
+            if taken_over:
+                MemoryStore.acquire(store, job)
+            raise StoreUnavailable("the connection broke")
+
+        self._patch.setattr(store, "commit", commit)
+
+    def works(self) -> None:
+        self._patch.undo()
+
+
+@pytest.fixture
+def network(world: World, monkeypatch: pytest.MonkeyPatch) -> Network:
+    return Network(world, monkeypatch)
+
+
+def planned(world: World) -> tuple[Driver, EpochPlan]:
+    fill(world, 4)
+    driver = started(world)
+    plan = driver.plan()
+    assert plan is not None
+    return driver, plan
+
+
+def test_a_commit_whose_answer_was_lost_counts(world: World, network: Network) -> None:
+    driver, plan = planned(world)
+    network.fails(committed=True)
+    assert driver.commit(plan, driver.run(plan)).epoch == 1
+    assert driver.epoch == 1
+    assert len(world.output.files) == 1, "and its output is published"
+    network.works()
+    fill(world, 2, first=4)
+    assert epoch(driver).epoch == 2
+
+
+def test_a_commit_that_did_not_arrive_is_an_error(world: World, network: Network) -> None:
+    driver, plan = planned(world)
+    network.fails(committed=False)
+    with pytest.raises(StoreUnavailable):
+        driver.commit(plan, driver.run(plan))
+    network.works()
+    assert (driver.epoch, world.output.table) == (0, [])
+    assert epoch(started(world)).epoch == 1
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_commit_without_answer_by_a_driver_that_was_replaced_is_fenced(
+    world: World, network: Network, committed: bool
+) -> None:
+    driver, plan = planned(world)
+    network.fails(committed=committed, taken_over=True)
+    with pytest.raises(Fenced, match="another driver has taken over job simulated"):
+        driver.commit(plan, driver.run(plan))
+    assert world.output.files == {}, "publishing is the new driver's business"
+
+
+def test_a_driver_that_was_replaced_commits_nothing(world: World) -> None:
+    driver, plan = planned(world)
+    outcome = driver.run(plan)
+    started(world)
+    with pytest.raises(Fenced, match="generation is 1, the store's is 2"):
+        driver.commit(plan, outcome)
+    assert (record(world).epoch, world.output.table) == (0, [])
+
+
+def test_the_report_counts_the_epoch(world: World) -> None:
+    fill(world, 4)
+    world.append("payments", 0, None, 1_002, identifier=50)
+    report = epoch(started(world))
+    assert report.rows_in == {"orders": 2, "payments": 3}
+    assert report.rows_out == len(world.output.table) == 4
+    assert report.dropped == {"payments": {"null_key": 1}}
+    assert report.backlog == {"orders": 0, "payments": 0}
+    assert (report.state_rows, report.segments) == (4, len(record(world).segments))

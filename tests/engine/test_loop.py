@@ -1,0 +1,185 @@
+"""The loop around drivers, with scripted drivers and an event that never really waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.loop import (
+    POLL_FIRST_S,
+    POLL_LAST_S,
+    RECOVER_FIRST_S,
+    RECOVER_LAST_S,
+    RECOVER_TRIES,
+    Listener,
+    run_until_stopped,
+)
+from joinery_runtime.engine.planner import Planner
+from joinery_runtime.errors import Fenced, StoreUnavailable
+
+AWAY = StoreUnavailable("the store is away")
+PLAN = object()
+
+
+class Waits(threading.Event):
+    """Keeps what it was asked to wait, in seconds, and returns at once; `at` waits it is set."""
+
+    def __init__(self, at: int | None = None) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._at = at
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.seconds.append(timeout)
+        if len(self.seconds) == self._at:
+            self.set()
+        return self.is_set()
+
+
+@dataclass
+class Scripted:
+    """A driver whose `plan` calls do what the script says next: an epoch, nothing, or an error."""
+
+    script: Iterator[object]
+    on_commit: Callable[[], None] = lambda: None
+    fails_to_recover: bool = False
+    committed: int = 0
+
+    def recover(self) -> None:
+        if self.fails_to_recover:
+            raise AWAY
+
+    def plan(self) -> object:
+        what = next(self.script)
+        if isinstance(what, Exception):
+            raise what
+        return what
+
+    def run(self, plan: object) -> object:
+        return "outcome"
+
+    def commit(self, plan: object, outcome: object) -> object:
+        assert (plan, outcome) == (PLAN, "outcome")
+        self.committed += 1
+        self.on_commit()
+        return "report"
+
+
+@dataclass
+class Heard:
+    started: list[Any] = field(default_factory=list)
+    committed: list[Any] = field(default_factory=list)
+    trouble: list[tuple[StoreUnavailable, float]] = field(default_factory=list)
+
+    @property
+    def listener(self) -> Listener:
+        return Listener(self.started.append, self.committed.append, lambda *what: self.trouble.append(what))
+
+
+@dataclass
+class Endless:
+    """A planner that only says whether the inputs have ended."""
+
+    finished: bool = False
+
+
+def loop(drivers: list[Scripted], stop: threading.Event, *, finished: bool = False) -> Heard:
+    heard = Heard()
+    supply = iter(drivers)
+    make = cast(Callable[[], Driver], lambda: next(supply))
+    run_until_stopped(make, cast(Planner, Endless(finished)), stop, heard.listener)
+    return heard
+
+
+def test_a_stop_lets_the_running_epoch_finish_and_starts_no_other() -> None:
+    stop = Waits()
+    driver = Scripted(iter([PLAN, PLAN]), on_commit=stop.set)
+    heard = loop([driver], stop)
+    assert driver.committed == 1
+    assert [progress.report for progress in heard.committed] == ["report"]
+    assert heard.started == [driver]
+    assert stop.seconds == []
+
+
+def test_it_ends_when_there_is_nothing_to_do_and_all_inputs_have_ended() -> None:
+    driver = Scripted(iter([PLAN, PLAN, None]))
+    assert len(loop([driver], Waits(), finished=True).committed) == 2
+
+
+def test_an_idle_job_asks_at_growing_distance_until_it_is_stopped() -> None:
+    stop = Waits(at=8)
+    loop([Scripted(iter([None] * 8))], stop)
+    assert stop.seconds[:3] == [POLL_FIRST_S, 2 * POLL_FIRST_S, 4 * POLL_FIRST_S]
+    assert stop.seconds[-1] == POLL_LAST_S
+
+
+def test_an_idle_job_may_stay_idle_for_long() -> None:
+    stop = Waits(at=5_000)
+    loop([Scripted(iter([None] * 5_000))], stop)
+    assert len(stop.seconds) == 5_000
+
+
+def test_an_epoch_makes_the_polls_quick_again() -> None:
+    stop = Waits(at=4)
+    loop([Scripted(iter([None, None, PLAN, None, None]))], stop)
+    assert stop.seconds == [POLL_FIRST_S, 2 * POLL_FIRST_S, POLL_FIRST_S, 2 * POLL_FIRST_S]
+
+
+def test_a_store_that_was_away_gets_a_new_driver_that_recovers() -> None:
+    stop = Waits()
+    first, second = Scripted(iter([PLAN, AWAY])), Scripted(iter([PLAN, None]))
+    heard = loop([first, second], stop, finished=True)
+    assert heard.started == [first, second]
+    assert heard.trouble == [(AWAY, RECOVER_FIRST_S)]
+    assert stop.seconds == [RECOVER_FIRST_S]
+    assert (first.committed, second.committed) == (1, 1)
+
+
+def test_a_driver_that_cannot_even_recover_is_tried_again() -> None:
+    heard = loop([Scripted(iter([]), fails_to_recover=True), Scripted(iter([None]))], Waits(), finished=True)
+    assert len(heard.trouble) == len(heard.started) == 1
+
+
+def test_it_gives_up_after_some_tries_without_an_epoch() -> None:
+    stop = Waits()
+    with pytest.raises(StoreUnavailable, match="the store is away"):
+        loop([Scripted(iter([AWAY])) for _ in range(RECOVER_TRIES + 1)], stop)
+    assert len(stop.seconds) == RECOVER_TRIES
+    assert stop.seconds[:3] == [RECOVER_FIRST_S, 2 * RECOVER_FIRST_S, 4 * RECOVER_FIRST_S]
+    assert max(stop.seconds) == RECOVER_LAST_S
+
+
+def test_a_committed_epoch_starts_the_tries_anew() -> None:
+    drivers = [Scripted(iter([PLAN, AWAY])) for _ in range(3 * RECOVER_TRIES)]
+    stop = Waits()
+    loop([*drivers, Scripted(iter([None]))], stop, finished=True)
+    assert stop.seconds == [RECOVER_FIRST_S] * (3 * RECOVER_TRIES)
+
+
+def test_a_stop_while_the_store_is_away_recovers_once_more_and_starts_no_epoch() -> None:
+    second = Scripted(iter([PLAN]))
+    heard = loop([Scripted(iter([AWAY])), second], Waits(at=1))
+    assert (len(heard.started), second.committed) == (2, 0)
+
+
+def test_a_store_that_goes_away_after_the_stop_is_not_waited_for() -> None:
+    stop = Waits()
+
+    def stop_and_fail() -> None:
+        stop.set()
+        raise AWAY
+
+    with pytest.raises(StoreUnavailable):
+        loop([Scripted(iter([PLAN]), on_commit=stop_and_fail)], stop)
+    assert stop.seconds == []
+
+
+def test_a_driver_that_lost_its_job_stops_for_good() -> None:
+    with pytest.raises(Fenced):
+        loop([Scripted(iter([PLAN, Fenced("a newer driver owns the job")]))], Waits())

@@ -1,0 +1,300 @@
+"""What a plan holds: ranges, watermarks, idle and ended inputs, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.core.watermark import InputClock, InputProgress
+from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.engine.plan import EpochPlan, InputState
+from joinery_runtime.engine.planner import Planner, PlanSettings
+from joinery_runtime.errors import SourceError
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range
+
+IDLE_MS, CHECKPOINT_MS = 1_000, 60_000
+ORDERS = [PartitionRef("orders", "orders", p) for p in range(2)]
+PAYMENTS = [PartitionRef("payments", "payments", 0)]
+
+
+@dataclass
+class Source:
+    """Partitions by their start and end offsets; a stored position replaces the start."""
+
+    ends: dict[PartitionRef, tuple[int, int]]
+    final: bool = False
+    lost: int = 0
+    away: bool = False
+
+    def bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
+        if self.away:
+            raise SourceError("the broker is away")
+        return [
+            Bounds(ref, positions.get(ref, start), end, self.final, self.lost)
+            for ref, (start, end) in self.ends.items()
+        ]
+
+    def cut(self, bounds: Bounds, max_records: int) -> Range:
+        return Range(bounds.partition, bounds.start, bounds.start + max_records)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass
+class Job:
+    """A planner and the inputs' state; `epoch` plans one and goes on as if it had been run and committed."""
+
+    orders: Source = field(default_factory=lambda: Source(dict.fromkeys(ORDERS, (0, 0))))
+    payments: Source = field(default_factory=lambda: Source(dict.fromkeys(PAYMENTS, (0, 0))))
+    max_records: int = 1_000
+    inputs: dict[str, InputState] = field(default_factory=lambda: {"orders": InputState(), "payments": InputState()})
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.planner = Planner(
+            PlanSettings(shards=4, max_records=self.max_records, checkpoint_interval_ms=CHECKPOINT_MS, fingerprint="f"),
+            {"orders": self.orders, "payments": self.payments},
+            {"orders": InputClock(delay_ms=5), "payments": InputClock(delay_ms=3)},
+            IdleClock({"orders": IDLE_MS, "payments": IDLE_MS}),
+        )
+
+    def plan(self, now_ms: int = 0, *, always: bool = False) -> EpochPlan | None:
+        return self.planner.plan(self.number + 1, self.inputs, now_ms, always=always)
+
+    def epoch(self, highest: Mapping[PartitionRef, int], now_ms: int = 0, *, always: bool = False) -> EpochPlan:
+        """`highest` are the event times that the epoch's records reach."""
+        plan = self.plan(now_ms, always=always)
+        assert plan is not None
+        for name, state in self.inputs.items():
+            seen = {f"{ref.topic}/{ref.partition}": ts for ref, ts in highest.items() if ref.input == name}
+            self.inputs[name] = state.after(plan, name, seen, self.planner.clocks[name])
+        self.number += 1
+        return plan
+
+
+def with_records(orders: int = 10, payments: int = 10) -> Job:
+    return Job(Source(dict.fromkeys(ORDERS, (0, orders))), Source(dict.fromkeys(PAYMENTS, (0, payments))))
+
+
+def ranges(plan: EpochPlan) -> dict[PartitionRef, tuple[int, int]]:
+    return {r.partition: (r.start, r.end_exclusive) for r in plan.ranges}
+
+
+# --- ranges -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_takes_what_can_be_read() -> None:
+    job = with_records(orders=10, payments=7)
+    plan = job.epoch({})
+    assert ranges(plan) == {ORDERS[0]: (0, 10), ORDERS[1]: (0, 10), PAYMENTS[0]: (0, 7)}
+    assert (plan.epoch, plan.shards, plan.fingerprint, plan.checkpoint) == (1, 4, "f", False)
+    assert plan.watermarks == {"orders": None, "payments": None}
+    assert job.planner.backlog == {"orders": 20, "payments": 7}
+
+
+def test_the_first_plan_fixes_where_partitions_start_also_without_records() -> None:
+    """`startFrom: latest`: what comes after the first plan must be read, whenever the first record is read."""
+    job = Job(Source({ORDERS[0]: (50, 50), ORDERS[1]: (60, 60)}), Source({PAYMENTS[0]: (70, 70)}))
+    plan = job.epoch({})
+    assert ranges(plan) == {ORDERS[0]: (50, 50), ORDERS[1]: (60, 60), PAYMENTS[0]: (70, 70)}
+    assert not plan.has_rows
+    assert job.plan() is None, "once is enough"
+    job.orders.ends = {ORDERS[0]: (52, 52), ORDERS[1]: (60, 60)}
+    assert ranges(job.epoch({})) == {ORDERS[0]: (50, 52)}
+
+
+def test_a_plan_goes_on_where_the_last_one_ended() -> None:
+    job = with_records(orders=10)
+    job.epoch({})
+    job.orders.ends[ORDERS[1]] = (0, 13)
+    assert ranges(job.epoch({})) == {ORDERS[1]: (10, 13)}
+
+
+def test_a_plan_keeps_to_the_records_that_an_epoch_may_have() -> None:
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 1_000))), Source(dict.fromkeys(PAYMENTS, (0, 1_000))), max_records=90)
+    plan = job.epoch({})
+    assert ranges(plan) == {ORDERS[0]: (0, 30), ORDERS[1]: (0, 30), PAYMENTS[0]: (0, 30)}
+
+
+def test_densities_that_were_learnt_align_the_inputs() -> None:
+    """Orders hold ten times as many records per second of event time as payments."""
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 5_000))), Source(dict.fromkeys(PAYMENTS, (0, 5_000))), max_records=210)
+    before = dict(job.inputs)
+    plan = job.epoch({ORDERS[0]: 700, ORDERS[1]: 700, PAYMENTS[0]: 7_000})
+    reads = [
+        PartitionRead(ref, records=end - start, lowest=0, highest=7_000 if ref in PAYMENTS else 700)
+        for ref, (start, end) in ranges(plan).items()
+    ]
+    job.planner.learn(reads, before)
+    following = ranges(job.epoch({}))
+    assert PAYMENTS[0] not in following, "payments are ahead in event time and wait"
+    assert sum(end - start for start, end in following.values()) == pytest.approx(210, abs=2)
+
+
+def test_a_new_partition_makes_a_plan_and_holds_the_watermark_back() -> None:
+    job = with_records()
+    job.epoch({ORDERS[0]: 100, ORDERS[1]: 90, PAYMENTS[0]: 100})
+    new = PartitionRef("orders", "orders", 2)
+    job.orders.ends[new] = (0, 0)
+    plan = job.epoch({})
+    assert ranges(plan) == {new: (0, 0)}
+    assert plan.watermarks == {"orders": 85, "payments": 97}, "it does not take back what was implied (T1)"
+    job.orders.ends = dict.fromkeys(job.orders.ends, (0, 20))
+    job.epoch({ORDERS[0]: 200, ORDERS[1]: 190, new: 120})
+    assert job.epoch({}, always=True).watermarks == {"orders": 115, "payments": 97}
+
+
+def test_nothing_to_read_makes_no_plan_unless_it_is_asked_for() -> None:
+    job = with_records()
+    job.epoch({})
+    assert job.plan() is None
+    assert ranges(job.epoch({}, always=True)) == {}
+
+
+def test_a_source_that_is_away_is_an_error() -> None:
+    job = with_records()
+    job.payments.away = True
+    with pytest.raises(SourceError, match="the broker is away"):
+        job.plan()
+
+
+def test_records_that_the_broker_lost_are_told() -> None:
+    job = with_records()
+    job.orders.lost = 3
+    job.plan()
+    assert job.planner.lost == {"orders/0": 3, "orders/1": 3}
+
+
+def test_rescaling_counts_from_the_next_plan_on() -> None:
+    job = with_records()
+    job.planner.rescale(9)
+    assert job.epoch({}).shards == 9
+
+
+# --- watermarks -------------------------------------------------------------------------------------------------------
+
+
+def test_watermarks_are_what_earlier_epochs_imply() -> None:
+    job = with_records()
+    assert job.epoch({ORDERS[0]: 100, ORDERS[1]: 90, PAYMENTS[0]: 80}).watermarks == {"orders": None, "payments": None}
+    assert job.epoch({}, always=True).watermarks == {"orders": 85, "payments": 77}
+
+
+def test_watermarks_do_not_go_back_after_a_restart() -> None:
+    job = with_records()
+    job.inputs["orders"] = InputState(progress=InputProgress({"orders/0": 50, "orders/1": 50}, watermark=70))
+    job.restart()
+    assert job.epoch({}).watermarks["orders"] == 70
+
+
+def idle_after(job: Job, now_ms: int) -> EpochPlan:
+    """The plan at `now_ms` of a job that has found nothing to read since time 0."""
+    job.plan(0)
+    return job.epoch({}, now_ms, always=True)
+
+
+def test_an_idle_partition_does_not_hold_its_input_back() -> None:
+    job = with_records()
+    job.epoch({ORDERS[0]: 100, ORDERS[1]: 10, PAYMENTS[0]: 80})
+    job.plan(0)
+    job.orders.ends[ORDERS[0]] = (0, 20)
+    plan = job.epoch({}, IDLE_MS, always=True)
+    assert plan.idle == {"orders": ("orders/1",), "payments": ("payments/0",)}
+    assert plan.watermarks["orders"] == 95
+
+
+def test_a_partition_is_not_idle_before_its_time_or_with_unread_records() -> None:
+    job = with_records()
+    job.epoch({ORDERS[0]: 100, ORDERS[1]: 10, PAYMENTS[0]: 80})
+    assert idle_after(job, IDLE_MS - 1).idle == {}
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 20))
+    assert job.epoch({}, IDLE_MS, always=True).idle == {"payments": ("payments/0",)}
+
+
+def test_a_restart_is_no_idleness() -> None:
+    job = with_records()
+    job.epoch({})
+    job.plan(0)
+    job.restart()
+    assert job.epoch({}, 10 * IDLE_MS, always=True).idle == {}
+
+
+def test_an_idle_input_takes_the_watermark_of_the_others() -> None:
+    job = with_records()
+    job.epoch({ORDERS[0]: 1_000, ORDERS[1]: 1_000, PAYMENTS[0]: 80})
+    job.plan(0)
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 20))
+    plan = job.epoch({ORDERS[0]: 2_000, ORDERS[1]: 2_000}, IDLE_MS)
+    assert plan.idle == {"payments": ("payments/0",)}
+    assert plan.watermarks == {"orders": 995, "payments": 995}
+    job.payments.ends = dict.fromkeys(PAYMENTS, (0, 20))
+    again = job.epoch({PAYMENTS[0]: 900}, IDLE_MS)
+    assert again.idle == {"orders": ("orders/0", "orders/1")} or again.idle == {}
+    assert again.watermarks["payments"] == 995, "it is judged against what it was given"
+
+
+def test_when_all_inputs_are_idle_nothing_moves() -> None:
+    job = with_records()
+    job.epoch({ORDERS[0]: 1_000, ORDERS[1]: 900, PAYMENTS[0]: 80})
+    plan = idle_after(job, 5 * IDLE_MS)
+    assert set(plan.idle) == {"orders", "payments"}
+    assert plan.watermarks == {"orders": 895, "payments": 77}
+
+
+def test_an_input_that_has_been_read_to_its_final_end_is_over() -> None:
+    job = with_records()
+    job.payments.final = True
+    first = job.epoch({ORDERS[0]: 100, ORDERS[1]: 100, PAYMENTS[0]: 80})
+    assert first.ended == ()
+    assert not job.planner.finished
+    second = job.epoch({}, always=True)
+    assert second.ended == ("payments",)
+    assert second.watermarks == {"orders": 95, "payments": END_OF_TIME}
+    assert not job.planner.finished
+
+
+def test_a_job_is_finished_when_all_its_inputs_are() -> None:
+    job = with_records()
+    job.orders.final = job.payments.final = True
+    job.epoch({})
+    assert not job.planner.finished
+    assert job.plan() is None
+    assert job.planner.finished
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_due_after_its_interval_also_without_records() -> None:
+    job = with_records()
+    job.epoch({}, 0)
+    assert job.plan(CHECKPOINT_MS - 1) is None
+    plan = job.epoch({}, CHECKPOINT_MS)
+    assert (plan.checkpoint, plan.ranges) == (True, ())
+
+
+def test_a_checkpoint_that_would_find_nothing_new_is_not_made() -> None:
+    job = with_records()
+    job.epoch({}, 0)
+    job.epoch({}, CHECKPOINT_MS)
+    assert job.plan(10 * CHECKPOINT_MS) is None
+    job.orders.ends[ORDERS[0]] = (0, 11)
+    assert job.epoch({}, 10 * CHECKPOINT_MS).checkpoint is False
+    assert job.epoch({}, 11 * CHECKPOINT_MS).checkpoint is True
+
+
+def test_a_checkpoint_goes_with_an_epoch_that_has_records() -> None:
+    job = with_records()
+    job.epoch({}, 0)
+    job.orders.ends[ORDERS[0]] = (0, 11)
+    plan = job.epoch({}, CHECKPOINT_MS)
+    assert plan.checkpoint
+    assert plan.has_rows
