@@ -63,7 +63,9 @@ def _download(folder: Path, coordinates: Sequence[str], transitive: bool) -> Non
 def _with_maven(work: Path, jars: Path, coordinates: Sequence[str], transitive: bool) -> None:
     pom = work / "pom.xml"
     pom.write_text(_pom(coordinates, transitive))
-    _run(["mvn", "-B", "-q", "-f", str(pom), _COPY_GOAL, f"-DoutputDirectory={jars}"], coordinates)
+    _run(
+        ["mvn", "-B", "-q", "-Dstyle.color=never", "-f", str(pom), _COPY_GOAL, f"-DoutputDirectory={jars}"], coordinates
+    )
 
 
 def _pom(coordinates: Sequence[str], transitive: bool) -> str:
@@ -129,7 +131,8 @@ def _run(command: Sequence[str], coordinates: Sequence[str]) -> None:
     except subprocess.TimeoutExpired as late:
         raise _unavailable(coordinates, f"{command[0]} was not done after {_TIMEOUT_SECONDS} s") from late
     if done.returncode != 0:
-        output = "\n".join((done.stdout + done.stderr).splitlines()[:12])
+        # The first lines name the cause, the rest is advice to Maven's own developers.
+        output = "\n".join([line for line in (done.stdout + done.stderr).splitlines() if line.strip()][:6])
         raise _unavailable(coordinates, f"{command[0]} ended with {done.returncode}:\n{output}")
 
 
