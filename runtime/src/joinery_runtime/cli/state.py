@@ -9,12 +9,13 @@ from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.state.store import JobRecord
+from joinery_runtime.state.store import JobRecord, StateStore
 
 
 def epoch_lines(job: StreamJoin, after: int, limit: int) -> Iterator[dict[str, Any]]:
     """The epoch log after epoch `after`, oldest first."""
     with open_store(_durable(job), _quiet) as opened:
+        _known(job, opened.store)
         for entry in opened.store.epochs(job.name, after, limit):
             yield {
                 "epoch": entry.epoch,
@@ -27,10 +28,14 @@ def epoch_lines(job: StreamJoin, after: int, limit: int) -> Iterator[dict[str, A
 
 def listing(job: StreamJoin) -> str:
     with open_store(_durable(job), _quiet) as opened:
-        record = opened.store.record(job.name)
+        return "\n".join(_lines(_known(job, opened.store)))
+
+
+def _known(job: StreamJoin, store: StateStore) -> JobRecord:
+    record = store.record(job.name)
     if record is None:
         raise JoineryError(f"the state store knows no job {job.name}", todo="It appears there at its first start")
-    return "\n".join(_lines(record))
+    return record
 
 
 def _lines(record: JobRecord) -> Iterator[str]:

@@ -47,6 +47,7 @@ def embedded_directory() -> Path:
 
 @contextmanager
 def open_store(job: StreamJoin, warn: Callable[[str], None]) -> Iterator[OpenStore]:
+    """The job's store, once it has answered. Raises StateError when it does not: here nobody tries again."""
     spec = job.spec.state_store
     if spec.memory is not None:
         warn(MEMORY_WARNING)
@@ -54,17 +55,18 @@ def open_store(job: StreamJoin, warn: Callable[[str], None]) -> Iterator[OpenSto
             yield OpenStore(store, address)
         return
     if spec.postgres is not None:
-        with _postgres(PostgresAddress(spec.postgres.dsn, spec.postgres.schema_name)) as opened:
+        with _postgres(job, PostgresAddress(spec.postgres.dsn, spec.postgres.schema_name)) as opened:
             yield opened
         return
-    with embedded_postgres(embedded_directory()) as dsn, _postgres(PostgresAddress(dsn, "joinery")) as opened:
+    with embedded_postgres(embedded_directory()) as dsn, _postgres(job, PostgresAddress(dsn, "joinery")) as opened:
         yield opened
 
 
 @contextmanager
-def _postgres(address: PostgresAddress) -> Iterator[OpenStore]:
+def _postgres(job: StreamJoin, address: PostgresAddress) -> Iterator[OpenStore]:
     store = PostgresStore(address.dsn, address.schema)
     try:
+        store.record(job.name)
         yield OpenStore(store, address)
     finally:
         store.close()

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from job.resources import job
+from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time
+from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.engine.loop import Progress
+from joinery_runtime.engine.report import EpochReport
+from joinery_runtime.errors import StoreUnavailable
+
+JOB = job()
+TROUBLE = StoreUnavailable("The state store is not available (host [::1])", facts="refused")
+WARNING = "wider bounds [/]: rows stay gone"
+
+
+class FakeDriver:
+    generation, epoch, replays = 3, 6, True
+
+
+def report(epoch: int = 7, rows_in: Mapping[str, int] | None = None, **changes: Any) -> EpochReport:
+    values: dict[str, Any] = {
+        "rows_in": {"orders": 2000, "payments": 1000} if rows_in is None else rows_in,
+        "rows_out": 1500,
+        "dropped": {"orders": {"late": 3, "null key": 1}},
+        "dead": {"orders": 0, "payments": 2},
+        "watermarks": {"orders": 1_700_000_000_000, "payments": None},
+        "backlog": {"orders": 12_345, "payments": 0},
+        "lost": {},
+        "segments": 4,
+        "state_rows": 3000,
+        "state_bytes": 2_500_000,
+    }
+    return EpochReport(epoch=epoch, **(values | changes))
+
+
+# --- JSON lines -------------------------------------------------------------------------------------------------------
+
+
+def json_lines(text: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.getvalue().splitlines()]
+
+
+def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
+    text = io.StringIO()
+    progress = JsonProgress(JOB, text)
+    progress.warn(WARNING)
+    progress.listener.started(FakeDriver())  # type: ignore[arg-type]
+    progress.listener.committed(Progress(report(), 0.25))
+    progress.listener.trouble(TROUBLE, 0.5)
+    progress.ended(stopped=True)
+    lines = json_lines(text)
+    assert [line["event"] for line in lines] == ["warning", "started", "epoch", "state store unavailable", "ended"]
+    assert [line["level"] for line in lines] == ["warning", "info", "info", "error", "info"]
+    assert {line["job"] for line in lines} == {"orders-payments"}
+    assert all(line["timestamp"].endswith("Z") for line in lines)
+    assert lines[0]["message"] == WARNING
+    assert (lines[1]["generation"], lines[1]["epoch"], lines[1]["replays"]) == (3, 6, True)
+    assert (lines[3]["error"], lines[3]["retry_in_seconds"]) == (str(TROUBLE), 0.5)
+    assert (lines[4]["reason"], lines[4]["rows_in"]) == ("stopped", 3000)
+    assert "note" not in lines[4]
+
+
+def test_an_epochs_line_has_all_of_its_numbers() -> None:
+    text = io.StringIO()
+    JsonProgress(JOB, text).listener.committed(Progress(report(lost={"orders/0": 5}), 0.25))
+    (line,) = json_lines(text)
+    expected = {
+        "epoch": 7,
+        "seconds": 0.25,
+        "rows_in": {"orders": 2000, "payments": 1000},
+        "rows_out": 1500,
+        "watermarks": {"orders": 1_700_000_000_000, "payments": None},
+        "backlog": {"orders": 12_345, "payments": 0},
+        "dropped": {"orders": {"late": 3, "null key": 1}},
+        "dead": {"payments": 2},
+        "lost": {"orders/0": 5},
+        "segments": 4,
+        "state_rows": 3000,
+        "state_bytes": 2_500_000,
+    }
+    assert {name: line[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("epochs", [[], [report(rows_in={"orders": 0, "payments": 0})]])
+def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None:
+    text = io.StringIO()
+    progress = JsonProgress(JOB, text)
+    for each in epochs:
+        progress.listener.committed(Progress(each, 0.1))
+    progress.ended(stopped=False)
+    assert json_lines(text)[-1]["reason"] == "all inputs have ended"
+    assert "nothing new to read" in json_lines(text)[-1]["note"]
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+class Screen:
+    """A terminal that is recorded; its clock stands still until `at` moves it."""
+
+    def __init__(self) -> None:
+        self.console = Console(file=io.StringIO(), record=True, width=160)
+        self.now = 100.0
+        self.live = Live(console=self.console, auto_refresh=False)
+        self.progress = TableProgress(JOB, self.live, lambda: self.now)
+
+    def commit(self, at: float, seconds: float, **changes: Any) -> None:
+        self.now = at
+        self.progress.listener.committed(Progress(report(**changes), seconds))
+
+    def table(self) -> dict[str, list[str]]:
+        """Cells by row name."""
+        self.console.print(self.live.renderable)
+        rows = [line.split("│") for line in self.text().splitlines() if line.startswith("│")]
+        return {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in rows}
+
+    def text(self) -> str:
+        return self.console.export_text(clear=False)
+
+
+@pytest.fixture
+def screen() -> Screen:
+    return Screen()
+
+
+def test_the_table_shows_rate_total_lag_watermark_and_drops_per_input(screen: Screen) -> None:
+    screen.progress.listener.started(FakeDriver())  # type: ignore[arg-type]
+    screen.commit(at=102, seconds=2)
+    assert screen.table() == {
+        "orders": ["1,000", "2,000", "12,345", "2023-11-14T22:13:20.000Z", "late 3, null key 1"],
+        "payments": ["500", "1,000", "0", "-", "dead letters 2"],
+        "joined": ["750", "1,500", "", "state 3,000 rows, 2.5 MB, 4 segments", ""],
+    }
+    assert "orders-payments, epoch 7 (2000 ms)" in screen.text()
+
+
+def test_totals_and_drops_add_up(screen: Screen) -> None:
+    screen.commit(at=101, seconds=1)
+    screen.commit(at=102, seconds=1)
+    table = screen.table()
+    assert (table["orders"][1], table["orders"][4]) == ("4,000", "late 6, null key 2")
+    assert (table["payments"][4], table["joined"][1]) == ("dead letters 4", "3,000")
+
+
+def test_rates_count_the_time_of_the_first_epoch_too(screen: Screen) -> None:
+    screen.commit(at=101, seconds=1)
+    screen.commit(at=102, seconds=1)
+    assert screen.table()["orders"][0] == "2,000"
+
+
+def test_rates_count_waiting(screen: Screen) -> None:
+    screen.commit(at=104.95, seconds=0.05)
+    assert screen.table()["orders"][0] == "404"
+
+
+def test_rates_forget_what_is_ten_seconds_old(screen: Screen) -> None:
+    screen.commit(at=101, seconds=1, rows_in={"orders": 1_000_000, "payments": 0})
+    screen.commit(at=120, seconds=0.1)
+    assert screen.table()["orders"][0] == "200"
+
+
+def test_an_epoch_longer_than_the_window_counts_whole(screen: Screen) -> None:
+    screen.commit(at=120, seconds=20)
+    assert screen.table()["orders"][0] == "100"
+
+
+def test_lost_records_are_shouted(screen: Screen) -> None:
+    screen.commit(at=101, seconds=1, lost={"orders/0": 1234})
+    assert "orders/0: 1,234 records were lost before they could be read" in screen.text()
+
+
+def test_messages_are_shown_as_they_are(screen: Screen) -> None:
+    """Brackets in them are no markup."""
+    screen.progress.warn(WARNING)
+    screen.progress.listener.started(FakeDriver())  # type: ignore[arg-type]
+    screen.progress.listener.trouble(TROUBLE, 0.5)
+    assert f"warning: {WARNING}" in screen.text()
+    assert "orders-payments: generation 3, after epoch 6, epoch 7 is replayed" in screen.text()
+    assert f"{TROUBLE}; trying again in 0.5 s" in screen.text()
+
+
+def test_the_end_tells_the_totals(screen: Screen) -> None:
+    screen.commit(at=101, seconds=1)
+    screen.now = 103.5
+    screen.progress.ended(stopped=False)
+    assert "orders-payments: all inputs have ended after 3.5 s, 3,000 rows in, 1,500 out\n" in screen.text()
+
+
+def test_the_end_tells_when_there_was_nothing_new(screen: Screen) -> None:
+    screen.progress.ended(stopped=False)
+    assert "0 rows in, 0 out (there was nothing new to read" in screen.text()
+
+
+def test_a_stop_without_rows_does_not(screen: Screen) -> None:
+    screen.progress.ended(stopped=True)
+    assert "stopped after 0.0 s, 0 rows in, 0 out\n" in screen.text()
+
+
+# --- which one --------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def opened(stream: io.StringIO) -> Iterator[type]:
+    with open_progress(JOB, stream) as progress:
+        yield type(progress)
+
+
+def test_a_terminal_gets_the_table_anything_else_json() -> None:
+    with opened(Terminal()) as kind:
+        assert kind is TableProgress
+    with opened(io.StringIO()) as kind:
+        assert kind is JsonProgress
+
+
+@pytest.mark.parametrize(
+    ("watermark", "shown"),
+    [
+        (None, "-"),
+        (END_OF_TIME, "ended"),
+        (0, "1970-01-01T00:00:00.000Z"),
+        (1_700_000_000_123, "2023-11-14T22:13:20.123Z"),
+        (2**60, str(2**60)),
+    ],
+)
+def test_show_time(watermark: int | None, shown: str) -> None:
+    assert show_time(watermark) == shown

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.commands import Joinery
+from job.resources import edited
+from joinery_runtime.state.postgres import PostgresStore
+from state.values import run_epoch
+
+JOB = "orders-payments"
+
+
+@pytest.fixture
+def stored(postgres_dsn: str, tmp_path: Path) -> Path:
+    """A job file whose state is in a schema of its own, which is still empty."""
+    path = tmp_path / "job.yaml"
+    schema = tmp_path.name.replace("-", "_")
+    text = (
+        f'    postgres: {{table: joined}}\n  stateStore: {{postgres: {{dsn: "{postgres_dsn}", schema: "{schema}"}}}}\n'
+    )
+    path.write_text(edited(("    postgres: {table: joined}\n", text)))
+    return path
+
+
+@pytest.fixture
+def store(stored: Path, postgres_dsn: str, tmp_path: Path):
+    store = PostgresStore(postgres_dsn, tmp_path.name.replace("-", "_"))
+    yield store
+    store.close()
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("command", ["ls", "epochs"])
+def test_a_job_that_never_ran(joinery: Joinery, stored: Path, command: str) -> None:
+    ended = joinery("state", command, stored)
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith(f"joinery: the state store knows no job {JOB}")
+
+
+@pytest.mark.services
+def test_epochs_prints_the_log(joinery: Joinery, stored: Path, store: PostgresStore) -> None:
+    record = store.acquire(JOB)
+    for epoch in (1, 2, 3):
+        run_epoch(store, record, epoch, [f"segment-{epoch}"])
+    lines = joinery("state", "epochs", stored).lines
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert {frozenset(line) for line in lines} == {frozenset({"epoch", "generation", "committed_at", "plan", "result"})}
+    assert [line["epoch"] for line in joinery("state", "epochs", stored, "--after", 1, "--limit", 1).lines] == [2]
+
+
+@pytest.mark.services
+def test_ls_shows_where_the_job_stands(joinery: Joinery, stored: Path, store: PostgresStore) -> None:
+    record = store.acquire(JOB)
+    run_epoch(store, record, 1, ["first"])
+    run_epoch(store, record, 2, ["second"])
+    ended = joinery("state", "ls", stored)
+    assert (ended.code, ended.err) == (0, "")
+    assert f"job {JOB}: epoch 2 committed" in ended.out
+    assert {line.split()[-1] for line in ended.out.splitlines()[1:]} >= {"first", "second"}
+
+
+def test_a_memory_store_has_nothing_to_look_into(joinery: Joinery, job_file: Path) -> None:
+    job_file.write_text(
+        edited(("    postgres: {table: joined}\n", "    file: {path: out}\n  stateStore: {memory: {}}\n"))
+    )
+    ended = joinery("state", "ls", job_file)
+    assert (ended.code, ended.out) == (1, "")
+    assert "keeps its state in memory" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("dsn", "says"),
+    [
+        ("postgresql://joe:hunter2@127.0.0.1:1/db", "not available (host 127.0.0.1, port 1, database db)"),
+        ("host=127.0.0.1 port=1 user=joe password=hunter2", "not available (host 127.0.0.1, port 1, database joe)"),
+        ("postgresql://joe:hunter2@@127.0.0.1:1/db", "DSN cannot be read"),
+        ("password=hunter2 hunter2", "DSN cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("command", [["state", "ls"], ["run"]], ids="-".join)
+def test_a_store_that_cannot_be_reached_is_named_without_its_password(
+    joinery: Joinery, job_file: Path, dsn: str, says: str, command: list[str]
+) -> None:
+    output = "    postgres: {table: joined}\n"
+    job_file.write_text(edited((output, f"{output}  stateStore: {{postgres: {{dsn: '{dsn}'}}}}\n")))
+    ended = joinery(*command, job_file)
+    assert (ended.code, ended.out) == (1, "")
+    assert says in ended.err
+    assert "hunter2" not in ended.err
+
+
+def test_explain_shows_no_secret(joinery: Joinery, job_file: Path) -> None:
+    output, topic = "    postgres: {table: joined}\n", "        topic: orders\n"
+    dsn = "  stateStore: {postgres: {dsn: 'postgresql://joe:hunter2@db/joe'}}\n"
+    job_file.write_text(
+        edited((output, output + dsn), (topic, topic + "        properties: {sasl.password: hunter2}\n"))
+    )
+    ended = joinery("explain", job_file)
+    assert ended.code == 0
+    assert "hunter2" not in ended.out

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from cli.commands import Joinery
+from job.resources import edited
+from joinery_runtime.errors import JoineryError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WITH_WHERE = ("      lateData: drop\n", '      lateData: drop\n      where: "orders.amuont > 10"\n')
+
+
+def test_a_good_file_is_valid(joinery: Joinery, job_file: Path) -> None:
+    ended = joinery("validate", job_file)
+    assert (ended.code, ended.out, ended.err) == (0, f"{job_file}: valid\n", "")
+
+
+def test_every_mistake_is_reported_with_file_line_and_path(joinery: Joinery, job_file: Path) -> None:
+    job_file.write_text(
+        edited(("eventTime: ts", "eventTime: tz"), ("upper: 1h", "uper: 1h"), ("type: int32", "type: int3"))
+    )
+    ended = joinery("validate", job_file)
+    assert (ended.code, ended.out) == (2, "")
+    head, *problems = ended.err.splitlines()
+    assert head.startswith(f"joinery: {job_file}: {len(problems)} problem(s)")
+    places = {problem.split(": ")[1] for problem in problems}
+    assert places >= {"spec.inputs[0].eventTime", "spec.joins[0].interval.uper", "spec.inputs[0].schema[1].type"}
+    lines = job_file.read_text().splitlines()
+    for problem in problems:
+        number, path = problem.strip().removeprefix("line ").split(": ")[:2]
+        assert path.rpartition(".")[2] in lines[int(number) - 1] or "interval" in lines[int(number) - 1]
+
+
+@pytest.mark.parametrize("command", ["validate", "explain", "run"])
+def test_a_predicate_that_does_not_fit_is_reported_like_any_mistake(
+    joinery: Joinery, job_file: Path, command: str
+) -> None:
+    job_file.write_text(edited(WITH_WHERE))
+    line = job_file.read_text().splitlines().index('      where: "orders.amuont > 10"') + 1
+    ended = joinery(command, job_file)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{job_file}: 1 problem(s)" in ended.err
+    assert f"line {line}: spec.joins[0].where:" in ended.err
+    assert "unknown column 'orders.amuont'" in ended.err
+
+
+def test_a_predicate_in_one_of_several_documents(joinery: Joinery, job_file: Path) -> None:
+    job_file.write_text("apiVersion: v1\nkind: ConfigMap\n---\n" + edited(WITH_WHERE))
+    line = job_file.read_text().splitlines().index('      where: "orders.amuont > 10"') + 1
+    assert f"line {line}: spec.joins[0].where:" in joinery("validate", job_file).err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("spec: [", ["line ", "not readable YAML"]),
+        ("", ["the file is empty"]),
+        ("apiVersion: joinery.dev/v1alpha1\nkind: SessionWindow\n", ["line 2: kind", "not supported yet"]),
+    ],
+)
+def test_what_is_no_job(joinery: Joinery, job_file: Path, text: str, says: list[str]) -> None:
+    job_file.write_text(text)
+    ended = joinery("validate", job_file)
+    assert ended.code == 2
+    assert not [words for words in [str(job_file), *says] if words not in ended.err]
+
+
+def test_a_file_that_is_not_there(joinery: Joinery, tmp_path: Path) -> None:
+    ended = joinery("validate", tmp_path / "nope.yaml")
+    assert (ended.code, ended.out) == (2, "")
+    assert str(tmp_path / "nope.yaml") in ended.err
+    assert "No such file" in ended.err
+
+
+@pytest.mark.parametrize("name", ["orders-payments.yaml", "orders-shipments-files.yaml"])
+def test_explain_tells_the_plan(joinery: Joinery, name: str) -> None:
+    ended = joinery("explain", EXAMPLES / name)
+    assert (ended.code, ended.err) == (0, "")
+    for words in ("inner interval join", "keys: orders.order_id", "bound: ", "rows are kept until", "expected state"):
+        assert words in ended.out
+
+
+def test_explain_counts_only_what_is_stored(joinery: Joinery, tmp_path: Path) -> None:
+    """customer_id goes out, so it is stored; without it in `select` a row is smaller."""
+    text = (EXAMPLES / "orders-payments.yaml").read_text()
+    whole, less = tmp_path / "whole.yaml", tmp_path / "less.yaml"
+    whole.write_text(text)
+    less.write_text(text.replace("    - {column: orders.customer_id}\n", ""))
+    assert _row_bytes(joinery("explain", less).out) < _row_bytes(joinery("explain", whole).out)
+
+
+def _row_bytes(explanation: str) -> int:
+    return int(explanation.partition("rows of about ")[2].split(" ")[0])
+
+
+def test_help_names_every_command(joinery: Joinery) -> None:
+    ended = joinery("--help")
+    assert ended.code == 0
+    assert not [name for name in ("run", "validate", "explain", "trace", "state", "--version") if name not in ended.out]
+
+
+def test_version(joinery: Joinery) -> None:
+    assert joinery("--version").out.strip() == version("joinery-runtime")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["bogus"], "bogus"),
+        (["validate"], "requires an argument"),
+        (["trace", "job.yaml", "steps.jsonl", "--shards", "0"], "Must be >= 1"),
+        (["trace", "job.yaml", "steps.jsonl", "--store", "oracle"], "postgres"),
+        (["state", "epochs", "job.yaml", "--limit", "-1"], "Must be >= 0"),
+        (["run", "job.yaml", "--shards", "2"], "--shards"),
+    ],
+)
+def test_a_command_that_is_none_is_a_usage_error(joinery: Joinery, arguments: list[str], says: str) -> None:
+    ended = joinery(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert says in ended.err
+
+
+def test_an_error_of_the_job_ends_with_1(joinery: Joinery, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise JoineryError("what happened", facts="the facts", todo="What to do")
+
+    monkeypatch.setattr("joinery_runtime.cli.run.run_job", fail)
+    ended = joinery("run", job_file)
+    assert (ended.code, ended.out, ended.err) == (1, "", "joinery: what happened: the facts. What to do\n")
