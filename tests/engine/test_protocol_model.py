@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
@@ -29,6 +30,7 @@ from hypothesis.stateful import (
 
 from engine.audit import Auditor
 from engine.simulation import INPUTS, DriverProcess, Fault, Process, SimHost, SimSink, SimStore, World
+from joinery_runtime.core import compaction
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan
@@ -47,6 +49,13 @@ PLACES = (
     "source.bounds", "store.write_plan", "task.start", "source.read", "task.result", "store.stage", "output.write",
     "dead.write", "store.commit", "store.record", "output.publish", "dead.publish", "idle",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short runs have few segments; they shall be merged all the same."""
+    monkeypatch.setattr(compaction, "FAN_IN", 3)
+    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
 
 
 class Run:
@@ -150,6 +159,7 @@ def crashed_epoch(running: Run, *, from_latest: bool = False) -> DriverProcess:
     return world.start_driver(3, 1)
 
 
+@cache
 def calls_of_a_recovery() -> list[tuple[str, frozenset[Fault]]]:
     """What the driver does from its start until it is idle for the second time, and what may befall each call."""
     calls: list[tuple[str, frozenset[Fault]]] = []
@@ -168,9 +178,6 @@ def step(running: Run, driver: DriverProcess) -> None:
     running.world.step(driver)
 
 
-CALLS = calls_of_a_recovery()
-
-
 def in_order(faults: frozenset[Fault]) -> list[Fault]:
     """Crashes last: hypothesis tries the first ones more often, and the others leave more to go wrong."""
     return [fault for fault in reversed(Fault) if fault in faults]
@@ -186,20 +193,20 @@ def run_to_call(number: int, what: object) -> Iterator[tuple[Run, DriverProcess]
             with running.watched():
                 yield running, driver
     except BaseException as error:
-        error.add_note(f"at call {number} ({CALLS[number][0]}): {what}")
+        error.add_note(f"at call {number} ({calls_of_a_recovery()[number][0]}): {what}")
         raise
 
 
 def test_the_small_run_makes_every_call() -> None:
-    assert {place for place, _ in CALLS} >= set(PLACES) - {"store.record"}
-    assert set().union(*(faults for _, faults in CALLS)) == set(Fault) - {Fault.NONE}
+    assert {place for place, _ in calls_of_a_recovery()} >= set(PLACES) - {"store.record"}
+    assert set().union(*(faults for _, faults in calls_of_a_recovery())) == set(Fault) - {Fault.NONE}
 
 
 @pytest.mark.parametrize("strays_first", [False, True], ids=["strays-late", "strays-early"])
 def test_any_single_fault_at_any_call(strays_first: bool) -> None:
     """`strays_first`: what was delayed or runs twice comes through before the next driver starts, or after."""
     tried = 0
-    for number, (_, faults) in enumerate(CALLS):
+    for number, (_, faults) in enumerate(calls_of_a_recovery()):
         # A crash after a call is the same as a crash before the next one.
         for fault in in_order(faults - {Fault.CRASH_AFTER}):
             if strays_first and fault not in (Fault.DELAYED, Fault.DUPLICATE):
@@ -218,7 +225,7 @@ def test_any_single_fault_at_any_call(strays_first: bool) -> None:
 
 @pytest.mark.parametrize("successor_at", ["store.sweep", "store.commit", "idle"])
 def test_a_driver_that_sleeps_at_any_call_and_wakes_as_a_zombie(successor_at: str) -> None:
-    for number in range(1, len(CALLS)):
+    for number in range(1, len(calls_of_a_recovery())):
         with run_to_call(number, f"wakes when its successor is at {successor_at}") as (running, zombie):
             successor = running.world.start_driver(1, 0)
             running.world.run_to(successor, successor_at)
@@ -232,7 +239,7 @@ def test_a_driver_that_sleeps_at_any_call_and_wakes_as_a_zombie(successor_at: st
 
 # --- any mixture ------------------------------------------------------------------------------------------------------
 
-JITTER = st.one_of(st.integers(-6, 6), st.sampled_from([-300, -90, 60, 200]))
+JITTER = st.sampled_from([*range(-6, 7), -300, -90, 60, 200])
 KEYS = st.sampled_from(["a", "a", "a", "b", "b", "c", None])
 RECORDS = st.lists(st.tuples(st.sampled_from(INPUTS), st.integers(0, 9), KEYS, JITTER), min_size=1, max_size=8)
 WHO = st.integers(0, 5)  # 0 is the newest driver
@@ -538,4 +545,4 @@ def test_a_broken_protocol_is_found(mutant: type, why: str) -> None:
     world = type("BrokenWorld", (World,), {part: mutant})
     machine = type("BrokenProtocol", (CommitProtocol,), {"world_type": world})
     with pytest.raises(AssertionError, match=why):
-        run_state_machine_as_test(machine, settings=profile(120, 30, Phase.generate))
+        run_state_machine_as_test(machine, settings=profile(100, 30, Phase.generate))
