@@ -24,6 +24,7 @@ PLAN = EpochPlan(
     ended=("payments",),
     checkpoint=True,
     fingerprint="abc",
+    lost={"t/0": 4},
 )
 
 watermarks = st.none() | st.integers(-(2**53), 2**53) | st.just(END_OF_TIME)
@@ -39,6 +40,7 @@ plans = st.builds(
     ended=st.lists(names, max_size=2).map(tuple),
     checkpoint=st.booleans(),
     fingerprint=names,
+    lost=st.dictionaries(names, st.integers(1, 2**62), max_size=2),
 )
 
 
@@ -62,6 +64,7 @@ def test_the_stored_form_of_a_plan_is_fixed() -> None:
         "ended": ["payments"],
         "checkpoint": True,
         "fingerprint": "abc",
+        "lost": {"t/0": 4},
     }
 
 

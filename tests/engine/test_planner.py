@@ -169,8 +169,9 @@ def test_a_source_that_is_away_is_an_error() -> None:
 def test_records_that_the_broker_lost_are_told() -> None:
     job = with_records()
     job.orders.lost = 3
-    job.plan()
-    assert job.planner.lost == {"orders/0": 3, "orders/1": 3}
+    plan = job.plan()
+    assert plan is not None
+    assert plan.lost == {"orders/0": 3, "orders/1": 3}
 
 
 def test_rescaling_counts_from_the_next_plan_on() -> None:

@@ -23,7 +23,8 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
     """One epoch, decided. `watermarks` are those in force in the epoch (T3), `idle` names idle partitions per input,
-    `ended` the inputs that had been read to their final end before it, `checkpoint` asks for compaction."""
+    `ended` the inputs that had been read to their final end before it, `checkpoint` asks for compaction, `lost` counts
+    per partition the records that the broker had deleted before they were read (`onDataLoss: continue`)."""
 
     epoch: int
     shards: int
@@ -33,6 +34,7 @@ class EpochPlan:
     ended: tuple[str, ...] = ()
     checkpoint: bool = False
     fingerprint: str = ""
+    lost: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_rows(self) -> bool:
@@ -52,6 +54,7 @@ class EpochPlan:
             "ended": list(self.ended),
             "checkpoint": self.checkpoint,
             "fingerprint": self.fingerprint,
+            "lost": dict(self.lost),
         }
 
     @classmethod
@@ -66,6 +69,7 @@ class EpochPlan:
             ended=tuple(doc["ended"]),
             checkpoint=doc["checkpoint"],
             fingerprint=doc["fingerprint"],
+            lost=dict(doc["lost"]),
         )
 
 

@@ -46,7 +46,6 @@ class Planner:
         self._checkpointed_ms: int | None = None
         self._dirty = False
         self.backlog: dict[str, int] = {}
-        self.lost: dict[str, int] = {}
         self.finished = False
 
     def plan(
@@ -79,6 +78,7 @@ class Planner:
             ended=ended,
             checkpoint=checkpoint,
             fingerprint=self._settings.fingerprint,
+            lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
         )
 
     def watermarks(
@@ -106,11 +106,8 @@ class Planner:
     def _note(self, bounds: Iterable[Bounds]) -> None:
         listed = list(bounds)
         self.backlog = dict.fromkeys(self._sources, 0)
-        self.lost = {}
         for bound in listed:
             self.backlog[bound.partition.input] += bound.end_exclusive - bound.start
-            if bound.lost:
-                self.lost[partition_id(bound.partition)] = bound.lost
         self.finished = bool(listed) and all(b.final and b.start >= b.end_exclusive for b in listed)
 
     def _ranges(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> list[Range]:

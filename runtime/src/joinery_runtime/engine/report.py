@@ -49,7 +49,7 @@ def epoch_report(
         dead=dead,
         watermarks=plan.watermarks,
         backlog=planner.backlog,
-        lost=planner.lost,
+        lost=plan.lost,
         segments=len(live),
         state_rows=sum(s.rows for s in live),
         state_bytes=sum(s.bytes for s in live),

@@ -96,19 +96,19 @@ class StepLog:
     def __init__(self, side: Input) -> None:
         self.name = side.name
         self.final = False
-        self._partitions: dict[int, list[bytes]] = {}
+        self.partitions: dict[int, list[bytes]] = {}
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
             value = {key: v for key, v in row.items() if key != "$partition"}
-            self._partitions.setdefault(row.get("$partition", 0), []).append(json.dumps(value).encode())
+            self.partitions.setdefault(row.get("$partition", 0), []).append(json.dumps(value).encode())
 
     def refs(self) -> list[PartitionRef]:
-        return [PartitionRef(self.name, self.name, p) for p in sorted(self._partitions) or [0]]
+        return [PartitionRef(self.name, self.name, p) for p in sorted(self.partitions) or [0]]
 
     def bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
         return [
-            Bounds(ref, positions.get(ref, 0), len(self._partitions.get(ref.partition, [])), final=self.final)
+            Bounds(ref, positions.get(ref, 0), len(self.partitions.get(ref.partition, [])), final=self.final)
             for ref in self.refs()
         ]
 
@@ -116,7 +116,7 @@ class StepLog:
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
 
     def read(self, planned: Range) -> Iterator[RawBatch]:
-        values = self._partitions.get(planned.partition.partition, [])[planned.start : planned.end_exclusive]
+        values = self.partitions.get(planned.partition.partition, [])[planned.start : planned.end_exclusive]
         offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
         yield RawBatch(planned.partition, offsets, pa.array(values, pa.binary()))
 
