@@ -67,7 +67,7 @@ def test_no_merge_grows_past_the_limit() -> None:
 segments = st.builds(
     lambda key, ts, size, a, b: segment(key, ts, size, min(a, b), max(a, b)),
     st.uuids(),
-    st.integers(-100, 100),
+    st.integers(-6_000_000, 6_000_000),
     st.sampled_from([100, 70_000, 1 << 20, MAX_MERGED_BYTES // 2, MAX_MERGED_BYTES]),
     st.integers(0, 7).map(lambda x: x * (HASH_SPACE // 8)),
     st.integers(0, 7).map(lambda x: x * (HASH_SPACE // 8) + 5),
@@ -77,7 +77,7 @@ segments = st.builds(
 @settings(deadline=None, max_examples=200)
 @given(
     found=st.lists(segments, max_size=30),
-    kept_for=st.sampled_from([0, 8, 80, 800]),
+    kept_for=st.sampled_from([0, 480_000, 960_000, 9_600_000]),
     shards=st.sampled_from([1, 2, 3, 8]),
     checkpoint=st.booleans(),
 )
@@ -87,7 +87,7 @@ def test_groups_are_safe(found: list[SegmentMeta], kept_for: int, shards: int, c
         for group in choose(found, owned, kept_for_ms=kept_for, checkpoint=checkpoint):
             assert len(group) >= 2
             # One bucket of time, so that an old segment is not held back by a young one.
-            width = max(1, kept_for // TIME_BUCKETS)
+            width = max(NARROWEST_BUCKET_MS, kept_for // TIME_BUCKETS)
             assert len({s.ts_max // width for s in group}) == 1
             # Whole in the owner's range: nobody may drop rows of another shard.
             assert all(owned.first <= s.hash_min and s.hash_max <= owned.last for s in group)

@@ -89,7 +89,9 @@ class Feeder:
         name = f"o{self._number - self._random.randrange(3)}"  # keys repeat now and then
         self._send("orders", 2, {"id": name, "amount": self._number}, self._time())
         if self._random.random() < 0.8:
-            self._send("payments", 3, {"order": name, "paid": self._number}, self._time() + self._random.randrange(12_000))
+            self._send(
+                "payments", 3, {"order": name, "paid": self._number}, self._time() + self._random.randrange(12_000)
+            )
 
     def _time(self) -> int:
         late = self._random.random() < 0.03

@@ -18,23 +18,13 @@ from joinery_runtime.state.store import EpochRecord, JobRecord
 Watermark = int | None
 
 
-class SettledWatermarks(WatermarkOracle):
-    """T1: what an epoch's rows imply, with the partitions that were idle in it, is not taken back by what comes after
-    it: a new partition, or one that is not idle any more."""
-
-    def settle(self, idle: Mapping[str, Collection[Hashable]]) -> None:
-        for name, given in self._given.items():
-            known = [w for w in (given, self._implied(name, idle.get(name, ()))) if w is not None]
-            self._given[name] = max(known, default=None)
-
-
 class Auditor:
     """Call `check` after every step; it raises AssertionError that names what is wrong."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._oracle = Oracle.of_job(world.job)
-        self._watermarks = SettledWatermarks({side.name: side.watermark.delay for side in world.job.spec.inputs})
+        self._watermarks = WatermarkOracle({side.name: side.watermark.delay for side in world.job.spec.inputs})
         self._log: list[EpochRecord] = []
         self._output: list[list[str]] = []
         self._dead_letters: list[list[str]] = []

@@ -144,6 +144,18 @@ def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: W
     assert "another name" in str(caught.value)
 
 
+def test_a_job_that_does_not_fit_leaves_the_running_driver_alone(world: World) -> None:
+    fill(world, 2)
+    running = started(world)
+    epoch(running)
+    changed = dict(world.identity.signature) | {"keys": [["k", "id", "string"]]}
+    misfit, _ = world.new_driver(who=JobIdentity(world.job.name, changed))
+    with pytest.raises(IncompatibleState):
+        misfit.recover()
+    fill(world, 2, first=2)
+    assert epoch(running).epoch == 2
+
+
 def test_a_change_that_loses_nothing_but_old_matches_is_a_warning(world: World) -> None:
     fill(world, 2)
     epoch(started(world))

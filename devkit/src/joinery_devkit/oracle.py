@@ -173,7 +173,7 @@ class Oracle:
 class WatermarkOracle:
     """T1, T5 and T7, from every event time read so far. Times and delays are milliseconds; partitions are any names.
 
-    Call `watermarks` once per epoch, before `saw` is told the epoch's rows (T3), dropped and late ones included.
+    Per epoch: `watermarks`, then `saw` with the epoch's rows (T3), dropped and late ones included, then `settle`.
     """
 
     def __init__(self, delays: Mapping[str, int], partitions: Mapping[str, Iterable[Hashable]] | None = None) -> None:
@@ -187,6 +187,12 @@ class WatermarkOracle:
     def saw(self, name: str, partition: Hashable, times: Iterable[int]) -> None:
         """An epoch read the partition; `times` are the event times of its readable rows, if there were any."""
         self._times[name].setdefault(partition, []).extend(times)
+
+    def settle(self, idle: Mapping[str, Collection[Hashable]] | None = None) -> None:
+        """Once `saw` has been told an epoch's rows: what they imply, with the partitions that were idle in that epoch, is
+        not taken back by a partition that is new or not idle any more."""
+        for name, given in self._given.items():
+            self._given[name] = _highest(given, self._implied(name, (idle or {}).get(name, ())))
 
     def watermarks(
         self, idle: Mapping[str, Collection[Hashable]] | None = None, ended: Collection[str] = ()

@@ -137,6 +137,7 @@ def _watermark_problems(reading: Reading, log: Log, job: StreamJoin) -> Iterator
             yield f"epoch {entry['epoch']}: the watermarks are {plan['watermarks']}, the records imply {expected}"
         for (name, partition), seen in times.get(entry["epoch"], {}).items():
             oracle.saw(name, partition, seen)
+        oracle.settle(plan["idle"])
 
 
 def _times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[int]]]:

@@ -76,8 +76,12 @@ class Driver:
     def recover(self) -> None:
         """Takes the next generation and everything that is committed. Raises IncompatibleState, StateError."""
         store, name = self._parts.store, self._identity.name
+        known = store.record(name)
+        if known is not None:
+            self._compare(known.signature)  # a job that does not fit must not fence the driver that runs
         record = store.acquire(name)
-        self._check_signature(record.signature)
+        for warning in self._compare(record.signature):
+            self._identity.stateful_warning(warning)
         if any(s.state_version != STATE_VERSION for s in record.segments):
             store.migrate(name, record.generation, MIGRATIONS, STATE_VERSION)
             record = store.record(name) or record
@@ -89,9 +93,10 @@ class Driver:
         store.sweep(name, record.generation)
         self._recover_sinks()
 
-    def _check_signature(self, stored: Mapping[str, Any] | None) -> None:
+    def _compare(self, stored: Mapping[str, Any] | None) -> tuple[str, ...]:
+        """Warnings about a job that goes on with the state of another; raises IncompatibleState if it cannot (M2)."""
         if stored is None:
-            return
+            return ()
         comparison = compare(stored, self._identity.signature)
         if comparison.refused:
             raise IncompatibleState(
@@ -99,8 +104,7 @@ class Driver:
                 facts="; ".join(comparison.refused),
                 todo="Undo the change, or give the job another name to start anew",
             )
-        for warning in comparison.warnings:
-            self._identity.stateful_warning(warning)
+        return comparison.warnings
 
     def _recover_sinks(self) -> None:
         committed = self._parts.store.epochs(self._identity.name, after=self._epoch - 1, limit=1)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from joinery_runtime.engine.plan import partition_id
 from joinery_runtime.sources.base import Bounds, PartitionRef
 
-
 # A look that comes later than this after the one before says nothing about the time between: the driver was stopped, or
 # the broker could not be reached.
 LONGEST_STEP_MS = 5_000
