@@ -1,7 +1,7 @@
 """The peer: Spark's own stream-stream inner join of the same topics, RocksDB state with changelog checkpoints.
 
-Runs until all records are read (`availableNow`), writes to Spark's `noop` sink, prints one line of JSON. Everything that
-makes it faster without changing the work is on: changelog checkpoints, a shuffle that fits the machine, no UI.
+Runs until all records are read (`availableNow`), writes to Spark's `noop` sink, prints one line of JSON. Everything
+that makes it faster without changing the work is on: changelog checkpoints, a shuffle that fits the machine, no UI.
 """
 
 from __future__ import annotations

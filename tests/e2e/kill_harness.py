@@ -136,7 +136,8 @@ class Run:
         """Until `ready(epoch lines)` holds; fails when the driver ends first or time runs out."""
         with self.changed:
             met = self.changed.wait_for(lambda: ready(self.epochs) or self.process.poll() is not None, PATIENCE_S)
-        assert met and self.process.poll() is None, f"{what}: {self.process.poll()=}\n" + "".join(self.errors[-30:])
+        assert self.process.poll() is None, f"{what}: the driver ended\n" + "".join(self.errors[-30:])
+        assert met, f"{what}: not within {PATIENCE_S} s"
 
     @property
     def epochs(self) -> list[dict[str, Any]]:

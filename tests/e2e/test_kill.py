@@ -16,9 +16,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from e2e.kill_harness import JOB, POINTS, Feeder, Run, caught_up, kill_task_processes
 from psycopg.rows import dict_row
 
+from e2e.kill_harness import JOB, POINTS, Feeder, Run, caught_up, kill_task_processes
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
 from joinery_devkit.topics import Record, milliseconds, read_topic, readable

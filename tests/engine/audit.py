@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from engine.simulation import INPUTS, Committed, SimSink, World

@@ -189,8 +189,8 @@ class WatermarkOracle:
         self._times[name].setdefault(partition, []).extend(times)
 
     def settle(self, idle: Mapping[str, Collection[Hashable]] | None = None) -> None:
-        """Once `saw` has been told an epoch's rows: what they imply, with the partitions that were idle in that epoch, is
-        not taken back by a partition that is new or not idle any more."""
+        """Once `saw` has been told an epoch's rows: what they imply, with the partitions that were idle in that epoch,
+        is not taken back by a partition that is new or not idle any more."""
         for name, given in self._given.items():
             self._given[name] = _highest(given, self._implied(name, (idle or {}).get(name, ())))
 
