@@ -1,0 +1,188 @@
+"""A stage for traces on real Spark: the steps' records, and the rows that tasks write, travel through a directory that
+driver and executors share. Task halves are picked up in the executors by their names, so this module must be
+importable there: `TASK_CONF`."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import SparkContext
+
+from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.engine.host import Host
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork
+from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.hosts.spark import SparkHost, WorkerSetup
+from joinery_runtime.hosts.stores import PostgresAddress
+from joinery_runtime.hosts.trace_steps import StepLog
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.sinks.base import AttemptId, Receipt, SinkWriter
+from joinery_runtime.sources import Decoder, JsonDecoder
+from joinery_runtime.sources.base import Range, RawBatch
+
+TASK_CONF = {"spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1])}
+
+Around = Callable[[SinkWriter], SinkWriter]
+
+
+def unchanged(writer: SinkWriter) -> SinkWriter:
+    return writer
+
+
+@dataclass(frozen=True)
+class SparkStage:
+    """`around` may put a writer of its own around the task half of the output."""
+
+    context: SparkContext
+    store: PostgresAddress
+    directory: Path
+    around: Around = unchanged
+    output: Files = field(init=False)
+    dead_letters: Files = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output", Files(self.directory / "output", self.around))
+        object.__setattr__(self, "dead_letters", Files(self.directory / "dead"))
+
+    def host(self, job: StreamJoin, logs: Mapping[str, StepLog]) -> Host:
+        dead = self.dead_letters.writer() if job.spec.dead_letter else None
+        records = self.directory / "records"
+        build = BuildWorker(job, self.store, records, self.output.writer(), dead)
+        return _WithRecords(SparkHost(self.context, WorkerSetup(uuid.uuid4().hex, build), job.name), logs, records)
+
+
+@dataclass(frozen=True)
+class _WithRecords:
+    """Writes down what the steps gave before the tasks read it."""
+
+    host: Host
+    logs: Mapping[str, StepLog]
+    directory: Path
+
+    def run(self, work: EpochWork) -> EpochOutcome:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for name, log in self.logs.items():
+            for partition, records in log.partitions.items():
+                _file(self.directory, name, partition).write_bytes(b"".join(record + b"\n" for record in records))
+        return self.host.run(work)
+
+    def close(self) -> None:
+        self.host.close()
+
+
+def _file(directory: Path, name: str, partition: int) -> Path:
+    return directory / f"{name}-{partition}.jsonl"
+
+
+class Files:
+    """The driver half of the sink: visible rows are those of the receipts that were published."""
+
+    def __init__(self, directory: Path, around: Around = unchanged) -> None:
+        self._writer = around(FileOfRows(directory))
+        self._directory = directory
+        self._published: set[str] = set()
+        self._tables: list[pa.Table] = []
+
+    def writer(self) -> SinkWriter:
+        return self._writer
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        for receipt in receipts:
+            if receipt["attempt"] not in self._published:
+                self._published.add(receipt["attempt"])
+                with pa.ipc.open_file(self._directory / receipt["attempt"]) as file:
+                    self._tables.append(file.read_all())
+
+    def take(self) -> list[pa.Table]:
+        tables, self._tables = self._tables, []
+        return tables
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Takes any schema."""
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Rows are visible when they are published."""
+
+    def recover(self, generation: int, committed_epoch: int) -> None:
+        """Nothing is in the way."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+# --- inside the tasks -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BuildWorker:
+    job: StreamJoin
+    store: PostgresAddress
+    records: Path
+    output: SinkWriter
+    dead_letters: SinkWriter | None
+
+    def __call__(self, cache: Path) -> Worker:
+        spec, inputs = compile_join(self.job), _Inputs(self.job, self.records)
+        store = self.store.connect()
+        parts = WorkerParts(self.job.name, spec, inputs, store, self.output, self.dead_letters, cache, ordered=True)
+        return Worker(parts)
+
+
+class _Inputs:
+    def __init__(self, job: StreamJoin, records: Path) -> None:
+        self._reader = _Reader(records)
+        self._decoders = {side.name: JsonDecoder(arrow_schema(side.columns)) for side in job.spec.inputs}
+
+    def reader(self, name: str) -> _Reader:
+        return self._reader
+
+    def decoder(self, name: str) -> Decoder:
+        return self._decoders[name]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Offsets are record numbers."""
+
+    directory: Path
+
+    def read(self, planned: Range) -> Iterator[RawBatch]:
+        ref = planned.partition
+        file = _file(self.directory, ref.input, ref.partition)
+        records = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+        offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
+        yield RawBatch(ref, offsets, pa.array(records[planned.start : planned.end_exclusive], pa.binary()))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True)
+class FileOfRows:
+    """The task half of the sink: one Arrow file per attempt."""
+
+    directory: Path
+
+    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with pa.ipc.new_file(self.directory / str(attempt), rows.schema) as file:
+            file.write_table(rows)
+        return {"attempt": str(attempt), "rows": rows.num_rows}
+
+
+def first_time(marker: Path) -> bool:
+    """Whether no process has asked for this marker before."""
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
