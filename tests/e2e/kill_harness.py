@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,7 @@ class Run:
     lines: list[dict[str, Any]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    _readers: list[threading.Thread] = field(default_factory=list)
 
     @classmethod
     def start(cls, job: Path, fault: str | None) -> Run:
@@ -121,12 +122,17 @@ class Run:
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=job.parent
         )
         run = cls(process)
-        threading.Thread(target=run._read_lines, daemon=True).start()
-        threading.Thread(target=run._read_errors, daemon=True).start()
+        run._readers = [threading.Thread(target=target) for target in (run._read_lines, run._read_errors)]
+        for reader in run._readers:
+            reader.start()
         return run
 
     def wait(self) -> int:
-        return self.process.wait(timeout=PATIENCE_S)
+        """The driver's exit code. What it started may live on for a moment and keep its output open."""
+        code = self.process.wait(timeout=PATIENCE_S)
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        return code
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -154,17 +160,19 @@ class Run:
 
     def _read_lines(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self.changed:
-                self.lines.append(json.loads(line))
-                self.changed.notify_all()
+        with self.process.stdout as stream:
+            for line in stream:
+                with self.changed:
+                    self.lines.append(json.loads(line))
+                    self.changed.notify_all()
         with self.changed:
             self.changed.notify_all()
 
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.errors.append(line)
+        with self.process.stderr as stream:
+            for line in stream:
+                self.errors.append(line)
 
 
 def _is_task_process(process: psutil.Process) -> bool:
@@ -179,11 +187,13 @@ def caught_up(epochs: list[Mapping[str, Any]]) -> bool:
     return bool(epochs) and not any(epochs[-1]["backlog"].values())
 
 
-def kill_task_processes(run: Run, times: int, choose: random.Random) -> Iterator[str]:
-    """SIGKILLs a random executor or Python worker, `times` times, with committed epochs between; yields its command."""
+def kill_task_processes(run: Run, times: int, choose: random.Random) -> list[str]:
+    """SIGKILLs a random executor or Python worker, `times` times, with committed epochs between; their commands."""
+    killed = []
     for _ in range(times):
         seen = len(run.epochs)
         run.wait_for("epochs between kills", lambda epochs, seen=seen: len(epochs) >= seen + 3)
         victim = choose.choice(run.task_processes())
-        yield " ".join(victim.cmdline())
+        killed.append(" ".join(victim.cmdline()))
         victim.kill()
+    return killed

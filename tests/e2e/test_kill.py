@@ -32,7 +32,7 @@ RANDOM_KILLS = 10
 LEAST_EPOCHS = 200
 LEAST_REPLAYS = 5
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 class Drill:
@@ -43,6 +43,12 @@ class Drill:
         self._store = PostgresStore(dsn, "joinery")
         self.replays = 0
         self.deaths: Counter[str] = Counter()
+
+    def __enter__(self) -> Drill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
 
     def job_file(self, shards: int) -> Path:
         path = self._folder / "job.yaml"
@@ -78,33 +84,35 @@ class Drill:
 def test_every_pair_once_whatever_is_killed(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> None:
     kafka_broker.create_topic("orders", partitions=2)
     kafka_broker.create_topic("payments", partitions=3)
-    choose = random.Random(7)
-    points = [point for point in POINTS for _ in range(TIMES_EACH)]
-    choose.shuffle(points)
-    drill = Drill(tmp_path, kafka_broker.bootstrap, postgres_dsn)
-    with Feeder(kafka_broker.bootstrap, seed=11) as feeder:
-        for number, point in enumerate(points):
-            drill.kill_at(point, shards=(4, 1, 3, 7)[number % 4])
-        last = Run.start(drill.job_file(shards=5), None)
-        killed = Counter("daemon" in command for command in kill_task_processes(last, RANDOM_KILLS, choose))
-        last.wait_for("enough epochs", lambda epochs: bool(epochs) and epochs[-1]["epoch"] >= LEAST_EPOCHS)
-        feeder.stop()
-        last.wait_for("the last record", caught_up)
-        assert last.stop() == 0, "".join(last.errors[-30:])
-    drill.replays += last.replayed
-    assert drill.deaths == dict.fromkeys(POINTS, TIMES_EACH)
-    assert killed.total() == RANDOM_KILLS
-    assert drill.replays >= LEAST_REPLAYS, f"only {drill.replays} restarts found a pending plan"
-
-    job = load_job(drill.job_file(shards=5))
+    with Drill(tmp_path, kafka_broker.bootstrap, postgres_dsn) as drill:
+        with Feeder(kafka_broker.bootstrap, seed=11) as feeder:
+            kill_everything(drill, feeder, random.Random(7))
+        job = load_job(drill.job_file(shards=5))
+        log, output, dead_letters = drill.log(), drill.output(), drill.dead_letters()
     records = {name: read_topic(kafka_broker.bootstrap, name) for name in ("orders", "payments")}
-    log = drill.log()
     assert len(log) >= LEAST_EPOCHS
-    assert not differences(expected_rows(job, log, records), drill.output())
-    verdict = verify(records, log, drill.output(), job, dead_letters=drill.dead_letters())
+    assert not differences(expected_rows(job, log, records), output)
+    verdict = verify(records, log, output, job, dead_letters=dead_letters)
     assert verdict.ok, str(verdict)
     assert verdict.dropped["late"] > 0
     assert verdict.dead_letters > 0
+
+
+def kill_everything(drill: Drill, feeder: Feeder, choose: random.Random) -> None:
+    points = [point for point in POINTS for _ in range(TIMES_EACH)]
+    choose.shuffle(points)
+    for number, point in enumerate(points):
+        drill.kill_at(point, shards=(4, 1, 3, 7)[number % 4])
+    last = Run.start(drill.job_file(shards=5), None)
+    killed = kill_task_processes(last, RANDOM_KILLS, choose)
+    last.wait_for("enough epochs", lambda epochs: bool(epochs) and epochs[-1]["epoch"] >= LEAST_EPOCHS)
+    feeder.stop()
+    last.wait_for("the last record", caught_up)
+    assert last.stop() == 0, "".join(last.errors[-30:])
+    drill.replays += last.replayed
+    assert drill.deaths == dict.fromkeys(POINTS, TIMES_EACH)
+    assert len(killed) == RANDOM_KILLS
+    assert drill.replays >= LEAST_REPLAYS, f"only {drill.replays} restarts found a pending plan"
 
 
 def expected_rows(job: StreamJoin, log: list[dict[str, Any]], records: dict[str, list[Record]]) -> list[dict[str, Any]]:
