@@ -42,6 +42,7 @@ from joinery_runtime.state.embedded import embedded_postgres
 
 PARTITIONS = 3
 DEAD_LETTERS = "orders-payments.dead"
+_FIRST_SHARE = 0.02  # what is there before the job
 _TICK_SECONDS = 0.05
 _STALLED_SECONDS = 150.0
 _STOP_SECONDS = 90.0
@@ -109,7 +110,7 @@ class Size:
 
 
 class Sender:
-    """Sends records in a thread of its own, at an even pace."""
+    """Sends records in a thread of its own: a first share at once, the others at an even pace after `go`."""
 
     def __init__(self, bootstrap: str, records: Sequence[Made], seconds: float) -> None:
         self._records, self._seconds = records, seconds
@@ -133,20 +134,22 @@ class Sender:
             self._thread.join()
 
     def go(self) -> None:
-        """Until now nothing is sent."""
         self._go.set()
 
     def _send(self) -> None:
+        self._send_until(int(_FIRST_SHARE * len(self._records)))
         self._go.wait()
-        started = time.monotonic()
+        started, first = time.monotonic(), self.sent
         while self.sent < len(self._records) and not self._stopping.is_set():
             share = (time.monotonic() - started) / self._seconds
-            due = min(len(self._records), int(share * len(self._records)) + 1)
-            for record in self._records[self.sent : due]:
-                self._producer.produce(record.topic, key=record.key, value=record.value)
-            self._producer.flush()
-            self.sent = due
+            self._send_until(min(len(self._records), first + 1 + int(share * (len(self._records) - first))))
             self._stopping.wait(_TICK_SECONDS)
+
+    def _send_until(self, due: int) -> None:
+        for record in self._records[self.sent : due]:
+            self._producer.produce(record.topic, key=record.key, value=record.value)
+        self._producer.flush()
+        self.sent = due
 
 
 class RunningJob:
@@ -214,7 +217,8 @@ def demo(console: Console, size: Size) -> Verdict:
             f"Sending {len(records):,} records in {size.seconds:.0f} s, while `joinery run` joins them on Spark"
         )
         _join(console, job_file, directory, dsn, Sender(broker.bootstrap, records, size.seconds))
-        console.print(joined_table("Some of the joined rows", _newest(dsn)))
+        if not console.is_terminal:  # there they are in sight already
+            console.print(joined_table("The newest joined rows", _newest(dsn)))
         console.print("Reading the topics again, and comparing the output with what the rules demand")
         verdict = _judge(job_file, broker.bootstrap, dsn)
         console.print(f"{verdict} ({time.monotonic() - began:.0f} s in all)", highlight=False, soft_wrap=True)
@@ -266,9 +270,8 @@ def _watch(console: Console, job: RunningJob, sender: Sender, dsn: str) -> None:
             before = progress.epoch
             for event in job.events():
                 progress.take(event)
-            if progress.started:
-                sender.go()
             if progress.epoch > before:
+                sender.go()
                 deadline = deadline_after(_STALLED_SECONDS)
             elif time.monotonic() > deadline:
                 raise job.problem(f"has made no progress for {_STALLED_SECONDS:.0f} s")
@@ -277,7 +280,8 @@ def _watch(console: Console, job: RunningJob, sender: Sender, dsn: str) -> None:
 
 
 def _newest(dsn: str) -> Rows:
-    return _query(dsn, "SELECT * FROM joined ORDER BY paid_at DESC LIMIT 5")
+    shown = "order_id, customer, ordered, method, paid, ordered_at, paid_at"
+    return _query(dsn, f"SELECT {shown} FROM joined ORDER BY paid_at DESC LIMIT 5")
 
 
 def _query(dsn: str, sql: str) -> Rows:
@@ -302,6 +306,9 @@ def _epoch_log(job_file: Path) -> list[Mapping[str, Any]]:
 
 
 def _interrupt(*_: object) -> None:
+    """Only the first one counts: what cleans up must not be interrupted, and none of its steps waits for ever."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -309,10 +316,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: verified; 1: not; 3: something is missing on this machine; 130: interrupted."""
     parser = argparse.ArgumentParser(prog="python -m joinery_devkit.demo", description="A verified streaming join")
     parser.add_argument("--orders", type=int, default=60_000, help="how many (default: 60000)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long sending takes (default: 30)")
+    parser.add_argument("--seconds", type=float, default=25.0, help="how long sending takes (default: 25)")
     parser.add_argument("--seed", type=int, default=1, help="of the records (default: 1)")
     chosen = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         return 0 if demo(Console(), Size(chosen.orders, chosen.seconds, chosen.seed)).ok else 1
     except KeyboardInterrupt:

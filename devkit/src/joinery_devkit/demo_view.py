@@ -88,9 +88,12 @@ def joined_table(title: str, rows: Rows) -> Table:
     for name in rows[0] if rows else ():
         table.add_column(name, no_wrap=True)
     for row in rows:
-        table.add_row(*(value.strftime("%H:%M:%S.%f")[:-3] if isinstance(value, datetime) else str(value)
-                        for value in row.values()))  # fmt: skip
+        table.add_row(*map(_shown, row.values()))
     return table
+
+
+def _shown(value: object) -> str:
+    return value.astimezone(UTC).strftime("%H:%M:%S") if isinstance(value, datetime) else str(value)
 
 
 def _table(progress: Progress, sent: int) -> Table:

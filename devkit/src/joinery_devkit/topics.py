@@ -7,16 +7,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
+from joinery_devkit.processes import deadline_after
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
 
 _PATIENCE_SECONDS = 20.0
-_BATCH = 10_000
+_BATCH, _BATCH_SECONDS = 10_000, 0.2
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _YEAR_1_MS, _YEAR_9999_END_MS = -62_135_596_800_000, 253_402_300_799_999
 
@@ -38,6 +40,7 @@ def read_topic(bootstrap: str, topic: str) -> list[Record]:
         "group.id": f"reader-{uuid4()}",
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
+        "enable.partition.eof": True,
     }
     consumer: Any = Consumer(settings)
     try:
@@ -48,18 +51,20 @@ def read_topic(bootstrap: str, topic: str) -> list[Record]:
 
 
 def _partition(consumer: Any, topic: str, number: int) -> list[Record]:
-    low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_PATIENCE_SECONDS)
-    at = TopicPartition(topic, number, low)
-    consumer.assign([at])
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
     found: list[Record] = []
-    while consumer.position([at])[0].offset < high and low < high:
-        messages = consumer.consume(_BATCH, _PATIENCE_SECONDS)
-        if not messages:
-            raise SourceError(
-                f"{topic}-{number} cannot be read again", facts=f"{len(found)} records came, then nothing"
-            )
-        found += [Record(topic, number, message.offset(), message.value()) for message in messages]
-    return found
+    deadline = deadline_after(_PATIENCE_SECONDS)
+    while monotonic() < deadline:
+        # Waits for a full batch, or until the time is over.
+        for message in consumer.consume(_BATCH, _BATCH_SECONDS):
+            if message.error() is None:
+                found.append(Record(topic, number, message.offset(), message.value()))
+                deadline = deadline_after(_PATIENCE_SECONDS)
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                return found
+            else:
+                raise SourceError(f"{topic}-{number} cannot be read again", facts=message.error().str())
+    raise SourceError(f"{topic}-{number} cannot be read again", facts=f"{len(found)} records came, then nothing")
 
 
 def readable(side: Input, value: bytes | None) -> dict[str, Any] | None:

@@ -1,0 +1,61 @@
+"""The demo as a user starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = [sys.executable, "-m", "joinery_devkit.demo", "--orders", "2000", "--seconds", "4"]
+PATIENCE_SECONDS = 300.0
+
+
+def run(temporary: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        DEMO,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary), **environment},
+        timeout=PATIENCE_SECONDS,
+    )
+
+
+def left_behind(temporary: Path) -> list[Path]:
+    return list(temporary.glob("joinery-demo-*"))
+
+
+@pytest.mark.services
+@pytest.mark.slow
+def test_it_verifies_its_output_and_cleans_up(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "VERIFIED: 1," in done.stdout
+    assert "kind: StreamJoin" in done.stdout
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.services
+@pytest.mark.slow
+def test_interrupted_it_cleans_up_as_well(tmp_path: Path) -> None:
+    running = subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert running.stdout is not None
+    with running.stdout as lines:
+        for line in lines:
+            if line.startswith("Sending"):
+                break
+        running.send_signal(signal.SIGINT)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(PATIENCE_SECONDS) == 130
+    assert left_behind(tmp_path) == []
+
+
+def test_without_java_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    done = run(tmp_path, PATH=str(tmp_path))
+    assert done.returncode == 3
+    assert done.stderr.startswith("joinery demo: Java is missing")
