@@ -1,0 +1,88 @@
+"""What tasks of these tests run in executors: workers and writers that fail or wait on purpose. Must be importable
+there (`e2e.spark_stage.TASK_CONF`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from e2e.spark_stage import first_time
+from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
+from joinery_runtime.engine.worker import ReadReport, RowBlock
+from joinery_runtime.sinks.base import AttemptId, Receipt, SinkWriter
+from joinery_runtime.sources.base import Range
+
+PATIENCE_S = 120
+
+
+@dataclass(frozen=True)
+class FailingWorker:
+    """A worker without data in which one step raises."""
+
+    at: str
+    error: Exception
+
+    def __call__(self, cache: Path) -> FailingWorker:
+        return self
+
+    def _reach(self, step: str) -> None:
+        if step == self.at:
+            raise self.error
+
+    def read(self, work: EpochWork, ranges: Sequence[Range]) -> Iterator[tuple[int, Any]]:
+        for planned in ranges:
+            yield 0, RowBlock(0, b"rows")
+            yield work.plan.shards, ReadReport(PartitionRead(planned.partition), None)
+        self._reach("read")
+
+    def join(self, work: EpochWork, shard: int, blocks: Iterable[RowBlock], attempt: str) -> ShardSummary:
+        self._reach("join")
+        return ShardSummary(shard, rows_out=len(list(blocks)))
+
+    def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
+        self._reach("collect")
+        return ReadSummary(tuple(report.read for report in reports))
+
+
+@dataclass(frozen=True)
+class FailsAfterwards:
+    """The first attempt of every shard dies when everything is staged and written."""
+
+    writer: SinkWriter
+    directory: Path
+
+    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+        receipt = self.writer.write(attempt, rows)
+        if first_time(self.directory / f"{attempt.epoch}-{attempt.shard}"):
+            raise OSError("the machine is on fire")
+        return receipt
+
+
+@dataclass(frozen=True)
+class WaitsForTheOther:
+    """The first attempt of shard 0 in an epoch comes to an end only after a second one has begun to write."""
+
+    writer: SinkWriter
+    directory: Path
+
+    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+        if attempt.shard == 0:
+            second = self.directory / f"{attempt.epoch}-second"
+            if first_time(self.directory / f"{attempt.epoch}-first"):
+                _wait_for(second)
+            else:
+                second.touch()
+        return self.writer.write(attempt, rows)
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} never came")
+        time.sleep(0.01)

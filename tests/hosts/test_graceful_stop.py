@@ -1,0 +1,88 @@
+"""`joinery run` as a process: a signal ends it after the running epoch, and nothing is pending then."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.jobs import Job, fresh_name, order, payment, produce
+from joinery_devkit.kafka import KafkaBroker
+from joinery_runtime.state.postgres import PostgresStore
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture
+def unbounded(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
+    """A job that goes on for ever."""
+    store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: graceful_stop}}}}'
+    job = Job(fresh_name(), kafka_broker.bootstrap, store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')
+    for side in ("orders", "payments"):
+        kafka_broker.create_topic(f"{job.name}.{side}")
+    path = job.write(tmp_path)
+    path.write_text(path.read_text().replace("stopAt: latest", ""))
+    return job, path
+
+
+@pytest.mark.parametrize("how", ["SIGTERM to the driver", "Ctrl-C to everybody in the terminal"])
+def test_a_signal_ends_the_job_in_order(
+    unbounded: tuple[Job, Path], postgres_dsn: str, how: str, tmp_path: Path
+) -> None:
+    job, path = unbounded
+    command = [sys.executable, "-c", "from joinery_runtime.cli import main; main()", "run", str(path)]
+    log = tmp_path / "stderr"
+    with log.open("w") as stderr:
+        driver = subprocess.Popen(
+            [*command, "--master", "local[2,4]"],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
+    with driver:
+        try:
+            lines = _events(driver)
+            last = _feed_until_epochs(job, lines, 3)
+            if how == "SIGTERM to the driver":
+                driver.terminate()
+            else:
+                os.killpg(driver.pid, signal.SIGINT)
+            events = [last, *lines]
+            assert driver.wait(60) == 0, log.read_text()
+        finally:
+            driver.kill()
+    assert events[-1]["event"] == "ended"
+    assert events[-1]["reason"] == "stopped"
+    assert "Traceback" not in log.read_text()
+    store = PostgresStore(postgres_dsn, "graceful_stop")
+    record = store.record(job.name)
+    store.close()
+    assert record is not None
+    assert record.epoch == max(event["epoch"] for event in events if event["event"] == "epoch")
+
+
+def _events(driver: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        yield json.loads(line)
+
+
+def _feed_until_epochs(job: Job, events: Iterator[dict[str, Any]], wanted: int) -> dict[str, Any]:
+    """Feeds the job until it has told of that many epochs, and once more: an epoch is likely to run. Returns the last
+    of them."""
+    seen = 0
+    for number, event in enumerate(events, start=1):
+        seen += event["event"] == "epoch"
+        produce(job.bootstrap, f"{job.name}.orders", [order(number)])
+        produce(job.bootstrap, f"{job.name}.payments", [payment(number)])
+        if seen == wanted:
+            return event
+    raise AssertionError("the job has ended by itself")

@@ -1,0 +1,171 @@
+"""SparkHost on a real cluster: two workers on two addresses, so that Spark may also speculate."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import SparkContext
+
+from e2e.spark_stage import TASK_CONF, SparkStage
+from hosts.stand_ins import PATIENCE_S, FailingWorker, FailsAfterwards, WaitsForTheOther
+from joinery_devkit.processes import ChildProcess
+from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
+from joinery_runtime.engine.messages import EpochWork
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
+from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context
+from joinery_runtime.hosts.stores import PostgresAddress
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.sources.base import PartitionRef, Range
+from joinery_runtime.state.postgres import PostgresStore
+
+pytestmark = pytest.mark.services
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.multiplier": "1",
+    "spark.speculation.minTaskRuntime": "500ms",
+}
+OTHER_ADDRESS = "127.0.0.2"  # the same machine, but not to Spark, which speculates on another host only
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkContext]:
+    folder = tmp_path_factory.mktemp("worker")
+    with StandaloneCluster(workers=1) as cluster:
+        command = [str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker",
+                   "--host", OTHER_ADDRESS, "--webui-port", "0", "--cores", "1", "--memory", "1g",
+                   "--work-dir", str(folder), cluster.master_url]  # fmt: skip
+        environment = {**os.environ, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": OTHER_ADDRESS,
+                       "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}  # fmt: skip
+        other = ChildProcess(command, folder / "log", environment)
+        conf = {**TASK_CONF, **SPECULATION, "spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}
+        context = start_context("host tests", conf, cluster.master_url)
+        _wait_for_executors(context, 2)
+        yield context
+        context.stop()
+        other.stop()
+
+
+def _wait_for_executors(context: SparkContext, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    status: Any = context._jsc.sc()
+    while status.getExecutorMemoryStatus().size() < count + 1:  # the driver is listed too
+        assert time.monotonic() < deadline, "the executors do not come"
+        time.sleep(0.05)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+WORK = EpochWork(
+    generation=1,
+    plan=EpochPlan(7, 2, tuple(Range(PartitionRef("l", "t", p), 0, 5) for p in range(3)), {"l": None, "r": None}),
+    segments=(),
+)
+
+
+def run(context: SparkContext, at: str, error: Exception) -> Any:
+    return SparkHost(context, WorkerSetup(f"{at}-{error!r}", FailingWorker(at, error)), "job").run(WORK)
+
+
+def test_an_epoch_without_errors(context: SparkContext) -> None:
+    outcome = run(context, "never", RuntimeError())
+    assert {shard: summary.rows_out for shard, summary in outcome.shards.items()} == {0: 3, 1: 0}
+    assert [read.partition.partition for read in sorted(outcome.read.partitions, key=lambda r: r.partition)] == [
+        0,
+        1,
+        2,
+    ]
+
+
+@pytest.mark.parametrize("kind", [DataLoss, SinkError, RecordError])
+@pytest.mark.parametrize("at", ["read", "join", "collect"])
+def test_an_error_of_ours_arrives_as_it_was_raised(context: SparkContext, at: str, kind: type[JoineryError]) -> None:
+    error = kind("what happened", facts="at t/0 offset 5", todo="Mend it")
+    with pytest.raises(kind) as raised:
+        run(context, at, error)
+    assert type(raised.value) is kind
+    assert str(raised.value) == str(error)
+
+
+@pytest.mark.parametrize("at", ["read", "join"])
+def test_any_other_error_ends_the_epoch_with_its_cause(context: SparkContext, at: str) -> None:
+    with pytest.raises(JoineryError) as raised:
+        run(context, at, ValueError("no such thing"))
+    assert "Spark gave up on epoch 7: ValueError: no such thing" in str(raised.value)
+    assert "Traceback" not in str(raised.value)
+
+
+# --- attempts ---------------------------------------------------------------------------------------------------------
+
+JOB = """
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: {name}}}
+spec:
+  inputs:
+    - {{name: l, file: {{path: l}}, format: json, schema: [{{name: k, type: int64}}, {{name: ts, type: timestamp}}],
+        eventTime: ts}}
+    - {{name: r, file: {{path: r}}, format: json, schema: [{{name: k, type: int64}}, {{name: ts, type: timestamp}}],
+        eventTime: ts}}
+  joins: [{{right: r, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10, upper: 10}}}}]
+  select: [{{column: l.k}}]
+  output: {{file: {{path: out}}}}
+  stateStore: {{memory: {{}}}}
+"""
+KEYS = range(20)
+STEPS = [{"input": side, "rows": [{"k": k, "ts": 100} for k in KEYS]} for side in ("l", "r", "l")]
+SHARDS = 3
+
+
+@pytest.fixture(scope="module")
+def address(postgres_dsn: str) -> PostgresAddress:
+    return PostgresAddress(postgres_dsn, "host_tests")
+
+
+@pytest.fixture(scope="module")
+def store(address: PostgresAddress) -> Iterator[PostgresStore]:
+    store = PostgresStore(address.dsn, address.schema)
+    yield store
+    store.close()
+
+
+def traced(job: StreamJoin, store: PostgresStore, stage: SparkStage) -> list[Counter[int]]:
+    """Keys of the output rows of each step."""
+    lines = run_trace(job, STEPS, store, SHARDS, stage)
+    return [Counter(row["k"] for row in line["output"]) for line in lines]
+
+
+def check_state(job: StreamJoin, store: PostgresStore) -> None:
+    """Every arrival is kept once, from one attempt per shard and epoch; the other attempts' segments are garbage."""
+    record = store.record(job.name)
+    assert record is not None
+    assert sum(segment.rows for segment in record.segments) == len(STEPS) * len(KEYS)
+    attempts = Counter(tuple(segment.key.split("/")[1].split("-")[:3]) for segment in record.segments)
+    assert set(attempts.values()) == {1}
+    assert store.sweep(job.name, record.generation) > 0
+
+
+@pytest.mark.parametrize(
+    "around", [FailsAfterwards, WaitsForTheOther], ids=["a task that failed once", "a task that ran twice at once"]
+)
+def test_attempts_leave_rows_and_state_once(
+    around: Any, context: SparkContext, address: PostgresAddress, store: PostgresStore, tmp_path: Path
+) -> None:
+    job = parse_job(JOB.format(name=around.__name__.lower()), "job.yaml")
+    stage = SparkStage(context, address, tmp_path, partial(around, directory=tmp_path / "attempts"))
+    once, never = Counter(KEYS), Counter[int]()
+    assert traced(job, store, stage) == [never, once, once]
+    check_state(job, store)
+    written = Counter(tuple(path.name.split("-")[:3]) for path in (tmp_path / "output").iterdir())
+    assert max(written.values()) == 2, "no task ran a second time"

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark import SparkConf
+from pyspark.errors import PySparkRuntimeError
+
+from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.hosts import spark
+from joinery_runtime.hosts.spark import DEFAULT_CONF, WORKER_ENVIRONMENT, deal, start_context
+from joinery_runtime.sources.base import PartitionRef, Range
+
+Start = Callable[..., dict[str, str]]
+
+
+class RecordedContext:
+    def __init__(self, conf: SparkConf) -> None:
+        self.conf = dict(conf.getAll())
+
+    def setLogLevel(self, level: str) -> None:  # noqa: N802 - Spark's name
+        """Nothing is logged."""
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Settings that a context is started with."""
+    monkeypatch.setattr(spark, "SparkContext", RecordedContext)
+    monkeypatch.setattr(spark, "SparkConf", lambda: SparkConf(loadDefaults=False))
+    monkeypatch.setattr(os, "environ", {**os.environ})
+
+    def start(conf: dict[str, str] | None = None, master: str | None = None) -> dict[str, str]:
+        context: Any = start_context("name", conf or {}, master)
+        return dict(context.conf)
+
+    return start
+
+
+def test_a_laptop_needs_no_settings(start: Start) -> None:
+    settings = start()
+    assert settings["spark.master"] == "local[*,4]"
+    assert settings["spark.app.name"] == "name"
+    assert settings["spark.driver.host"] == "127.0.0.1"
+    assert {name: settings[name] for name in DEFAULT_CONF} == DEFAULT_CONF
+    assert {settings[f"spark.executorEnv.{name}"] for name in WORKER_ENVIRONMENT} == {"1"}
+
+
+@pytest.mark.parametrize("name", [*DEFAULT_CONF, "spark.executorEnv.OMP_NUM_THREADS", "spark.driver.extraJavaOptions"])
+def test_the_jobs_own_conf_goes_first(start: Start, name: str) -> None:
+    assert start({name: "mine"})[name] == "mine"
+
+
+def test_the_jobs_master_and_driver_host_stay(start: Start) -> None:
+    settings = start({"spark.master": "local[1]", "spark.driver.host": "here"})
+    assert (settings["spark.master"], settings["spark.driver.host"]) == ("local[1]", "here")
+
+
+def test_the_argument_goes_before_the_jobs_master(start: Start) -> None:
+    settings = start({"spark.master": "local[1]"}, "spark://there:7077")
+    assert settings["spark.master"] == "spark://there:7077"
+    assert "spark.driver.host" not in settings
+
+
+def test_what_spark_submit_set_stays(start: Start) -> None:
+    os.environ["PYSPARK_GATEWAY_PORT"] = "1"
+    settings = start()
+    assert "spark.master" not in settings
+    assert "spark.driver.extraJavaOptions" not in settings
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"JAVA_HOME": "/nowhere", "PATH": "/usr/bin:/bin"}, "JAVA_HOME holds no bin/java"),
+        ({"PATH": "/nowhere"}, "no java on PATH, JAVA_HOME is not set"),
+    ],
+)
+def test_without_java_it_says_so(
+    start: Start, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], says: str
+) -> None:
+    with pytest.raises(EnvironmentProblem, match=f"Spark needs Java: {says}"):
+        _fail_to_start(start, monkeypatch, environment)
+
+
+def test_with_java_it_names_the_master(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    java = tmp_path / "java"
+    java.write_text("")
+    java.chmod(0o755)
+    with pytest.raises(EnvironmentProblem, match="Spark does not start with master bogus: its Java process ended"):
+        _fail_to_start(start, monkeypatch, {"PATH": str(tmp_path)}, "bogus")
+
+
+def _fail_to_start(
+    start: Start, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], master: str | None = None
+) -> None:
+    def no_context(conf: SparkConf) -> None:
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+
+    monkeypatch.setattr(spark, "SparkContext", no_context)
+    monkeypatch.setattr(os, "environ", environment)
+    start(master=master)
+
+
+# --- deal -------------------------------------------------------------------------------------------------------------
+
+sizes = st.lists(st.integers(0, 1000), max_size=12)
+
+
+def ranges_of(records: list[int]) -> list[Range]:
+    return [Range(PartitionRef("l", "t", p), 5, 5 + count) for p, count in enumerate(records)]
+
+
+def load(pile: list[Range]) -> int:
+    return sum(r.end_exclusive - r.start for r in pile)
+
+
+@given(records=sizes, hands=st.integers(1, 6))
+def test_every_range_is_dealt_once_and_no_hand_is_left_empty(records: list[int], hands: int) -> None:
+    ranges = ranges_of(records)
+    piles = deal(ranges, hands)
+    assert sorted((r for pile in piles for r in pile), key=lambda r: r.partition) == ranges
+    assert len(piles) == min(hands, len(ranges))
+
+
+@given(records=sizes.filter(bool), hands=st.integers(1, 6))
+def test_hands_differ_by_no_more_than_the_largest_range(records: list[int], hands: int) -> None:
+    loads = [load(pile) for pile in deal(ranges_of(records), hands)]
+    assert max(loads) - min(loads) <= max(records)
+
+
+def test_largest_first_beats_the_order_of_arrival() -> None:
+    assert sorted(load(pile) for pile in deal(ranges_of([1, 1, 1, 1, 4]), 2)) == [4, 4]
+
+
+def test_the_same_ranges_are_dealt_the_same_way() -> None:
+    ranges = ranges_of([3, 3, 3, 1])
+    assert deal(ranges, 2) == deal(list(reversed(ranges)), 2)
