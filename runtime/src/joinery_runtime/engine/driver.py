@@ -58,7 +58,6 @@ class Driver:
         self._epoch = 0
         self._pending: EpochPlan | None = None
         self._segments: dict[str, SegmentMeta] = {}
-        self._forget: tuple[str, ...] = ()
         self.inputs: dict[str, InputState] = {}
         self.replays = False
 
@@ -143,7 +142,7 @@ class Driver:
     def _work(self, plan: EpochPlan) -> EpochWork:
         expired = self._expired(plan)
         segments = tuple(s for s in self._segments.values() if s.key not in expired)
-        return EpochWork(self._generation, plan, segments, self._forget, self._fault)
+        return EpochWork(self._generation, plan, segments, self._fault)
 
     def _expired(self, plan: EpochPlan) -> set[str]:
         """Segments of which no row is kept any more under the plan's watermarks (J3): dropped without being read."""
@@ -179,7 +178,7 @@ class Driver:
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
         self._segments = {k: s for k, s in (self._segments | staged).items() if k not in gone}
-        self._epoch, self.inputs, self._pending, self._forget = plan.epoch, inputs, next_plan, tuple(gone)
+        self._epoch, self.inputs, self._pending = plan.epoch, inputs, next_plan
         if plan.checkpoint:
             self._sweep()
         return epoch_report(plan, outcome, self._segments.values(), self._parts.planner)

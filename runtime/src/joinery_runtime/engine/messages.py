@@ -37,13 +37,11 @@ class FaultPoint:
 
 @dataclass(frozen=True, slots=True)
 class EpochWork:
-    """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks;
-    `forget` are keys that the last commit deleted (their cached copies can go)."""
+    """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks."""
 
     generation: int
     plan: EpochPlan
     segments: tuple[SegmentMeta, ...]
-    forget: tuple[str, ...] = ()
     fault: FaultPoint | None = None
 
     def reach(self, point: str) -> None:

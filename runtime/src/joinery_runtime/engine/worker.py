@@ -116,7 +116,7 @@ class Worker:
     # --- join -------------------------------------------------------------------------------------------------------
 
     def join(self, work: EpochWork, shard: int, blocks: Iterable[RowBlock], attempt: str) -> ShardSummary:
-        self._cache.forget(work.forget)
+        self._cache.retain({s.key for s in work.segments}, work.plan.epoch)
         owned = shard_range(shard, work.plan.shards)
         mine = [s for s in work.segments if owned.overlaps(s.hash_min, s.hash_max)]
         arrivals = _arrivals(blocks)
@@ -166,7 +166,7 @@ class Worker:
             if run is not None and len(run):
                 key = f"{part}/{attempt}/{len(staged)}"
                 blob = encode(run.batch)
-                self._cache.put(key, run.batch)
+                self._cache.put(key, attempt.epoch, run.batch)
                 staged.append((describe(run, key=key, part=part, epoch=attempt.epoch, blob=blob), blob))
         if staged:
             self._parts.store.stage(self._parts.job, staged)
