@@ -17,7 +17,7 @@ from joinery_runtime.sources.kafka_client import UNANSWERED, Cluster, LastError,
 from joinery_runtime.sources.records import IntArray
 
 _BATCH = 10_000  # records that one call takes from the client
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.05
 _STALLED_SECONDS = 30.0  # a planned record that has not come by then is an error
 _MAX_CONSUMERS = 32  # partitions that are kept open per process; each holds a connection and up to 32 MB
 _GONE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
@@ -88,7 +88,9 @@ class _PartitionReader:
         deadline = time.monotonic() + _STALLED_SECONDS
         self._errors.forget()
         while time.monotonic() < deadline:
-            messages = self._consumer.consume(_BATCH, _POLL_SECONDS)
+            # Asking for more than is planned would wait for it; offsets with no record still cost one poll.
+            wanted = min(_BATCH, max(1, planned.end_exclusive - self._seen))
+            messages = self._consumer.consume(wanted, _POLL_SECONDS)
             if any(map(Message.error, messages)):
                 messages = self._without_events(messages, planned)
             elif messages:
