@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,7 +27,12 @@ def kafka_broker() -> Iterator[KafkaBroker]:
 
 
 @pytest.fixture(scope="session")
-def postgres_dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_dsn() -> Iterator[str]:
     """A real Postgres; each test makes a schema of its own."""
-    with embedded_postgres(tmp_path_factory.mktemp("postgres-shared")) as dsn:
+    # Not in pytest's own folder: run by root, the server has another user, and every further pytest that starts on
+    # this machine closes that folder to others.
+    with (
+        tempfile.TemporaryDirectory(prefix="joinery-postgres-") as directory,
+        embedded_postgres(Path(directory)) as dsn,
+    ):
         yield dsn
