@@ -54,7 +54,7 @@ test-fast: setup ## the tests that need nothing but this process
 
 .PHONY: test-services
 test-services: setup ## the tests that bring up Kafka, Postgres and Spark
-	$(BIN)/pytest -m services
+	$(BIN)/pytest -m services --durations=10
 
 .PHONY: demo
 demo: setup ## a streaming join on real Kafka, Spark and Postgres, checked against an independent computation
