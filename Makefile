@@ -26,11 +26,11 @@ setup: $(STAMP) ## create .venv with the pinned dependencies and the three distr
 $(STAMP): requirements/dev.txt requirements/uv.txt $(PROJECTS:%=%/pyproject.toml)
 	@command -v $(PYTHON) >/dev/null || { echo "joinery: $(PYTHON) is missing. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python" >&2; exit 3; }
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("joinery: $(PYTHON) is Python %d.%d. Name one that is 3.11 or newer: make PYTHON=/path/to/python" % sys.version_info[:2])'
-	@PYTHONPATH=runtime/src:devkit/src $(PYTHON) -m joinery_devkit.environment
 	@command -v $(UV) >/dev/null || { $(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet --require-hashes -r requirements/uv.txt; }
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
 	$(UV) pip sync --quiet --python $(BIN)/python requirements/dev.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(PROJECTS:%=-e ./%)
+	@$(BIN)/python -m joinery_devkit.environment
 	@touch $@
 
 .PHONY: lint
