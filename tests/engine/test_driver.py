@@ -12,6 +12,7 @@ import pytest
 from engine.simulation import World
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver, JobIdentity
+from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.protocol import Action, Outcome, choose_attempts, next_action, resolve_commit
 from joinery_runtime.engine.report import EpochReport
@@ -142,6 +143,25 @@ def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: W
     with pytest.raises(IncompatibleState, match=r"the keys were orders\.k = payments\.k .* they are now") as caught:
         driver.recover()
     assert "another name" in str(caught.value)
+
+
+def test_rows_that_were_read_and_did_not_arrive_are_never_committed(world: World) -> None:
+    """A read task that Spark ran again for one shard only may have found other records."""
+    fill(world, 2)
+    driver = started(world)
+    plan = driver.plan()
+    assert plan is not None
+    with pytest.MonkeyPatch.context() as patch:
+        run = driver._parts.host.run
+        patch.setattr(driver._parts.host, "run", lambda work: _without_a_row(run(work)), raising=False)
+        with pytest.raises(SourceError, match="gave other records when it was read again"):
+            driver.run(plan)
+    assert record(world).epoch == 0
+
+
+def _without_a_row(outcome: EpochOutcome) -> EpochOutcome:
+    shard, summary = next((t, s) for t, s in outcome.shards.items() if s.rows_in)
+    return replace(outcome, shards={**outcome.shards, shard: replace(summary, rows_in=summary.rows_in - 1)})
 
 
 def test_a_job_that_does_not_fit_leaves_the_running_driver_alone(world: World) -> None:

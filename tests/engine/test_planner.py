@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -299,3 +299,39 @@ def test_a_checkpoint_goes_with_an_epoch_that_has_records() -> None:
     plan = job.epoch({}, CHECKPOINT_MS)
     assert plan.checkpoint
     assert plan.has_rows
+
+
+def test_an_input_that_has_ended_stays_ended() -> None:
+    """What is added to a bounded input after its end was committed would meet a watermark of +infinity."""
+    job = Job()
+    job.orders.final = True
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 5))
+    job.payments.ends = dict.fromkeys(PAYMENTS, (0, 5))
+    job.epoch({ORDERS[0]: 100, ORDERS[1]: 100, PAYMENTS[0]: 100})
+    job.payments.ends = dict.fromkeys(PAYMENTS, (0, 9))
+    assert job.epoch({PAYMENTS[0]: 200}).watermarks["orders"] == END_OF_TIME
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 50))
+    job.payments.ends = dict.fromkeys(PAYMENTS, (0, 12))
+    assert {r.partition.input for r in job.epoch({}).ranges} == {"payments"}
+
+
+def test_a_partition_that_is_no_more_does_not_hold_the_watermark_back() -> None:
+    job = Job()
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 5))
+    job.epoch({ORDERS[0]: 100, ORDERS[1]: 1_000})
+    job.orders.ends = {ORDERS[1]: (0, 9)}
+    assert job.epoch({ORDERS[1]: 2_000}).watermarks["orders"] == 1_000 - 5
+
+
+def test_watermarks_go_on_with_the_clock_while_nothing_is_planned() -> None:
+    """T6: `onIdle: advance`; an idle job makes no plans, and the next one is to know how long it was idle."""
+    job = Job()
+    job.planner.clocks = {name: replace(c, advance_on_idle=True) for name, c in job.planner.clocks.items()}
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 5))
+    job.payments.ends = dict.fromkeys(PAYMENTS, (0, 5))
+    job.epoch({ORDERS[0]: 100, ORDERS[1]: 100, PAYMENTS[0]: 100})
+    for now in range(0, 11_001, 1_000):
+        assert job.plan(now) is None
+    plan = job.plan(12_000, always=True)
+    assert plan is not None
+    assert plan.watermarks == {"orders": 95 + 11_000, "payments": 97 + 11_000}

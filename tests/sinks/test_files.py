@@ -65,6 +65,25 @@ def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:
     assert staged(sink) == ["1-5-0-a.jsonl", "2-6-0-a.jsonl"]
 
 
+def test_a_staged_file_that_the_driver_cannot_see_stops_the_commit(sink) -> None:
+    """Tasks on another machine wrote to a folder of their own: nothing may be committed that can never be published."""
+    receipt = sink.writer().write(attempt(), ROWS)
+    sink.in_transaction(None, 1, [receipt])
+    for path in staged(sink):
+        (sink._directory / ".staging" / path).unlink()
+    with pytest.raises(SinkError, match="must share the directory"):
+        sink.in_transaction(None, 1, [receipt])
+
+
+def test_a_folder_with_the_output_of_another_job_is_refused(sink) -> None:
+    for epoch in (1, 2):
+        sink.publish(epoch, [sink.writer().write(attempt(epoch=epoch), ROWS)])
+    sink.recover(2, 2)
+    with pytest.raises(SinkError, match="output of another job"):
+        sink.recover(1, 0)
+    assert len(visible(sink)) == 2
+
+
 def test_a_directory_that_cannot_be_made(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SinkError, match=r"file/out cannot be written: Not a directory"):

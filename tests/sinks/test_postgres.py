@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.errors import SinkError
+from joinery_runtime.errors import SinkError, StoreUnavailable
 from joinery_runtime.sinks.base import Receipt
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
@@ -221,11 +221,23 @@ def test_a_table_in_a_schema_of_its_own(connection, dsn) -> None:
 
 def test_a_server_that_is_not_there() -> None:
     sink = PostgresSink("host=127.0.0.1 port=1 password=hush", TargetTable("t"), Staging.of("s", "job", "t"))
-    with pytest.raises(SinkError, match=r"cannot be prepared: .*Connection refused") as caught:
+    # The table is in the state's database: when that is away, the job waits and recovers.
+    with pytest.raises(StoreUnavailable, match=r"cannot be prepared: .*Connection refused") as caught:
         sink.prepare(PAIR)
     assert "hush" not in str(caught.value)
-    with pytest.raises(SinkError, match="cannot be staged"):
+    with pytest.raises(StoreUnavailable, match="cannot be staged"):
         sink.writer().write(attempt(), pairs((1, "a")))
+
+
+def test_after_a_restart_of_the_server_it_goes_on(connection, make) -> None:
+    sink = make(pairs((1, "a")).schema)
+    sink.writer().write(attempt(), pairs((1, "a")))
+    connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joinery output'"
+    )
+    with pytest.raises(StoreUnavailable):
+        sink.writer().write(attempt(epoch=2), pairs((2, "b")))
+    sink.writer().write(attempt(epoch=2), pairs((2, "b")))
 
 
 def test_a_schema_that_is_not_there(make, dsn) -> None:

@@ -22,7 +22,7 @@ from joinery_runtime.errors import Fenced, IncompatibleState, RecordError, Sourc
 from joinery_runtime.job import compare
 from joinery_runtime.sinks.base import Receipt, Sink
 from joinery_runtime.state.migrations import MIGRATIONS
-from joinery_runtime.state.store import EpochCommit, StateStore
+from joinery_runtime.state.store import EpochCommit, JobRecord, StateStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,20 @@ class JobIdentity:
     name: str
     signature: Mapping[str, Any]
     stateful_warning: Callable[[str], None] = field(default=lambda _: None)
+
+
+def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, ...]:
+    """Warnings about a job that goes on with the state of another; raises IncompatibleState if it cannot (M2)."""
+    if record.signature is None:
+        return ()
+    comparison = compare(record.signature, identity.signature)
+    if comparison.refused:
+        raise IncompatibleState(
+            f"the state of job {identity.name} does not fit the job as it is now",
+            facts="; ".join(comparison.refused),
+            todo="Undo the change, or give the job another name to start anew",
+        )
+    return comparison.warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +91,9 @@ class Driver:
         store, name = self._parts.store, self._identity.name
         known = store.record(name)
         if known is not None:
-            self._compare(known.signature)  # a job that does not fit must not fence the driver that runs
+            compare_with_state(self._identity, known)  # a job that does not fit must not fence the one that runs
         record = store.acquire(name)
-        for warning in self._compare(record.signature):
+        for warning in compare_with_state(self._identity, record):
             self._identity.stateful_warning(warning)
         if any(s.state_version != STATE_VERSION for s in record.segments):
             store.migrate(name, record.generation, MIGRATIONS, STATE_VERSION)
@@ -89,21 +103,14 @@ class Driver:
         self.inputs = {s.input: _input_state(s.input, record.offsets) for s in self._spec.sides}
         self.replays = next_action(record) is Action.REPLAY
         self._pending = EpochPlan.from_json(record.plan) if self.replays and record.plan else None
-        store.sweep(name, record.generation)
-        self._recover_sinks()
-
-    def _compare(self, stored: Mapping[str, Any] | None) -> tuple[str, ...]:
-        """Warnings about a job that goes on with the state of another; raises IncompatibleState if it cannot (M2)."""
-        if stored is None:
-            return ()
-        comparison = compare(stored, self._identity.signature)
-        if comparison.refused:
+        if self._pending is not None and set(self._pending.watermarks) != set(self.inputs):
             raise IncompatibleState(
-                f"the state of job {self._identity.name} does not fit the job as it is now",
-                facts="; ".join(comparison.refused),
+                f"epoch {self._pending.epoch} of job {name} was planned with other inputs",
+                facts=f"its inputs were {sorted(self._pending.watermarks)}, they are {sorted(self.inputs)} now",
                 todo="Undo the change, or give the job another name to start anew",
             )
-        return comparison.warnings
+        store.sweep(name, record.generation)
+        self._recover_sinks()
 
     def _recover_sinks(self) -> None:
         committed = self._parts.store.epochs(self._identity.name, after=self._epoch - 1, limit=1)
@@ -135,6 +142,7 @@ class Driver:
     def run(self, plan: EpochPlan) -> EpochOutcome:
         """All tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output."""
         outcome = self._parts.host.run(self._work(plan))
+        _check_arrivals(outcome)
         if self._parts.dead_letters is None:
             _refuse_dead(outcome)
         return outcome
@@ -221,11 +229,23 @@ def _input_state(name: str, offsets: Mapping[str, bytes]) -> InputState:
     return InputState.from_bytes(name, offsets[name]) if name in offsets else InputState()
 
 
+def _check_arrivals(outcome: EpochOutcome) -> None:
+    """What was read is what the shards got: a read task that ran twice must have given the same both times."""
+    read = sum(r.rows for r in outcome.read.partitions)
+    joined = sum(s.rows_in for s in outcome.shards.values())
+    if read != joined:
+        raise SourceError(
+            "A range of an input gave other records when it was read again",
+            facts=f"{read} rows were read, the shards got {joined}; nothing of the epoch was committed",
+            todo="Start the job again; if it stays so, records of the planned ranges have been deleted meanwhile",
+        )
+
+
 def _refuse_dead(outcome: EpochOutcome) -> None:
     for read in outcome.read.partitions:
         if read.dead:
             raise RecordError(
                 f"input {read.partition.input} has records that cannot be used",
                 facts=f"the first is {read.first_dead} ({read.dead} in this epoch); nothing of the epoch was committed",
-                todo="Name an output for such records under spec.deadLetter, or repair them at their source",
+                todo="Name an output for such records under spec.deadLetter and start the job again",
             )

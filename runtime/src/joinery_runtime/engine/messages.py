@@ -73,9 +73,10 @@ class ReadSummary:
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """One attempt of one shard: rows out, late rows per input, staged segments, segments they replace, receipt."""
+    """One attempt of one shard: rows in and out, late rows per input, staged and replaced segments, receipt."""
 
     shard: int
+    rows_in: int = 0
     rows_out: int = 0
     late: Mapping[str, int] = field(default_factory=dict)
     staged: tuple[SegmentMeta, ...] = ()

@@ -57,15 +57,16 @@ class Planner:
         that fixes where it starts.
         """
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].positions)]
+        bounds = [_settled(bound, inputs[bound.partition.input]) for bound in bounds]
         self._idleness.observe(bounds, now_ms)
         self._note(bounds)
         ranges = self._ranges(bounds, inputs)
         checkpoint = self._checkpoint_due(now_ms)
-        if not (ranges or checkpoint or always):
-            return None
         idle = self._idleness.idle()
         ended = _ended(bounds, self._sources)
         progress = self.watermarks(_with_partitions(inputs, bounds), idle, ended, now_ms)
+        if not (ranges or checkpoint or always):
+            return None
         if checkpoint:
             self._checkpointed_ms, self._dirty = now_ms, False
         self._dirty |= bool(ranges)
@@ -137,12 +138,21 @@ class Planner:
         return self._dirty and now_ms - self._checkpointed_ms >= self._settings.checkpoint_interval_ms
 
 
+def _settled(bound: Bounds, state: InputState) -> Bounds:
+    """An input that has ended stays ended (T7): what was added to it after that would meet a watermark of +infinity."""
+    return replace(bound, end_exclusive=bound.start, final=True) if state.progress.ended else bound
+
+
 def _with_partitions(inputs: Mapping[str, InputState], bounds: Iterable[Bounds]) -> dict[str, InputState]:
-    """A partition that exists holds its input's watermark back from the start, not from its first record."""
+    """A partition that exists holds its input's watermark back from the start, not from its first record; one that
+    is no more (another topic was named, say) does not hold it back for ever."""
     known: dict[str, dict[str, int | None]] = {name: {} for name in inputs}
     for bound in bounds:
-        known[bound.partition.input][partition_id(bound.partition)] = None
-    return {name: replace(state, progress=state.progress.saw(known[name])) for name, state in inputs.items()}
+        name, partition = bound.partition.input, partition_id(bound.partition)
+        known[name][partition] = inputs[name].progress.highest.get(partition)
+    return {
+        name: replace(state, progress=replace(state.progress, highest=known[name])) for name, state in inputs.items()
+    }
 
 
 def _ended(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from joinery_runtime.core import compaction
 from joinery_runtime.core.join import JoinEpoch
 from joinery_runtime.core.keyhash import KeyHash, key_hash
-from joinery_runtime.core.prepare import Prepared, cut_by_shard, prepare
+from joinery_runtime.core.prepare import Prepared, cut_by_shard, prepare, prepared_schema
 from joinery_runtime.core.segment import Run, SegmentMeta, concat, decode, describe, encode, merge
 from joinery_runtime.core.shards import HashRange, shard_range
 from joinery_runtime.core.spec import LEFT, PARTS, RIGHT, JoinSpec
@@ -133,6 +133,7 @@ class Worker:
         work.reach("output-written")
         return ShardSummary(
             shard=shard,
+            rows_in=sum(rows.num_rows for rows in arrivals if rows is not None),
             rows_out=rows_out,
             late={s.input: n for s, n in zip(self._spec.sides, epoch.late, strict=True) if n},
             staged=staged,
@@ -158,7 +159,10 @@ class Worker:
             part = group[0].part
             keep_from = self._spec.keep_from(PARTS.index(part), watermarks)
             runs = self._cache.get(group)
-            yield part, merge(runs if keep_from is None else [run.since(keep_from) for run in runs])
+            kept = runs if keep_from is None else [run.since(keep_from) for run in runs]
+            # Segments written before the job was edited may hold columns that are not stored any more.
+            names = prepared_schema(self._spec.sides[PARTS.index(part)]).names
+            yield part, merge([Run.view(run.batch.select(names)) for run in kept])
 
     def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run | None]]) -> tuple[SegmentMeta, ...]:
         staged: list[tuple[SegmentMeta, bytes]] = []

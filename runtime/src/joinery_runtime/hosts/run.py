@@ -12,7 +12,7 @@ from threading import Event
 
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, Parts
+from joinery_runtime.engine.driver import Driver, Parts, compare_with_state
 from joinery_runtime.engine.loop import Listener, run_until_stopped
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.worker import Worker, WorkerParts
@@ -35,6 +35,9 @@ def run_job(
     who = identity(job, spec, warn)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(job, warn))
+        known = store.store.record(job.name)
+        if known is not None:
+            compare_with_state(who, known)  # before anything of the driver that may run is touched
         sources = {side.name: planner_for(side) for side in job.spec.inputs}
         for source in sources.values():
             stack.callback(source.close)

@@ -177,7 +177,9 @@ def _read(setup: WorkerSetup, work: EpochWork, tasks: Iterable[Sequence[Range]])
         for ranges in tasks:
             yield from _worker(setup).read(work, ranges)
     except JoineryError as error:
-        yield work.plan.shards, TaskFailure(error)
+        # To every partition: Spark may have run this task again for one of them only, with the others done already.
+        for partition in range(work.plan.shards + 1):
+            yield partition, TaskFailure(error)
 
 
 def _join(

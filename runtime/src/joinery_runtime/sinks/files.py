@@ -57,7 +57,15 @@ class FileSink:
         return FileWriter(str(self._directory))
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Files become visible after the commit."""
+        """Files become visible after the commit; here it is made sure that they will."""
+        for receipt in receipts:
+            staged = self._directory / _STAGING / f"{receipt['attempt']}.jsonl"
+            if not staged.exists():
+                raise SinkError(
+                    f"The output of epoch {epoch}, shard {receipt['shard']} cannot be seen from the driver",
+                    facts=f"a task has written {staged}, and it is not there; nothing of the epoch was committed",
+                    todo="Driver and tasks must share the directory: name one on a shared file system",
+                )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         for receipt in receipts:
@@ -81,11 +89,24 @@ class FileSink:
             raise _problem(part, error) from error
 
     def recover(self, generation: int, committed_epoch: int) -> None:
-        """The committed epoch's files are left to `publish`; what it does not name goes at the next recovery."""
+        """The committed epoch's files are left to `publish`; what it does not name goes at the next recovery.
+
+        Parts of later epochs than the committed one are not this job's: it would overwrite them one by one.
+        """
+        self._refuse_foreign(committed_epoch)
         for staged in (self._directory / _STAGING).glob("*.jsonl"):
             written_by, epoch = map(int, staged.name.split("-")[:2])
             if written_by < generation and epoch != committed_epoch:
                 staged.unlink(missing_ok=True)
+
+    def _refuse_foreign(self, committed_epoch: int) -> None:
+        parts = sorted(self._directory.glob("epoch-*-shard-*.jsonl"))
+        if parts and int(parts[-1].name.split("-")[1]) > committed_epoch:
+            raise SinkError(
+                f"The folder {self._directory} holds output of another job, or of this one before its state was lost",
+                facts=f"{parts[-1].name} is there, and this job has committed up to epoch {committed_epoch}",
+                todo="Move the files away, or name another folder",
+            )
 
     def close(self) -> None:
         """Nothing is kept open."""

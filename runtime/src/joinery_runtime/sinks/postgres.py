@@ -25,7 +25,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from joinery_runtime.errors import SinkError
+from joinery_runtime.errors import SinkError, StoreUnavailable
 from joinery_runtime.sinks.base import AttemptId, Receipt
 from joinery_runtime.sinks.postgres_table import TargetTable, column_type, columns_of, names
 
@@ -120,9 +120,7 @@ class PostgresSink:
         """The rows are in the table; empties what was staged for this epoch, once it is large."""
         table = self._staging.table(epoch)
         with self._session("The staging table cannot be emptied") as connection:
-            size = connection.execute(
-                "SELECT pg_relation_size(%s::regclass)", (table.as_string(connection),)
-            ).fetchone()
+            size = connection.execute("SELECT pg_table_size(%s::regclass)", (table.as_string(connection),)).fetchone()
             if size is not None and size[0] > _WORTH_EMPTYING:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a zombie is writing; next time
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
@@ -241,6 +239,9 @@ def _moved(field: pa.Field) -> sql.Composable:
     return name
 
 
-def _problem(what: str, error: psycopg.Error) -> SinkError:
+def _problem(what: str, error: psycopg.Error) -> SinkError | StoreUnavailable:
+    """The table is in the state's database: when that is away, the job waits for it and recovers."""
     reason = " ".join(str(error).split())
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return StoreUnavailable(what, facts=reason, todo="Check that Postgres runs and can be reached from here")
     return SinkError(what, facts=reason, todo="Check the table, the role's rights and that Postgres can be reached")

@@ -48,7 +48,8 @@ class KafkaPlanner:
         extents = self._extents(partitions)
         stored = {number: positions.get(self._ref(number)) for number in partitions}
         fresh = [number for number in partitions if stored[number] is None and number not in self._starts]
-        self._starts |= self._first_offsets(fresh, extents)
+        # A partition that was added to a topic we read already holds records that nobody has seen.
+        self._starts |= {n: extents[n].earliest for n in fresh} if known else self._first_offsets(fresh, extents)
         self._ends |= self._stops([number for number in partitions if number not in self._ends], extents)
         return [self._bounds(number, stored[number], extents[number]) for number in partitions]
 
