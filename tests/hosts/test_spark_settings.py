@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from py4j.protocol import Py4JNetworkError
 from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 
-from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.engine.messages import EpochWork
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts import spark
-from joinery_runtime.hosts.spark import DEFAULT_CONF, WORKER_ENVIRONMENT, deal, start_context
+from joinery_runtime.hosts.spark import DEFAULT_CONF, WORKER_ENVIRONMENT, SparkHost, deal, start_context
 from joinery_runtime.sources.base import PartitionRef, Range
 
 Start = Callable[..., dict[str, str]]
@@ -103,6 +106,27 @@ def _fail_to_start(
     monkeypatch.setattr(spark, "SparkContext", no_context)
     monkeypatch.setattr(os, "environ", environment)
     start(master=master)
+
+
+class LostContext:
+    """A context whose Java process was killed."""
+
+    defaultParallelism = 2  # noqa: N815 - Spark's name
+
+    def setJobDescription(self, text: str) -> None:  # noqa: N802 - Spark's name
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    def stop(self) -> None:
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+
+def test_a_java_process_that_is_gone_is_an_error_of_ours() -> None:
+    context: Any = LostContext()
+    setup: Any = None
+    host = SparkHost(context, setup, "job")
+    with pytest.raises(JoineryError, match="Spark gave up on epoch 7: the driver's Java process is gone"):
+        host.run(EpochWork(1, EpochPlan(7, 2, (), {}), ()))
+    host.close()
 
 
 # --- deal -------------------------------------------------------------------------------------------------------------

@@ -64,10 +64,11 @@ def _prepared(stack: ExitStack, sink: Sink, schema: object) -> Sink:
 @contextmanager
 def _spark(job: StreamJoin, build: WorkerBuilder, master: str | None) -> Iterator[SparkHost]:
     context = start_context(f"joinery {job.name}", dict(job.spec.spark.conf), master)
+    host = SparkHost(context, WorkerSetup(build.digest, build), job.name)
     try:
-        yield SparkHost(context, WorkerSetup(build.digest, build), job.name)
+        yield host
     finally:
-        context.stop()
+        host.close()
 
 
 def _running_ms() -> int:

@@ -13,6 +13,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,34 +61,38 @@ class SparkHost:
         self._context, self._setup, self._job = context, setup, job
 
     def run(self, work: EpochWork) -> EpochOutcome:
-        context, plan, setup = self._context, work.plan, self._setup
-        groups = deal(plan.ranges, context.defaultParallelism)
-        context.setJobDescription(f"{self._job}: epoch {plan.epoch}")
-        job = (
-            context.parallelize(groups, max(1, len(groups)))
-            .mapPartitions(lambda tasks: _read(setup, work, tasks))
-            .partitionBy(plan.shards + 1, lambda shard: shard)
-            .mapPartitionsWithIndex(lambda index, blocks: _join(setup, work, index, blocks))
-        )
-        results = _collect(job, plan.epoch)
+        plan = work.plan
+        results = self._results(work)
         _raise_first_failure(results)
         chosen = choose_attempts(results, range(plan.shards + 1))
         read: ReadSummary = chosen[plan.shards]
         return EpochOutcome(read, {shard: chosen[shard] for shard in range(plan.shards)})
 
     def close(self) -> None:
-        self._context.stop()
+        """A context whose Java process is gone has stopped already."""
+        with suppress(Py4JError, ConnectionError):
+            self._context.stop()
 
+    def _results(self, work: EpochWork) -> list[tuple[int, Any]]:
+        try:
+            return list(self._job_of(work).collect())
+        except (Py4JError, ConnectionError) as error:
+            raise JoineryError(
+                f"Spark gave up on epoch {work.plan.epoch}",
+                facts=_cause(error),
+                todo="Nothing of it was committed; the next start replays it",
+            ) from error
 
-def _collect(job: RDD[Any], epoch: int) -> list[tuple[int, Any]]:
-    try:
-        return list(job.collect())
-    except (Py4JError, ConnectionError) as error:
-        raise JoineryError(
-            f"Spark gave up on epoch {epoch}",
-            facts=_cause(error),
-            todo="Nothing of it was committed; the next start replays it",
-        ) from error
+    def _job_of(self, work: EpochWork) -> RDD[Any]:
+        context, plan, setup = self._context, work.plan, self._setup
+        groups = deal(plan.ranges, context.defaultParallelism)
+        context.setJobDescription(f"{self._job}: epoch {plan.epoch}")
+        return (
+            context.parallelize(groups, max(1, len(groups)))
+            .mapPartitions(lambda tasks: _read(setup, work, tasks))
+            .partitionBy(plan.shards + 1, lambda shard: shard)
+            .mapPartitionsWithIndex(lambda index, blocks: _join(setup, work, index, blocks))
+        )
 
 
 def _cause(error: Exception) -> str:
