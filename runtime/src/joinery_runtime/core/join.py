@@ -108,14 +108,8 @@ class JoinEpoch:
         return _with_order(rows, side, pair[side], pair[1 - side]) if self._ordered else rows
 
 
-def column_of(side: SideSpec, batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A user column of a prepared batch; the event time comes back from `$ts` in its own type."""
-    if name == side.event_time:
-        return batch.column(TS).cast(side.schema.field(name).type)
-    return batch.column(name)
-
-
 def gather(side: SideSpec, rows: SideRows, name: str) -> pa.Array:
+    """A user column of these rows of a prepared batch; the event time comes back from `$ts` in its own type."""
     batch, index = rows
     if name == side.event_time:
         return batch.column(TS).take(pa.array(index)).cast(side.schema.field(name).type)

@@ -64,8 +64,8 @@ class Run:
 
     def within(self, owned: HashRange) -> Run:
         """The rows whose hash lies in the range: a slice, nothing is copied."""
-        first, stop = np.searchsorted(self.hash, [np.uint64(owned.first), np.uint64(owned.last)], side="left")
-        stop += np.searchsorted(self.hash[stop:], np.uint64(owned.last), side="right")
+        first = np.searchsorted(self.hash, np.uint64(owned.first), side="left")
+        stop = np.searchsorted(self.hash, np.uint64(owned.last), side="right")
         return Run.view(self.batch.slice(first, stop - first))
 
     def since(self, ts: int) -> Run:
