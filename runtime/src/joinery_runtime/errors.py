@@ -8,12 +8,14 @@ the command line ends with.
     +-- ExpressionError     a predicate or select expression cannot be compiled or failed on data
     +-- SourceError         an input cannot be read
     |   +-- DataLoss        a stored offset that the broker no longer has
+    |   +-- PartitionsLost  another member of the consumer group took partitions that the epoch reads
     +-- RecordError         a record cannot be used and there is no dead-letter output
     +-- StateError          the state store cannot do what was asked
     |   +-- StoreUnavailable    may pass: the caller may recover and try again
     |   +-- Fenced              a newer driver owns the job
     |   +-- IncompatibleState   the stored state does not fit the job or this release
     +-- SinkError           an output cannot be written
+    |   +-- Superseded      another attempt of the same task took over; this one wrote nothing
     +-- EnvironmentProblem  something the machine lacks (Java, a package, a network)
 """
 
@@ -83,6 +85,10 @@ class DataLoss(SourceError):
     pass
 
 
+class PartitionsLost(SourceError):
+    pass
+
+
 class RecordError(JoineryError):
     pass
 
@@ -104,6 +110,10 @@ class IncompatibleState(StateError):
 
 
 class SinkError(JoineryError):
+    pass
+
+
+class Superseded(SinkError):
     pass
 
 

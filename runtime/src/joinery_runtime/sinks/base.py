@@ -8,7 +8,7 @@ must be idempotent). A receipt that is never named stays invisible and is swept 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,11 +30,45 @@ class AttemptId:
         return f"{self.generation}-{self.epoch}-{self.shard}-{self.attempt}"
 
 
-class SinkWriter(Protocol):
-    """Task half. Must be picklable before `open`; used by one task at a time."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt as its writer sees it. `lineage` names the job's life in its state store: what another store's job
+    of the same name left in the target is not this one's.
 
-    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
-        """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError."""
+    `check` raises Fenced unless the attempt's generation and plan are the store's newest: a writer whose rows are
+    visible before the commit calls it after it has fenced older attempts and before it sends anything. `reach` names
+    points of the work for fault injection; it does nothing otherwise.
+    """
+
+    id: AttemptId
+    lineage: str
+    check: Callable[[], None]
+    reach: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """What a driver finds when it takes a job over; attempts of older generations may still be running.
+
+    Their shards are below `shards`. `pending` is the epoch of the plan that is about to be replayed (None: there is
+    none), with `pending_shards`, and `pending_for_ms` is for how long it has been in the store.
+    """
+
+    generation: int
+    committed_epoch: int
+    lineage: str = ""
+    shards: int = 0
+    pending: int | None = None
+    pending_shards: int = 0
+    pending_for_ms: int = 0
+
+
+class SinkWriter(Protocol):
+    """Task half. Pickles; used by one task at a time."""
+
+    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+        """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError, and Superseded
+        when another attempt of the same shard took over: then the task is to be tried again."""
         ...
 
 
@@ -55,8 +89,9 @@ class Sink(Protocol):
         """After the commit, and again at recovery for the last committed epoch: idempotent."""
         ...
 
-    def recover(self, generation: int, committed_epoch: int) -> None:
-        """Sweeps what attempts of older generations left behind and was never named by a commit."""
+    def recover(self, takeover: Takeover) -> None:
+        """Before anything is planned or replayed: sweeps what attempts of older generations left behind and was never
+        named by a commit, and sees to it that none of them makes anything visible after this returns."""
         ...
 
     def close(self) -> None: ...

@@ -7,8 +7,8 @@ often it is asked. What the driver plans is what the tasks read: nothing is deci
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,9 @@ class Bounds:
     `start` is the stored position or, where none is stored, what `startFrom` says. `end_exclusive` is the last stable
     offset (Kafka), the file's size in bytes (a file) or the job's `stopAt`. `final` says that nothing will ever follow
     `end_exclusive`: the partition is bounded. `lost` counts offsets that were skipped under `onDataLoss: continue`.
+    `held` False: the partition is there, and another member of the consumer group has it, or nobody yet; it is not
+    read, and it is not idle. `stop` is where a bounded partition ends, and `topic_id` which topic of this name it is
+    of ("" where that is not known): both are stored with the plan that is made of these bounds.
     """
 
     partition: PartitionRef
@@ -38,6 +41,18 @@ class Bounds:
     end_exclusive: int
     final: bool = False
     lost: int = 0
+    held: bool = True
+    stop: int | None = None
+    topic_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is stored of one input: next offset and stop (first offset not to be read) per partition, id per topic."""
+
+    offsets: Mapping[PartitionRef, int] = field(default_factory=dict)
+    stops: Mapping[PartitionRef, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +68,29 @@ class Range:
 class RawBatch:
     """Undecoded records of one partition, in offset order.
 
-    `values` and `keys` are binary arrays of n records (null where the record has none), `offsets` is int64[n].
+    `values` and `keys` are binary arrays of n records (null where the record has none), `offsets` is int64[n]. `lost`
+    counts offsets of the range that the broker had deleted (`onDataLoss: continue`); n is 0 then.
     """
 
     partition: PartitionRef
     offsets: np.ndarray
     values: pa.BinaryArray
     keys: pa.BinaryArray | None = None
+    lost: int = 0
 
 
 class SourcePlanner(Protocol):
-    """Driver half. Not thread-safe; `close` ends its connections."""
+    """Driver half. Its methods are called by one thread; `close` ends its connections.
 
-    def bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
-        """Bounds of every partition of this input, given the stored next offsets (missing: never read).
+    A source whose partitions are shared out (a Kafka consumer group) may lose some at any time. What an epoch reads is
+    held from its plan to its commit: a rebalance waits for that, within limits.
+    """
 
-        Raises SourceError when the topic, file or broker is not there, DataLoss when a stored offset is gone and the
-        job does not allow it.
+    def bounds(self, known: Known) -> list[Bounds]:
+        """Bounds of every partition of this input, given what is stored of it (nothing: never read).
+
+        Raises SourceError when the topic, file or broker is not there, DataLoss when a stored offset is gone or a
+        topic was recreated and the job does not allow it, Fenced when another driver of the job has joined.
         """
         ...
 
@@ -77,7 +98,40 @@ class SourcePlanner(Protocol):
         """A range from `bounds.start` of about `max_records` records that ends on a record boundary."""
         ...
 
+    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
+        """Which of these partitions of a plan that is replayed belong to a topic that is no more, or is another one of
+        the same name. Raises DataLoss for them unless the job allows it."""
+        ...
+
+    def hold(self, partitions: Collection[PartitionRef]) -> bool:
+        """Before an epoch runs: True if all are this driver's, which then keeps them until `release`."""
+        ...
+
+    def still_held(self) -> bool:
+        """Before its commit: whether none of the held partitions was lost to another member meanwhile."""
+        ...
+
+    def release(self, committed: Mapping[PartitionRef, int]) -> None:
+        """Ends the hold. `committed` are the next offsets if the epoch was committed, for lag tools (else empty)."""
+        ...
+
     def close(self) -> None: ...
+
+
+class Exclusive:
+    """The part of `SourcePlanner` that is trivial where nobody else can take partitions and nothing is recreated."""
+
+    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
+        return set()
+
+    def hold(self, partitions: Collection[PartitionRef]) -> bool:
+        return True
+
+    def still_held(self) -> bool:
+        return True
+
+    def release(self, committed: Mapping[PartitionRef, int]) -> None:
+        """Nobody waits for it."""
 
 
 class SourceReader(Protocol):
