@@ -55,6 +55,7 @@ def open_store(job: StreamJoin, warn: Callable[[str], None]) -> Iterator[OpenSto
             yield OpenStore(store, address)
         return
     if spec.postgres is not None:
+        assert spec.postgres.dsn is not None, "with_secrets fills it in"
         with _postgres(job, PostgresAddress(spec.postgres.dsn, spec.postgres.schema_name)) as opened:
             yield opened
         return

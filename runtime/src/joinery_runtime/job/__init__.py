@@ -29,6 +29,7 @@ from joinery_runtime.job.resource import (
     Trigger,
     Upgrade,
 )
+from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.signature import Comparison, compare, signature
 from joinery_runtime.job.steps import Interval, JoinStep, Reference, SelectItem
 from joinery_runtime.job.types import ColumnType, parse_type
@@ -57,6 +58,8 @@ __all__ = [
     "PostgresOutput",
     "PostgresStore",
     "Reference",
+    "SecretKeyRef",
+    "SecretRef",
     "SelectItem",
     "SparkSpec",
     "StoreSpec",

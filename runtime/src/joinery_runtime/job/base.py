@@ -34,7 +34,12 @@ class Model(BaseModel):
     """camelCase in YAML, snake_case in Python (either may be used to construct); frozen; unknown fields are refused."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True, extra="forbid"
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,  # pydantic's own messages would print secrets
     )
 
 

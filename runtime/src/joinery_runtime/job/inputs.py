@@ -19,6 +19,7 @@ from joinery_runtime.job.base import (
     TypeField,
     not_yet,
 )
+from joinery_runtime.job.secrets import SecretRef
 from joinery_runtime.job.types import ColumnType
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
@@ -73,7 +74,8 @@ StopAt = Annotated[
 class KafkaInput(Model):
     """A Kafka topic. `start_from` counts only for partitions without a stored offset; partitions that its `offsets`
     do not name start at the earliest record. `stop_at` makes the input bounded; partitions that its `offsets` do not
-    name stop at their end when the job first starts. `properties` are librdkafka's and may hold secrets."""
+    name stop at their end when the job first starts. `properties` are librdkafka's; those that are secret belong
+    in the secret that `properties_secret_ref` names (`hosts/secrets.py` merges them)."""
 
     bootstrap_servers: Text
     topic: Topic
@@ -82,9 +84,7 @@ class KafkaInput(Model):
     stop_at: Annotated[StopAt | None, BeforeValidator(_unset_when_empty)] = None
     on_data_loss: Literal["fail", "continue"] = "fail"
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
-    properties_secret_ref: Annotated[
-        None, NotYet("propertiesSecretRef", "it comes with the operator: write the settings under `properties`")
-    ] = None
+    properties_secret_ref: SecretRef | None = None
 
 
 class FileInput(Model):

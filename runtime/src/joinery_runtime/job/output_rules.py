@@ -62,6 +62,9 @@ def _one_target(parts: Parts) -> Iterator[Finding]:
     yield from exactly_one(dig(spec, "deadLetter"), ("spec", "deadLetter"), ("kafka", "file"))
     if dig(spec, "stateStore", "postgres") is not None and dig(spec, "stateStore", "memory") is not None:
         yield ("spec", "stateStore"), "postgres and memory are both named; keep one"
+    yield from exactly_one(
+        dig(spec, "stateStore", "postgres"), ("spec", "stateStore", "postgres"), ("dsn", "dsnSecretRef")
+    )
 
 
 def _delivery(parts: Parts) -> Iterator[Finding]:
@@ -84,7 +87,7 @@ def _postgres_beside_the_state(parts: Parts) -> Iterator[Finding]:
         yield (
             (*at, "dsn"),
             f"an output in another database than the state's cannot be exactly once: {why}; "
-            "leave dsn out and let stateStore.postgres.dsn name that database",
+            "leave dsn out and let stateStore.postgres name that database",
         )
 
 

@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.base import FilePath, Model, NotYet, PositiveDuration, Setting, Text, not_yet
+from joinery_runtime.job.base import FilePath, Model, PositiveDuration, Setting, Text, not_yet
 from joinery_runtime.job.inputs import Topic
-
-_NO_SECRETS = "it comes with the operator: write the settings under `properties`"
+from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
 
 
 class KafkaOutput(Model):
@@ -19,7 +18,7 @@ class KafkaOutput(Model):
     topic: Topic
     key: tuple[Text, ...] = ()
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
-    properties_secret_ref: Annotated[None, NotYet("propertiesSecretRef", _NO_SECRETS)] = None
+    properties_secret_ref: SecretRef | None = None
 
 
 class PostgresOutput(Model):
@@ -50,12 +49,13 @@ class Output(Model):
 
 class DeadLetterKafka(Model):
     """A topic for unusable records. What is not named here is taken from the Kafka output, else from the inputs if
-    these all agree (`StreamJoin.dead_letter_kafka`)."""
+    these all agree (`StreamJoin.dead_letter_kafka`); `properties` and `properties_secret_ref` go together: where one is
+    named, neither is taken from elsewhere."""
 
     topic: Topic
     bootstrap_servers: Text | None = None
     properties: Annotated[dict[str, Setting] | None, Field(repr=False)] = None
-    properties_secret_ref: Annotated[None, NotYet("propertiesSecretRef", _NO_SECRETS)] = None
+    properties_secret_ref: SecretRef | None = None
 
 
 class DeadLetter(Model):
@@ -66,12 +66,11 @@ class DeadLetter(Model):
 
 
 class PostgresStore(Model):
-    """A database and the schema in it that holds Joinery's tables. `dsn` is libpq's, and may hold a password."""
+    """A database and the schema in it that holds Joinery's tables. `dsn` is libpq's, and may hold a password; exactly
+    one of it and `dsn_secret_ref` is named."""
 
-    dsn: Annotated[Text, Field(repr=False)]
-    dsn_secret_ref: Annotated[
-        None, NotYet("dsnSecretRef", "it comes with the operator: write the address under `dsn`", instead="dsn")
-    ] = None
+    dsn: Annotated[Text | None, Field(repr=False)] = None
+    dsn_secret_ref: SecretKeyRef | None = None
     schema_name: Annotated[Text, Field(alias="schema")] = "joinery"
 
 
