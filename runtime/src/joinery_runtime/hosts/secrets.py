@@ -1,0 +1,112 @@
+"""Reads the secrets that a job refers to.
+
+A secret is a directory with one file per key, which is what Kubernetes mounts: `$JOINERY_SECRETS/<name>/<key>`. Without
+that variable it is looked for in `/etc/joinery/secrets` (a pod) and then `$JOINERY_HOME/secrets`, by default
+`~/.joinery/secrets` (a laptop). A file's text counts without its last line's end; names that begin with a dot, which
+Kubernetes keeps beside the keys, do not count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
+from joinery_runtime.job import DeadLetterKafka, KafkaInput, KafkaOutput, PostgresStore, SecretRef, StreamJoin
+from joinery_runtime.job.parts import path_text
+
+_IN_A_POD = Path("/etc/joinery/secrets")
+_Client = TypeVar("_Client", KafkaInput, KafkaOutput, DeadLetterKafka)
+
+
+def with_secrets(job: StreamJoin) -> StreamJoin:
+    """The job with its secrets' values in place of the references to them: what a process needs that connects.
+
+    Raises EnvironmentProblem, naming the paths that were looked at, where a secret cannot be read, and JobError where a
+    setting is both in a job's `properties` and in its secret.
+    """
+    filling, spec = _Filling(), job.spec
+    dead = spec.dead_letter
+    filled = {
+        "inputs": tuple(
+            side.model_copy(update={"kafka": filling.client(side.kafka, "inputs", i, "kafka")})
+            for i, side in enumerate(spec.inputs)
+        ),
+        "output": spec.output.model_copy(update={"kafka": filling.client(spec.output.kafka, "output", "kafka")}),
+        "dead_letter": dead and dead.model_copy(update={"kafka": filling.client(dead.kafka, "deadLetter", "kafka")}),
+        "state_store": spec.state_store.model_copy(update={"postgres": _store(spec.state_store.postgres)}),
+    }
+    if filling.twice:
+        raise JobError(job.name, filling.twice)
+    return job.model_copy(update={"spec": spec.model_copy(update=filled)})
+
+
+class _Filling:
+    """Fills in clients' settings; `twice` are those that were there already."""
+
+    def __init__(self) -> None:
+        self.twice: list[Problem] = []
+
+    def client(self, client: _Client | None, *at: str | int) -> _Client | None:
+        if client is None or client.properties_secret_ref is None:
+            return client
+        ref, properties = client.properties_secret_ref, client.properties or {}
+        secret = _settings(ref)
+        for name in sorted(properties.keys() & secret.keys()):
+            place = path_text(("spec", *at, "properties", name))
+            self.twice.append(Problem(place, f"is also in the secret {ref.name} ({_directory(ref) / name}); keep one"))
+        return client.model_copy(update={"properties": {**properties, **secret}, "properties_secret_ref": None})
+
+
+def _store(store: PostgresStore | None) -> PostgresStore | None:
+    if store is None or store.dsn_secret_ref is None:
+        return store
+    ref = store.dsn_secret_ref
+    return store.model_copy(update={"dsn": _text(_directory(ref) / ref.key), "dsn_secret_ref": None})
+
+
+def _settings(ref: SecretRef) -> Mapping[str, str]:
+    directory = _directory(ref)
+    files = [each for each in sorted(directory.iterdir()) if not each.name.startswith(".") and each.is_file()]
+    if not files:
+        raise EnvironmentProblem(
+            f"The secret {ref.name} has no keys",
+            facts=f"{directory} holds no file",
+            todo="Put one file per setting there, named like the setting",
+        )
+    return {each.name: _text(each) for each in files}
+
+
+def _text(file: Path) -> str:
+    try:
+        text = file.read_bytes().decode(errors="replace")
+    except OSError as error:
+        todo = "Write the value into that file, and let the user that runs the job read it"
+        raise EnvironmentProblem("A secret cannot be read", facts=f"{file}: {error.strerror}", todo=todo) from error
+    if "\ufffd" in text:
+        raise EnvironmentProblem("A secret is not text", facts=str(file), todo="Save the value as UTF-8, or as PEM")
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise EnvironmentProblem("A secret is empty", facts=str(file), todo="Write the value into that file")
+    return text
+
+
+def _directory(ref: SecretRef) -> Path:
+    places = [root / ref.name for root in _roots()]
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        raise EnvironmentProblem(
+            f"The secret {ref.name} is missing",
+            facts=f"there is no directory {' or '.join(map(str, places))}",
+            todo="Make it with one file per key, or set JOINERY_SECRETS to the folder that holds it",
+        )
+    return found
+
+
+def _roots() -> list[Path]:
+    chosen = os.environ.get("JOINERY_SECRETS")
+    if chosen:
+        return [Path(chosen)]
+    return [_IN_A_POD, Path(os.environ.get("JOINERY_HOME", Path.home() / ".joinery")) / "secrets"]
