@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import threading
+import time
+import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from joinery_runtime.errors import Fenced, IncompatibleState, StateError
 from joinery_runtime.state import decisions
-from joinery_runtime.state.store import StateStore
-from state.values import commit_of, live_keys, offsets_of, run_epoch, segment
+from joinery_runtime.state.store import Standing, StateStore
+from state.values import DEFINITION, commit_of, live_keys, offsets_of, run_epoch, segment
 
 
 class EffectError(Exception):
     pass
+
+
+def planned_for_ms(store: StateStore, job: str) -> int:
+    record = store.record(job)
+    assert record is not None
+    return record.planned_for_ms
+
+
+def wait_until(holds: Callable[[], bool]) -> float:
+    """When it first held, by the monotonic clock."""
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+    return time.monotonic()
+
+
+def elapsed_ms(since: float) -> float:
+    return (time.monotonic() - since) * 1000
 
 
 class TestDrivers:
@@ -24,6 +45,8 @@ class TestDrivers:
         record = store.acquire(job)
         assert (record.job, record.generation, record.epoch) == (job, 1, 0)
         assert (record.plan, record.signature, dict(record.offsets), record.segments) == (None, None, {}, ())
+        assert (record.definition, record.planned_for_ms) == (None, 0)
+        assert str(uuid.UUID(record.lineage)) == record.lineage
         assert store.record(job) == record
 
     def test_each_driver_gets_the_next_generation(self, driver: Callable[[], StateStore], job: str) -> None:
@@ -51,7 +74,7 @@ class TestDrivers:
         old.stage(job, [segment("a")])
         before = new.acquire(job)
         arguments: dict[str, tuple[Any, ...]] = {
-            "write_plan": ({"epoch": 1},),
+            "write_plan": ({"epoch": 1}, DEFINITION),
             "commit": (commit_of(1, ["a"]),),
             "sweep": (),
             "migrate": ({}, 1),
@@ -104,7 +127,7 @@ class TestPlans:
     def test_the_pending_plan_is_kept_as_it_was_written(self, store: StateStore, job: str) -> None:
         plan = {"epoch": 1, "b": [1, 2.5, None, {"text": "\x00\ud800é"}], "a": {"big": 2**64 - 1, "float": 1e16}}
         generation = store.acquire(job).generation
-        store.write_plan(job, generation, plan)
+        store.write_plan(job, generation, plan, DEFINITION)
         record = store.acquire(job)
         assert record.plan == plan
         assert list(record.plan) == list(plan)
@@ -114,27 +137,55 @@ class TestPlans:
         generation = store.acquire(job).generation
         for plan in ({"epoch": 2}, {}):
             with pytest.raises(StateError, match="the next one is 1"):
-                store.write_plan(job, generation, plan)
+                store.write_plan(job, generation, plan, DEFINITION)
 
     def test_a_pending_plan_is_not_replaced_but_may_be_written_again(self, store: StateStore, job: str) -> None:
         generation = store.acquire(job).generation
-        store.write_plan(job, generation, {"epoch": 1, "ends": (5,)})
-        store.write_plan(job, generation, {"epoch": 1, "ends": (5,)})
+        store.write_plan(job, generation, {"epoch": 1, "ends": (5,)}, DEFINITION)
+        store.write_plan(job, generation, {"epoch": 1, "ends": (5,)}, DEFINITION)
         with pytest.raises(StateError, match="another plan for epoch 1"):
-            store.write_plan(job, generation, {"epoch": 1, "ends": (6,)})
+            store.write_plan(job, generation, {"epoch": 1, "ends": (6,)}, DEFINITION)
         assert store.acquire(job).plan == {"epoch": 1, "ends": [5]}
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), b"bytes"])
     def test_what_is_not_json_is_refused(self, store: StateStore, job: str, value: object) -> None:
         generation = store.acquire(job).generation
         with pytest.raises(StateError, match="not JSON"):
-            store.write_plan(job, generation, {"epoch": 1, "value": value})
+            store.write_plan(job, generation, {"epoch": 1, "value": value}, DEFINITION)
         with pytest.raises(StateError, match="not JSON"):
-            store.commit(job, generation, commit_of(1, result={"value": value}))
+            store.write_plan(job, generation, {"epoch": 1}, {"value": value})
+        for name in ("result", "definition"):
+            with pytest.raises(StateError, match="not JSON"):
+                store.commit(job, generation, commit_of(1, **{name: {"value": value}}))
+
+    def test_the_definition_is_stored_with_the_plan_and_stays_under_it(self, store: StateStore, job: str) -> None:
+        generation = store.acquire(job).generation
+        definition = {"spec": {"b": "\x00é", "a": 1e16}}
+        store.write_plan(job, generation, {"epoch": 1}, definition)
+        store.write_plan(job, generation, {"epoch": 1}, definition)
+        with pytest.raises(StateError, match="this plan for epoch 1 under another definition"):
+            store.write_plan(job, generation, {"epoch": 1}, {"spec": {}})
+        with pytest.raises(StateError, match="another plan for epoch 1"):
+            store.write_plan(job, generation, {"epoch": 1, "ends": 5}, {"spec": {}})
+        record = store.acquire(job)
+        assert (record.plan, record.definition) == ({"epoch": 1}, definition)
+        assert list(record.definition["spec"]) == ["b", "a"]
+
+    def test_how_long_a_plan_has_been_pending(self, store: StateStore, job: str) -> None:
+        generation = store.acquire(job).generation
+        store.write_plan(job, generation, {"epoch": 1}, DEFINITION)
+        reached = wait_until(lambda: planned_for_ms(store, job) >= 30)
+        store.write_plan(job, generation, {"epoch": 1}, DEFINITION)  # no new plan, so no younger one
+        assert store.acquire(job).planned_for_ms >= 30
+        store.commit(job, generation + 1, commit_of(1, next_plan={"epoch": 2}))
+        assert planned_for_ms(store, job) <= elapsed_ms(reached) + 1  # whole milliseconds
+        wait_until(lambda: planned_for_ms(store, job) >= 30)
+        store.commit(job, generation + 1, commit_of(2))
+        assert planned_for_ms(store, job) == 0
 
     def test_a_job_without_state_has_no_place_for_plan_or_commit(self, store: StateStore, job: str) -> None:
         for call in (
-            lambda: store.write_plan(job, 1, {"epoch": 1}),
+            lambda: store.write_plan(job, 1, {"epoch": 1}, DEFINITION),
             lambda: store.commit(job, 1, commit_of(1)),
             lambda: store.stage(job, [segment("a")]),
             lambda: store.read_segments(job, ["a"]),
@@ -142,12 +193,99 @@ class TestPlans:
             lambda: store.sweep(job, 1),
             lambda: store.create_savepoint(job, "sp"),
             lambda: store.restore_savepoint(job, "sp"),
+            lambda: store.reset_offsets(job, {"orders": b"0"}),
             lambda: store.delete_savepoint(job, "sp"),
             lambda: store.migrate(job, 1, {}, 1),
         ):
             with pytest.raises(StateError, match=f"no state of job {job}"):
                 call()
         assert store.record(job) is None
+        assert store.standing(job) is None
+        assert store.newest_epoch(job) is None
+
+
+class TestStanding:
+    def test_it_follows_generation_epoch_and_plan(self, driver: Callable[[], StateStore], job: str) -> None:
+        old, new = driver(), driver()
+        record = old.acquire(job)
+        assert new.standing(job) == Standing(1, 0, planned=None)
+        old.write_plan(job, record.generation, {"epoch": 1}, DEFINITION)
+        assert new.standing(job) == Standing(1, 0, planned=1)
+        run_epoch(old, record, 1, next_plan={"epoch": 2})
+        assert new.standing(job) == Standing(1, 1, planned=2)
+        new.acquire(job)
+        assert old.standing(job) == Standing(2, 1, planned=2)
+        old.create_savepoint(job, "sp")
+        old.restore_savepoint(job, "sp")
+        assert old.standing(job) == Standing(3, 2, planned=None)
+
+    def test_a_deleted_job_has_none(self, store: StateStore, job: str) -> None:
+        run_epoch(store, store.acquire(job), 1)
+        store.delete_job(job)
+        assert store.standing(job) is None
+        store.acquire(job)
+        assert store.standing(job) == Standing(3, 1, planned=None)
+
+
+class TestLineage:
+    def test_it_stays_for_a_jobs_life(self, driver: Callable[[], StateStore], job: str) -> None:
+        store = driver()
+        record = store.acquire(job)
+        run_epoch(store, record, 1, ["a"])
+        store.create_savepoint(job, "sp")
+        seen = {record.lineage, store.restore_savepoint(job, "sp").lineage}
+        seen |= {store.reset_offsets(job, {"orders": b"1"}).lineage, driver().acquire(job).lineage}
+        assert seen == {record.lineage}
+
+    def test_another_job_and_another_life_have_others(self, store: StateStore, job: str) -> None:
+        lineages = [store.acquire(job).lineage, store.acquire(f"{job}-other").lineage]
+        for _ in range(2):
+            store.delete_job(job)
+            lineages.append(store.acquire(job).lineage)
+        assert len(set(lineages)) == 4
+
+
+class TestResetOffsets:
+    def test_it_replaces_the_named_sources_and_nothing_else(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        run_epoch(store, record, 1, ["a"], offsets={"orders": b"1", "rates": b"1"})
+        before = store.record(job)
+        reset = store.reset_offsets(job, {"orders": b"0", "clicks": b"7"})
+        assert before is not None
+        assert reset == replace(
+            before, generation=before.generation + 1, offsets={"orders": b"0", "rates": b"1", "clicks": b"7"}
+        )
+        assert store.record(job) == reset
+        assert [line.epoch for line in store.epochs(job)] == [1]
+        run_epoch(store, reset, 2, ["b"], deletes=["a"])
+
+    def test_it_fences_the_running_driver(self, driver: Callable[[], StateStore], job: str) -> None:
+        running, operator = driver(), driver()
+        record = running.acquire(job)
+        operator.reset_offsets(job, {"orders": b"0"})
+        with pytest.raises(Fenced):
+            running.commit(job, record.generation, commit_of(1, offsets={"orders": b"9"}))
+        with pytest.raises(Fenced):
+            running.write_plan(job, record.generation, {"epoch": 1}, DEFINITION)
+        assert offsets_of(running, job) == {"orders": b"0"}
+
+    def test_under_a_pending_plan_it_is_refused(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        run_epoch(store, record, 1, offsets={"orders": b"1"}, next_plan={"epoch": 2})
+        before = store.record(job)
+        with pytest.raises(StateError, match=f"offsets of job {job} cannot be changed: its epoch 2 is planned"):
+            store.reset_offsets(job, {"orders": b"0"})
+        assert store.record(job) == before
+        run_epoch(store, record, 2, offsets={"orders": b"2"})  # the driver goes on
+
+    def test_the_number_of_a_dropped_plan_is_used_up(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        run_epoch(store, record, 1, next_plan={"epoch": 2})
+        reset = store.reset_offsets(job, {"orders": b"0"}, drop_plan=True)
+        assert (reset.epoch, reset.plan, reset.planned_for_ms) == (2, None, 0)
+        assert reset.definition == DEFINITION
+        run_epoch(store, reset, 3)
+        assert store.reset_offsets(job, {}, drop_plan=True).epoch == 3  # there was no plan
 
 
 class TestSegments:
@@ -220,7 +358,7 @@ class TestSegments:
 class TestCommit:
     def test_plan_and_result_move_to_the_epoch_log(self, store: StateStore, job: str) -> None:
         record = store.acquire(job)
-        store.write_plan(job, record.generation, {"epoch": 1})
+        store.write_plan(job, record.generation, {"epoch": 1}, DEFINITION)
         run_epoch(store, record, 1, next_plan={"epoch": 2})
         run_epoch(store, record, 2)
         current = store.acquire(job)
@@ -232,6 +370,26 @@ class TestCommit:
         ]
         assert log[0].plan == {"epoch": 1, "ranges": [[0, 10]]}
         assert 1_600_000_000_000 < log[0].committed_at <= log[1].committed_at
+
+    def test_the_newest_log_entry_is_found_after_a_number_was_used_up(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        assert store.newest_epoch(job) is None
+        for epoch in (1, 2):
+            run_epoch(store, record, epoch)
+            assert store.newest_epoch(job) == store.epochs(job)[-1]
+        store.create_savepoint(job, "sp")
+        store.write_plan(job, record.generation, {"epoch": 3}, DEFINITION)
+        restored = store.restore_savepoint(job, "sp")
+        newest = store.newest_epoch(job)
+        assert newest is not None
+        assert (restored.epoch, newest.epoch, newest.result) == (3, 2, {"rows": 2})
+
+    def test_the_definition_is_the_newest_epochs(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        for epoch, version in ((1, 1), (2, 1), (3, 2)):
+            run_epoch(store, record, epoch, definition={"version": version}, next_plan={"epoch": epoch + 1})
+            assert store.acquire(job).definition == {"version": version}
+            record = store.acquire(job)
 
     @pytest.mark.parametrize("epoch", [0, 1, 3])
     def test_another_epoch_than_the_next_is_refused(self, store: StateStore, job: str, epoch: int) -> None:
@@ -254,7 +412,7 @@ class TestCommit:
     def test_nothing_happens_when_an_effect_fails(self, store: StateStore, job: str) -> None:
         record = store.acquire(job)
         run_epoch(store, record, 1, ["a"], offsets={"orders": b"1"})
-        store.write_plan(job, record.generation, {"epoch": 2})
+        store.write_plan(job, record.generation, {"epoch": 2}, DEFINITION)
         store.stage(job, [segment("b", epoch=2)])
         before = store.record(job)
 
@@ -433,6 +591,7 @@ class TestSavepoints:
         assert restored.segments == (segment("a")[0], segment("b")[0])
         assert restored.offsets == {"orders": b"1"}
         assert restored.signature == {"v": 1}
+        assert restored.definition == DEFINITION
         assert store.record(job) == restored
         assert store.read_segments(job, ["a", "b"]).keys() == {"a", "b"}
 
@@ -459,7 +618,7 @@ class TestSavepoints:
         record = store.acquire(job)
         run_epoch(store, record, 1, ["a"])
         store.create_savepoint(job, "sp")
-        store.write_plan(job, record.generation, {"epoch": 2})  # its output may have gone out
+        store.write_plan(job, record.generation, {"epoch": 2}, DEFINITION)  # its output may have gone out
         restored = store.restore_savepoint(job, "sp")
         assert (restored.epoch, restored.plan) == (2, None)
         with pytest.raises(StateError, match="cannot commit epoch 2"):
@@ -587,6 +746,7 @@ class TestDeleteJob:
         assert store.savepoints(job) == []
         back = store.acquire(job)
         assert (back.segments, dict(back.offsets), back.plan, back.signature) == ((), {}, None, None)
+        assert (back.definition, store.newest_epoch(job)) == (None, None)
 
     def test_a_zombie_of_the_old_life_is_fenced(self, driver: Callable[[], StateStore], job: str) -> None:
         zombie, store = driver(), driver()

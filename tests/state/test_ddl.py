@@ -9,7 +9,22 @@ from psycopg import sql
 from joinery_runtime.errors import IncompatibleState, StateError
 from joinery_runtime.state import ddl
 from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state.store import Standing
 from state.values import live_keys, run_epoch
+
+RELEASED = list(range(1, len(ddl.STEPS) + 1))
+
+# What the release that knew step 1 alone left behind: a job with a plan that is pending, one that was deleted.
+_STATE_OF_STEP_1 = """
+INSERT INTO {schema}.jobs (pipeline_name, generation, epoch, signature, pending_plan, deleted, updated_at) VALUES
+    ('running', 3, 7, '{{"v": 1}}', '{{"epoch": 8}}', FALSE, now() - interval '1 hour'),
+    ('deleted', 2, 5, NULL, NULL, TRUE, now());
+INSERT INTO {schema}.state VALUES ('running', 'a', 'blob', 1, now(), 'live', 3, 7,
+    '{{"key": "a", "part": "left", "hash_min": 0, "hash_max": 9, "ts_min": 0, "ts_max": 9, "rows": 1, "bytes": 4,
+       "epoch": 7, "state_version": 1}}');
+INSERT INTO {schema}.offsets VALUES ('running', 'orders', '41', 1);
+INSERT INTO {schema}.epochs VALUES ('running', 7, 3, '{{"epoch": 7}}', '{{"rows": 1}}');
+"""
 
 
 def execute(dsn: str, statement: str, schema: str) -> None:
@@ -28,7 +43,7 @@ def versions(dsn: str, schema: str) -> list[int]:
 def test_the_first_use_creates_the_schema(dsn: str, schema: str) -> None:
     PostgresStore.connect(dsn, schema).close()
     PostgresStore.connect(dsn, schema).close()
-    assert versions(dsn, schema) == [1]
+    assert versions(dsn, schema) == RELEASED
 
 
 def test_many_may_create_it_at_once(dsn: str, schema: str) -> None:
@@ -47,13 +62,14 @@ def test_many_may_create_it_at_once(dsn: str, schema: str) -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-    assert versions(dsn, schema) == [1]
+    assert versions(dsn, schema) == RELEASED
 
 
 def test_a_newer_schema_is_refused(dsn: str, schema: str) -> None:
     PostgresStore.connect(dsn, schema).close()
-    execute(dsn, "INSERT INTO {schema}.schema_version (version) VALUES (2)", schema)
-    with pytest.raises(IncompatibleState, match="has version 2: this release knows up to 1"):
+    newest = len(ddl.STEPS)
+    execute(dsn, f"INSERT INTO {{schema}}.schema_version (version) VALUES ({newest + 1})", schema)
+    with pytest.raises(IncompatibleState, match=f"has version {newest + 1}: this release knows up to {newest}"):
         PostgresStore.connect(dsn, schema)
     store = PostgresStore(dsn, schema)
     with pytest.raises(IncompatibleState):
@@ -70,9 +86,31 @@ def test_an_older_schema_is_upgraded_and_keeps_its_state(
     step = "ALTER TABLE {schema}.jobs ADD COLUMN note TEXT"
     monkeypatch.setattr(ddl, "STEPS", (*ddl.STEPS, step))
     new = PostgresStore.connect(dsn, schema)
-    assert versions(dsn, schema) == [1, 2]
+    assert versions(dsn, schema) == [*RELEASED, len(RELEASED) + 1]
     assert live_keys(new, job) == ["a"]
     new.close()
+
+
+def test_state_of_the_first_release_is_upgraded_and_goes_on(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ddl, "STEPS", ddl.STEPS[:1])
+        PostgresStore.connect(dsn, schema).close()
+    execute(dsn, _STATE_OF_STEP_1, schema)
+    store = PostgresStore.connect(dsn, schema)
+    assert versions(dsn, schema) == RELEASED
+    record = store.acquire("running")
+    assert (record.generation, record.epoch, record.plan, record.definition) == (4, 7, {"epoch": 8}, None)
+    assert (record.offsets, [meta.key for meta in record.segments]) == ({"orders": b"41"}, ["a"])
+    assert 3_600_000 <= record.planned_for_ms < 3_700_000
+    assert store.newest_epoch("running") == store.epochs("running")[0]
+    lineages = {record.lineage, store.acquire("deleted").lineage}
+    assert len(lineages) == 2
+    run_epoch(store, record, 8, ["b"], deletes=["a"])
+    assert store.standing("running") == Standing(4, 8, None)
+    assert live_keys(store, "running") == ["b"]
+    store.close()
 
 
 def test_a_failing_step_leaves_the_schema_as_it_was(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +118,7 @@ def test_a_failing_step_leaves_the_schema_as_it_was(dsn: str, schema: str, monke
     monkeypatch.setattr(ddl, "STEPS", (*ddl.STEPS, "CREATE TABLE {schema}.extra (); SELECT no_such_column"))
     with pytest.raises(StateError, match="no_such_column"):
         PostgresStore.connect(dsn, schema)
-    assert versions(dsn, schema) == [1]
+    assert versions(dsn, schema) == RELEASED
     monkeypatch.undo()
     PostgresStore.connect(dsn, schema).close()
 

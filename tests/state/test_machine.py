@@ -16,10 +16,12 @@ from joinery_runtime.errors import StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import EpochRecord, Savepoint, StateStore
+from joinery_runtime.state.store import EpochRecord, JobRecord, Savepoint, Standing, StateStore
 from state.values import commit_of, segment
 
 NAMES = ("sp1", "sp2")
+OFFSETS = st.dictionaries(st.sampled_from(["orders", "rates"]), st.binary(max_size=4))
+VERSIONS = st.sampled_from([1, 1, 1, 2])
 _lives = count(1)
 
 
@@ -39,6 +41,8 @@ def without_clock(answer: Any) -> Any:
         return replace(answer, committed_at=0)
     if isinstance(answer, Savepoint):
         return replace(answer, created_at=0)
+    if isinstance(answer, JobRecord):
+        return replace(answer, lineage="")  # each store makes its own
     return answer
 
 
@@ -57,6 +61,8 @@ class BothStores(RuleBasedStateMachine):
         self.memory = MemoryStore()
         self.job = f"machine-{next(_lives)}"
         self.keys: list[str] = []
+        self.lineages: set[tuple[str, str]] = set()
+        self.past: set[tuple[str, str]] = set()
         self.step = 0
 
     def both(self, call: Callable[[StateStore], Any]) -> Any:
@@ -95,10 +101,15 @@ class BothStores(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(self.keys or ["k"]))
         self.both(lambda store: store.stage(self.job, [segment(key, blob=blob)]))
 
-    @rule(ahead=st.sampled_from([1, 1, 1, 0, 2]), stale=st.sampled_from([0, 0, 0, 1]), text=st.text(max_size=3))
-    def write_plan(self, ahead: int, stale: int, text: str) -> None:
-        plan = {"epoch": self.epoch + ahead, "text": text}
-        self.both(lambda store: store.write_plan(self.job, self.generation - stale, plan))
+    @rule(
+        ahead=st.sampled_from([1, 1, 1, 0, 2]),
+        stale=st.sampled_from([0, 0, 0, 1]),
+        text=st.text(max_size=3),
+        version=VERSIONS,
+    )
+    def write_plan(self, ahead: int, stale: int, text: str, version: int) -> None:
+        plan, definition = {"epoch": self.epoch + ahead, "text": text}, {"version": version}
+        self.both(lambda store: store.write_plan(self.job, self.generation - stale, plan, definition))
 
     @rule(
         data=st.data(),
@@ -106,7 +117,8 @@ class BothStores(RuleBasedStateMachine):
         stale=st.sampled_from([0, 0, 0, 0, 1]),
         next_plan=st.booleans(),
         effects=st.sampled_from([[], [], [], [fail]]),
-        offsets=st.dictionaries(st.sampled_from(["orders", "rates"]), st.binary(max_size=4)),
+        offsets=OFFSETS,
+        definition=st.builds(dict, version=VERSIONS),
     )
     def commit(self, data: st.DataObject, ahead: int, stale: int, next_plan: bool, **rest: Any) -> None:
         record = self.memory.record(self.job)
@@ -132,6 +144,10 @@ class BothStores(RuleBasedStateMachine):
     def restore_savepoint(self, name: str) -> None:
         self.both(lambda store: store.restore_savepoint(self.job, name))
 
+    @rule(offsets=OFFSETS, drop_plan=st.booleans())
+    def reset_offsets(self, offsets: dict[str, bytes], drop_plan: bool) -> None:
+        self.both(lambda store: store.reset_offsets(self.job, offsets, drop_plan=drop_plan))
+
     @rule(name=st.sampled_from(NAMES))
     def delete_savepoint(self, name: str) -> None:
         self.both(lambda store: store.delete_savepoint(self.job, name))
@@ -145,6 +161,8 @@ class BothStores(RuleBasedStateMachine):
     def delete_job(self, often: int) -> None:
         if often == 0:
             self.both(lambda store: store.delete_job(self.job))
+            self.past |= self.lineages
+            self.lineages = set()
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
@@ -162,6 +180,21 @@ class BothStores(RuleBasedStateMachine):
             live = [meta.key for meta in record.segments]
             self.both(lambda store: store.read_segments(self.job, live))
         self.both(lambda store: store.savepoints(self.job))
+        self.both(lambda store: store.newest_epoch(self.job))
+
+    @invariant()
+    def one_lineage_a_life(self) -> None:
+        records = self.memory.record(self.job), self.postgres.record(self.job)
+        if records[0] is not None and records[1] is not None:
+            self.lineages.add((records[0].lineage, records[1].lineage))
+            assert len(self.lineages) == 1
+            assert self.lineages.isdisjoint(self.past)
+
+    @invariant()
+    def standing_says_what_the_record_says(self) -> None:
+        record, standing = self.memory.record(self.job), self.both(lambda store: store.standing(self.job))
+        planned = None if record is None or record.plan is None else record.plan["epoch"]
+        assert standing == (None if record is None else Standing(record.generation, record.epoch, planned))
 
 
 def test_both_stores_give_the_same_answers(postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import threading
 import traceback
 from collections.abc import Callable
@@ -206,6 +207,22 @@ def test_making_a_segment_live_does_not_rewrite_its_blob(postgres: PostgresStore
             (job,),
         ).fetchone()
         assert stored == (size,)  # not compressed a second time
+
+
+def test_an_unchanged_definition_is_not_written_again(postgres: PostgresStore, dsn: str, job: str) -> None:
+    record = postgres.acquire(job)
+    definition = {"text": random.Random(1).randbytes(200_000).hex()}
+    run_epoch(postgres, record, 1, definition=definition)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        before = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
+        for epoch in (2, 3, 4):
+            postgres.write_plan(job, record.generation, {"epoch": epoch}, definition)
+            run_epoch(postgres, record, epoch, definition=definition)
+        after = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
+    assert before is not None
+    assert after is not None
+    assert after[0] - before[0] < 200_000
+    assert postgres.acquire(job).definition == definition
 
 
 def test_threads_share_a_store(postgres: PostgresStore, job: str) -> None:

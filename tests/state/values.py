@@ -7,6 +7,8 @@ from typing import Any
 
 from joinery_runtime.state.store import EpochCommit, JobRecord, SegmentMeta, StateStore
 
+DEFINITION = {"spec": {"inputs": ["orders"]}}
+
 
 def segment(key: str, *, blob: bytes | None = None, epoch: int = 1, version: int = 1) -> tuple[SegmentMeta, bytes]:
     blob = f"blob of {key}".encode() if blob is None else blob
@@ -19,6 +21,7 @@ def commit_of(epoch: int, upserts: Sequence[str] = (), deletes: Sequence[str] = 
         "result": {"rows": epoch},
         "offsets": {},
         "signature": {"keys": ["id"]},
+        "definition": DEFINITION,
     }
     return EpochCommit(epoch=epoch, upserts=upserts, deletes=deletes, **(values | changes))
 

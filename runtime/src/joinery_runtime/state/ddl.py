@@ -80,7 +80,17 @@ CREATE TABLE {schema}.savepoint_segments (
 );
 """
 
-STEPS: tuple[str, ...] = (_STEP_1,)
+# For exactly-once output: which life of the job a mark in Kafka belongs to, and the job that a pending plan is replayed
+# under. A plan that is pending already counts as written when its row was last touched.
+_STEP_2 = """
+ALTER TABLE {schema}.jobs
+    ADD COLUMN lineage UUID NOT NULL DEFAULT gen_random_uuid(),
+    ADD COLUMN definition JSON,
+    ADD COLUMN planned_at TIMESTAMPTZ;
+UPDATE {schema}.jobs SET planned_at = updated_at;
+"""
+
+STEPS: tuple[str, ...] = (_STEP_1, _STEP_2)
 """Step n brings the schema from version n - 1 to n."""
 
 _CREATE = """

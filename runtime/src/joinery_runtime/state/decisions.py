@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from joinery_runtime.errors import Fenced, StateError
-from joinery_runtime.state.encoding import decode_json
-from joinery_runtime.state.store import EpochCommit, Json, SegmentMeta
+from joinery_runtime.state.encoding import decode_json, decode_optional
+from joinery_runtime.state.store import EpochCommit, Json, SegmentMeta, Standing
 
 EPOCH_LOG_LENGTH = 10_000
 """Epoch numbers that the log goes back from the newest commit; older ones are trimmed by each commit."""
@@ -35,7 +35,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is stored of a job: newest generation, last epoch number used, the pending plan's JSON text.
+    """What is stored of a job: newest generation, last epoch number used, JSON texts of pending plan and definition.
 
     A deleted job keeps its generation and epoch: a zombie of its old life stays fenced, numbers never repeat (M3).
     """
@@ -44,6 +44,7 @@ class JobFacts:
     generation: int
     epoch: int
     plan: str | None
+    definition: str | None
     deleted: bool
 
 
@@ -105,16 +106,41 @@ def check_owner(facts: JobFacts | None, job: str, generation: int) -> JobFacts:
     return require_job(facts, job)
 
 
-def check_plan(facts: JobFacts | None, job: str, generation: int, plan: Json) -> None:
-    """A plan is for the next epoch, and one that is pending is never replaced by another: it may have been acted on."""
+def check_plan(facts: JobFacts | None, job: str, generation: int, plan: str, definition: str) -> bool:
+    """Whether the plan is to be written; False: it is there already. Both are JSON texts.
+
+    A plan is for the next epoch, and one that is pending is never replaced by another: it may have been acted on.
+    """
     owner = check_owner(facts, job, generation)
-    _check_plan_epoch(job, plan, owner.epoch + 1)
-    if owner.plan is not None and decode_json(owner.plan) != plan:
+    _check_plan_epoch(job, decode_json(plan), owner.epoch + 1)
+    if owner.plan is None:
+        return True
+    if decode_json(owner.plan) != decode_json(plan):
+        raise _pending(f"Job {job} has another plan for epoch {owner.epoch + 1}")
+    if decode_optional(owner.definition) != decode_json(definition):
+        raise _pending(f"Job {job} has this plan for epoch {owner.epoch + 1} under another definition")
+    return False
+
+
+def _pending(what: str) -> StateError:
+    return StateError(what, facts="a pending plan is replayed as it stands", todo="Commit it first")
+
+
+def check_reset(facts: JobFacts | None, job: str, *, drop_plan: bool) -> JobFacts:
+    """Offsets change between two plans, never under one: what a plan reads is part of it."""
+    existing = require_job(facts, job)
+    if existing.plan is not None and not drop_plan:
         raise StateError(
-            f"Job {job} has another plan for epoch {owner.epoch + 1}",
-            facts="a pending plan is replayed as it stands",
-            todo="Commit it first",
+            f"The offsets of job {job} cannot be changed: its epoch {existing.epoch + 1} is planned and not committed",
+            facts="output of that epoch may have gone out already",
+            todo="Finish it (start the job and stop it with SIGTERM), or have the plan dropped",
         )
+    return existing
+
+
+def standing(generation: int, epoch: int, *, pending: bool) -> Standing:
+    """A pending plan is always for the next epoch (`check_plan`)."""
+    return Standing(generation, epoch, epoch + 1 if pending else None)
 
 
 def check_commit(

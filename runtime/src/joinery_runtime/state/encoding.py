@@ -1,7 +1,7 @@
 """How values become stored text: the same for every store, so that they cannot differ in what they accept.
 
-Plans and results are kept as JSON *text*, not JSONB: a pending plan is replayed as it was written, and JSONB would turn
-1e16 into an integer and refuse a string that holds U+0000.
+Plans, results and definitions are kept as JSON *text*, not JSONB: a pending plan is replayed as it was written, and
+JSONB would turn 1e16 into an integer and refuse a string that holds U+0000.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from joinery_runtime.state.store import Json, SegmentMeta
 
 
 def encode_json(value: Json) -> str:
-    """JSON text of a plan, result or signature; raises StateError for what JSON cannot hold (NaN, infinity, bytes)."""
+    """JSON text; raises StateError for what JSON cannot hold (NaN, infinity, bytes)."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise StateError(
-            "A plan, result or signature is not JSON", facts=str(error), todo="Use null or text for such a value"
+            "A plan, result, signature or definition is not JSON",
+            facts=str(error),
+            todo="Use null or text for such a value",
         ) from error
 
 

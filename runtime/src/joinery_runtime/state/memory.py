@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,7 @@ from joinery_runtime.state.store import (
     Migration,
     Savepoint,
     SegmentMeta,
+    Standing,
 )
 
 
@@ -56,6 +58,8 @@ class _Logged:
 @dataclass(slots=True)
 class _Job:
     facts: JobFacts
+    lineage: str = field(default_factory=lambda: str(uuid.uuid4()))
+    planned_at: int = 0
     signature: str | None = None
     offsets: dict[str, bytes] = field(default_factory=dict)
     segments: dict[str, _Segment] = field(default_factory=dict)
@@ -81,13 +85,21 @@ class _Job:
         while (first := next(iter(self.log))) < oldest:
             del self.log[first]
 
-    def record(self) -> JobRecord:
+    def logged(self, epoch: int) -> EpochRecord:
+        line = self.log[epoch]
+        plan, result = decode_json(line.plan), decode_json(line.result)
+        return EpochRecord(epoch, line.generation, plan, result, line.committed_at)
+
+    def record(self, now: int) -> JobRecord:
         return JobRecord(
             job=self.facts.job,
+            lineage=self.lineage,
             generation=self.facts.generation,
             epoch=self.facts.epoch,
             signature=decode_optional(self.signature),
+            definition=decode_optional(self.facts.definition),
             plan=decode_optional(self.facts.plan),
+            planned_for_ms=0 if self.facts.plan is None else max(0, now - self.planned_at),
             offsets=dict(self.offsets),
             segments=tuple(item.meta for item in self.live().values()),
         )
@@ -103,21 +115,29 @@ class MemoryStore:
 
     def acquire(self, job: str) -> JobRecord:
         with self._lock:
-            entry = self._jobs.setdefault(job, _Job(JobFacts(job, 0, 0, None, deleted=False)))
+            entry = self._jobs.setdefault(job, _Job(JobFacts(job, 0, 0, None, None, deleted=False)))
             entry.facts = replace(entry.facts, generation=entry.facts.generation + 1, deleted=False)
-            return entry.record()
+            return entry.record(self._clock())
 
     def record(self, job: str) -> JobRecord | None:
         with self._lock:
             entry = self._jobs.get(job)
-            return None if entry is None or entry.facts.deleted else entry.record()
+            return None if entry is None or entry.facts.deleted else entry.record(self._clock())
 
-    def write_plan(self, job: str, generation: int, plan: Json) -> None:
-        text = encode_json(plan)
+    def standing(self, job: str) -> Standing | None:
         with self._lock:
-            decisions.check_plan(self._facts(job), job, generation, decode_json(text))
-            entry = self._jobs[job]
-            entry.facts = replace(entry.facts, plan=text)
+            facts = self._facts(job)
+            if facts is None or facts.deleted:
+                return None
+            return decisions.standing(facts.generation, facts.epoch, pending=facts.plan is not None)
+
+    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
+        text, under = encode_json(plan), encode_json(definition)
+        with self._lock:
+            if decisions.check_plan(self._facts(job), job, generation, text, under):
+                entry = self._jobs[job]
+                entry.facts = replace(entry.facts, plan=text, definition=under)
+                entry.planned_at = self._clock()
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
         by_key = decisions.check_stage(job, segments)
@@ -145,6 +165,7 @@ class MemoryStore:
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
         plan, result, signature = encode_json(commit.plan), encode_json(commit.result), encode_json(commit.signature)
         next_plan = None if commit.next_plan is None else encode_json(commit.next_plan)
+        definition = encode_json(commit.definition)
         with self._lock:
             entry = self._jobs.get(job)
             named = {} if entry is None else entry.named([*commit.upserts, *commit.deletes])
@@ -152,24 +173,25 @@ class MemoryStore:
             for effect in commit.effects:
                 effect(None)
             # Nothing below can fail: the step is atomic.
-            entry = self._jobs[job]
+            entry, now = self._jobs[job], self._clock()
             entry.mark(commit.upserts, Status.LIVE)
             entry.mark(commit.deletes, Status.RETIRED)
             entry.offsets |= commit.offsets
             entry.signature = signature
-            entry.facts = replace(entry.facts, epoch=commit.epoch, plan=next_plan)
-            entry.log[commit.epoch] = _Logged(generation, plan, result, self._clock())
+            entry.facts = replace(entry.facts, epoch=commit.epoch, plan=next_plan, definition=definition)
+            entry.planned_at = now
+            entry.log[commit.epoch] = _Logged(generation, plan, result, now)
             entry.trim_log()
 
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
         with self._lock:
             entry = self._jobs.get(job)
-            log = {} if entry is None else entry.log
-            return [
-                EpochRecord(epoch, item.generation, decode_json(item.plan), decode_json(item.result), item.committed_at)
-                for epoch, item in sorted(log.items())
-                if epoch > after
-            ][:limit]
+            return [] if entry is None else [entry.logged(epoch) for epoch in entry.log if epoch > after][:limit]
+
+    def newest_epoch(self, job: str) -> EpochRecord | None:
+        with self._lock:
+            entry = self._jobs.get(job)
+            return None if entry is None or not entry.log else entry.logged(max(entry.log))
 
     def sweep(self, job: str, generation: int) -> int:
         with self._lock:
@@ -209,7 +231,15 @@ class MemoryStore:
             entry.mark(pin.keys, Status.LIVE)
             entry.offsets, entry.signature = dict(pin.offsets), pin.signature
             self._reset(entry)
-            return entry.record()
+            return entry.record(self._clock())
+
+    def reset_offsets(self, job: str, offsets: Mapping[str, bytes], *, drop_plan: bool = False) -> JobRecord:
+        with self._lock:
+            decisions.check_reset(self._facts(job), job, drop_plan=drop_plan)
+            entry = self._jobs[job]
+            entry.offsets |= offsets
+            self._reset(entry)
+            return entry.record(self._clock())
 
     def delete_savepoint(self, job: str, name: str) -> None:
         with self._lock:
@@ -235,7 +265,7 @@ class MemoryStore:
             if job in self._jobs:
                 entry = self._jobs[job] = _Job(self._jobs[job].facts)
                 self._reset(entry)
-                entry.facts = replace(entry.facts, deleted=True)
+                entry.facts = replace(entry.facts, definition=None, deleted=True)
 
     def close(self) -> None:
         """Does nothing: the state lives as long as the object."""

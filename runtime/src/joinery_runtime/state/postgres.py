@@ -34,6 +34,7 @@ from joinery_runtime.state.store import (
     Migration,
     Savepoint,
     SegmentMeta,
+    Standing,
 )
 
 _T = TypeVar("_T")
@@ -88,12 +89,18 @@ class PostgresStore:
             row = self._run(connection, statements.RECORD, job).fetchone()
             return None if row is None else _record(job, row)
 
-    def write_plan(self, job: str, generation: int, plan: Json) -> None:
-        text = encode_json(plan)
+    def standing(self, job: str) -> Standing | None:
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            row = self._run(connection, statements.STANDING, job).fetchone()
+        return None if row is None else decisions.standing(row[0], row[1], pending=row[2])
+
+    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
+        text, under = encode_json(plan), encode_json(definition)
         self._ensure_schema()
         with self._connection.transaction() as connection:
-            decisions.check_plan(self._lock(connection, job), job, generation, decode_json(text))
-            self._run(connection, statements.WRITE_PLAN, job, plan=text)
+            if decisions.check_plan(self._lock(connection, job), job, generation, text, under):
+                self._run(connection, statements.WRITE_PLAN, job, plan=text, definition=under)
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
         by_key = decisions.check_stage(job, segments)
@@ -123,7 +130,7 @@ class PostgresStore:
         return {key: found[key] for key in wanted}
 
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
-        texts = {name: encode_json(getattr(commit, name)) for name in ("plan", "result", "signature")}
+        texts = {name: encode_json(getattr(commit, name)) for name in ("plan", "result", "signature", "definition")}
         next_plan = None if commit.next_plan is None else encode_json(commit.next_plan)
         self._ensure_schema()
         with self._connection.transaction() as connection:
@@ -137,11 +144,13 @@ class PostgresStore:
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
         self._ensure_schema()
         with self._connection.session() as connection:
-            rows = self._run(connection, statements.EPOCHS, job, after=after, limit=limit).fetchall()
-        return [
-            EpochRecord(epoch, generation, decode_json(plan), decode_json(result), committed_at)
-            for epoch, generation, plan, result, committed_at in rows
-        ]
+            return [_logged(row) for row in self._run(connection, statements.EPOCHS, job, after=after, limit=limit)]
+
+    def newest_epoch(self, job: str) -> EpochRecord | None:
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            row = self._run(connection, statements.NEWEST_EPOCH, job).fetchone()
+        return None if row is None else _logged(row)
 
     def sweep(self, job: str, generation: int) -> int:
         self._ensure_schema()
@@ -180,6 +189,15 @@ class PostgresStore:
                 self._run(connection, statements.DELETE_OFFSETS, job)
                 self._run(connection, statements.RESTORE_OFFSETS, job, name=name, version=CURRENT_STATE_VERSION)
                 self._run(connection, statements.RESTORE_SIGNATURE, job, name=name)
+                self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
+            return self._record(connection, job)
+
+    def reset_offsets(self, job: str, offsets: Mapping[str, bytes], *, drop_plan: bool = False) -> JobRecord:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            facts = decisions.check_reset(self._lock(connection, job), job, drop_plan=drop_plan)
+            with connection.pipeline():
+                self._set_offsets(connection, job, offsets)
                 self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
             return self._record(connection, job)
 
@@ -280,16 +298,19 @@ class PostgresStore:
     def _write_commit(
         self, connection: Connection, job: str, generation: int, commit: EpochCommit, texts: Mapping[str, Any]
     ) -> None:
-        sources, values = list(commit.offsets), list(commit.offsets.values())
         self._mark(connection, job, commit.upserts, Status.LIVE)
         self._mark(connection, job, commit.deletes, Status.RETIRED)
-        self._run(
-            connection, statements.SET_OFFSETS, job, sources=sources, values=values, version=CURRENT_STATE_VERSION
-        )
+        self._set_offsets(connection, job, commit.offsets)
         epoch = {"epoch": commit.epoch, "generation": generation, **texts}
         self._run(connection, statements.ADVANCE, job, **epoch)
         self._run(connection, statements.LOG_EPOCH, job, **epoch)
         self._run(connection, statements.TRIM_EPOCHS, job, oldest=decisions.oldest_logged_epoch(commit.epoch))
+
+    def _set_offsets(self, connection: Connection, job: str, offsets: Mapping[str, bytes]) -> None:
+        sources, values = list(offsets), list(offsets.values())
+        self._run(
+            connection, statements.SET_OFFSETS, job, sources=sources, values=values, version=CURRENT_STATE_VERSION
+        )
 
     def _mark(self, connection: Connection, job: str, keys: Sequence[str], status: Status) -> None:
         if keys:
@@ -330,16 +351,24 @@ def _job_facts(job: str, row: tuple[Any, ...] | None) -> JobFacts | None:
 
 
 def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
-    generation, epoch, signature, plan, sources, values, metas = row
+    lineage, generation, epoch, signature, definition, plan, planned_for_ms, sources, values, metas = row
     return JobRecord(
         job=job,
+        lineage=lineage,
         generation=generation,
         epoch=epoch,
         signature=decode_optional(signature),
+        definition=decode_optional(definition),
         plan=decode_optional(plan),
+        planned_for_ms=planned_for_ms,
         offsets=dict(zip(sources, values, strict=True)),
         segments=tuple(map(meta_from_json, metas)),
     )
+
+
+def _logged(row: tuple[Any, ...]) -> EpochRecord:
+    epoch, generation, plan, result, committed_at = row
+    return EpochRecord(epoch, generation, decode_json(plan), decode_json(result), committed_at)
 
 
 def _encoded(keys: Iterable[str]) -> list[bytes]:

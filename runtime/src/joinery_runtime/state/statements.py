@@ -13,12 +13,20 @@ INSERT INTO {schema}.jobs (pipeline_name, generation, epoch) VALUES (%(job)s, 1,
 ON CONFLICT (pipeline_name) DO UPDATE SET generation = jobs.generation + 1, deleted = FALSE, updated_at = now()
 """
 
-FACTS = "SELECT generation, epoch, pending_plan::text, deleted FROM {schema}.jobs WHERE pipeline_name = %(job)s"
+FACTS = """
+SELECT generation, epoch, pending_plan::text, definition::text, deleted FROM {schema}.jobs WHERE pipeline_name = %(job)s
+"""
 LOCK_JOB = FACTS + " FOR UPDATE"
+
+STANDING = """
+SELECT generation, epoch, pending_plan IS NOT NULL FROM {schema}.jobs WHERE pipeline_name = %(job)s AND NOT deleted
+"""
 
 # One statement, so that all of it is one snapshot.
 RECORD = """
-SELECT generation, epoch, signature::text, pending_plan::text,
+SELECT lineage::text, generation, epoch, signature::text, definition::text, pending_plan::text,
+    CASE WHEN pending_plan IS NULL THEN 0
+        ELSE greatest(0, (extract(epoch FROM clock_timestamp() - planned_at) * 1000)::bigint) END,
     (SELECT coalesce(array_agg(source_id ORDER BY source_id), '{{}}')
      FROM {schema}.offsets o WHERE o.pipeline_name = j.pipeline_name),
     (SELECT coalesce(array_agg(offset_bytes ORDER BY source_id), '{{}}')
@@ -28,8 +36,13 @@ SELECT generation, epoch, signature::text, pending_plan::text,
 FROM {schema}.jobs j WHERE pipeline_name = %(job)s AND NOT deleted
 """
 
-WRITE_PLAN = """
-UPDATE {schema}.jobs SET pending_plan = %(plan)s::json, updated_at = now() WHERE pipeline_name = %(job)s
+# An unchanged definition keeps the value that is there: a big one is out of line and would be written anew each time.
+_DEFINITION = "CASE WHEN definition::text = %(definition)s THEN definition ELSE %(definition)s::json END"
+
+WRITE_PLAN = f"""
+UPDATE {{schema}}.jobs SET pending_plan = %(plan)s::json, planned_at = now(), definition = {_DEFINITION},
+    updated_at = now()
+WHERE pipeline_name = %(job)s
 """
 
 STAGE = """
@@ -66,9 +79,9 @@ ON CONFLICT (pipeline_name, source_id) DO UPDATE SET
     offset_bytes = excluded.offset_bytes, state_version = excluded.state_version, updated_at = now()
 """
 
-ADVANCE = """
-UPDATE {schema}.jobs SET epoch = %(epoch)s, signature = %(signature)s::json, pending_plan = %(next_plan)s::json,
-    updated_at = now()
+ADVANCE = f"""
+UPDATE {{schema}}.jobs SET epoch = %(epoch)s, signature = %(signature)s::json, definition = {_DEFINITION},
+    pending_plan = %(next_plan)s::json, planned_at = now(), updated_at = now()
 WHERE pipeline_name = %(job)s
 """
 
@@ -82,6 +95,11 @@ TRIM_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epo
 EPOCHS = """
 SELECT epoch, generation, plan::text, result::text, (extract(epoch FROM committed_at) * 1000)::bigint
 FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch > %(after)s ORDER BY epoch LIMIT %(limit)s
+"""
+
+NEWEST_EPOCH = """
+SELECT epoch, generation, plan::text, result::text, (extract(epoch FROM committed_at) * 1000)::bigint
+FROM {schema}.epochs WHERE pipeline_name = %(job)s ORDER BY epoch DESC LIMIT 1
 """
 
 NOT_LIVE = """
@@ -163,7 +181,10 @@ DELETE_SAVEPOINTS = "DELETE FROM {schema}.savepoints WHERE pipeline_name = %(job
 DELETE_STATE = "DELETE FROM {schema}.state WHERE pipeline_name = %(job)s"
 DELETE_OFFSETS = "DELETE FROM {schema}.offsets WHERE pipeline_name = %(job)s"
 DELETE_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s"
-MARK_DELETED = "UPDATE {schema}.jobs SET deleted = TRUE, signature = NULL WHERE pipeline_name = %(job)s"
+MARK_DELETED = """
+UPDATE {schema}.jobs SET deleted = TRUE, signature = NULL, definition = NULL, lineage = gen_random_uuid()
+WHERE pipeline_name = %(job)s
+"""
 
 
 class Statements:

@@ -6,15 +6,16 @@ What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
 * `stage` is invisible: staged segments are never part of `JobRecord.segments` until a commit names their keys. It does
   not check the generation: a zombie's leftovers are garbage, not damage. What was staged under an older generation can
   no longer be committed.
-* A pending plan is never replaced by another one: it may have been acted on, so it is replayed as it stands.
+* A pending plan is never replaced by another one: it may have been acted on, so it is replayed as it stands, under the
+  job definition that is stored with it.
 * `commit` is one atomic step: it checks the generation and that `epoch` is the job's next one, makes exactly
   `upserts` live, takes `deletes` out of the live set, stores the offsets of the sources that it names, moves the plan
   to the epoch log and may store the next plan. It happens whole or not at all; who does not learn which asks `record`.
 * Segments are immutable: a key is never written twice with other bytes.
 * A segment that a savepoint pins outlives its deletion from the live set. What nothing needs is removed by `sweep`
   alone, so that no commit waits for the deletion of big blobs: a driver calls it now and then.
-* Epoch numbers never repeat, also not after `restore_savepoint` (rule M3) or `delete_job`.
-* Plans, results and signatures are JSON: text or null for an infinite watermark, no NaN.
+* Epoch numbers never repeat, also not after `restore_savepoint`, `reset_offsets` (rule M3) or `delete_job`.
+* Plans, results, signatures and definitions are JSON: text or null for an infinite watermark, no NaN.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ __all__ = [
     "Migration",
     "Savepoint",
     "SegmentMeta",
+    "Standing",
     "StateStore",
 ]
 
@@ -45,20 +47,39 @@ class JobRecord:
 
     `epoch` is the last number used (0: none yet), `plan` the pending plan if one was written and not committed,
     `signature` the fingerprint of the job that the state was written by, `offsets` opaque bytes per source id.
+    `lineage` names this life of the job: a UUID, made when the store first sees the job and anew when it comes back
+    after `delete_job`. `definition` is the job document that the pending plan, or else the newest commit, was made
+    under; None before the first plan, and where a release that did not store it left the state. `planned_for_ms` is
+    how long ago the pending plan was written, by the store's clock (0: none is pending); records are equal without it.
     """
 
     job: str
+    lineage: str
     generation: int
     epoch: int
     signature: Json | None
+    definition: Json | None
     plan: Json | None
+    planned_for_ms: int = field(compare=False)
     offsets: Mapping[str, bytes]
     segments: tuple[SegmentMeta, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """Who owns a job and how far it is: newest generation, last epoch number used, epoch of the pending plan."""
+
+    generation: int
+    epoch: int
+    planned: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class EpochCommit:
-    """One epoch's durable effect. `upserts` and `deletes` are segment keys; `plan` and `result` go to the epoch log."""
+    """One epoch's durable effect. `upserts` and `deletes` are segment keys; `plan` and `result` go to the epoch log.
+
+    `definition` is the job document that this epoch, and `next_plan`, were made under.
+    """
 
     epoch: int
     plan: Json
@@ -67,6 +88,7 @@ class EpochCommit:
     deletes: Sequence[str]
     offsets: Mapping[str, bytes]
     signature: Json
+    definition: Json
     next_plan: Json | None = None
     # Runs inside the transaction with the store's connection (None for memory): the sinks' part of the atomic step.
     effects: Sequence[Callable[[Any], None]] = field(default=())
@@ -104,9 +126,14 @@ class StateStore(Protocol):
 
     def record(self, job: str) -> JobRecord | None: ...
 
-    def write_plan(self, job: str, generation: int, plan: Json) -> None:
-        """Stores the pending plan; its "epoch" must be record.epoch + 1. Raises Fenced, and StateError if another
-        plan is pending; the same plan again is no error."""
+    def standing(self, job: str) -> Standing | None:
+        """A look at one row, cheap enough for every attempt of a task; None if there is no such job."""
+        ...
+
+    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
+        """Stores the pending plan with the job document it was made under; its "epoch" must be record.epoch + 1.
+        Raises Fenced, and StateError if another plan, or this one under another definition, is pending; the same
+        again is no error."""
         ...
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
@@ -125,6 +152,11 @@ class StateStore(Protocol):
         """The log's epochs > `after`, oldest first; the log goes 10,000 epochs back (`decisions.EPOCH_LOG_LENGTH`)."""
         ...
 
+    def newest_epoch(self, job: str) -> EpochRecord | None:
+        """The log's newest entry: the last epoch that was committed. Its number is below `JobRecord.epoch` after a
+        plan was dropped; None if nothing was committed yet."""
+        ...
+
     def sweep(self, job: str, generation: int) -> int:
         """Removes staged segments that no commit can name any more (older generation or committed epoch) and deleted
         ones that no savepoint pins; returns how many. May run beside commits. Raises Fenced."""
@@ -141,6 +173,12 @@ class StateStore(Protocol):
         is used up; epoch goes on counting; the generation is taken anew, so that a running driver is fenced."""
         ...
 
+    def reset_offsets(self, job: str, offsets: Mapping[str, bytes], *, drop_plan: bool = False) -> JobRecord:
+        """Replaces the offsets of the named sources and nothing else; the generation is taken anew, so that a running
+        driver is fenced. Raises StateError if a plan is pending, unless it is to be dropped: its number is used up
+        then, because output of that epoch may have gone out."""
+        ...
+
     def delete_savepoint(self, job: str, name: str) -> None:
         """Drops the pins, not what is live: a job that was restored from it goes on."""
         ...
@@ -155,7 +193,7 @@ class StateStore(Protocol):
 
     def delete_job(self, job: str) -> None:
         """Removes all state, savepoints and the log. Generation and epoch numbers go on if the job comes back, so a
-        zombie of its old life stays fenced. No error if there is no such job."""
+        zombie of its old life stays fenced; its lineage does not. No error if there is no such job."""
         ...
 
     def close(self) -> None: ...
