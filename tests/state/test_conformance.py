@@ -278,6 +278,21 @@ class TestResetOffsets:
         assert store.record(job) == before
         run_epoch(store, record, 2, offsets={"orders": b"2"})  # the driver goes on
 
+    def test_offsets_that_were_worked_out_before_the_job_went_on_are_refused(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        seen = store.standing(job)
+        run_epoch(store, record, 1, offsets={"orders": b"1"})
+        before = store.record(job)
+        with pytest.raises(StateError, match=r"went on .* generation 1, epoch 0 became generation 1, epoch 1"):
+            store.reset_offsets(job, {"orders": b"0"}, expected=seen)
+        assert store.record(job) == before
+        seen = store.standing(job)
+        store.write_plan(job, record.generation, {"epoch": 2}, DEFINITION)
+        with pytest.raises(StateError, match=r"epoch 1 became generation 1, epoch 1 with epoch 2 planned"):
+            store.reset_offsets(job, {"orders": b"0"}, expected=seen, drop_plan=True)
+        reset = store.reset_offsets(job, {"orders": b"0"}, expected=store.standing(job), drop_plan=True)
+        assert reset.offsets == {"orders": b"0"}
+
     def test_the_number_of_a_dropped_plan_is_used_up(self, store: StateStore, job: str) -> None:
         record = store.acquire(job)
         run_epoch(store, record, 1, next_plan={"epoch": 2})

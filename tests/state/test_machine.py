@@ -144,9 +144,12 @@ class BothStores(RuleBasedStateMachine):
     def restore_savepoint(self, name: str) -> None:
         self.both(lambda store: store.restore_savepoint(self.job, name))
 
-    @rule(offsets=OFFSETS, drop_plan=st.booleans())
-    def reset_offsets(self, offsets: dict[str, bytes], drop_plan: bool) -> None:
-        self.both(lambda store: store.reset_offsets(self.job, offsets, drop_plan=drop_plan))
+    @rule(offsets=OFFSETS, drop_plan=st.booleans(), looks=st.booleans(), stale=st.sampled_from([0, 0, 1]))
+    def reset_offsets(self, offsets: dict[str, bytes], drop_plan: bool, looks: bool, stale: int) -> None:
+        expected = self.memory.standing(self.job) if looks else None
+        if expected is not None:
+            expected = replace(expected, epoch=expected.epoch - stale)
+        self.both(lambda store: store.reset_offsets(self.job, offsets, expected=expected, drop_plan=drop_plan))
 
     @rule(name=st.sampled_from(NAMES))
     def delete_savepoint(self, name: str) -> None:

@@ -126,9 +126,16 @@ def _pending(what: str) -> StateError:
     return StateError(what, facts="a pending plan is replayed as it stands", todo="Commit it first")
 
 
-def check_reset(facts: JobFacts | None, job: str, *, drop_plan: bool) -> JobFacts:
+def check_reset(facts: JobFacts | None, job: str, expected: Standing | None, *, drop_plan: bool) -> JobFacts:
     """Offsets change between two plans, never under one: what a plan reads is part of it."""
     existing = require_job(facts, job)
+    found = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
+    if expected is not None and found != expected:
+        raise StateError(
+            f"Job {job} went on while its offsets were being changed",
+            facts=f"{_told(expected)} became {_told(found)}",
+            todo="Stop the job, then try again",
+        )
     if existing.plan is not None and not drop_plan:
         raise StateError(
             f"The offsets of job {job} cannot be changed: its epoch {existing.epoch + 1} is planned and not committed",
@@ -136,6 +143,11 @@ def check_reset(facts: JobFacts | None, job: str, *, drop_plan: bool) -> JobFact
             todo="Finish it (start the job and stop it with SIGTERM), or have the plan dropped",
         )
     return existing
+
+
+def _told(at: Standing) -> str:
+    planned = "" if at.planned is None else f" with epoch {at.planned} planned"
+    return f"generation {at.generation}, epoch {at.epoch}{planned}"
 
 
 def standing(generation: int, epoch: int, *, pending: bool) -> Standing:

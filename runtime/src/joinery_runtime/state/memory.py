@@ -233,9 +233,11 @@ class MemoryStore:
             self._reset(entry)
             return entry.record(self._clock())
 
-    def reset_offsets(self, job: str, offsets: Mapping[str, bytes], *, drop_plan: bool = False) -> JobRecord:
+    def reset_offsets(
+        self, job: str, offsets: Mapping[str, bytes], *, expected: Standing | None = None, drop_plan: bool = False
+    ) -> JobRecord:
         with self._lock:
-            decisions.check_reset(self._facts(job), job, drop_plan=drop_plan)
+            decisions.check_reset(self._facts(job), job, expected, drop_plan=drop_plan)
             entry = self._jobs[job]
             entry.offsets |= offsets
             self._reset(entry)

@@ -192,10 +192,12 @@ class PostgresStore:
                 self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
             return self._record(connection, job)
 
-    def reset_offsets(self, job: str, offsets: Mapping[str, bytes], *, drop_plan: bool = False) -> JobRecord:
+    def reset_offsets(
+        self, job: str, offsets: Mapping[str, bytes], *, expected: Standing | None = None, drop_plan: bool = False
+    ) -> JobRecord:
         self._ensure_schema()
         with self._connection.transaction() as connection:
-            facts = decisions.check_reset(self._lock(connection, job), job, drop_plan=drop_plan)
+            facts = decisions.check_reset(self._lock(connection, job), job, expected, drop_plan=drop_plan)
             with connection.pipeline():
                 self._set_offsets(connection, job, offsets)
                 self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))

@@ -173,10 +173,13 @@ class StateStore(Protocol):
         is used up; epoch goes on counting; the generation is taken anew, so that a running driver is fenced."""
         ...
 
-    def reset_offsets(self, job: str, offsets: Mapping[str, bytes], *, drop_plan: bool = False) -> JobRecord:
+    def reset_offsets(
+        self, job: str, offsets: Mapping[str, bytes], *, expected: Standing | None = None, drop_plan: bool = False
+    ) -> JobRecord:
         """Replaces the offsets of the named sources and nothing else; the generation is taken anew, so that a running
         driver is fenced. Raises StateError if a plan is pending, unless it is to be dropped: its number is used up
-        then, because output of that epoch may have gone out."""
+        then, because output of that epoch may have gone out. `expected` is where the job stood when the offsets were
+        worked out: StateError if it went on since, which would take other partitions back with them."""
         ...
 
     def delete_savepoint(self, job: str, name: str) -> None:
