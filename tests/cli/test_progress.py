@@ -58,7 +58,7 @@ def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
     progress.listener.trouble(TROUBLE, 0.5)
     progress.ended(stopped=True)
     lines = json_lines(text)
-    assert [line["event"] for line in lines] == ["warning", "started", "epoch", "state store unavailable", "ended"]
+    assert [line["event"] for line in lines] == ["warning", "started", "epoch", "trouble", "ended"]
     assert [line["level"] for line in lines] == ["warning", "info", "info", "error", "info"]
     assert {line["job"] for line in lines} == {"orders-payments"}
     assert all(line["timestamp"].endswith("Z") for line in lines)

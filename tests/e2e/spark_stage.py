@@ -24,7 +24,7 @@ from joinery_runtime.hosts.spark import SparkHost, WorkerSetup
 from joinery_runtime.hosts.stores import PostgresAddress
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.sinks.base import AttemptId, Receipt, SinkWriter
+from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter, Takeover
 from joinery_runtime.sources import Decoder, JsonDecoder
 from joinery_runtime.sources.base import Range, RawBatch
 
@@ -74,9 +74,6 @@ class _WithRecords:
                 _file(self.directory, name, partition).write_bytes(b"".join(record + b"\n" for record in records))
         return self.host.run(work)
 
-    def close(self) -> None:
-        self.host.close()
-
 
 def _file(directory: Path, name: str, partition: int) -> Path:
     return directory / f"{name}-{partition}.jsonl"
@@ -111,7 +108,7 @@ class Files:
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Rows are visible when they are published."""
 
-    def recover(self, generation: int, committed_epoch: int) -> None:
+    def recover(self, takeover: Takeover) -> None:
         """Nothing is in the way."""
 
     def close(self) -> None:
@@ -171,11 +168,11 @@ class FileOfRows:
 
     directory: Path
 
-    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
         self.directory.mkdir(parents=True, exist_ok=True)
-        with pa.ipc.new_file(self.directory / str(attempt), rows.schema) as file:
+        with pa.ipc.new_file(self.directory / str(attempt.id), rows.schema) as file:
             file.write_table(rows)
-        return {"attempt": str(attempt), "rows": rows.num_rows}
+        return {"attempt": str(attempt.id), "rows": rows.num_rows}
 
 
 def first_time(marker: Path) -> bool:

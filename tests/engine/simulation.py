@@ -24,7 +24,8 @@ from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.schema import arrow_schema
 from joinery_runtime.core.segment import SegmentMeta
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, JobIdentity, Parts
+from joinery_runtime.engine.driver import Driver, Parts
+from joinery_runtime.engine.identity import JobIdentity
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary
 from joinery_runtime.engine.planner import Planner
@@ -32,11 +33,11 @@ from joinery_runtime.engine.protocol import choose_attempts
 from joinery_runtime.engine.worker import Block, ReadReport, RowBlock, Worker, WorkerParts
 from joinery_runtime.errors import JoineryError, SinkError, SourceError, StateError, StoreUnavailable
 from joinery_runtime.job import StreamJoin, parse_job
-from joinery_runtime.sinks.base import AttemptId, Receipt
-from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch
+from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Takeover
+from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
 from joinery_runtime.sources.records import BadRecord, Decoded
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json
+from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json, Standing
 
 T = TypeVar("T")
 
@@ -195,7 +196,7 @@ TOO_MANY_STEPS = 5_000
 
 
 @dataclass(slots=True)
-class Topic:
+class Topic(Exclusive):
     """One input: planner and reader in one. A value of None is an offset without a record (a control record)."""
 
     name: str
@@ -206,8 +207,8 @@ class Topic:
     def append(self, partition: int, value: bytes | None) -> None:
         self.partitions[partition].append(value)
 
-    def bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
-        return call("source.bounds", CRASHES | {Fault.FAIL_BEFORE}, lambda: self._bounds(positions), _source_error)
+    def bounds(self, known: Known) -> list[Bounds]:
+        return call("source.bounds", CRASHES | {Fault.FAIL_BEFORE}, lambda: self._bounds(known.offsets), _source_error)
 
     def _bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
         refs = [PartitionRef(self.name, self.name, p) for p in range(len(self.partitions))]
@@ -317,15 +318,19 @@ class SimStore(MemoryStore):
         find = super().record
         return call("store.record", CRASHES | {Fault.FAIL_BEFORE}, lambda: find(job))
 
-    def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
-        find = super().epochs
-        return call("store.epochs", CRASHES | {Fault.FAIL_BEFORE}, lambda: find(job, after, limit))
+    def newest_epoch(self, job: str) -> EpochRecord | None:
+        find = super().newest_epoch
+        return call("store.newest_epoch", CRASHES | {Fault.FAIL_BEFORE}, lambda: find(job))
 
-    def write_plan(self, job: str, generation: int, plan: Json) -> None:
-        self._change("store.write_plan", FAILURES, lambda _: self.do_write_plan(job, generation, plan))
+    def standing(self, job: str) -> Standing | None:
+        find = super().standing
+        return call("store.standing", IN_TASK - {Fault.FAIL_AFTER}, lambda: find(job))
 
-    def do_write_plan(self, job: str, generation: int, plan: Json) -> None:
-        super().write_plan(job, generation, plan)
+    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
+        self._change("store.write_plan", FAILURES, lambda _: self.do_write_plan(job, generation, plan, definition))
+
+    def do_write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
+        super().write_plan(job, generation, plan, definition)
         self.journal.plans[plan["epoch"]].append(plan)
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
@@ -407,8 +412,8 @@ class SimSink:
     def writer(self) -> SimSink:
         return self
 
-    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
-        return call(f"{self._name}.write", IN_TASK, lambda: self._write(attempt, rows), _sink_error)
+    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+        return call(f"{self._name}.write", IN_TASK, lambda: self._write(attempt.id, rows), _sink_error)
 
     def _write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
         assert str(attempt) not in self.attempts, f"attempt {attempt} is not unique"
@@ -438,8 +443,8 @@ class SimSink:
             by_name = {str(attempt): attempt for attempt in self.partial}
             self.files[name] = self.partial.pop(by_name[name])
 
-    def recover(self, generation: int, committed_epoch: int) -> None:
-        call(f"{self._name}.recover", FAILURES, lambda: self._sweep(generation), _sink_error)
+    def recover(self, takeover: Takeover) -> None:
+        call(f"{self._name}.recover", FAILURES, lambda: self._sweep(takeover.generation), _sink_error)
 
     def _sweep(self, generation: int) -> None:
         self.staged = {a: rows for a, rows in self.staged.items() if a.generation >= generation}
@@ -506,9 +511,6 @@ class SimHost:
 
     def name_attempt(self) -> str:
         return f"a{next(self._attempts)}"
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
 
 def _read(work: EpochWork, planned: Range, worker: Worker, attempt: str) -> list[tuple[int, Block]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,22 @@ import pytest
 
 from engine.simulation import World
 from joinery_runtime.engine import driver as driver_module
-from joinery_runtime.engine.driver import Driver, JobIdentity
+from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.protocol import Action, Outcome, choose_attempts, next_action, resolve_commit
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.errors import Fenced, IncompatibleState, RecordError, SourceError, StateError, StoreUnavailable
+from joinery_runtime.errors import (
+    DataLoss,
+    Fenced,
+    IncompatibleState,
+    PartitionsLost,
+    RecordError,
+    SourceError,
+    StateError,
+    StoreUnavailable,
+)
+from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, JobRecord
 
@@ -55,7 +65,10 @@ def record(world: World) -> JobRecord:
 
 # --- decisions --------------------------------------------------------------------------------------------------------
 
-RECORD = JobRecord("job", generation=4, epoch=7, signature=None, plan=None, offsets={}, segments=())
+RECORD = JobRecord(
+    "job", generation=4, epoch=7, signature=None, definition=None, plan=None, planned_for_ms=0, offsets={}, segments=(),
+    lineage="life",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -139,7 +152,7 @@ def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: W
     fill(world, 2)
     epoch(started(world))
     changed = dict(world.identity.signature) | {"keys": [["k", "id", "string"]]}
-    driver, _ = world.new_driver(who=JobIdentity(world.job.name, changed))
+    driver, _ = world.new_driver(who=replace(world.identity, signature=changed))
     with pytest.raises(IncompatibleState, match=r"the keys were orders\.k = payments\.k .* they are now") as caught:
         driver.recover()
     assert "another name" in str(caught.value)
@@ -169,7 +182,7 @@ def test_a_job_that_does_not_fit_leaves_the_running_driver_alone(world: World) -
     running = started(world)
     epoch(running)
     changed = dict(world.identity.signature) | {"keys": [["k", "id", "string"]]}
-    misfit, _ = world.new_driver(who=JobIdentity(world.job.name, changed))
+    misfit, _ = world.new_driver(who=replace(world.identity, signature=changed))
     with pytest.raises(IncompatibleState):
         misfit.recover()
     fill(world, 2, first=2)
@@ -181,7 +194,7 @@ def test_a_change_that_loses_nothing_but_old_matches_is_a_warning(world: World) 
     epoch(started(world))
     heard: list[str] = []
     wider = dict(world.identity.signature) | {"upper": 60_000}
-    started(world, who=JobIdentity(world.job.name, wider, heard.append))
+    started(world, who=replace(world.identity, signature=wider, stateful_warning=heard.append))
     assert len(heard) == 1
     assert "upper bound went from 80ms to 1m" in heard[0]
 
@@ -408,3 +421,141 @@ def test_the_report_counts_the_epoch(world: World) -> None:
     assert report.dropped == {"payments": {"null_key": 1}}
     assert report.backlog == {"orders": 0, "payments": 0}
     assert (report.state_rows, report.segments) == (4, len(record(world).segments))
+
+
+# --- partitions that are shared out -----------------------------------------------------------------------------------
+
+
+class Group:
+    """Stands between the driver and a topic's partitions: others may take them, and the topic may be recreated."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.taken = self.lost = False
+        self.recreated: set[PartitionRef] = set()
+        self.released: list[Mapping[PartitionRef, int]] = []
+        self.refuses = False
+        topic: Any = world.topics[name]
+        topic.hold, topic.still_held, topic.release, topic.gone = self.hold, self.still_held, self.release, self.gone
+
+    def hold(self, partitions: Collection[PartitionRef]) -> bool:
+        return not partitions or not self.taken
+
+    def still_held(self) -> bool:
+        return not self.lost
+
+    def release(self, committed: Mapping[PartitionRef, int]) -> None:
+        self.released.append(committed)
+
+    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
+        if self.recreated and self.refuses:
+            raise DataLoss("the topic was recreated")
+        return self.recreated & set(partitions)
+
+
+def test_a_plan_waits_until_its_partitions_are_ours(world: World) -> None:
+    group = Group(world, "orders")
+    fill(world, 4)
+    driver = started(world)
+    group.taken = True
+    assert driver.plan() is None
+    assert driver.waiting
+    pending = record(world).plan
+    group.taken = False
+    epoch(driver)
+    assert world.store.epochs(world.job.name)[0].plan == pending
+    assert not driver.waiting
+    assert group.released[-1] == {
+        ref: offset for ref, offset in driver.inputs["orders"].positions.items() if ref.input == "orders"
+    }
+
+
+def test_an_epoch_whose_partitions_were_lost_is_not_committed_and_run_again(world: World) -> None:
+    group = Group(world, "orders")
+    fill(world, 4)
+    driver = started(world)
+    plan = driver.plan()
+    assert plan is not None
+    outcome = driver.run(plan)
+    group.lost = True
+    with pytest.raises(PartitionsLost, match="Epoch 1 has lost partitions"):
+        driver.commit(plan, outcome)
+    assert record(world).epoch == 0
+    assert group.released[-1] == {}
+    group.lost = False
+    epoch(driver)
+    assert record(world).epoch == 1
+    assert world.store.epochs(world.job.name)[0].plan == plan.to_json()
+
+
+def test_a_topic_that_was_recreated_since_its_plan_is_not_read_in_silence(world: World) -> None:
+    group = Group(world, "orders")
+    fill(world, 4)
+    driver = started(world)
+    plan = driver.plan()
+    assert plan is not None
+    outcome = driver.run(plan)
+    orders = PartitionRef("orders", "orders", 0)
+    group.recreated, group.refuses = {orders}, True
+    with pytest.raises(DataLoss, match="recreated"):
+        driver.commit(plan, outcome)
+    group.refuses = False
+    with pytest.raises(PartitionsLost):
+        driver.commit(plan, outcome)
+    report = epoch(driver)
+    assert report.rows_in == {"orders": 0, "payments": 2}
+    assert report.lost == {"orders/0": 2}
+    assert world.store.epochs(world.job.name)[0].result["lost"] == {"orders/0": 2}
+    assert driver.inputs["orders"].positions[orders] == 2
+
+
+# --- taking over ------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_was_away_does_not_take_the_job_back(world: World) -> None:
+    away = started(world)
+    newer = started(world)
+    again, _ = world.new_driver()
+    with pytest.raises(Fenced, match="another driver has taken over"):
+        again.recover(away.generation)
+    assert record(world).generation == newer.generation
+    again.recover(newer.generation)
+    assert again.generation == newer.generation + 1
+
+
+def test_a_plan_is_not_replayed_under_another_definition(world: World) -> None:
+    fill(world, 4)
+    started(world).plan()
+    edited, _ = world.new_driver(who=replace(world.identity, definition={"edited": True}))
+    with pytest.raises(IncompatibleState, match="was planned by a job that says something else"):
+        edited.recover()
+
+
+def test_without_a_plan_an_edited_job_goes_on_and_leaves_what_was_published_alone(world: World) -> None:
+    fill(world, 4)
+    epoch(started(world))
+    published = dict(world.output.files)
+    world.output.publish = lambda epoch, receipts: pytest.fail("it was published by the definition that wrote it")  # type: ignore[method-assign]
+    started(world, who=replace(world.identity, definition={"edited": True}))
+    assert world.output.files == published
+    assert record(world).definition == world.identity.definition
+
+
+def test_the_last_epoch_before_a_stop_leaves_no_plan(world: World) -> None:
+    fill(world, 4)
+    driver = started(world)
+    plan = driver.plan()
+    assert plan is not None
+    fill(world, 4, first=4)
+    driver.commit(plan, driver.run(plan), last=True)
+    assert record(world).plan is None
+
+
+def test_where_a_bounded_input_stops_and_which_topic_it_was_survive_a_restart(world: World) -> None:
+    topic: Any = world.topics["orders"]
+    plain = topic.bounds
+    topic.bounds = lambda known: [replace(b, stop=7, topic_id="id-1") for b in plain(known)]
+    fill(world, 4)
+    epoch(started(world))
+    state = started(world).inputs["orders"]
+    assert state.stops == {PartitionRef("orders", "orders", p): 7 for p in range(2)}
+    assert state.topic_ids == {"orders": "id-1"}

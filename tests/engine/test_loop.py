@@ -16,11 +16,13 @@ from joinery_runtime.engine.loop import (
     RECOVER_FIRST_S,
     RECOVER_LAST_S,
     RECOVER_TRIES,
+    WAITING_NOTICE,
     Listener,
     run_until_stopped,
 )
 from joinery_runtime.engine.planner import Planner
-from joinery_runtime.errors import Fenced, StoreUnavailable
+from joinery_runtime.errors import Fenced, JoineryError, PartitionsLost, StoreUnavailable
+from joinery_runtime.sources.base import PartitionRef
 
 AWAY = StoreUnavailable("the store is away")
 PLAN = object()
@@ -49,9 +51,15 @@ class Scripted:
     script: Iterator[object]
     on_commit: Callable[[], None] = lambda: None
     fails_to_recover: bool = False
+    generation: int = 0
+    waiting: tuple[PartitionRef, ...] = ()
+    epoch: int = 6
     committed: int = 0
+    previous: int | None = None
+    last: list[bool] = field(default_factory=list)
 
-    def recover(self) -> None:
+    def recover(self, previous: int | None) -> None:
+        self.previous = previous
         if self.fails_to_recover:
             raise AWAY
 
@@ -64,10 +72,11 @@ class Scripted:
     def run(self, plan: object) -> object:
         return "outcome"
 
-    def commit(self, plan: object, outcome: object) -> object:
+    def commit(self, plan: object, outcome: object, *, last: bool) -> object:
         assert (plan, outcome) == (PLAN, "outcome")
-        self.committed += 1
+        self.last.append(last)
         self.on_commit()
+        self.committed += 1
         return "report"
 
 
@@ -75,7 +84,7 @@ class Scripted:
 class Heard:
     started: list[Any] = field(default_factory=list)
     committed: list[Any] = field(default_factory=list)
-    trouble: list[tuple[StoreUnavailable, float]] = field(default_factory=list)
+    trouble: list[tuple[JoineryError, float]] = field(default_factory=list)
 
     @property
     def listener(self) -> Listener:
@@ -89,11 +98,11 @@ class Endless:
     finished: bool = False
 
 
-def loop(drivers: list[Scripted], stop: threading.Event, *, finished: bool = False) -> Heard:
+def loop(drivers: list[Scripted], stop: threading.Event, *, finished: bool = False, settle: bool = False) -> Heard:
     heard = Heard()
     supply = iter(drivers)
     make = cast(Callable[[], Driver], lambda: next(supply))
-    run_until_stopped(make, cast(Planner, Endless(finished)), stop, heard.listener)
+    run_until_stopped(make, cast(Planner, Endless(finished)), stop, heard.listener, settle=settle)
     return heard
 
 
@@ -178,6 +187,69 @@ def test_a_store_that_goes_away_after_the_stop_is_not_waited_for() -> None:
     with pytest.raises(StoreUnavailable):
         loop([Scripted(iter([PLAN]), on_commit=stop_and_fail)], stop)
     assert stop.seconds == []
+
+
+def test_the_epoch_before_a_stop_leaves_no_plan_behind() -> None:
+    stop = Waits()
+    driver = Scripted(iter([PLAN, PLAN, PLAN]))
+    driver.on_commit = lambda: stop.set() if driver.committed == 0 else None
+    loop([driver], stop)
+    assert driver.last == [False]
+
+    stopping = Waits()
+    late = Scripted(iter([PLAN, PLAN]))
+    late.run = lambda _: (stopping.set(), "outcome")[1]  # type: ignore[method-assign]
+    loop([late], stopping)
+    assert late.last == [True]
+
+
+def test_a_new_driver_knows_the_generation_of_the_one_before_it() -> None:
+    first, second, third = (
+        Scripted(iter([PLAN, AWAY]), generation=5),
+        Scripted(iter([]), generation=0, fails_to_recover=True),
+        Scripted(iter([None]), generation=7),
+    )
+    loop([first, second, third], Waits(), finished=True)
+    assert (first.previous, second.previous, third.previous) == (None, 5, None)
+
+
+def test_an_epoch_that_lost_its_partitions_is_run_again_by_the_same_driver() -> None:
+    driver = Scripted(iter([PLAN, PLAN, None]))
+
+    def lose_once() -> None:
+        if not driver.waiting:
+            driver.waiting = (PartitionRef("orders", "o", 0),)
+            raise PartitionsLost("taken")
+        driver.waiting = ()
+
+    driver.on_commit = lose_once
+    heard = loop([driver], Waits(), finished=True)
+    assert driver.committed == len(heard.committed) == 1
+    assert [str(error) for error, _ in heard.trouble] == ["taken"]
+
+
+def test_a_plan_that_waits_for_its_partitions_keeps_the_job_going_and_says_so() -> None:
+    stop = Waits(at=WAITING_NOTICE + 1)
+    driver = Scripted(iter([None] * (WAITING_NOTICE + 2)), waiting=(PartitionRef("orders", "o", 3),))
+    heard = loop([driver], stop, finished=True)
+    assert len(heard.trouble) == 1
+    assert "Epoch 7 waits for its partitions: another member of the consumer group has one of o-3" in str(
+        heard.trouble[0][0]
+    )
+
+
+def test_settling_runs_what_is_planned_and_nothing_else() -> None:
+    driver = Scripted(iter([PLAN, PLAN]), waiting=(PartitionRef("orders", "o", 0),))
+
+    def committed() -> None:
+        driver.waiting = ()
+
+    driver.on_commit = committed
+    loop([driver], Waits(), settle=True)
+    assert driver.last == [True]
+    idle = Scripted(iter([PLAN]))
+    loop([idle], Waits(), settle=True)
+    assert idle.committed == 0
 
 
 def test_a_driver_that_lost_its_job_stops_for_good() -> None:

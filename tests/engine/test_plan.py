@@ -25,6 +25,8 @@ PLAN = EpochPlan(
     checkpoint=True,
     fingerprint="abc",
     lost={"t/0": 4},
+    stops={PartitionRef("orders", "t", 0): 99},
+    topic_ids={"orders": {"t": "id-1"}},
 )
 
 watermarks = st.none() | st.integers(-(2**53), 2**53) | st.just(END_OF_TIME)
@@ -41,6 +43,8 @@ plans = st.builds(
     checkpoint=st.booleans(),
     fingerprint=names,
     lost=st.dictionaries(names, st.integers(1, 2**62), max_size=2),
+    stops=st.dictionaries(refs, st.integers(0, 2**62), max_size=2),
+    topic_ids=st.dictionaries(names, st.dictionaries(names, names, max_size=2), max_size=2),
 )
 
 
@@ -55,7 +59,7 @@ CLOCK = InputClock(delay_ms=10)
 def test_the_stored_form_of_a_plan_is_fixed() -> None:
     """Plans outlive releases: a change here needs a new format number."""
     assert PLAN.to_json() == {
-        "format": 1,
+        "format": 2,
         "epoch": 7,
         "shards": 3,
         "ranges": [["orders", "t", 0, 5, 9], ["payments", "a/b.jsonl", 0, 0, 0]],
@@ -65,18 +69,24 @@ def test_the_stored_form_of_a_plan_is_fixed() -> None:
         "checkpoint": True,
         "fingerprint": "abc",
         "lost": {"t/0": 4},
+        "stops": [["orders", "t", 0, 99]],
+        "topic_ids": {"orders": {"t": "id-1"}},
     }
+
+
+def test_a_plan_of_the_first_format_is_read() -> None:
+    first = {k: v for k, v in PLAN.to_json().items() if k not in {"stops", "topic_ids"}} | {"format": 1}
+    assert EpochPlan.from_json(first) == replace(PLAN, stops={}, topic_ids={})
 
 
 @pytest.mark.parametrize("number", [FORMAT + 1, 0, None])
 def test_a_plan_of_another_format_is_refused(number: int | None) -> None:
-    with pytest.raises(IncompatibleState, match=rf"epoch plan has format {number}: this release reads format 1"):
+    with pytest.raises(IncompatibleState, match=rf"epoch plan has format {number}: this release reads formats up to 2"):
         EpochPlan.from_json({**PLAN.to_json(), "format": number})
 
 
-def test_has_rows() -> None:
-    assert PLAN.has_rows
-    assert not replace(PLAN, ranges=(Range(R, 4, 4),)).has_rows
+def test_its_partitions_are_those_of_its_ranges() -> None:
+    assert PLAN.partitions == tuple(r.partition for r in PLAN.ranges)
 
 
 @given(
@@ -89,17 +99,19 @@ def test_has_rows() -> None:
 def test_an_input_state_survives_bytes(
     positions: dict[PartitionRef, int], highest: dict[str, int | None], watermark: int | None
 ) -> None:
-    state = InputState(positions, InputProgress(highest, watermark))
+    state = InputState(positions, InputProgress(highest, watermark), positions, {"t": "id-1"})
     assert InputState.from_bytes("orders", state.to_bytes()) == state
 
 
 def test_the_stored_form_of_offsets_is_fixed() -> None:
-    state = InputState({Q: 4, P: 9}, InputProgress({"t/0": 5, "t/1": None}, 3))
-    assert json.loads(state.to_bytes()) == {
-        "format": 1, "positions": [["t", 0, 9], ["t", 1, 4]], "highest": {"t/0": 5, "t/1": None}, "watermark": 3,
-    }  # fmt: skip
-    with pytest.raises(IncompatibleState, match="offsets of input orders has format 2"):
-        InputState.from_bytes("orders", b'{"format": 2}')
+    state = InputState({Q: 4, P: 9}, InputProgress({"t/0": 5, "t/1": None}, 3), {Q: 40}, {"t": "id-1"})
+    first = {"positions": [["t", 0, 9], ["t", 1, 4]], "highest": {"t/0": 5, "t/1": None}, "watermark": 3}
+    second = {"stops": [["t", 1, 40]], "topic_ids": {"t": "id-1"}}
+    assert json.loads(state.to_bytes()) == {"format": 2, **first, **second}
+    read = InputState.from_bytes("orders", json.dumps({"format": 1, **first}).encode())
+    assert read == replace(state, stops={}, topic_ids={})
+    with pytest.raises(IncompatibleState, match="offsets of input orders has format 3"):
+        InputState.from_bytes("orders", b'{"format": 3}')
 
 
 def test_after_an_epoch_positions_watermark_and_highest_times_have_moved() -> None:

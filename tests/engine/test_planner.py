@@ -14,7 +14,7 @@ from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.engine.planner import Planner, PlanSettings
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources.base import Bounds, PartitionRef, Range
+from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range
 
 IDLE_MS, CHECKPOINT_MS = 1_000, 60_000
 ORDERS = [PartitionRef("orders", "orders", p) for p in range(2)]
@@ -22,7 +22,7 @@ PAYMENTS = [PartitionRef("payments", "payments", 0)]
 
 
 @dataclass
-class Source:
+class Source(Exclusive):
     """Partitions by their start and end offsets; a stored position replaces the start."""
 
     ends: dict[PartitionRef, tuple[int, int]]
@@ -30,11 +30,11 @@ class Source:
     lost: int = 0
     away: bool = False
 
-    def bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
+    def bounds(self, known: Known) -> list[Bounds]:
         if self.away:
             raise SourceError("the broker is away")
         return [
-            Bounds(ref, positions.get(ref, start), end, self.final, self.lost)
+            Bounds(ref, known.offsets.get(ref, start), end, self.final, self.lost)
             for ref, (start, end) in self.ends.items()
         ]
 
@@ -105,7 +105,7 @@ def test_the_first_plan_fixes_where_partitions_start_also_without_records() -> N
     job = Job(Source({ORDERS[0]: (50, 50), ORDERS[1]: (60, 60)}), Source({PAYMENTS[0]: (70, 70)}))
     plan = job.epoch({})
     assert ranges(plan) == {ORDERS[0]: (50, 50), ORDERS[1]: (60, 60), PAYMENTS[0]: (70, 70)}
-    assert not plan.has_rows
+    assert all(r.start == r.end_exclusive for r in plan.ranges)
     assert job.plan() is None, "once is enough"
     job.orders.ends = {ORDERS[0]: (52, 52), ORDERS[1]: (60, 60)}
     assert ranges(job.epoch({})) == {ORDERS[0]: (50, 52)}
@@ -298,7 +298,7 @@ def test_a_checkpoint_goes_with_an_epoch_that_has_records() -> None:
     job.orders.ends[ORDERS[0]] = (0, 11)
     plan = job.epoch({}, CHECKPOINT_MS)
     assert plan.checkpoint
-    assert plan.has_rows
+    assert any(r.start < r.end_exclusive for r in plan.ranges)
 
 
 def test_an_input_that_has_ended_stays_ended() -> None:

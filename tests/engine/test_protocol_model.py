@@ -35,7 +35,7 @@ from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import StoreUnavailable
-from joinery_runtime.sinks.base import AttemptId, Receipt
+from joinery_runtime.sinks.base import AttemptId, Receipt, Takeover
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, JobRecord
 
@@ -45,7 +45,7 @@ ALIVE_AT_MOST = 4
 
 # Calls of a driver and its tasks, in the order in which they come.
 PLACES = (
-    "start", "store.acquire", "store.sweep", "store.epochs", "output.recover", "dead.recover", "recovered",
+    "start", "store.acquire", "store.sweep", "store.newest_epoch", "output.recover", "dead.recover", "recovered",
     "source.bounds", "store.write_plan", "task.start", "source.read", "task.result", "store.stage", "output.write",
     "dead.write", "store.commit", "store.record", "output.publish", "dead.publish", "idle",
 )  # fmt: skip
@@ -454,16 +454,16 @@ class NeverSweeps(SimStore):
 class ForgetsThePlan(Driver):
     """Plans anew after a restart."""
 
-    def recover(self) -> None:
-        super().recover()
+    def recover(self, previous: int | None = None) -> None:
+        super().recover(previous)
         self._pending = None
 
 
 class ChangesThePlan(Driver):
     """Replays the pending plan with another number of shards."""
 
-    def recover(self) -> None:
-        super().recover()
+    def recover(self, previous: int | None = None) -> None:
+        super().recover(previous)
         if self._pending is not None:
             self._pending = replace(self._pending, shards=self._pending.shards + 1)
 
@@ -486,16 +486,16 @@ class BelievesInSuccess(Driver):
 
 
 class SweepsBeforePublishing(Driver):
-    def _recover_sinks(self) -> None:
+    def _recover_sinks(self, record: JobRecord) -> None:
         for sink, _ in self._receipts({}):
-            sink.recover(self._generation, self._epoch)
-        super()._recover_sinks()
+            sink.recover(Takeover(record.generation, record.epoch))
+        super()._recover_sinks(record)
 
 
 class NeverPublishesAgain(Driver):
-    def _recover_sinks(self) -> None:
+    def _recover_sinks(self, record: JobRecord) -> None:
         for sink, _ in self._receipts({}):
-            sink.recover(self._generation, self._epoch)
+            sink.recover(Takeover(record.generation, record.epoch))
 
 
 class TwoAttempts(SimHost):

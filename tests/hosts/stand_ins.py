@@ -14,7 +14,7 @@ import pyarrow as pa
 from e2e.spark_stage import first_time
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.worker import ReadReport, RowBlock
-from joinery_runtime.sinks.base import AttemptId, Receipt, SinkWriter
+from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter
 from joinery_runtime.sources.base import Range
 
 PATIENCE_S = 120
@@ -56,9 +56,9 @@ class FailsAfterwards:
     writer: SinkWriter
     directory: Path
 
-    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
         receipt = self.writer.write(attempt, rows)
-        if first_time(self.directory / f"{attempt.epoch}-{attempt.shard}"):
+        if first_time(self.directory / f"{attempt.id.epoch}-{attempt.id.shard}"):
             raise OSError("the machine is on fire")
         return receipt
 
@@ -70,10 +70,10 @@ class WaitsForTheOther:
     writer: SinkWriter
     directory: Path
 
-    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
-        if attempt.shard == 0:
-            second = self.directory / f"{attempt.epoch}-second"
-            if first_time(self.directory / f"{attempt.epoch}-first"):
+    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+        if attempt.id.shard == 0:
+            second = self.directory / f"{attempt.id.epoch}-second"
+            if first_time(self.directory / f"{attempt.id.epoch}-first"):
                 _wait_for(second)
             else:
                 second.touch()

@@ -15,7 +15,7 @@ from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts import spark
-from joinery_runtime.hosts.spark import DEFAULT_CONF, WORKER_ENVIRONMENT, SparkHost, deal, start_context
+from joinery_runtime.hosts.spark import DEFAULT_CONF, WORKER_ENVIRONMENT, SparkHost, deal, start_context, stop_context
 from joinery_runtime.sources.base import PartitionRef, Range
 
 Start = Callable[..., dict[str, str]]
@@ -126,7 +126,7 @@ def test_a_java_process_that_is_gone_is_an_error_of_ours() -> None:
     host = SparkHost(context, setup, "job")
     with pytest.raises(JoineryError, match="Spark gave up on epoch 7: the driver's Java process is gone"):
         host.run(EpochWork(1, EpochPlan(7, 2, (), {}), ()))
-    host.close()
+    stop_context(context)
 
 
 # --- deal -------------------------------------------------------------------------------------------------------------

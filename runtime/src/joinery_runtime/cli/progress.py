@@ -18,7 +18,7 @@ from rich.table import Table
 from joinery_runtime.core.spec import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import Listener, Progress
-from joinery_runtime.errors import StoreUnavailable
+from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import StreamJoin
 
 RATE_WINDOW_S = 10.0
@@ -91,8 +91,8 @@ class JsonProgress:
             state_bytes=report.state_bytes,
         )
 
-    def _trouble(self, error: StoreUnavailable, pause: float) -> None:
-        self._log.error("state store unavailable", error=str(error), retry_in_seconds=pause)
+    def _trouble(self, error: JoineryError, pause: float) -> None:
+        self._log.error("trouble", error=str(error), retry_in_seconds=pause)
 
 
 class TableProgress:
@@ -127,7 +127,7 @@ class TableProgress:
         again = f", epoch {driver.epoch + 1} is replayed" if driver.replays else ""
         self._say(f"{self._job.name}: generation {driver.generation}, after epoch {driver.epoch}{again}")
 
-    def _trouble(self, error: StoreUnavailable, pause: float) -> None:
+    def _trouble(self, error: JoineryError, pause: float) -> None:
         self._say(f"[red]{escape(str(error))}[/]; trying again in {pause:.1f} s")
 
     def _committed(self, progress: Progress) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 from joinery_runtime.core.compile import stored_columns
 from joinery_runtime.core.spec import JoinSpec
 from joinery_runtime.core.watermark import InputClock
-from joinery_runtime.engine.driver import JobIdentity
+from joinery_runtime.engine.identity import JobIdentity
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.planner import PlanSettings
-from joinery_runtime.job import StreamJoin, signature
+from joinery_runtime.job import StreamJoin, definition, signature
 
 
 def identity(job: StreamJoin, spec: JoinSpec, warn: Callable[[str], None]) -> JobIdentity:
-    return JobIdentity(job.name, signature(job, stored_columns(spec)), warn)
+    return JobIdentity(job.name, signature(job, stored_columns(spec)), definition(job), warn)
 
 
 def plan_settings(job: StreamJoin, identity: JobIdentity) -> PlanSettings:

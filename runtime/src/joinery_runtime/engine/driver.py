@@ -7,45 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
 from joinery_runtime.core.spec import PARTS, JoinSpec
+from joinery_runtime.engine.arrivals import check_arrivals, refuse_dead
 from joinery_runtime.engine.host import Host
+from joinery_runtime.engine.identity import JobIdentity, compare_with_state
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, Outcome, next_action, resolve_commit
 from joinery_runtime.engine.report import EpochReport, epoch_report, result_json
-from joinery_runtime.errors import Fenced, IncompatibleState, RecordError, SourceError, StoreUnavailable
-from joinery_runtime.job import compare
-from joinery_runtime.sinks.base import Receipt, Sink
+from joinery_runtime.errors import (
+    DataLoss,
+    Fenced,
+    IncompatibleState,
+    PartitionsLost,
+    SourceError,
+    StoreUnavailable,
+)
+from joinery_runtime.sinks.base import Receipt, Sink, Takeover
+from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
-from joinery_runtime.state.store import EpochCommit, JobRecord, StateStore
-
-
-@dataclass(frozen=True, slots=True)
-class JobIdentity:
-    """Who the job is to the state store: its name and the signature that its state must fit (rule M2)."""
-
-    name: str
-    signature: Mapping[str, Any]
-    stateful_warning: Callable[[str], None] = field(default=lambda _: None)
-
-
-def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, ...]:
-    """Warnings about a job that goes on with the state of another; raises IncompatibleState if it cannot (M2)."""
-    if record.signature is None:
-        return ()
-    comparison = compare(record.signature, identity.signature)
-    if comparison.refused:
-        raise IncompatibleState(
-            f"the state of job {identity.name} does not fit the job as it is now",
-            facts="; ".join(comparison.refused),
-            todo="Undo the change, or give the job another name to start anew",
-        )
-    return comparison.warnings
+from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, StateStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +58,15 @@ class Driver:
         self._epoch = 0
         self._pending: EpochPlan | None = None
         self._segments: dict[str, SegmentMeta] = {}
+        self._lineage = ""
+        self._gone: frozenset[PartitionRef] = frozenset()
+        self._again = False  # the pending plan may be old: what it names may be gone
         self.inputs: dict[str, InputState] = {}
         self.replays = False
 
     @property
     def generation(self) -> int:
+        """0 while it is not known, before and during recovery."""
         return self._generation
 
     @property
@@ -86,37 +76,49 @@ class Driver:
 
     # --- recover ----------------------------------------------------------------------------------------------------
 
-    def recover(self) -> None:
-        """Takes the next generation and everything that is committed. Raises IncompatibleState, StateError."""
+    def recover(self, previous: int | None = None) -> None:
+        """Takes the next generation and everything that is committed. Raises IncompatibleState, StateError.
+
+        `previous` is the generation of the driver before it in this process: if that one has been fenced meanwhile,
+        another process runs the job, and it is Fenced here too instead of taking the job back from it.
+        """
         store, name = self._parts.store, self._identity.name
+        self._generation = previous or 0
         known = store.record(name)
         if known is not None:
             compare_with_state(self._identity, known)  # a job that does not fit must not fence the one that runs
+            if previous is not None and known.generation != previous:
+                raise Fenced(f"another driver has taken over job {name}", todo="This one stops")
+        self._generation = 0  # until there is an answer, it may be the new one or the old one
         record = store.acquire(name)
         for warning in compare_with_state(self._identity, record):
             self._identity.stateful_warning(warning)
         if any(s.state_version != STATE_VERSION for s in record.segments):
             store.migrate(name, record.generation, MIGRATIONS, STATE_VERSION)
-            record = store.record(name) or record
-        self._generation, self._epoch = record.generation, record.epoch
+            record = replace(store.record(name) or record, generation=record.generation)
+        self._generation, self._epoch, self._lineage = record.generation, record.epoch, record.lineage
         self._segments = {s.key: s for s in record.segments}
         self.inputs = {s.input: _input_state(s.input, record.offsets) for s in self._spec.sides}
-        self.replays = next_action(record) is Action.REPLAY
+        self.replays = self._again = next_action(record) is Action.REPLAY
         self._pending = EpochPlan.from_json(record.plan) if self.replays and record.plan else None
-        if self._pending is not None and set(self._pending.watermarks) != set(self.inputs):
+        if self._pending is not None and not self._identity.defines(record):
             raise IncompatibleState(
-                f"epoch {self._pending.epoch} of job {name} was planned with other inputs",
-                facts=f"its inputs were {sorted(self._pending.watermarks)}, they are {sorted(self.inputs)} now",
-                todo="Undo the change, or give the job another name to start anew",
+                f"epoch {self._pending.epoch} of job {name} was planned by a job that says something else",
+                facts="it was edited while this driver started",
+                todo="Start it again",
             )
+        self._parts.planner.release({})
         store.sweep(name, record.generation)
-        self._recover_sinks()
+        self._recover_sinks(record)
 
-    def _recover_sinks(self) -> None:
-        committed = self._parts.store.epochs(self._identity.name, after=self._epoch - 1, limit=1)
-        for sink, receipts in self._receipts(committed[0].result if committed else {}):
-            sink.publish(self._epoch, receipts)
-            sink.recover(self._generation, self._epoch)
+    def _recover_sinks(self, record: JobRecord) -> None:
+        newest = self._parts.store.newest_epoch(record.job)
+        takeover = _takeover(record, self._pending, newest)
+        for sink, receipts in self._receipts(newest.result if newest else {}):
+            # What an earlier definition of the job wrote has been published under that one (`hosts.run`).
+            if newest is not None and self._identity.defines(record):
+                sink.publish(newest.epoch, receipts)
+            sink.recover(takeover)
 
     def _receipts(self, result: Mapping[str, Any]) -> list[tuple[Sink, list[Receipt]]]:
         pairs = [(self._parts.output, list(result.get("output", [])))]
@@ -127,30 +129,44 @@ class Driver:
     # --- plan -------------------------------------------------------------------------------------------------------
 
     def plan(self, *, always: bool = False) -> EpochPlan | None:
-        """The pending plan, or a new one written to the store before anything runs; None: nothing to do."""
+        """The pending plan, or a new one written to the store before anything runs; None: nothing to do, or other
+        members of a consumer group have what is to be read (`waiting`)."""
+        planner = self._parts.planner
         if self._pending is None:
-            plan = self._parts.planner.plan(self._epoch + 1, self.inputs, self._now_ms(), always=always)
+            plan = planner.plan(self._epoch + 1, self.inputs, self._now_ms(), always=always)
             if plan is None:
                 return None
-            self._parts.store.write_plan(self._identity.name, self._generation, plan.to_json())
+            self._parts.store.write_plan(
+                self._identity.name, self._generation, plan.to_json(), dict(self._identity.definition)
+            )
             self._pending = plan
+        elif self._again:
+            self._gone = planner.gone(self._pending, self.inputs)
+        if not planner.hold(ref for ref in self._pending.partitions if ref not in self._gone):
+            self._again = True
+            return None
         self._work(self._pending).reach("planned")
         return self._pending
+
+    @property
+    def waiting(self) -> tuple[PartitionRef, ...]:
+        """Partitions of a plan that cannot be run before all of them are this driver's."""
+        return self._pending.partitions if self._pending is not None else ()
 
     # --- run --------------------------------------------------------------------------------------------------------
 
     def run(self, plan: EpochPlan) -> EpochOutcome:
         """All tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output."""
         outcome = self._parts.host.run(self._work(plan))
-        _check_arrivals(outcome)
+        check_arrivals(outcome)
         if self._parts.dead_letters is None:
-            _refuse_dead(outcome)
+            refuse_dead(outcome)
         return outcome
 
     def _work(self, plan: EpochPlan) -> EpochWork:
         expired = self._expired(plan)
         segments = tuple(s for s in self._segments.values() if s.key not in expired)
-        return EpochWork(self._generation, plan, segments, self._fault)
+        return EpochWork(self._generation, plan, segments, self._fault, self._lineage, self._gone)
 
     def _expired(self, plan: EpochPlan) -> set[str]:
         """Segments of which no row is kept any more under the plan's watermarks (J3): dropped without being read."""
@@ -160,15 +176,18 @@ class Driver:
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
-    def commit(self, plan: EpochPlan, outcome: EpochOutcome) -> EpochReport:
-        """Makes the epoch durable and its output visible, with the plan of the next one if there is work already."""
+    def commit(self, plan: EpochPlan, outcome: EpochOutcome, *, last: bool = False) -> EpochReport:
+        """Makes the epoch durable and its output visible, with the plan of the next one if there is work already and
+        this is not the last one. Raises PartitionsLost when a rebalance has taken what it read: the plan stays, to be
+        replayed when it is back."""
+        self._check_partitions(plan)
         work = self._work(plan)
         staged = {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
         gone = self._expired(plan) | {key for summary in outcome.shards.values() for key in summary.replaced}
         inputs = self._inputs_after(plan, outcome)
         self._parts.planner.learn(outcome.read.partitions, self.inputs)
-        next_plan = self._next_plan(plan.epoch + 1, inputs)
-        result = result_json(outcome)
+        next_plan = None if last else self._next_plan(plan.epoch + 1, inputs)
+        result = result_json(plan, outcome)
         commit = EpochCommit(
             epoch=plan.epoch,
             plan=plan.to_json(),
@@ -177,19 +196,43 @@ class Driver:
             deletes=sorted(gone),
             offsets={name: state.to_bytes() for name, state in inputs.items()},
             signature=dict(self._identity.signature),
+            definition=dict(self._identity.definition),
             next_plan=next_plan.to_json() if next_plan is not None else None,
             effects=[_effect(sink, plan.epoch, receipts) for sink, receipts in self._receipts(result)],
         )
         work.reach("before-commit")
         self._commit(commit)
+        self._parts.planner.release(inputs)
         work.reach("after-commit")
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
         self._segments = {k: s for k, s in (self._segments | staged).items() if k not in gone}
         self._epoch, self.inputs, self._pending = plan.epoch, inputs, next_plan
+        self._gone, self._again = frozenset(), False
         if plan.checkpoint:
             self._sweep()
         return epoch_report(plan, outcome, self._segments.values(), self._parts.planner)
+
+    def _check_partitions(self, plan: EpochPlan) -> None:
+        """What was read is committed only while its partitions are ours, and still those that were planned."""
+        planner = self._parts.planner
+        if self._gone_now(plan) == self._gone and planner.still_held():
+            return
+        planner.release({})
+        self._again = True
+        raise PartitionsLost(
+            f"Epoch {plan.epoch} has lost partitions that it reads",
+            facts="another member of the consumer group took them, or their topic was recreated",
+            todo="Nothing of it was committed; it is run again when they are back",
+        )
+
+    def _gone_now(self, plan: EpochPlan) -> frozenset[PartitionRef]:
+        try:
+            return self._parts.planner.gone(plan, self.inputs)
+        except DataLoss:
+            raise
+        except SourceError:
+            return self._gone  # the broker does not answer any more; this epoch's work is done
 
     def _sweep(self) -> None:
         """Replaced and expired segments would fill the store of a job that runs for weeks: commits only retire them."""
@@ -221,31 +264,22 @@ class Driver:
                 raise
 
 
+def _takeover(record: JobRecord, pending: EpochPlan | None, newest: EpochRecord | None) -> Takeover:
+    shards = pending.shards if pending is not None else 0
+    return Takeover(
+        generation=record.generation,
+        committed_epoch=record.epoch,
+        lineage=record.lineage,
+        shards=max(shards, newest.plan["shards"] if newest is not None else 0),
+        pending=pending.epoch if pending is not None else None,
+        pending_shards=shards,
+        pending_for_ms=record.planned_for_ms,
+    )
+
+
 def _effect(sink: Sink, epoch: int, receipts: list[Receipt]) -> Callable[[Any], None]:
     return lambda connection: sink.in_transaction(connection, epoch, receipts)
 
 
 def _input_state(name: str, offsets: Mapping[str, bytes]) -> InputState:
     return InputState.from_bytes(name, offsets[name]) if name in offsets else InputState()
-
-
-def _check_arrivals(outcome: EpochOutcome) -> None:
-    """What was read is what the shards got: a read task that ran twice must have given the same both times."""
-    read = sum(r.rows for r in outcome.read.partitions)
-    joined = sum(s.rows_in for s in outcome.shards.values())
-    if read != joined:
-        raise SourceError(
-            "A range of an input gave other records when it was read again",
-            facts=f"{read} rows were read, the shards got {joined}; nothing of the epoch was committed",
-            todo="Start the job again; if it stays so, records of the planned ranges have been deleted meanwhile",
-        )
-
-
-def _refuse_dead(outcome: EpochOutcome) -> None:
-    for read in outcome.read.partitions:
-        if read.dead:
-            raise RecordError(
-                f"input {read.partition.input} has records that cannot be used",
-                facts=f"the first is {read.first_dead} ({read.dead} in this epoch); nothing of the epoch was committed",
-                todo="Name an output for such records under spec.deadLetter and start the job again",
-            )

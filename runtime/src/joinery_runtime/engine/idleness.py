@@ -24,10 +24,10 @@ class IdleClock:
         self._all_idle_looked_ms: int | None = None
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
-        """Takes what can be read now. A partition with unread records is not at its end; one that is not named, because
-        it was revoked or deleted, is forgotten."""
+        """Takes what can be read now. A partition with unread records is not at its end, nor is one that is not held;
+        one that is not named, because it was deleted, is forgotten."""
         step = _step(self._looked_ms, now_ms)
-        at_end = [bound.partition for bound in bounds if bound.start >= bound.end_exclusive]
+        at_end = [bound.partition for bound in bounds if bound.held and bound.start >= bound.end_exclusive]
         known = self._at_end_for
         self._at_end_for = {ref: known[ref] + step if ref in known else 0 for ref in at_end}
         self._looked_ms = now_ms

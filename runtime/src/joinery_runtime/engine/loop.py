@@ -10,11 +10,12 @@ from threading import Event
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.errors import StoreUnavailable
+from joinery_runtime.errors import JoineryError, PartitionsLost, StoreUnavailable
 
 # An idle job asks its sources for new records at growing distance: quick answers first, no CPU burned after.
 POLL_FIRST_S, POLL_LAST_S = 0.01, 0.25
 RECOVER_FIRST_S, RECOVER_LAST_S, RECOVER_TRIES = 0.5, 30.0, 8
+WAITING_NOTICE = 40  # polls at POLL_LAST_S until a plan that waits for its partitions is worth a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +28,32 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` when the store is away."""
+    """What a caller hears: `started(driver)` after recovery, `committed`, and `trouble` with the seconds until the next
+    try when the store is away or partitions are."""
 
     started: Callable[[Driver], None]
     committed: Callable[[Progress], None]
-    trouble: Callable[[StoreUnavailable, float], None]
+    trouble: Callable[[JoineryError, float], None]
 
 
-def run_until_stopped(make_driver: Callable[[], Driver], planner: Planner, stop: Event, listener: Listener) -> None:
-    """Returns after the epoch during which `stop` was set, or when every input has ended. A StoreUnavailable makes a
-    new driver that recovers as after a crash; it is raised after RECOVER_TRIES tries without a committed epoch."""
+MakeDriver = Callable[[], Driver]
+
+
+def run_until_stopped(
+    make_driver: MakeDriver, planner: Planner, stop: Event, listener: Listener, *, settle: bool = False
+) -> None:
+    """Returns after the epoch during which `stop` was set, or when every input has ended; with `settle`, as soon as no
+    plan is pending. A StoreUnavailable makes a new driver that recovers as after a crash, unless another process has
+    taken the job over meanwhile; it is raised after RECOVER_TRIES tries without a committed epoch."""
     waits = _Backoff(RECOVER_FIRST_S, RECOVER_LAST_S)
+    previous: int | None = None
     while True:
+        driver = make_driver()
         try:
-            return _run(make_driver(), planner, stop, listener, waits)
+            driver.recover(previous)
+            return _Run(driver, planner, stop, listener).go(waits, settle=settle)
         except StoreUnavailable as error:
+            previous = driver.generation or None
             if waits.count >= RECOVER_TRIES or stop.is_set():
                 raise
             pause = waits.next()
@@ -49,22 +61,53 @@ def run_until_stopped(make_driver: Callable[[], Driver], planner: Planner, stop:
             stop.wait(pause)
 
 
-def _run(driver: Driver, planner: Planner, stop: Event, listener: Listener, recoveries: _Backoff) -> None:
-    driver.recover()
-    listener.started(driver)
-    polls = _Backoff(POLL_FIRST_S, POLL_LAST_S)
-    while not stop.is_set():
+class _Run:
+    """One driver, from its recovery on."""
+
+    def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: Listener) -> None:
+        self._driver, self._planner, self._stop, self._listener = driver, planner, stop, listener
+        self._polls = _Backoff(POLL_FIRST_S, POLL_LAST_S)
+
+    def go(self, recoveries: _Backoff, *, settle: bool) -> None:
+        self._listener.started(self._driver)
+        while not self._stop.is_set() and not (settle and not self._driver.waiting):
+            if self._epoch(settle=settle):
+                self._polls.reset()
+                recoveries.reset()
+            elif self._planner.finished and not self._driver.waiting:
+                return
+            else:
+                self._wait()
+
+    def _epoch(self, *, settle: bool) -> bool:
+        """Whether one was committed."""
         started = time.monotonic()
-        plan = driver.plan()
-        if plan is not None:
-            report = driver.commit(plan, driver.run(plan))
-            listener.committed(Progress(report, time.monotonic() - started))
-            polls.reset()
-            recoveries.reset()
-        elif planner.finished:
-            return
-        else:
-            stop.wait(polls.next())
+        plan = self._driver.plan()
+        if plan is None:
+            return False
+        outcome = self._driver.run(plan)
+        try:
+            report = self._driver.commit(plan, outcome, last=settle or self._stop.is_set())
+        except PartitionsLost as error:
+            self._listener.trouble(error, POLL_LAST_S)
+            return False
+        self._listener.committed(Progress(report, time.monotonic() - started))
+        return True
+
+    def _wait(self) -> None:
+        pause = self._polls.next()
+        if self._driver.waiting and self._polls.count % WAITING_NOTICE == 0:
+            self._listener.trouble(_waiting(self._driver), pause)
+        self._stop.wait(pause)
+
+
+def _waiting(driver: Driver) -> PartitionsLost:
+    names = ", ".join(sorted({f"{ref.topic}-{ref.partition}" for ref in driver.waiting}))
+    return PartitionsLost(
+        f"Epoch {driver.epoch + 1} waits for its partitions",
+        facts=f"another member of the consumer group has one of {names}, or the group is rebalancing",
+        todo="See who it is with kafka-consumer-groups --describe --members; the epoch is run when they are back",
+    )
 
 
 class _Backoff:

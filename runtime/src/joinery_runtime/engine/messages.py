@@ -18,7 +18,8 @@ from joinery_runtime.sources.base import PartitionRef
 class FaultPoint:
     """Fault injection for the kill tests: SIGKILL the process `pid` when the named point of the epoch is reached.
 
-    Points in order: planned, reading, staged, output-written, before-commit, after-commit.
+    Points in order: planned, reading, staged, (transaction-begun, transaction-sent, transaction-committed: where the
+    output is transactional), output-written, before-commit, after-commit.
     """
 
     name: str
@@ -37,12 +38,15 @@ class FaultPoint:
 
 @dataclass(frozen=True, slots=True)
 class EpochWork:
-    """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks."""
+    """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks, `lineage`
+    names the job's life in the store, `gone` are planned partitions that cannot be read any more and need not be."""
 
     generation: int
     plan: EpochPlan
     segments: tuple[SegmentMeta, ...]
     fault: FaultPoint | None = None
+    lineage: str = ""
+    gone: frozenset[PartitionRef] = frozenset()
 
     def reach(self, point: str) -> None:
         fault = self.fault
@@ -53,7 +57,8 @@ class EpochWork:
 @dataclass(frozen=True, slots=True)
 class PartitionRead:
     """What reading one range gave: `records` read, `rows` that go on, event times of all readable rows (ms),
-    `dropped` by reason, `dead` records for the dead-letter output and the first of them in words."""
+    `dropped` by reason, `dead` records for the dead-letter output and the first of them in words, `lost` offsets that
+    the broker had deleted since they were planned (`onDataLoss: continue`)."""
 
     partition: PartitionRef
     records: int = 0
@@ -63,6 +68,7 @@ class PartitionRead:
     dropped: Mapping[str, int] = field(default_factory=dict)
     dead: int = 0
     first_dead: str = ""
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)

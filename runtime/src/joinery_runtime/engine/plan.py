@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from joinery_runtime.core.spec import Watermark
 from joinery_runtime.core.watermark import InputClock, InputProgress
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.sources.base import PartitionRef, Range
+from joinery_runtime.sources.base import Known, PartitionRef, Range
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = {1, FORMAT}  # format 1 had no stops and no topic ids
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
     """One epoch, decided. `watermarks` are those in force in the epoch (T3), `idle` names idle partitions per input,
     `ended` the inputs that had been read to their final end before it, `checkpoint` asks for compaction, `lost` counts
-    per partition the records that the broker had deleted before they were read (`onDataLoss: continue`)."""
+    per partition the records that the broker had deleted before they were read (`onDataLoss: continue`). `stops` and
+    `topic_ids` (by input, then topic) are what this plan is the first to know of its partitions."""
 
     epoch: int
     shards: int
@@ -35,10 +37,12 @@ class EpochPlan:
     checkpoint: bool = False
     fingerprint: str = ""
     lost: Mapping[str, int] = field(default_factory=dict)
+    stops: Mapping[PartitionRef, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
-    def has_rows(self) -> bool:
-        return any(r.start < r.end_exclusive for r in self.ranges)
+    def partitions(self) -> tuple[PartitionRef, ...]:
+        return tuple(r.partition for r in self.ranges)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -55,6 +59,8 @@ class EpochPlan:
             "checkpoint": self.checkpoint,
             "fingerprint": self.fingerprint,
             "lost": dict(self.lost),
+            "stops": [[r.input, r.topic, r.partition, stop] for r, stop in sorted(self.stops.items())],
+            "topic_ids": {name: dict(ids) for name, ids in self.topic_ids.items()},
         }
 
     @classmethod
@@ -70,15 +76,24 @@ class EpochPlan:
             checkpoint=doc["checkpoint"],
             fingerprint=doc["fingerprint"],
             lost=dict(doc["lost"]),
+            stops={PartitionRef(i, t, p): stop for i, t, p, stop in doc.get("stops", [])},
+            topic_ids={name: dict(ids) for name, ids in doc.get("topic_ids", {}).items()},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class InputState:
-    """Where one input stands after the newest committed epoch: next offset per partition, and event-time progress."""
+    """Where one input stands after the newest committed epoch: next offset per partition, event-time progress, where
+    its partitions stop if it is bounded, and which topic its offsets are of (a name may be given to another one)."""
 
     positions: Mapping[PartitionRef, int] = field(default_factory=dict)
     progress: InputProgress = field(default_factory=InputProgress)
+    stops: Mapping[PartitionRef, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def known(self) -> Known:
+        return Known(self.positions, self.stops, self.topic_ids)
 
     def after(self, plan: EpochPlan, name: str, highest: Mapping[str, int | None], clock: InputClock) -> InputState:
         """After this epoch; `highest` are the event times that its rows reached, per `partition_id`.
@@ -91,15 +106,21 @@ class InputState:
         progress = self.progress.raised(plan.watermarks.get(name)).saw(seen)
         if not clock.explicit:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
-        return replace(self, positions={**self.positions, **ranges}, progress=progress)
+        return InputState(
+            positions={**self.positions, **ranges},
+            progress=progress,
+            stops={**self.stops, **{ref: stop for ref, stop in plan.stops.items() if ref.input == name}},
+            topic_ids={**self.topic_ids, **plan.topic_ids.get(name, {})},
+        )
 
     def to_bytes(self) -> bytes:
-        positions = sorted([ref.topic, ref.partition, offset] for ref, offset in self.positions.items())
         doc = {
             "format": FORMAT,
-            "positions": positions,
+            "positions": _by_partition(self.positions),
             "highest": dict(self.progress.highest),
             "watermark": self.progress.watermark,
+            "stops": _by_partition(self.stops),
+            "topic_ids": dict(self.topic_ids),
         }
         return json.dumps(doc).encode()
 
@@ -107,8 +128,15 @@ class InputState:
     def from_bytes(cls, name: str, data: bytes) -> InputState:
         doc = json.loads(data)
         _check_format(doc, f"offsets of input {name}")
-        positions = {PartitionRef(name, topic, partition): offset for topic, partition, offset in doc["positions"]}
-        return cls(positions, InputProgress(doc["highest"], doc["watermark"]))
+        positions, stops = (
+            {PartitionRef(name, topic, partition): offset for topic, partition, offset in doc.get(key, [])}
+            for key in ("positions", "stops")
+        )
+        return cls(positions, InputProgress(doc["highest"], doc["watermark"]), stops, doc.get("topic_ids", {}))
+
+
+def _by_partition(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:
+    return [[ref.topic, ref.partition, offset] for ref, offset in sorted(offsets.items())]
 
 
 def partition_id(ref: PartitionRef) -> str:
@@ -117,9 +145,9 @@ def partition_id(ref: PartitionRef) -> str:
 
 
 def _check_format(doc: Mapping[str, Any], what: str) -> None:
-    if doc.get("format") != FORMAT:
+    if doc.get("format") not in _READABLE:
         raise IncompatibleState(
             f"the stored {what} has format {doc.get('format')}",
-            facts=f"this release reads format {FORMAT}",
+            facts=f"this release reads formats up to {FORMAT}",
             todo="Run the release that wrote it, or a newer one that migrates it",
         )

@@ -56,7 +56,7 @@ class Planner:
         `always` makes a plan also without rows (a trace's step). A partition that was never planned makes one as well:
         that fixes where it starts.
         """
-        bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].positions)]
+        bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
         bounds = [_settled(bound, inputs[bound.partition.input]) for bound in bounds]
         self._idleness.observe(bounds, now_ms)
         self._note(bounds)
@@ -80,6 +80,8 @@ class Planner:
             checkpoint=checkpoint,
             fingerprint=self._settings.fingerprint,
             lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
+            stops=_new_stops(bounds, inputs),
+            topic_ids=_new_topic_ids(bounds, inputs),
         )
 
     def watermarks(
@@ -93,6 +95,34 @@ class Planner:
         progress = {name: state.progress for name, state in inputs.items()}
         idle_for = self._idleness.idle_for_ms(all_idle(progress, idle), now_ms)
         return advance(progress, self.clocks, idle=idle, ended=ended, idle_for_ms=idle_for)
+
+    # --- partitions that are shared out -------------------------------------------------------------------------------
+
+    def gone(self, plan: EpochPlan, inputs: Mapping[str, InputState]) -> frozenset[PartitionRef]:
+        """Partitions of the plan whose topic is no more the one that it was made for. Raises DataLoss for them, unless
+        the job allows it."""
+        ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
+        found = [source.gone(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
+        return frozenset().union(*found)
+
+    def hold(self, partitions: Iterable[PartitionRef]) -> bool:
+        """Keeps these partitions until `release`; False if one is not ours (then none is kept)."""
+        held = all(source.hold(refs) for _, source, refs in self._by_source(partitions))
+        if not held:
+            self.release({})
+        return held
+
+    def still_held(self) -> bool:
+        return all(source.still_held() for source in self._sources.values())
+
+    def release(self, inputs: Mapping[str, InputState]) -> None:
+        """Ends the hold; `inputs` are their states if the epoch was committed, else nothing."""
+        for name, source in self._sources.items():
+            source.release(inputs[name].positions if name in inputs else {})
+
+    def _by_source(self, partitions: Iterable[PartitionRef]) -> list[tuple[str, SourcePlanner, list[PartitionRef]]]:
+        listed = list(partitions)
+        return [(n, source, [ref for ref in listed if ref.input == n]) for n, source in self._sources.items()]
 
     def learn(self, reads: Iterable[PartitionRead], before: Mapping[str, InputState]) -> None:
         """Takes the record densities of a finished epoch; `before` is the inputs' state at its start."""
@@ -112,7 +142,7 @@ class Planner:
         self.finished = bool(listed) and all(b.final and b.start >= b.end_exclusive for b in listed)
 
     def _ranges(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> list[Range]:
-        listed = list(bounds)
+        listed = [bound for bound in bounds if bound.held]
         backlogs = [self._backlog(bound, inputs[bound.partition.input]) for bound in listed]
         share = allocate(backlogs, self._settings.max_records)
         ranges = []
@@ -161,3 +191,21 @@ def _ended(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:
     for bound in bounds:
         by_input[bound.partition.input].append(bound.final and bound.start >= bound.end_exclusive)
     return tuple(name for name, done in by_input.items() if done and all(done))
+
+
+def _new_stops(bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> dict[PartitionRef, int]:
+    known = {name: state.stops for name, state in inputs.items()}
+    return {
+        bound.partition: bound.stop
+        for bound in bounds
+        if bound.stop is not None and known[bound.partition.input].get(bound.partition) != bound.stop
+    }
+
+
+def _new_topic_ids(bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for bound in bounds:
+        ref = bound.partition
+        if bound.topic_id and inputs[ref.input].topic_ids.get(ref.topic) != bound.topic_id:
+            found.setdefault(ref.input, {})[ref.topic] = bound.topic_id
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 from joinery_runtime.core.segment import SegmentMeta
 from joinery_runtime.core.spec import Watermark
 from joinery_runtime.engine.messages import EpochOutcome
-from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.plan import EpochPlan, partition_id
 from joinery_runtime.engine.planner import Planner
 
 
@@ -49,14 +49,14 @@ def epoch_report(
         dead=dead,
         watermarks=plan.watermarks,
         backlog=planner.backlog,
-        lost=plan.lost,
+        lost=_lost(plan, outcome),
         segments=len(live),
         state_rows=sum(s.rows for s in live),
         state_bytes=sum(s.bytes for s in live),
     )
 
 
-def result_json(outcome: EpochOutcome) -> dict[str, Any]:
+def result_json(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, Any]:
     """The result document of the epoch log: counts, and the receipts that recovery publishes again."""
     dead = outcome.read.dead_letters
     return {
@@ -67,10 +67,18 @@ def result_json(outcome: EpochOutcome) -> dict[str, Any]:
         "rows_out": sum(s.rows_out for s in outcome.shards.values()),
         "dropped": {name: dict(counts) for name, counts in _dropped(outcome).items()},
         "dead": sum(r.dead for r in outcome.read.partitions),
+        "lost": _lost(plan, outcome),
         "staged": sum(len(s.staged) for s in outcome.shards.values()),
         "output": [s.receipt for s in outcome.shards.values() if s.receipt is not None],
         "dead_letters": [dead] if dead is not None else [],
     }
+
+
+def _lost(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
+    """Found when it was planned, and when it was read: a replay may come long after its plan."""
+    counts = Counter(plan.lost)
+    counts.update({partition_id(r.partition): r.lost for r in outcome.read.partitions if r.lost})
+    return dict(counts)
 
 
 def _dropped(outcome: EpochOutcome) -> dict[str, Counter[str]]:

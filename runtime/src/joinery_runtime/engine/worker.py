@@ -25,10 +25,11 @@ from joinery_runtime.core.spec import LEFT, PARTS, RIGHT, JoinSpec
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.dead_letters import DeadLetters
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
-from joinery_runtime.sinks.base import AttemptId, Receipt, SinkWriter
+from joinery_runtime.errors import Fenced
+from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, SinkWriter
 from joinery_runtime.sources import Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
-from joinery_runtime.state.store import StateStore
+from joinery_runtime.state.store import Standing, StateStore
 
 # Rows gathered before they are cut into shards: fewer, larger blocks.
 CUT_ROWS = 65_536
@@ -87,7 +88,10 @@ class Worker:
     def read(self, work: EpochWork, ranges: Iterable[Range]) -> Iterator[tuple[int, Block]]:
         for planned in ranges:
             work.reach("reading")
-            yield from self._read_range(planned, work.plan.shards)
+            if planned.partition in work.gone:
+                yield work.plan.shards, _Tally(planned).report(lost=planned.end_exclusive - planned.start)
+            else:
+                yield from self._read_range(planned, work.plan.shards)
 
     def _read_range(self, planned: Range, shards: int) -> Iterator[tuple[int, Block]]:
         name = planned.partition.input
@@ -110,7 +114,7 @@ class Worker:
         prepared = prepare(self._spec.sides[side], rows, raw.partition.partition, offsets, self._parts.hasher)
         bad_time = decoded.index[prepared.bad_time]
         dead = DeadLetters.of(raw, decoded.bad, bad_time, self._spec.sides[side].event_time)
-        tally.add(len(raw.offsets), prepared, dead)
+        tally.add(raw, prepared, dead)
         return prepared.rows
 
     # --- join -------------------------------------------------------------------------------------------------------
@@ -129,7 +133,7 @@ class Worker:
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
         staged = self._stage(attempt_id, [*zip(PARTS, epoch.kept, strict=True), *self._merged(merges, watermarks)])
         work.reach("staged")
-        rows_out, receipt = self._write(attempt_id, epoch)
+        rows_out, receipt = self._write(self._attempt(work, attempt_id), epoch)
         work.reach("output-written")
         return ShardSummary(
             shard=shard,
@@ -176,7 +180,17 @@ class Worker:
             self._parts.store.stage(self._parts.job, staged)
         return tuple(meta for meta, _ in staged)
 
-    def _write(self, attempt: AttemptId, epoch: JoinEpoch) -> tuple[int, Receipt | None]:
+    def _attempt(self, work: EpochWork, attempt: AttemptId) -> Attempt:
+        expected = Standing(work.generation, work.plan.epoch - 1, work.plan.epoch)
+        store, job = self._parts.store, self._parts.job
+
+        def check() -> None:
+            if store.standing(job) != expected:
+                raise Fenced(f"another driver has taken over job {job}", todo="This task stops; it wrote nothing")
+
+        return Attempt(attempt, work.lineage, check, work.reach)
+
+    def _write(self, attempt: Attempt, epoch: JoinEpoch) -> tuple[int, Receipt | None]:
         batches = list(epoch.output())
         if not batches:
             return 0, None
@@ -192,7 +206,9 @@ class Worker:
         if not dead or self._parts.dead_letters is None:
             return ReadSummary(reads)
         attempt_id = AttemptId(work.generation, work.plan.epoch, work.plan.shards, attempt)
-        return ReadSummary(reads, self._parts.dead_letters.write(attempt_id, pa.Table.from_batches(dead)))
+        return ReadSummary(
+            reads, self._parts.dead_letters.write(self._attempt(work, attempt_id), pa.Table.from_batches(dead))
+        )
 
 
 class _Tally:
@@ -200,14 +216,15 @@ class _Tally:
 
     def __init__(self, planned: Range) -> None:
         self._partition = planned.partition
-        self._records = self._rows = 0
+        self._records = self._rows = self._lost = 0
         self._lowest: int | None = None
         self._highest: int | None = None
         self._dropped: Counter[str] = Counter()
         self._dead: list[DeadLetters] = []
 
-    def add(self, records: int, prepared: Prepared, dead: DeadLetters) -> None:
-        self._records += records
+    def add(self, raw: RawBatch, prepared: Prepared, dead: DeadLetters) -> None:
+        self._records += len(raw.offsets)
+        self._lost += raw.lost
         self._rows += prepared.rows.num_rows
         self._dropped.update(prepared.dropped)
         if prepared.highest is not None and prepared.lowest is not None:
@@ -216,7 +233,7 @@ class _Tally:
         if dead.count:
             self._dead.append(dead)
 
-    def report(self) -> ReadReport:
+    def report(self, lost: int = 0) -> ReadReport:
         read = PartitionRead(
             partition=self._partition,
             records=self._records,
@@ -226,6 +243,7 @@ class _Tally:
             dropped=dict(self._dropped),
             dead=sum(dead.count for dead in self._dead),
             first_dead=self._dead[0].first if self._dead else "",
+            lost=self._lost + lost,
         )
         return ReadReport(read, encode(concat([dead.rows for dead in self._dead])) if self._dead else None)
 

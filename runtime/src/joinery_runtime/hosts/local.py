@@ -29,6 +29,3 @@ class LocalHost:
         shards = range(work.plan.shards)
         summaries = [(shard, self._worker.join(work, shard, rows[shard], attempt)) for shard in shards]
         return EpochOutcome(self._worker.collect(work, reports, attempt), choose_attempts(summaries, shards))
-
-    def close(self) -> None:
-        """Nothing is kept."""

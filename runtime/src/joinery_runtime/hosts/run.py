@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from pyspark import SparkContext
+
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, Parts, compare_with_state
+from joinery_runtime.engine.driver import Driver, Parts
+from joinery_runtime.engine.identity import compare_with_state
 from joinery_runtime.engine.loop import Listener, run_until_stopped
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryAddress
-from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context
-from joinery_runtime.hosts.stores import PostgresAddress, open_store
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, stop_context
+from joinery_runtime.hosts.stores import OpenStore, PostgresAddress, open_store
+from joinery_runtime.job import StreamJoin, under_definition
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink, SinkWriter
 from joinery_runtime.sources import Decoder, decoder_for, planner_for, reader_for
@@ -31,44 +35,68 @@ def run_job(
 ) -> None:
     """Returns when `stop` is set (after the running epoch) or all inputs have ended. `master` is a Spark master URL;
     None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. Raises JoineryError."""
-    spec = compile_join(job)
-    who = identity(job, spec, warn)
+    job = with_secrets(job)
     with ExitStack() as stack:
-        store = stack.enter_context(open_store(job, warn))
-        known = store.store.record(job.name)
+        run = _JobRun(stack.enter_context(open_store(job, warn)), stack, master, listener, stop, warn)
+        known = run.store.record(job.name)
         if known is not None:
-            compare_with_state(who, known)  # before anything of the driver that may run is touched
-        sources = {side.name: planner_for(side) for side in job.spec.inputs}
-        for source in sources.values():
-            stack.callback(source.close)
-        planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle_clock(job))
-        output = _prepared(
-            stack,
-            sink_for(job, store.address if isinstance(store.address, PostgresAddress) else None),
-            spec.output_schema(),
-        )
-        dead_sink = dead_letter_sink(job)
-        dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
-        build = WorkerBuilder(job, store.address, output.writer(), None if dead is None else dead.writer())
-        host = stack.enter_context(_spark(job, build, master))
-        parts = Parts(store.store, planner, host, output, dead)
-        run_until_stopped(lambda: Driver(who, spec, parts, _running_ms), planner, stop, listener)
+            # Before anything of the driver that may run is touched.
+            who = identity(job, compile_join(job), warn)
+            compare_with_state(who, known)
+            if known.definition is not None and not who.defines(known):
+                run.go(under_definition(job, known.definition), settle=True)
+        if not stop.is_set():
+            run.go(job, settle=False)
+
+
+class _JobRun:
+    """What lasts from one definition of a job to the next: the store, and Spark once it has started."""
+
+    def __init__(
+        self,
+        opened: OpenStore,
+        stack: ExitStack,
+        master: str | None,
+        listener: Listener,
+        stop: Event,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.store = opened.store
+        self._address, self._stack, self._master = opened.address, stack, master
+        self._listener, self._stop, self._warn = listener, stop, warn
+        self._context: SparkContext | None = None
+
+    def go(self, job: StreamJoin, *, settle: bool) -> None:
+        """Runs the job's epochs; with `settle` only those that are planned already."""
+        spec = compile_join(job)
+        who = identity(job, spec, self._warn)
+        with ExitStack() as stack:
+            sources = {side.name: planner_for(side, job.name) for side in job.spec.inputs}
+            for source in sources.values():
+                stack.callback(source.close)
+            planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle_clock(job))
+            table_store = self._address if isinstance(self._address, PostgresAddress) else None
+            output = _prepared(stack, sink_for(job, table_store), spec.output_schema())
+            dead_sink = dead_letter_sink(job)
+            dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
+            build = WorkerBuilder(job, self._address, output.writer(), None if dead is None else dead.writer())
+            host = SparkHost(self._spark(job), WorkerSetup(build.digest, build), job.name)
+            parts = Parts(self.store, planner, host, output, dead)
+            run_until_stopped(
+                lambda: Driver(who, spec, parts, _running_ms), planner, self._stop, self._listener, settle=settle
+            )
+
+    def _spark(self, job: StreamJoin) -> SparkContext:
+        if self._context is None:
+            self._context = start_context(f"joinery {job.name}", dict(job.spec.spark.conf), self._master)
+            self._stack.callback(stop_context, self._context)
+        return self._context
 
 
 def _prepared(stack: ExitStack, sink: Sink, schema: object) -> Sink:
     stack.callback(sink.close)
     sink.prepare(schema)
     return sink
-
-
-@contextmanager
-def _spark(job: StreamJoin, build: WorkerBuilder, master: str | None) -> Iterator[SparkHost]:
-    context = start_context(f"joinery {job.name}", dict(job.spec.spark.conf), master)
-    host = SparkHost(context, WorkerSetup(build.digest, build), job.name)
-    try:
-        yield host
-    finally:
-        host.close()
 
 
 def _running_ms() -> int:

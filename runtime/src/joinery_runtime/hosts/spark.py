@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.protocol import choose_attempts
 from joinery_runtime.engine.worker import Block, ReadReport, RowBlock, Worker
-from joinery_runtime.errors import EnvironmentProblem, JoineryError
+from joinery_runtime.errors import EnvironmentProblem, JoineryError, Superseded
 from joinery_runtime.sources.base import Range
 
 # Spark gives the parallelism; a worker that starts threads of its own for every task only gets slower.
@@ -67,11 +67,6 @@ class SparkHost:
         chosen = choose_attempts(results, range(plan.shards + 1))
         read: ReadSummary = chosen[plan.shards]
         return EpochOutcome(read, {shard: chosen[shard] for shard in range(plan.shards)})
-
-    def close(self) -> None:
-        """A context whose Java process is gone has stopped already."""
-        with suppress(Py4JError, ConnectionError):
-            self._context.stop()
 
     def _results(self, work: EpochWork) -> list[tuple[int, Any]]:
         try:
@@ -133,6 +128,12 @@ def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkC
     return context
 
 
+def stop_context(context: SparkContext) -> None:
+    """A context whose Java process is gone has stopped already."""
+    with suppress(Py4JError, ConnectionError):
+        context.stop()
+
+
 def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentProblem:
     java = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=Path(java) / "bin" if java else None)
@@ -192,6 +193,8 @@ def _join(
 ) -> Iterator[tuple[int, ReadSummary | ShardSummary | TaskFailure]]:
     try:
         yield index, _joined(_worker(setup), work, index, blocks)
+    except Superseded:
+        raise  # Spark tries the task again, or takes the attempt that was quicker
     except JoineryError as error:
         yield index, TaskFailure(error)
 

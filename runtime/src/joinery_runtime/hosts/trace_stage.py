@@ -21,7 +21,7 @@ from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.sinks import rows_to_json
-from joinery_runtime.sinks.base import AttemptId, Receipt, Sink
+from joinery_runtime.sinks.base import Attempt, Receipt, Sink, Takeover
 from joinery_runtime.sources import Decoder, JsonDecoder
 from joinery_runtime.state.store import StateStore
 
@@ -70,9 +70,9 @@ class Captured:
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
 
-    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
         self._tables.append(rows)
-        return {"attempt": str(attempt), "rows": rows.num_rows}
+        return {"attempt": str(attempt.id), "rows": rows.num_rows}
 
     def take(self) -> list[pa.Table]:
         tables, self._tables = self._tables, []
@@ -90,7 +90,7 @@ class Captured:
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Rows are visible when they are taken."""
 
-    def recover(self, generation: int, committed_epoch: int) -> None:
+    def recover(self, takeover: Takeover) -> None:
         """Nothing is left behind."""
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from joinery_runtime.engine.plan import partition_id
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Input
-from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch
+from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
 
 Step = Mapping[str, Any]
 MAX_SHARDS = 4096
@@ -90,7 +90,7 @@ _KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step],
 }
 
 
-class StepLog:
+class StepLog(Exclusive):
     """The records of one input as the steps gave them: the trace's Kafka topic, planner and reader in one."""
 
     def __init__(self, side: Input) -> None:
@@ -106,9 +106,9 @@ class StepLog:
     def refs(self) -> list[PartitionRef]:
         return [PartitionRef(self.name, self.name, p) for p in sorted(self.partitions) or [0]]
 
-    def bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
+    def bounds(self, known: Known) -> list[Bounds]:
         return [
-            Bounds(ref, positions.get(ref, 0), len(self.partitions.get(ref.partition, [])), final=self.final)
+            Bounds(ref, known.offsets.get(ref, 0), len(self.partitions.get(ref.partition, [])), final=self.final)
             for ref in self.refs()
         ]
 

@@ -4,6 +4,7 @@
 say whether stored state fits a changed job (rule M2). Imports neither the engine nor Spark.
 """
 
+from joinery_runtime.job.definition import definition, under_definition
 from joinery_runtime.job.duration import format_duration, parse_duration
 from joinery_runtime.job.explain import Explanation, explain
 from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
@@ -69,6 +70,7 @@ __all__ = [
     "Upgrade",
     "Watermark",
     "compare",
+    "definition",
     "explain",
     "format_duration",
     "load_job",
@@ -77,4 +79,5 @@ __all__ = [
     "parse_job",
     "parse_type",
     "signature",
+    "under_definition",
 ]

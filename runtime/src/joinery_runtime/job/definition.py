@@ -1,0 +1,71 @@
+"""What of a job decides the rows of an epoch and where they go: stored with every plan.
+
+A plan is replayed under the job that made it, also after the job was edited: part of its output may be visible already.
+Settings that only say how (secrets, shards of later plans, Spark) are those of the job as it is now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from joinery_runtime.errors import IncompatibleState
+from joinery_runtime.job.resource import StreamJoin
+
+_PARTS = {"inputs", "joins", "select", "output", "dead_letter"}
+_HOW = ("properties", "propertiesSecretRef", "dsn", "dsnSecretRef")  # may hold secrets; the newest are the right ones
+
+
+def definition(job: StreamJoin) -> dict[str, Any]:
+    """JSON without secrets; equal for jobs that make the same rows of the same plan. Defaults are left out, so that a
+    release with more of them finds the definitions of an earlier one equal."""
+    parts = job.spec.model_dump(mode="json", by_alias=True, include=_PARTS, exclude_defaults=True)
+    document: dict[str, Any] = json.loads(json.dumps(_without_secrets(parts)))
+    return document
+
+
+def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
+    """The job as it was under a stored definition, with the settings that `job` has now for what has the same name."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    spec = document["spec"]
+    now = {side["name"]: side for side in spec["inputs"]}
+    inputs = [_with_settings(side, now.get(side["name"])) for side in stored["inputs"]]
+    targets = {
+        part: {kind: _with_settings({kind: target}, spec.get(part))[kind] for kind, target in stored[part].items()}
+        for part in ("output", "deadLetter")
+        if part in stored
+    }
+    kept = {key: value for key, value in spec.items() if key not in _ALIASES}
+    document["spec"] = {**kept, **stored, "inputs": inputs, **targets}
+    try:
+        return StreamJoin.model_validate(document)
+    except ValidationError as error:
+        raise IncompatibleState(
+            f"a plan of job {job.name} was made by a job that this release does not take",
+            facts=str(error),
+            todo="Run the release that made it until the job has stopped in order (SIGTERM), then this one",
+        ) from error
+
+
+_ALIASES = {"inputs", "joins", "select", "output", "deadLetter"}
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_secrets(inner) for key, inner in value.items() if key not in _HOW}
+    if isinstance(value, list):
+        return [_without_secrets(inner) for inner in value]
+    return value
+
+
+def _with_settings(stored: Mapping[str, Any], now: Any) -> dict[str, Any]:
+    """`stored` with the settings of the same place in the job as it is now."""
+    merged = dict(stored)
+    for kind, inner in stored.items():
+        same = now.get(kind) if isinstance(now, Mapping) else None
+        if isinstance(inner, Mapping) and isinstance(same, Mapping):
+            merged[kind] = {**inner, **{key: same[key] for key in _HOW if key in same}}
+    return merged

@@ -1,0 +1,112 @@
+"""What is stored of a job with its plans: enough to replay them after an edit, and no secrets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from joinery_runtime.errors import IncompatibleState
+from joinery_runtime.job import definition, parse_job, under_definition
+
+JOB = """
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {name: edited}
+spec:
+  inputs:
+    - name: orders
+      kafka: {bootstrapServers: "a:1", topic: orders, stopAt: {timestamp: 5}, properties: {sasl.password: one}}
+      format: json
+      schema: [{name: id, type: string}, {name: paid, type: "decimal(12,2)"}, {name: ts, type: timestamp}]
+      eventTime: ts
+      watermark: {delay: 1m30s}
+    - name: payments
+      file: {path: /data/payments.jsonl}
+      format: json
+      schema: [{name: id, type: string}, {name: ts, type: timestamp}]
+      eventTime: ts
+  joins:
+    - right: payments
+      keys: {orders.id: payments.id}
+      interval: {of: orders, lower: -1m, upper: 24h}
+      where: "orders.paid > 10"
+  select: [{column: orders.id, as: order}]
+  output: {kafka: {bootstrapServers: "a:1", topic: joined, key: [order], properties: {sasl.password: two}}}
+  deadLetter: {kafka: {topic: dead, bootstrapServers: "a:1", properties: {sasl.password: three}}}
+  stateStore: {postgres: {dsn: "postgresql://u:four@db/x"}}
+  delivery: atLeastOnce
+  shards: 3
+"""
+
+
+def job(*edits: tuple[str, str]):
+    text = JOB
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return parse_job(text, "edited.yaml")
+
+
+def test_it_holds_no_secret_and_survives_json() -> None:
+    text = json.dumps(definition(job()))
+    assert not [secret for secret in ("one", "two", "three", "four") if f'"{secret}' in text or f":{secret}" in text]
+    assert json.loads(text) == definition(job())
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("orders.paid > 10", "orders.paid > 11"), ("topic: joined", "topic: other"),
+        ("upper: 24h", "upper: 12h"),
+        ("as: order}", "as: renamed}, {column: payments.ts}"), ("topic: dead", "topic: deader"),
+        ("delay: 1m30s", "delay: 2m"),
+    ],
+)  # fmt: skip
+def test_an_edit_that_changes_rows_or_where_they_go_is_another_definition(edit: tuple[str, str]) -> None:
+    edits = [edit, ("key: [order]", "key: [renamed]")] if "renamed" in edit[1] else [edit]
+    assert definition(job(*edits)) != definition(job())
+
+
+@pytest.mark.parametrize(
+    "edit", [("sasl.password: one", "sasl.password: new"), ("shards: 3", "shards: 4"), ("four@db", "five@elsewhere")]
+)
+def test_an_edit_that_only_says_how_is_the_same_definition(edit: tuple[str, str]) -> None:
+    assert definition(job(edit)) == definition(job())
+
+
+def test_a_plan_is_replayed_under_its_own_definition_with_the_newest_settings() -> None:
+    before = job()
+    now = job(
+        ("orders.paid > 10", "orders.paid > 11"),
+        ("topic: joined, key: [order]", "topic: other"),
+        ("sasl.password: one", "sasl.password: rotated"),
+        ("sasl.password: two", "sasl.password: rotated too"),
+        ("shards: 3", "shards: 7"),
+    )
+    replayed = under_definition(now, definition(before))
+    assert definition(replayed) == definition(before)
+    assert replayed.step.where == "orders.paid > 10"
+    output, orders, dead = replayed.spec.output.kafka, replayed.left.kafka, replayed.spec.dead_letter
+    assert output is not None
+    assert (output.topic, output.key, output.properties) == ("joined", ("order",), {"sasl.password": "rotated too"})
+    assert orders is not None
+    assert orders.properties == {"sasl.password": "rotated"}
+    assert dead is not None
+    assert dead.kafka is not None
+    assert dead.kafka.properties == {"sasl.password": "three"}
+    assert replayed.spec.state_store.postgres is not None
+    assert (replayed.spec.shards, replayed.name) == (7, "edited")
+
+
+def test_a_dead_letter_output_that_was_removed_or_added_is_as_it_was() -> None:
+    dead = '  deadLetter: {kafka: {topic: dead, bootstrapServers: "a:1", properties: {sasl.password: three}}}\n'
+    without = job((dead, ""))
+    assert under_definition(without, definition(job())).spec.dead_letter is not None
+    assert under_definition(job(), definition(without)).spec.dead_letter is None
+
+
+def test_a_definition_that_this_release_does_not_take_is_refused() -> None:
+    stored = definition(job()) | {"joins": [{"right": "payments", "keys": {}, "interval": {}}]}
+    with pytest.raises(IncompatibleState, match="made by a job that this release does not take"):
+        under_definition(job(), stored)
