@@ -1,0 +1,117 @@
+"""What tests and the demo do with topics, through Kafka's admin interface; every call waits until it has happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from joinery_devkit.processes import deadline_after
+from joinery_runtime.errors import EnvironmentProblem
+
+_ADMIN_SECONDS = 30.0
+# librdkafka would log every refused connection while a broker is starting.
+_IMPATIENT = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "log_level": 0}
+
+
+class KafkaAdmin:
+    """`bootstrap` lists the brokers that are asked, each by itself: one may know of a change before another does."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self._admin: Any = AdminClient({"bootstrap.servers": bootstrap, **_IMPATIENT})
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, *, replication_factor: int = 1
+    ) -> None:
+        """Returns when every partition has a leader."""
+        topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
+        self._admin.create_topics([topic])[name].result(_ADMIN_SECONDS)
+        self._await(f"topic {name} has no leader", lambda: self._led_everywhere(name, partitions))
+
+    def delete_topic(self, name: str) -> None:
+        """Returns when no broker lists the topic any more."""
+        self._admin.delete_topics([name])[name].result(_ADMIN_SECONDS)
+        self._await(
+            f"topic {name} is still there", lambda: all(name not in topics for topics in self._topics_everywhere())
+        )
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Raises the topic's number of partitions to `count`; returns when each has a leader."""
+        self._admin.create_partitions([NewPartitions(topic, count)])[topic].result(_ADMIN_SECONDS)
+        self._await(f"a new partition of {topic} has no leader", lambda: self._led_everywhere(topic, count))
+
+    def alter_config(self, topic: str, config: Mapping[str, str]) -> None:
+        """Sets some of the topic's settings and leaves the others."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        self._admin.incremental_alter_configs([resource])[resource].result(_ADMIN_SECONDS)
+        self._await(
+            f"{topic} does not have its new settings", lambda: self.topic_config(topic).items() >= config.items()
+        )
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        """All settings that hold for the topic, its own and the brokers'."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        found = self._admin.describe_configs([resource])[resource].result(_ADMIN_SECONDS)
+        return {name: entry.value for name, entry in found.items()}
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
+        """Drops the records of a partition below `before_offset`, as retention would."""
+        target = TopicPartition(topic, partition, before_offset)
+        for done in self._admin.delete_records([target]).values():
+            done.result(_ADMIN_SECONDS)
+
+    def leader(self, topic: str, partition: int = 0) -> int | None:
+        """The number of the broker that leads the partition. That of partition 0 of `__consumer_offsets` coordinates
+        every group, that of `__transaction_state` every transaction."""
+        found = _topics(self._admin)[topic].partitions[partition].leader
+        return found if found >= 0 else None
+
+    def _brokers(self, timeout_seconds: float = _ADMIN_SECONDS) -> set[int]:
+        return set(self._admin.list_topics(timeout=timeout_seconds).brokers)
+
+    def _serving(self) -> list[str]:
+        """The addresses of the brokers that are up."""
+        return self.bootstrap.split(",")
+
+    def _topics_everywhere(self) -> list[Mapping[str, Any]]:
+        addresses = self._serving()
+        if len(addresses) == 1:
+            return [_topics(self._admin)]
+        # A client that is new asks the one broker that it was told of.
+        return [_topics(AdminClient({"bootstrap.servers": each, **_IMPATIENT})) for each in addresses]
+
+    def _led_everywhere(self, name: str, partitions: int) -> bool:
+        return all(name in topics and _led(topics[name]) == partitions for topics in self._topics_everywhere())
+
+    def _await(self, otherwise: str, condition: Callable[[], bool]) -> None:
+        deadline = deadline_after(_ADMIN_SECONDS)
+        while not condition():
+            if time.monotonic() > deadline:
+                raise EnvironmentProblem(
+                    "The Kafka broker is stuck", facts=f"{otherwise} after {_ADMIN_SECONDS:.0f} s ({self.bootstrap})"
+                )
+            time.sleep(0.01)
+
+
+def _topics(admin: Any) -> Mapping[str, Any]:
+    topics: Mapping[str, Any] = admin.list_topics(timeout=_ADMIN_SECONDS).topics
+    return topics
+
+
+def _led(topic: Any) -> int:
+    return sum(each.leader >= 0 for each in topic.partitions.values())

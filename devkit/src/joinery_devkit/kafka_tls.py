@@ -1,0 +1,147 @@
+"""TLS and a login for a test broker: certificates from the JDK's keytool, one SASL/PLAIN user.
+
+Both sides show a certificate that is its own authority and trust the other's by name. Everything is PEM for librdkafka
+and the broker alike; keytool does not write private keys, so they are taken out of its JKS files here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+import subprocess
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from joinery_devkit.environment import java_command
+from joinery_runtime.errors import EnvironmentProblem
+
+USER = "joinery"
+_STORE_PASSWORD = "changeit"  # of a file that is gone a moment later
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+
+
+@dataclass(frozen=True, slots=True)
+class SecureAccess:
+    """Where to connect and with what: librdkafka's settings, of which `secret` are the ones to hide."""
+
+    bootstrap: str
+    plain: Mapping[str, str]
+    secret: Mapping[str, str] = field(repr=False)
+
+
+class Security:
+    """The listener's half and the client's half, in files of `directory`, with a password drawn for this broker."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._password = secrets.token_urlsafe(18)
+
+    def prepare(self) -> None:
+        """Makes the certificates of both sides unless they are there."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for side in ("server", "client"):
+            if not self._certificate(side).exists():
+                key, certificate = _self_signed(self._directory / f"{side}.jks")
+                self._key(side).write_text(key)
+                self._certificate(side).write_text(certificate)
+        self._both("server").write_text(self._key("server").read_text() + self._certificate("server").read_text())
+
+    def settings(self, listener: str) -> dict[str, str]:
+        """The broker's settings of a SASL_SSL listener of that name."""
+        login = f'{_PLAIN} required username="{USER}" password="{self._password}" user_{USER}="{self._password}";'
+        own = {
+            "sasl.enabled.mechanisms": "PLAIN",
+            "plain.sasl.jaas.config": login,
+            "ssl.client.auth": "required",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self._both("server")),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self._certificate("client")),
+        }
+        return {f"listener.name.{listener.lower()}.{name}": value for name, value in own.items()}
+
+    def access(self, bootstrap: str) -> SecureAccess:
+        plain = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": USER}
+        secret = {
+            "sasl.password": self._password,
+            "ssl.ca.pem": self._certificate("server").read_text(),
+            "ssl.certificate.pem": self._certificate("client").read_text(),
+            "ssl.key.pem": self._key("client").read_text(),
+        }
+        return SecureAccess(bootstrap, plain, secret)
+
+    def _certificate(self, side: str) -> Path:
+        return self._directory / f"{side}.certificate.pem"
+
+    def _key(self, side: str) -> Path:
+        return self._directory / f"{side}.key.pem"
+
+    def _both(self, side: str) -> Path:
+        return self._directory / f"{side}.pem"
+
+
+def _self_signed(store: Path) -> tuple[str, str]:
+    """A new private key and a certificate of it for 127.0.0.1, as PEM. `store` is where keytool may write meanwhile."""
+    store.unlink(missing_ok=True)
+    command = [str(Path(java_command()).with_name("keytool")), "-genkeypair", "-keystore", str(store)]
+    passwords = ["-storetype", "JKS", "-storepass", _STORE_PASSWORD, "-keypass", _STORE_PASSWORD]
+    subject = ["-alias", "it", "-dname", f"CN={store.stem}", "-ext", "san=ip:127.0.0.1,dns:localhost", "-ext", "bc:c"]
+    size = ["-keyalg", "RSA", "-keysize", "2048", "-validity", "3650"]
+    done = subprocess.run([*command, *passwords, *subject, *size], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        facts = (done.stdout + done.stderr).strip()
+        raise EnvironmentProblem("keytool cannot make a certificate", facts=facts, todo="Look at its message")
+    key, certificate = _jks_entry(store.read_bytes(), _STORE_PASSWORD)
+    store.unlink()
+    return _pem("PRIVATE KEY", key), _pem("CERTIFICATE", certificate)
+
+
+def _pem(kind: str, der: bytes) -> str:
+    body = "\n".join(textwrap.wrap(base64.b64encode(der).decode(), 64))
+    return f"-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\n"
+
+
+def _jks_entry(data: bytes, password: str) -> tuple[bytes, bytes]:
+    """The key (PKCS #8) and the certificate, both DER, of a JKS file that holds one key with one certificate.
+
+    The layout is that of the JDK's sun.security.provider.JavaKeyStore and KeyProtector.
+    """
+    reader = _Fields(data)
+    reader.skip(4 + 4 + 4 + 4)  # magic, version, number of entries, the entry's kind
+    reader.take(2)  # alias
+    reader.skip(8)  # time
+    protected = reader.take(4)
+    reader.skip(4)  # number of certificates
+    reader.take(2)  # X.509
+    certificate = reader.take(4)
+    # EncryptedPrivateKeyInfo ends in one octet string: salt, the masked key, a check sum.
+    masked = protected[protected.index(b"\x04\x82", 20) + 4 :]
+    salt, body = masked[:20], masked[20:-20]
+    return _unmasked(body, salt, password.encode("utf-16-be")), certificate
+
+
+def _unmasked(body: bytes, salt: bytes, password: bytes) -> bytes:
+    mask, digest = b"", salt
+    while len(mask) < len(body):
+        digest = hashlib.sha1(password + digest).digest()
+        mask += digest
+    return bytes(a ^ b for a, b in zip(body, mask, strict=False))
+
+
+class _Fields:
+    """Reads big-endian, length-prefixed fields one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def skip(self, count: int) -> None:
+        self._at += count
+
+    def take(self, prefix_bytes: int) -> bytes:
+        length = int.from_bytes(self._data[self._at : self._at + prefix_bytes], "big")
+        start = self._at + prefix_bytes
+        self._at = start + length
+        return self._data[start : self._at]

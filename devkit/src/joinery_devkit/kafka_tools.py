@@ -1,0 +1,79 @@
+"""Kafka's own command line tools, run from the broker's jars: what an operator of Kafka sees of our consumer groups."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from joinery_devkit.kafka_node import kafka_java
+from joinery_devkit.processes import without_frames
+from joinery_runtime.errors import EnvironmentProblem
+
+_TOOL_SECONDS = 60.0
+_GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+_ABSENT = "-"
+_FAILED, _NO_GROUP = "Error: ", "GroupIdNotFoundException"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One partition of a group. An offset is None where nothing is committed; a member is None where nobody reads."""
+
+    topic: str
+    partition: int
+    current_offset: int | None
+    log_end: int | None
+    lag: int | None
+    member: str | None
+
+
+def describe_group(bootstrap: str, group: str) -> list[GroupRow]:
+    """`kafka-consumer-groups --describe --group`, ordered by topic and partition. A group that is not there has no
+    rows. Raises EnvironmentProblem with the tool's own words."""
+    text = _run(_GROUPS, "--bootstrap-server", bootstrap, "--describe", "--group", group)
+    if _NO_GROUP in text:
+        return []
+    if _FAILED in text:  # the tool's exit code is 0 all the same
+        raise EnvironmentProblem("kafka-consumer-groups failed", facts="\n".join(without_frames(text)))
+    return sorted(_rows(text), key=lambda row: (row.topic, row.partition))
+
+
+def _run(main_class: str, *arguments: str) -> str:
+    """All that the tool printed."""
+    done = subprocess.run(
+        kafka_java(main_class, *arguments),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TOOL_SECONDS,
+    )
+    return done.stdout + done.stderr
+
+
+def _rows(text: str) -> Iterator[GroupRow]:
+    """The rows below the header; columns are found by name, since tools of other releases have more of them."""
+    names: list[str] = []
+    for line in text.splitlines():
+        fields = line.split()
+        if "PARTITION" in fields:
+            names = fields
+        elif names and len(fields) == len(names):
+            yield _row(dict(zip(names, fields, strict=True)))
+
+
+def _row(fields: Mapping[str, str]) -> GroupRow:
+    member = fields["CONSUMER-ID"]
+    return GroupRow(
+        fields["TOPIC"],
+        int(fields["PARTITION"]),
+        _number(fields["CURRENT-OFFSET"]),
+        _number(fields["LOG-END-OFFSET"]),
+        _number(fields["LAG"]),
+        None if member == _ABSENT else member,
+    )
+
+
+def _number(text: str) -> int | None:
+    return None if text == _ABSENT else int(text)

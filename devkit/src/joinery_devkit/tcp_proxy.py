@@ -1,0 +1,121 @@
+"""A TCP proxy on loopback whose connections can be cut: one client loses its server while others keep theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from joinery_devkit.processes import free_port
+
+_CHUNK = 64 * 2**10
+_LOOK_SECONDS = 0.05  # how often the thread that accepts connections looks whether it is to end
+
+
+class TcpProxy:
+    """Passes bytes between clients of `port` and a server on `target_port`; use it as a context manager."""
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port, self.port = target_port, free_port()
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._passing = threading.Event()
+        self._passing.set()
+        self._listening = threading.Event()
+        self._acceptor: threading.Thread | None = None
+        self._pumps: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begins to listen; does nothing while it does."""
+        if self._acceptor is None:
+            door = socket.create_server(("127.0.0.1", self.port))
+            self._listening.set()
+            self._acceptor = _thread(self._accept, door)
+
+    def cut(self, *, silent: bool = False) -> None:
+        """Drops every connection and refuses new ones, as when a host is gone. `silent`: connections stay or come about
+        and not a byte passes, as when a network drops packets; `restore` lets what is on its way through."""
+        if silent:
+            self._passing.clear()
+        else:
+            self._shut()
+
+    def restore(self) -> None:
+        """Undoes `cut`; connections that it dropped stay dropped."""
+        self._passing.set()
+        self.start()
+
+    def close(self) -> None:
+        """Ends all connections and threads."""
+        self._shut()
+        self._passing.set()
+        while self._pumps:
+            self._pumps.pop().join()
+
+    def _shut(self) -> None:
+        self._listening.clear()
+        if self._acceptor is not None:
+            self._acceptor.join()
+            self._acceptor = None
+        with self._lock:
+            for each in self._open:
+                _hang_up(each)
+
+    def _accept(self, door: socket.socket) -> None:
+        door.settimeout(_LOOK_SECONDS)
+        with door:
+            while self._listening.is_set():
+                with contextlib.suppress(TimeoutError):
+                    self._connect(door.accept()[0])
+
+    def _connect(self, client: socket.socket) -> None:
+        client.settimeout(None)
+        try:
+            server = socket.create_connection(("127.0.0.1", self.target_port))
+        except OSError:
+            client.close()
+            return
+        with self._lock:
+            self._open |= {client, server}
+        self._pumps = [each for each in self._pumps if each.is_alive()]
+        self._pumps.append(_thread(self._pass_both_ways, client, server))
+
+    def _pass_both_ways(self, client: socket.socket, server: socket.socket) -> None:
+        back = _thread(self._pass, server, client)
+        self._pass(client, server)
+        back.join()
+        with self._lock:
+            self._open -= {client, server}
+            client.close()
+            server.close()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_CHUNK):
+                self._passing.wait()
+                target.sendall(data)
+        _hang_up(source)
+        _hang_up(target)
+
+
+def _thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,92 @@
+"""Listeners that some clients use and others do not: cut off by a proxy, or with TLS and a login."""
+
+import ssl
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from joinery_devkit.kafka import KafkaBroker
+
+pytestmark = pytest.mark.services
+QUIET = {"log_level": 0, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200}
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with KafkaBroker(proxied=True, secure=True) as running:
+        running.create_topic("t")
+        yield running
+
+
+def delivered(settings, seconds):
+    """Whether a record arrives within so many seconds."""
+    producer = Producer({**QUIET, **settings})
+    producer.produce("t", b"x")
+    return producer.flush(seconds) == 0
+
+
+def test_a_client_behind_the_proxy_is_cut_off_and_others_are_not(broker):
+    behind, direct = {"bootstrap.servers": broker.proxied_bootstrap}, {"bootstrap.servers": broker.bootstrap}
+    assert delivered(behind, 30)
+    for silent in (False, True):
+        broker.cut(silent=silent)
+        assert not delivered(behind, 0.5)
+        assert delivered(direct, 30)
+        broker.restore()
+        assert delivered(behind, 30)
+
+
+def test_clients_of_the_proxy_s_listener_are_told_the_proxy_s_port(broker):
+    (told,) = AdminClient({"bootstrap.servers": broker.proxied_bootstrap}).list_topics(timeout=30).brokers.values()
+    assert f"{told.host}:{told.port}" == broker.proxied_bootstrap
+
+
+def test_the_secure_listener_takes_its_user(broker):
+    access = broker.secure_access
+    assert delivered({"bootstrap.servers": access.bootstrap, **access.plain, **access.secret}, 30)
+    assert not any(value in repr(access) for value in access.secret.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"sasl.password": "wrong"}, KafkaError._AUTHENTICATION),
+        # TLS 1.3: the client has shaken hands before the server finds that it wants more, and hangs up.
+        ({"ssl.key.pem": None, "ssl.certificate.pem": None}, KafkaError._TRANSPORT),
+        ({"ssl.ca.pem": None}, KafkaError._SSL),
+    ],
+)
+def test_the_secure_listener_refuses_everybody_else(broker, change, code):
+    access, errors = broker.secure_access, []
+    settings = {**access.plain, **access.secret, **change}
+    given = {name: value for name, value in settings.items() if value is not None}
+    admin = AdminClient({**QUIET, "bootstrap.servers": access.bootstrap, **given, "error_cb": errors.append})
+    with pytest.raises(KafkaException):
+        admin.list_topics(timeout=1)
+    admin.poll(0)
+    assert code in {error.code() for error in errors}
+
+
+def test_the_certificate_names_the_address(broker):
+    context = ssl.create_default_context(cadata=broker.secure_access.secret["ssl.ca.pem"])
+    (authority,) = context.get_ca_certs()
+    assert authority["subjectAltName"] == (("IP Address", "127.0.0.1"), ("DNS", "localhost"))
+
+
+def test_partitions_are_added(broker):
+    broker.create_topic("grows")
+    broker.add_partitions("grows", 3)
+    found = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=30).topics["grows"].partitions
+    assert sorted(found) == [0, 1, 2]
+
+
+def test_settings_are_changed_one_by_one(broker):
+    broker.create_topic("set", config={"segment.ms": "5000"})
+    broker.alter_config("set", {"cleanup.policy": "compact"})
+    found = broker.topic_config("set")
+    assert (found["segment.ms"], found["cleanup.policy"]) == ("5000", "compact")
+
+
+def test_the_leader_of_a_partition(broker):
+    assert broker.leader("t") == 1
