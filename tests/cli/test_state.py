@@ -61,6 +61,25 @@ def test_ls_shows_where_the_job_stands(joinery: Joinery, stored: Path, store: Po
     assert {line.split()[-1] for line in ended.out.splitlines()[1:]} >= {"first", "second"}
 
 
+@pytest.mark.services
+def test_the_stores_address_may_be_a_secret(
+    joinery: Joinery,
+    stored: Path,
+    store: PostgresStore,
+    postgres_dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_epoch(store, store.acquire(JOB), 1)
+    (tmp_path / "secrets" / "db").mkdir(parents=True)
+    (tmp_path / "secrets" / "db" / "address").write_text(f"{postgres_dsn}\n")
+    monkeypatch.setenv("JOINERY_SECRETS", str(tmp_path / "secrets"))
+    stored.write_text(stored.read_text().replace(f'dsn: "{postgres_dsn}"', "dsnSecretRef: {name: db, key: address}"))
+    ended = joinery("state", "ls", stored)
+    assert (ended.code, ended.err) == (0, "")
+    assert f"job {JOB}: epoch 1 committed" in ended.out
+
+
 def test_a_memory_store_has_nothing_to_look_into(joinery: Joinery, job_file: Path) -> None:
     job_file.write_text(
         edited(("    postgres: {table: joined}\n", "    file: {path: out}\n  stateStore: {memory: {}}\n"))

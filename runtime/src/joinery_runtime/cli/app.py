@@ -20,12 +20,13 @@ from joinery_runtime.job import explain as explain_job
 
 app = App(name="joinery", help="Streaming joins on Spark, state and offsets together in Postgres.",
           version=version("joinery-runtime"), result_action="return_value")  # fmt: skip
-state = App(name="state", help="Look into a job's state and its epoch log.")
+state = App(name="state", help="Look into a job's state and its epoch log, and reset its offsets.")
 app.command(state)
 
 JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin as YAML or JSON.")]
 Shards = Annotated[int, Parameter(validator=Number(gte=1, lte=4096))]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
+Flag = Annotated[bool, Parameter(negative=())]
 Stored = dict[str, tuple[str, ...]] | None  # columns that are stored, per input; None without the engine
 
 _GET_ENGINE = "Install joinery-runtime[engine]"
@@ -129,6 +130,43 @@ def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
 
     for line in epoch_lines(_load(job_file), after, limit):
         _say(json.dumps(line))
+
+
+@state.command
+def reset(
+    job_file: JobFile,
+    *,
+    name: Annotated[str, Parameter(name="--input")],
+    to: Literal["earliest", "latest"] | None = None,
+    to_time: str | None = None,
+    to_offset: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    dry_run: Flag = False,
+    drop_planned: Flag = False,
+) -> None:
+    """Sets where a Kafka input is read on from, and says per partition what is read again or skipped.
+
+    A running driver is fenced. Watermark and state stay as they are.
+
+    Parameters
+    ----------
+    name
+        The input.
+    to
+        All partitions: the first record that the broker has, or what comes next.
+    to_time
+        All partitions: the first record whose Kafka timestamp is this or later; RFC 3339 or milliseconds since 1970.
+    to_offset
+        PARTITION=OFFSET, or TOPIC:PARTITION=OFFSET if the input has several topics; others stay where they are.
+    dry_run
+        Only say what would change.
+    drop_planned
+        Drop an epoch that is planned and not committed: rows of it may repeat in a Kafka output.
+    """
+    from joinery_runtime.cli.reset import reset_command  # noqa: PLC0415
+    from joinery_runtime.cli.reset_target import parse_target  # noqa: PLC0415
+
+    target = parse_target(to, to_time, to_offset)
+    reset_command(_load(job_file), name, target, dry_run=dry_run, drop_planned=drop_planned, say=_say)
 
 
 @state.command

@@ -7,6 +7,7 @@ from typing import Any
 
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.state.store import JobRecord, StateStore
@@ -14,8 +15,8 @@ from joinery_runtime.state.store import JobRecord, StateStore
 
 def epoch_lines(job: StreamJoin, after: int, limit: int) -> Iterator[dict[str, Any]]:
     """The epoch log after epoch `after`, oldest first."""
-    with open_store(_durable(job), _quiet) as opened:
-        _known(job, opened.store)
+    with open_store(durable(job), _quiet) as opened:
+        known(job, opened.store)
         for entry in opened.store.epochs(job.name, after, limit):
             yield {
                 "epoch": entry.epoch,
@@ -27,11 +28,12 @@ def epoch_lines(job: StreamJoin, after: int, limit: int) -> Iterator[dict[str, A
 
 
 def listing(job: StreamJoin) -> str:
-    with open_store(_durable(job), _quiet) as opened:
-        return "\n".join(_lines(_known(job, opened.store)))
+    with open_store(durable(job), _quiet) as opened:
+        return "\n".join(_lines(known(job, opened.store)))
 
 
-def _known(job: StreamJoin, store: StateStore) -> JobRecord:
+def known(job: StreamJoin, store: StateStore) -> JobRecord:
+    """Raises JoineryError if it never ran."""
     record = store.record(job.name)
     if record is None:
         raise JoineryError(f"the state store knows no job {job.name}", todo="It appears there at its first start")
@@ -50,10 +52,11 @@ def _lines(record: JobRecord) -> Iterator[str]:
         yield f"{segment.part:5}  {segment.rows:>9} rows  {segment.bytes:>10} bytes  event time {times}  {segment.key}"
 
 
-def _durable(job: StreamJoin) -> StreamJoin:
+def durable(job: StreamJoin) -> StreamJoin:
+    """The job with its secrets' values. Raises JoineryError if its state does not outlive it."""
     if job.spec.state_store.memory is not None:
         raise JoineryError(f"job {job.name} keeps its state in memory", facts="nothing of it outlives the job")
-    return job
+    return with_secrets(job)
 
 
 def _quiet(_: str) -> None:

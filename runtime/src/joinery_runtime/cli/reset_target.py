@@ -1,0 +1,203 @@
+"""Where `joinery state reset` sends an input: what was asked for, and what that means for each partition. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from joinery_runtime.engine.plan import InputState
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job.base import EpochMs
+from joinery_runtime.sources.base import PartitionRef
+
+_OFFSET = re.compile(r"(?:(?P<topic>[a-zA-Z0-9._-]+):)?(?P<partition>\d+)=(?P<offset>\d+)", re.ASCII)
+_DIGITS = re.compile(r"\d+", re.ASCII)
+_TIME: TypeAdapter[int] = TypeAdapter(EpochMs)
+
+
+@dataclass(frozen=True, slots=True)
+class ToTime:
+    """Per partition, the first record whose Kafka timestamp is at or after this: epoch milliseconds."""
+
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToOffsets:
+    """The next offset to read by (topic, partition); topic None: the input's only one."""
+
+    offsets: Mapping[tuple[str | None, int], int]
+
+
+Target = Literal["earliest", "latest"] | ToTime | ToOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What the broker has of a partition: committed records with `earliest <= offset < end`. `found` is the first one
+    at or after the time that was asked for (None: there is none, or no time was asked for)."""
+
+    earliest: int
+    end: int
+    found: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnBroker:
+    """The partitions that the broker has, and which topics they are of: ids by name ("": it has none)."""
+
+    extents: Mapping[PartitionRef, Extent]
+    topic_ids: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One partition's next offset; `stored` None: it was never read."""
+
+    partition: PartitionRef
+    stored: int | None
+    new: int
+    extent: Extent
+
+    @property
+    def delta(self) -> int:
+        """Offsets that are skipped, or negative: read again. What the broker does not have counts as neither."""
+        stored = self.new if self.stored is None else self.stored
+        return self.new - min(max(stored, self.extent.earliest), self.extent.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """`state` is what the input's becomes; `kept` are stored partitions that the broker does not have."""
+
+    changes: tuple[Change, ...]
+    kept: tuple[PartitionRef, ...]
+    recreated: tuple[str, ...]
+    state: InputState
+
+
+def parse_target(to: Literal["earliest", "latest"] | None, to_time: str | None, to_offset: Sequence[str]) -> Target:
+    """Raises JoineryError unless exactly one of them is given and can be read."""
+    if (to is not None) + (to_time is not None) + bool(to_offset) != 1:
+        raise JoineryError(
+            "It is not clear where the input is to be set to",
+            todo="Give exactly one of --to earliest|latest, --to-time T and --to-offset P=OFFSET",
+        )
+    if to is not None:
+        return to
+    return ToTime(_timestamp(to_time)) if to_time is not None else ToOffsets(_offsets(to_offset))
+
+
+def _timestamp(text: str) -> int:
+    try:
+        return _TIME.validate_python(int(text) if _DIGITS.fullmatch(text) else text)
+    except ValidationError as error:
+        raise JoineryError(
+            f"--to-time {text} is not a time",
+            todo="Write milliseconds since 1970 or RFC 3339 with its offset, for example 2026-01-15T10:00:00Z",
+        ) from error
+
+
+def _offsets(texts: Iterable[str]) -> dict[tuple[str | None, int], int]:
+    offsets: dict[tuple[str | None, int], int] = {}
+    for text in texts:
+        match = _OFFSET.fullmatch(text)
+        if match is None:
+            raise JoineryError(
+                f"--to-offset {text} cannot be read",
+                todo="Write PARTITION=OFFSET, or TOPIC:PARTITION=OFFSET where the input has several topics",
+            )
+        place = match["topic"], int(match["partition"])
+        if place in offsets:
+            raise JoineryError(f"--to-offset names partition {text.partition('=')[0]} twice", todo="Give it once")
+        offsets[place] = int(match["offset"])
+    return offsets
+
+
+def plan_reset(state: InputState, target: Target, broker: OnBroker) -> Reset:
+    """Raises JoineryError for a partition or an offset that the broker does not have."""
+    new = _new_offsets(target, broker)
+    recreated = _recreated(state, broker)
+    _refuse_halves(recreated, new, broker)
+    stored = state.positions
+    gone = [ref for ref in sorted(stored) if ref not in broker.extents]
+    dropped = {ref for ref in (*stored, *state.stops) if ref.topic in recreated}  # those of the topic that is no more
+    changes = tuple(Change(ref, stored.get(ref), offset, broker.extents[ref]) for ref, offset in sorted(new.items()))
+    return Reset(
+        changes=changes,
+        kept=tuple(ref for ref in gone if ref not in dropped),
+        recreated=recreated,
+        state=replace(
+            state,
+            positions={**_without(stored, dropped), **new},
+            stops=_without(state.stops, dropped),
+            topic_ids={**state.topic_ids, **{topic: broker.topic_ids[topic] for topic in recreated}},
+        ),
+    )
+
+
+def _without(offsets: Mapping[PartitionRef, int], dropped: set[PartitionRef]) -> dict[PartitionRef, int]:
+    return {ref: offset for ref, offset in offsets.items() if ref not in dropped}
+
+
+def _new_offsets(target: Target, broker: OnBroker) -> dict[PartitionRef, int]:
+    if isinstance(target, ToOffsets):
+        return _named(target, broker)
+    if isinstance(target, ToTime):
+        return {ref: extent.end if extent.found is None else extent.found for ref, extent in broker.extents.items()}
+    return {ref: extent.earliest if target == "earliest" else extent.end for ref, extent in broker.extents.items()}
+
+
+def _named(target: ToOffsets, broker: OnBroker) -> dict[PartitionRef, int]:
+    offsets: dict[PartitionRef, int] = {}
+    for (topic, number), offset in target.offsets.items():
+        ref = _find(topic, number, broker)
+        if ref in offsets:
+            raise JoineryError(f"--to-offset names partition {ref.topic}-{number} twice", todo="Give it once")
+        extent = broker.extents[ref]
+        if not extent.earliest <= offset <= extent.end:
+            raise JoineryError(
+                f"{ref.topic}-{number} cannot be read from offset {offset}",
+                facts=f"the broker has offsets {extent.earliest} to {extent.end} (exclusive)",
+                todo="Give one of these, or the end itself to go on with what comes next",
+            )
+        offsets[ref] = offset
+    return offsets
+
+
+def _find(topic: str | None, number: int, broker: OnBroker) -> PartitionRef:
+    topics = sorted({ref.topic for ref in broker.extents})
+    if topic is None and len(topics) != 1:
+        raise JoineryError(
+            f"--to-offset {number}=... does not say which topic is meant",
+            facts=f"the input has {', '.join(topics)}",
+            todo=f"Write TOPIC:{number}=OFFSET",
+        )
+    wanted = topics[0] if topic is None else topic
+    for ref in broker.extents:
+        if (ref.topic, ref.partition) == (wanted, number):
+            return ref
+    there = ", ".join(f"{ref.topic}-{ref.partition}" for ref in sorted(broker.extents))
+    raise JoineryError(
+        f"The input has no partition {wanted}-{number}", facts=f"it has {there}", todo="Name one of these"
+    )
+
+
+def _recreated(state: InputState, broker: OnBroker) -> tuple[str, ...]:
+    known = ((topic, state.topic_ids.get(topic), found) for topic, found in sorted(broker.topic_ids.items()))
+    return tuple(topic for topic, stored, found in known if stored and found and stored != found)
+
+
+def _refuse_halves(recreated: Sequence[str], new: Mapping[PartitionRef, int], broker: OnBroker) -> None:
+    """Offsets of a topic that is no more mean nothing in the one that has its name now: all are replaced, or none."""
+    left = [ref for ref in sorted(broker.extents) if ref.topic in recreated and ref not in new]
+    if left:
+        raise JoineryError(
+            f"Topic {left[0].topic} was recreated: its stored offsets are of the topic before it",
+            facts=f"{', '.join(f'{ref.topic}-{ref.partition}' for ref in left)} would keep one",
+            todo="Give every partition of the topic an offset, or use --to or --to-time",
+        )
