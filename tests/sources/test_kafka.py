@@ -4,53 +4,30 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from itertools import count
+from functools import partial
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from joinery_runtime.errors import DataLoss, SourceError
-from joinery_runtime.job import Input
-from joinery_runtime.sources import Bounds, PartitionRef, Range, SourceReader, planner_for, reader_for
+from joinery_runtime.sources import Bounds, Known, Range, SourceReader, planner_for, reader_for
+from sources.kafka_bench import bounds_of, joined, kafka_input, plain, planning, ref, unique
+from sources.kafka_bench import send as send_to
 
 pytestmark = pytest.mark.services
-_names = (f"source-{number}" for number in count())
-
-
-def kafka_input(bootstrap: str, topic: str, **kafka: Any) -> Input:
-    return Input.model_validate(
-        {
-            "name": "in",
-            "kafka": {"bootstrapServers": bootstrap, "topic": topic, **kafka},
-            "format": "json",
-            "schema": [{"name": "ts", "type": "timestamp"}],
-            "eventTime": "ts",
-        }
-    )
-
-
-def ref(topic: str, partition: int = 0) -> PartitionRef:
-    return PartitionRef("in", topic, partition)
 
 
 @pytest.fixture
 def topic(broker) -> str:
-    name = next(_names)
+    name = unique("source")
     broker.create_topic(name, 2)
     return name
 
 
 @pytest.fixture
-def send(broker, topic) -> Iterator[Any]:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, "enable.idempotence": True})
-
-    def sender(values: Sequence[bytes | None], partition: int = 0, timestamp: int = 1) -> None:
-        for value in values:
-            producer.produce(topic, value, partition=partition, timestamp=timestamp)
-        assert producer.flush(30) == 0
-
-    return sender
+def send(broker, topic) -> Any:
+    return partial(send_to, broker.bootstrap, topic)
 
 
 def transaction(broker, topic: str, values: Sequence[bytes], *, commit: bool = True) -> None:
@@ -64,14 +41,6 @@ def transaction(broker, topic: str, values: Sequence[bytes], *, commit: bool = T
         producer.commit_transaction(30)
     else:
         producer.abort_transaction(30)
-
-
-def bounds_of(model: Input, positions: dict[PartitionRef, int] | None = None) -> list[Bounds]:
-    planner = planner_for(model)
-    try:
-        return planner.bounds(positions or {})
-    finally:
-        planner.close()
 
 
 @pytest.fixture
@@ -98,11 +67,10 @@ def test_bounds_from_a_stored_position(broker, topic, send) -> None:
 
 def test_latest_is_fixed_when_it_is_first_asked_for(broker, topic, send) -> None:
     send([b"a"])
-    planner = planner_for(kafka_input(broker.bootstrap, topic, startFrom="latest"))
-    assert planner.bounds({})[0] == Bounds(ref(topic), 1, 1)
-    send([b"b"])
-    assert planner.bounds({})[0] == Bounds(ref(topic), 1, 2)
-    planner.close()
+    with planning(kafka_input(broker.bootstrap, topic, startFrom="latest")) as planner:
+        assert plain(joined(planner))[0] == Bounds(ref(topic), 1, 1)
+        send([b"b"])
+        assert plain(joined(planner))[0] == Bounds(ref(topic), 1, 2)
 
 
 def test_start_from_a_timestamp(broker, topic, send) -> None:
@@ -120,27 +88,49 @@ def test_start_from_offsets(broker, topic, send) -> None:
 
 def test_stop_at_latest_ends_where_the_topic_ended_at_first(broker, topic, send) -> None:
     send([b"a"])
-    planner = planner_for(kafka_input(broker.bootstrap, topic, stopAt="latest"))
-    assert planner.bounds({})[0] == Bounds(ref(topic), 0, 1, final=True)
-    send([b"b"])
-    assert planner.bounds({ref(topic): 1})[0] == Bounds(ref(topic), 1, 1, final=True)
-    planner.close()
+    with planning(kafka_input(broker.bootstrap, topic, stopAt="latest")) as planner:
+        assert plain(joined(planner))[0] == Bounds(ref(topic), 0, 1, final=True, stop=1)
+        send([b"b"])
+        assert plain(joined(planner, Known({ref(topic): 1})))[0] == Bounds(ref(topic), 1, 1, final=True, stop=1)
+
+
+def test_stop_at_latest_is_what_was_stored_when_the_job_starts_again(broker, topic, send) -> None:
+    send([b"a", b"b", b"c"])
+    with planning(kafka_input(broker.bootstrap, topic, stopAt="latest")) as planner:
+        known = Known({ref(topic): 1}, stops={ref(topic): 2})
+        assert plain(joined(planner, known))[0] == Bounds(ref(topic), 1, 2, final=True, stop=2)
+
+
+def test_offsets_to_stop_at_are_what_the_job_says_now(broker, topic, send) -> None:
+    send([b"a", b"b", b"c"])
+    with planning(kafka_input(broker.bootstrap, topic, stopAt={"offsets": {0: 3}})) as planner:
+        found = plain(joined(planner, Known(stops={ref(topic): 2, ref(topic, 1): 0})))
+    assert [each.stop for each in found] == [3, 0]
+
+
+def test_a_stored_stop_does_not_bound_a_job_that_no_longer_has_one(broker, topic, send) -> None:
+    send([b"a", b"b"])
+    with planning(kafka_input(broker.bootstrap, topic)) as planner:
+        found = plain(joined(planner, Known({ref(topic): 1}, stops={ref(topic): 1})))
+    assert found[0] == Bounds(ref(topic), 1, 2)
 
 
 def test_stop_at_offsets_that_are_not_there_yet(broker, topic, send) -> None:
     send([b"a"])
-    planner = planner_for(kafka_input(broker.bootstrap, topic, stopAt={"offsets": {0: 2, 1: 0}}))
-    assert planner.bounds({}) == [Bounds(ref(topic, 0), 0, 1), Bounds(ref(topic, 1), 0, 0, final=True)]
-    send([b"b", b"c"])
-    assert planner.bounds({})[0] == Bounds(ref(topic), 0, 2, final=True)
-    planner.close()
+    with planning(kafka_input(broker.bootstrap, topic, stopAt={"offsets": {0: 2, 1: 0}})) as planner:
+        assert plain(joined(planner)) == [
+            Bounds(ref(topic, 0), 0, 1, stop=2),
+            Bounds(ref(topic, 1), 0, 0, final=True, stop=0),
+        ]
+        send([b"b", b"c"])
+        assert plain(joined(planner))[0] == Bounds(ref(topic), 0, 2, final=True, stop=2)
 
 
 def test_stop_at_a_timestamp(broker, topic, send) -> None:
     send([b"a"], timestamp=1_000)
     send([b"b"], timestamp=2_000)
     past = bounds_of(kafka_input(broker.bootstrap, topic, stopAt={"timestamp": 2_000}))
-    assert past == [Bounds(ref(topic, 0), 0, 1, final=True), Bounds(ref(topic, 1), 0, 0, final=True)]
+    assert past == [Bounds(ref(topic, 0), 0, 1, final=True, stop=1), Bounds(ref(topic, 1), 0, 0, final=True, stop=0)]
     future = bounds_of(kafka_input(broker.bootstrap, topic, stopAt={"timestamp": "2999-01-01T00:00:00Z"}))
     assert future[0] == Bounds(ref(topic), 0, 2, final=False)
 
@@ -168,10 +158,9 @@ def test_a_position_behind_the_end(broker, topic, send) -> None:
 
 
 def test_cut(broker, topic) -> None:
-    planner = planner_for(kafka_input(broker.bootstrap, topic))
-    assert planner.cut(Bounds(ref(topic), 5, 100), 10) == Range(ref(topic), 5, 15)
-    assert planner.cut(Bounds(ref(topic), 5, 9), 10) == Range(ref(topic), 5, 9)
-    planner.close()
+    with planning(kafka_input(broker.bootstrap, topic)) as planner:
+        assert planner.cut(Bounds(ref(topic), 5, 100), 10) == Range(ref(topic), 5, 15)
+        assert planner.cut(Bounds(ref(topic), 5, 9), 10) == Range(ref(topic), 5, 9)
 
 
 def test_reads_exactly_the_range_and_goes_on_from_there(topic, send, reader) -> None:
@@ -232,6 +221,20 @@ def test_planned_records_that_retention_took(broker, topic, send, reader) -> Non
         read(reader, topic, 0, 3)
 
 
+@pytest.mark.parametrize(("end", "expected"), [(4, [(2, b"c"), (3, b"d")]), (2, []), (1, [])])
+def test_planned_records_that_retention_took_are_counted_where_the_job_allows_it(
+    broker, topic, send, end, expected
+) -> None:
+    send([b"a", b"b", b"c", b"d", b"e"])
+    broker.delete_records(topic, 0, 2)
+    reader = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
+    batches = list(reader.read(Range(ref(topic), 0, end)))
+    assert [item for b in batches for item in zip(b.offsets.tolist(), b.values.to_pylist(), strict=True)] == expected
+    assert [(b.lost, len(b.offsets)) for b in batches if b.lost] == [(min(end, 2), 0)]
+    assert read(reader, topic, 4, 5) == [(4, b"e")]
+    reader.close()
+
+
 def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
     send([b"a"])
@@ -269,13 +272,13 @@ def silent_server() -> Iterator[str]:
 
 
 def test_a_broker_that_never_answers(silent_server, monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_planner._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
     with pytest.raises(SourceError, match=rf"does not answer: waited 1 s; .*bootstrapServers {silent_server}"):
         bounds_of(kafka_input(silent_server, "any"))
 
 
 def test_no_broker_at_all(monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_planner._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
     with pytest.raises(SourceError, match=r"does not answer: waited 1 s; .*Connection refused"):
         bounds_of(kafka_input("127.0.0.1:1", "any"))
 
@@ -289,4 +292,4 @@ def test_no_broker_at_all(monkeypatch) -> None:
 )
 def test_properties_that_cannot_be_set(name: str, complaint: str) -> None:
     with pytest.raises(SourceError, match=complaint):
-        planner_for(kafka_input("127.0.0.1:1", "any", properties={name: "true"}))
+        planner_for(kafka_input("127.0.0.1:1", "any", properties={name: "true"}), "job")

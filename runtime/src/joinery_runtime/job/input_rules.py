@@ -54,10 +54,26 @@ def _one_source(parts: Parts) -> Iterator[Finding]:
         yield from exactly_one(part.data, part.at, ("kafka", "file"))
 
 
+def _one_topic(parts: Parts) -> Iterator[Finding]:
+    for part in parts.inputs:
+        yield from exactly_one(dig(part.data, "kafka"), (*part.at, "kafka"), ("topic", "topicPattern"))
+
+
+def _offsets_of_one_topic(parts: Parts) -> Iterator[Finding]:
+    for part in parts.inputs:
+        kafka = dig(part.data, "kafka")
+        for name in ("startFrom", "stopAt"):
+            if dig(kafka, "topicPattern") is not None and dig(kafka, name, "offsets") is not None:
+                todo = "write a word or {timestamp: ...} here, or name one topic"
+                yield (*part.at, "kafka", name), f"offsets belong to one topic, topicPattern may match many; {todo}"
+
+
 RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     _number_of_inputs,
     _distinct_inputs,
     _distinct_columns,
     _event_time,
     _one_source,
+    _one_topic,
+    _offsets_of_one_topic,
 )

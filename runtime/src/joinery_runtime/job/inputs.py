@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
 from joinery_runtime.job.base import (
     Bool,
@@ -22,7 +23,17 @@ from joinery_runtime.job.base import (
 from joinery_runtime.job.secrets import SecretRef
 from joinery_runtime.job.types import ColumnType
 
+
+def _regular_expression(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression of Python's re: {error}; correct it") from error
+    return pattern
+
+
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+TopicPattern = Annotated[Text, AfterValidator(_regular_expression)]
 NonNegative = Annotated[Int, Field(ge=0)]
 
 # "<...>" marks a union's branch in pydantic's error locations; it is no part of the path in the file.
@@ -72,19 +83,26 @@ StopAt = Annotated[
 
 
 class KafkaInput(Model):
-    """A Kafka topic. `start_from` counts only for partitions without a stored offset; partitions that its `offsets`
-    do not name start at the earliest record. `stop_at` makes the input bounded; partitions that its `offsets` do not
-    name stop at their end when the job first starts. `properties` are librdkafka's; those that are secret belong
-    in the secret that `properties_secret_ref` names (`hosts/secrets.py` merges them)."""
+    """A Kafka topic, or all topics whose whole names match a regular expression of Python's `re` (internal ones, which
+    begin with two underscores, never do): exactly one of `topic` and `topic_pattern`. `start_from` counts only for
+    partitions without a stored offset; partitions that its `offsets` do not name, and those that appear later, start at
+    the earliest record. `stop_at` makes the input bounded; partitions that its `offsets` do not name stop at their end
+    when the job first starts. `properties` are librdkafka's; those that are secret belong in the secret that
+    `properties_secret_ref` names (`hosts/secrets.py` merges them)."""
 
     bootstrap_servers: Text
-    topic: Topic
-    topic_pattern: Annotated[None, NotYet("topicPattern", "name one topic with `topic`", instead="topic")] = None
+    topic: Topic | None = None
+    topic_pattern: TopicPattern | None = None
     start_from: StartFrom = "earliest"
     stop_at: Annotated[StopAt | None, BeforeValidator(_unset_when_empty)] = None
     on_data_loss: Literal["fail", "continue"] = "fail"
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
     properties_secret_ref: SecretRef | None = None
+
+    @property
+    def topics(self) -> str:
+        """What is read, for messages."""
+        return f"topic {self.topic}" if self.topic_pattern is None else f"topics like {self.topic_pattern!r}"
 
 
 class FileInput(Model):

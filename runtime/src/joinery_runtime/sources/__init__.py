@@ -1,6 +1,6 @@
 """Where records come from: Kafka topics and files, and decoding them into rows in whole batches."""
 
-from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch, SourcePlanner, SourceReader
+from joinery_runtime.sources.base import Bounds, Known, PartitionRef, Range, RawBatch, SourcePlanner, SourceReader
 from joinery_runtime.sources.csv_decoder import CsvDecoder
 from joinery_runtime.sources.factory import decoder_for, planner_for, reader_for
 from joinery_runtime.sources.files import line_number
@@ -14,6 +14,7 @@ __all__ = [
     "Decoded",
     "Decoder",
     "JsonDecoder",
+    "Known",
     "PartitionRef",
     "Range",
     "RawBatch",

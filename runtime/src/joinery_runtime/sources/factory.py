@@ -13,10 +13,10 @@ from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.records import Decoder
 
 
-def planner_for(model: Input) -> SourcePlanner:
-    """The driver half of an input. Nothing is contacted or opened before its first use."""
+def planner_for(model: Input, job_name: str) -> SourcePlanner:
+    """The driver half of an input of that job. Nothing is contacted or opened before its first use."""
     if model.kafka is not None:
-        return KafkaPlanner(model.name, model.kafka)
+        return KafkaPlanner(model.name, model.kafka, job_name)
     columns = [column.name for column in model.columns]
     return FilePlanner(model.name, _file(model).path, quoted=model.format == "csv", columns=columns)
 

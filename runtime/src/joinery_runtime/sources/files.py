@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch
+from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
 
 _CHUNK = 4 * 2**20  # bytes that a reader scans at a time
 _LF, _QUOTE = 10, 34
@@ -31,21 +31,21 @@ Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 
 
-class FilePlanner:
+class FilePlanner(Exclusive):
     """Driver half: one partition, the file, which is all there at once."""
 
     def __init__(self, name: str, path: str, *, quoted: bool, columns: Sequence[str]) -> None:
         self._partition = PartitionRef(name, path, 0)
         self._quoted, self._columns = quoted, columns
 
-    def bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
+    def bounds(self, known: Known) -> list[Bounds]:
         path = self._partition.topic
         with _opened(path) as data:
             size = len(data)
             first = _header_end(data) if self._quoted else len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
         if self._quoted:
             csv_header(path, self._columns)
-        start = positions.get(self._partition, first)
+        start = known.offsets.get(self._partition, first)
         if start > size:
             raise SourceError(
                 f"The file {path} is shorter than before",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import SourceError
+from joinery_runtime.job.inputs import KafkaInput
 
 logger = logging.getLogger("joinery.kafka")
 
@@ -21,9 +22,18 @@ _OWNED = {
     "auto.offset.reset": "startFrom and onDataLoss say where reading starts",
     "isolation.level": "only committed records are read",
     "enable.partition.eof": "the reader needs it",
-    "group.id": "partitions are assigned by the epoch's plan, not by a group",
-    "group.instance.id": "partitions are assigned by the epoch's plan, not by a group",
     "allow.auto.create.topics": "a missing topic is an error",
+}
+# What only a group's member may be told: the clients that read and ask belong to no group.
+_OF_MEMBERS = {
+    "group.id",
+    "group.instance.id",
+    "group.protocol",
+    "group.remote.assignor",
+    "heartbeat.interval.ms",
+    "max.poll.interval.ms",
+    "partition.assignment.strategy",
+    "session.timeout.ms",
 }
 _DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -32,7 +42,7 @@ _DENIED = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
 }
-_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 UNANSWERED = {
     KafkaError._TRANSPORT,
     KafkaError._TIMED_OUT,
@@ -44,43 +54,57 @@ UNANSWERED = {
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A topic and how to reach it. `properties` are librdkafka's and may hold secrets."""
+    """A topic, or those that match a pattern, and how to reach them. `properties` are librdkafka's and may hold
+    secrets."""
 
     input: str
-    topic: str
+    topics: str
     bootstrap_servers: str
     properties: Mapping[str, str] = field(repr=False)
 
-    def __post_init__(self) -> None:
-        refused = [name for name in self.properties if name in _OWNED]
+    @classmethod
+    def of(cls, name: str, kafka: KafkaInput) -> Cluster:
+        """Of an input. Raises SourceError for a property that the job may not set."""
+        refused = [name for name in kafka.properties if name in _OWNED]
         if refused:
             raise SourceError(
-                f"Input {self.input}: kafka.properties may not set {', '.join(refused)}",
+                f"Input {name}: kafka.properties may not set {', '.join(refused)}",
                 facts="; ".join(f"{name}: {_OWNED[name]}" for name in refused),
                 todo="Remove it",
             )
+        return cls(name, kafka.topics, kafka.bootstrap_servers, kafka.properties)
+
+    def at(self, topic: str) -> Cluster:
+        """The same, for errors that are about one topic."""
+        return replace(self, topics=f"topic {topic}")
+
+    @property
+    def plain_properties(self) -> dict[str, str]:
+        """The job's properties without those of a group's member."""
+        return {name: value for name, value in self.properties.items() if name not in _OF_MEMBERS}
 
     def problem(self, what: str, facts: str, todo: str = "") -> SourceError:
         """An error that names the topic and the broker."""
         return SourceError(f"Input {self.input}: {what}", facts=f"{facts} ({self})", todo=todo)
 
+    def missing(self, facts: str) -> SourceError:
+        return self.problem(f"{self.topics} does not exist", facts, "Create it, or correct kafka.topic in the job")
+
     def failure(self, error: KafkaError | KafkaException, doing: str) -> SourceError:
         """A client's error as ours."""
         cause = error.args[0] if isinstance(error, KafkaException) else error
-        if cause.code() in _MISSING:
-            return self.problem(
-                f"topic {self.topic} does not exist", cause.str(), "Create it, or correct kafka.topic in the job"
-            )
+        if cause.code() in MISSING:
+            return self.missing(cause.str())
         if cause.code() in _DENIED:
             return self.problem(
-                f"access to topic {self.topic} is denied",
+                f"access to {self.topics} is denied",
                 cause.str(),
                 "Check security.protocol and the sasl.* settings in kafka.properties, and the topic's ACLs",
             )
         return self.problem(f"{doing} failed", cause.str())
 
     def __str__(self) -> str:
-        return f"topic {self.topic}, bootstrapServers {self.bootstrap_servers}"
+        return f"{self.topics}, bootstrapServers {self.bootstrap_servers}"
 
 
 class LastError:
@@ -121,7 +145,7 @@ def consumer_settings(cluster: Cluster, errors: LastError) -> dict[str, Any]:
         "fetch.error.backoff.ms": 100,
         # How long an empty fetch, and with it the news of having reached the end, may take.
         "fetch.wait.max.ms": 100,
-        **cluster.properties,
+        **cluster.plain_properties,
         "bootstrap.servers": cluster.bootstrap_servers,
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
@@ -130,6 +154,32 @@ def consumer_settings(cluster: Cluster, errors: LastError) -> dict[str, Any]:
         "auto.offset.reset": "error",
         "allow.auto.create.topics": False,
         **callbacks(errors),
+    }
+
+
+def member_settings(cluster: Cluster, group: str, errors: LastError) -> dict[str, Any]:
+    """Settings of a consumer that joins a group and never fetches. The group's name and the member's own are `group`
+    (`<job>.<input>`) unless the job names them."""
+    classic = cluster.properties.get("group.protocol", "classic") == "classic"
+    own = {
+        # A new driver takes over at once instead of waiting for the dead one's session to end. The newer protocol
+        # refuses a second member of the same name until then, which would only be worse.
+        "group.instance.id": group,
+        # How soon a rebalance, and having been replaced, is heard of (with the newer protocol the broker says).
+        "heartbeat.interval.ms": 1_000,
+    }
+    return {
+        **consumer_settings(cluster, errors),
+        "group.id": group,
+        "client.id": f"joinery.{group}",
+        # How soon a new partition or topic is assigned.
+        "topic.metadata.refresh.interval.ms": 5_000,
+        **(own if classic else {}),
+        **cluster.properties,
+        "queued.min.messages": 1,
+        "enable.partition.eof": False,
+        # What librdkafka would print to standard error in spite of its log_level: that the member was replaced.
+        "logger": logger,
     }
 
 

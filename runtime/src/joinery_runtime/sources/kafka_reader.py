@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.inputs import KafkaInput
@@ -28,11 +28,12 @@ class KafkaReader:
     when there are too many."""
 
     def __init__(self, name: str, kafka: KafkaInput) -> None:
-        self._cluster = Cluster(name, kafka.topic, kafka.bootstrap_servers, kafka.properties)
+        self._cluster = Cluster.of(name, kafka)
+        self._skip = kafka.on_data_loss == "continue"
         self._open: dict[PartitionRef, _PartitionReader] = {}
 
     def read(self, planned: Range) -> Iterator[RawBatch]:
-        reader = self._open.pop(planned.partition, None) or _PartitionReader(self._cluster, planned.partition)
+        reader = self._open.pop(planned.partition, None) or self._opened(planned.partition)
         if len(self._open) >= _MAX_CONSUMERS:
             self._open.pop(next(iter(self._open))).close()
         self._open[planned.partition] = reader
@@ -42,24 +43,32 @@ class KafkaReader:
         while self._open:
             self._open.popitem()[1].close()
 
+    def _opened(self, partition: PartitionRef) -> _PartitionReader:
+        return _PartitionReader(self._cluster.at(partition.topic), partition, skip=self._skip)
+
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """Consecutive records, and the offset that the partition is known to have been read up to (exclusive)."""
+    """Consecutive records, and the offset that the partition is known to have been read up to (exclusive). `lost`
+    counts offsets before that which the broker had deleted."""
 
     offsets: IntArray
     values: pa.BinaryArray
     seen: int
+    lost: int = 0
 
 
 class _PartitionReader:
-    def __init__(self, cluster: Cluster, partition: PartitionRef) -> None:
-        self._cluster, self._partition = cluster, partition
+    """`skip`: records that the broker has deleted are counted and left out; otherwise they are a DataLoss."""
+
+    def __init__(self, cluster: Cluster, partition: PartitionRef, *, skip: bool) -> None:
+        self._cluster, self._partition, self._skip = cluster, partition, skip
         self._errors = LastError()
         self._consumer = connect(Consumer, consumer_settings(cluster, self._errors), cluster)
         self._ahead: list[_Fetched] = []  # fetched and not yet asked for
         self._position = -1  # where the next range is expected to start
         self._seen = -1  # offsets below this will not come any more
+        self._lost = 0  # offsets that were skipped since the last fetch was handed out
 
     def read(self, planned: Range) -> Iterator[RawBatch]:
         if planned.start != self._position:
@@ -71,6 +80,8 @@ class _PartitionReader:
             wanted = int(np.searchsorted(fetched.offsets, planned.end_exclusive))
             if wanted:
                 yield RawBatch(self._partition, fetched.offsets[:wanted], fetched.values[:wanted])
+            if fetched.lost:
+                yield RawBatch(self._partition, fetched.offsets[:0], fetched.values[:0], lost=fetched.lost)
             if fetched.seen >= planned.end_exclusive:
                 self._ahead.insert(0, _Fetched(fetched.offsets[wanted:], fetched.values[wanted:], fetched.seen))
                 break
@@ -95,7 +106,7 @@ class _PartitionReader:
                 messages = self._without_events(messages, planned)
             elif messages:
                 self._seen = messages[-1].offset() + 1
-            if messages or self._seen >= planned.end_exclusive:
+            if messages or self._lost or self._seen >= planned.end_exclusive:
                 return self._fetched(messages)
             if self._errors.denied is not None:
                 raise self._cluster.failure(self._errors.denied, "reading")
@@ -108,7 +119,8 @@ class _PartitionReader:
 
     def _fetched(self, messages: Sequence[Message]) -> _Fetched:
         offsets = np.fromiter(map(Message.offset, messages), np.int64, len(messages))
-        return _Fetched(offsets, pa.array(list(map(Message.value, messages)), pa.binary()), self._seen)
+        lost, self._lost = self._lost, 0
+        return _Fetched(offsets, pa.array(list(map(Message.value, messages)), pa.binary()), self._seen, lost)
 
     def _without_events(self, messages: Sequence[Message], planned: Range) -> list[Message]:
         """The records among messages that also bring errors or the news that the end was reached."""
@@ -122,15 +134,33 @@ class _PartitionReader:
 
     def _check(self, error: KafkaError, planned: Range) -> None:
         if error.code() in _GONE:
+            self._lose(error, planned)
+        elif error.code() not in UNANSWERED:
+            raise self._cluster.failure(error, f"reading partition {self._name}")
+        else:
+            self._errors(error)
+
+    def _lose(self, error: KafkaError, planned: Range) -> None:
+        """Goes on at the earliest offset there is, or at the range's end if that comes first; DataLoss otherwise."""
+        if not self._skip:
             raise DataLoss(
                 f"Input {self._cluster.input}: records of partition {self._name} are gone",
                 facts=f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned; {error.str()} "
                 f"({self._cluster})",
-                todo="The topic's retention is shorter than the job's delay",
+                todo="Retention is shorter than the job's delay; set onDataLoss: continue to skip what is gone",
             )
-        if error.code() not in UNANSWERED:
-            raise self._cluster.failure(error, f"reading partition {self._name}")
-        self._errors(error)
+        earliest = self._earliest()
+        following = min(earliest, planned.end_exclusive) if earliest > self._seen else planned.end_exclusive
+        self._lost += following - self._seen
+        self._seek(following)
+
+    def _earliest(self) -> int:
+        place = TopicPartition(self._partition.topic, self._partition.partition)
+        try:
+            earliest, _ = self._consumer.get_watermark_offsets(place, _STALLED_SECONDS, cached=False)
+        except KafkaException as problem:
+            raise self._cluster.failure(problem, f"asking for the earliest offset of {self._name}") from problem
+        return int(earliest)
 
     @property
     def _name(self) -> str:

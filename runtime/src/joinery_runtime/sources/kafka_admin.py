@@ -1,0 +1,123 @@
+"""Questions to a Kafka cluster: which topics there are, what each one's id and partitions are, and its offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition, Uuid
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicDescription
+
+from joinery_runtime.errors import SourceError
+from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.sources.kafka_client import MISSING, UNANSWERED, Cluster, LastError, callbacks, connect
+
+_ANSWER_SECONDS = 15.0  # how long a broker may take to answer
+_TURN_SECONDS = 1.0  # how often it is looked whether waiting still makes sense
+
+Answer = TypeVar("Answer")
+Asked = Mapping[PartitionRef, "Future[ListOffsetsResultInfo]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic that exists. `id` tells it from others of the same name ("" where the broker has no ids)."""
+
+    name: str
+    id: str
+    partitions: tuple[PartitionRef, ...]
+
+
+class KafkaAdmin:
+    """All methods raise SourceError when the broker does not answer, refuses the login or denies the access."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._errors = cluster, LastError()
+        settings = {**cluster.plain_properties, "bootstrap.servers": cluster.bootstrap_servers}
+        self._client = connect(AdminClient, {**settings, **callbacks(self._errors)}, cluster)
+
+    def names(self) -> set[str]:
+        """All topics that may be seen, internal ones too."""
+        self._errors.forget()
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            try:
+                return set(self._client.list_topics(timeout=min(_TURN_SECONDS, _ANSWER_SECONDS)).topics)
+            except KafkaException as error:
+                self._client.poll(0)
+                if self._errors.denied is not None or time.monotonic() >= deadline:
+                    raise self._unanswered(error, self._cluster) from error
+
+    def topics(self, names: Collection[str]) -> dict[str, Topic]:
+        """Those of the topics that exist, by name."""
+        if not names:
+            return {}
+        asked = self._client.describe_topics(TopicCollection(list(names)), request_timeout=_ANSWER_SECONDS)
+        found = {name: self._topic(name, answer) for name, answer in asked.items()}
+        return {name: topic for name, topic in found.items() if topic is not None}
+
+    def ask(self, partitions: Collection[PartitionRef], spec: OffsetSpec) -> Asked:
+        """One request for all partitions (with none the client raises); offsets are those of committed records."""
+        if not partitions:
+            return {}
+        wanted = {TopicPartition(ref.topic, ref.partition): ref for ref in partitions}
+        asked = self._client.list_offsets(
+            dict.fromkeys(wanted, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_ANSWER_SECONDS
+        )
+        return {wanted[key]: answer for key, answer in asked.items()}
+
+    def answers(self, asked: Asked) -> dict[PartitionRef, int]:
+        """The offsets that were asked for; -1 where no record has the timestamp or a later one."""
+        offsets = {}
+        for ref, answer in asked.items():
+            try:
+                offsets[ref] = int(self._result(answer).offset)
+            except KafkaException as error:
+                raise self._unanswered(error, self._cluster.at(ref.topic)) from error
+        return offsets
+
+    def _topic(self, name: str, asked: Future[TopicDescription]) -> Topic | None:
+        try:
+            found = self._result(asked)
+        except KafkaException as error:
+            if error.args[0].code() in MISSING:
+                return None
+            raise self._unanswered(error, self._cluster.at(name)) from error
+        numbers = sorted(int(partition.id) for partition in found.partitions)
+        return Topic(name, _text(found.topic_id), tuple(PartitionRef(self._cluster.input, name, n) for n in numbers))
+
+    def _result(self, asked: Future[Answer]) -> Answer:
+        """Waits in short turns: a refused login is reported between them, and needs no patience."""
+        if not asked.done():
+            self._errors.forget()
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            try:
+                return asked.result(_TURN_SECONDS)
+            except TimeoutError:
+                self._client.poll(0)
+                if self._errors.denied is not None or time.monotonic() >= deadline:
+                    raise self._silence(self._cluster) from None
+
+    def _unanswered(self, error: KafkaException, cluster: Cluster) -> SourceError:
+        self._client.poll(0)
+        if self._errors.denied is None and error.args[0].code() not in UNANSWERED:
+            return cluster.failure(error, "asking for offsets")
+        return self._silence(cluster)
+
+    def _silence(self, cluster: Cluster) -> SourceError:
+        if self._errors.denied is not None:
+            return cluster.failure(self._errors.denied, "connecting")
+        return cluster.problem(
+            "the Kafka broker does not answer",
+            f"waited {_ANSWER_SECONDS:.0f} s; {self._errors}",
+            "Check bootstrapServers and that the broker runs and can be reached from here",
+        )
+
+
+def _text(topic_id: Uuid) -> str:
+    known = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
+    return str(topic_id) if known else ""

@@ -1,0 +1,257 @@
+"""Membership in a Kafka consumer group: which partitions are this driver's, and keeping them while an epoch runs.
+
+The member subscribes and polls in a thread of its own and never fetches: tasks read planned ranges with clients that
+belong to no group. What the group is told of offsets is for lag tools; the state store is the truth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from threading import Condition, Thread
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from joinery_runtime.errors import Fenced, JoineryError
+from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.sources.kafka_client import Cluster, LastError, connect, logger, member_settings
+
+HOLD_SECONDS = 30.0  # how long a rebalance waits for a running epoch
+_POLL_SECONDS = 0.1
+_FLUSH_SECONDS = 2.0  # how long `close` waits for offsets that are being published
+_CLOSE_SECONDS = 5.0
+_MAX_POLL_MS = 300_000  # librdkafka's default, and the broker's patience with a rebalance
+
+_FENCED = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
+_REFUSED = {
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "Allow this user to Read the group (kafka-acls --operation Read --group), "
+    "or name another one as group.id in kafka.properties",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Set partition.assignment.strategy in kafka.properties as the other "
+    "members of the group do, or name another group as group.id",
+    KafkaError.INVALID_SESSION_TIMEOUT: "Set session.timeout.ms in kafka.properties to what the broker allows",
+    KafkaError.GROUP_MAX_SIZE_REACHED: "Name another group as group.id in kafka.properties",
+    KafkaError._FATAL: "Correct the group's settings in kafka.properties, or wait until the member of the same "
+    "group.instance.id is gone",
+}
+
+
+class GroupMember:
+    """One input's member of the group. `follow` makes it join; all methods return at once and, but for `close`, raise
+    Fenced when another driver has joined under the member's name, SourceError when the group refuses the member.
+
+    A rebalance that takes held partitions waits until they are released, `hold_seconds` at most; then they are lost.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, hold_seconds: float = HOLD_SECONDS) -> None:
+        properties = cluster.properties
+        self._cluster = cluster
+        self._errors = LastError()
+        self._settings = {**member_settings(cluster, name, self._errors), "on_commit": self._published}
+        self._group, self._instance = self._settings["group.id"], self._settings.get("group.instance.id", "")
+        self._incremental = (
+            properties.get("partition.assignment.strategy", "").startswith("cooperative")
+            or properties.get("group.protocol") == "consumer"
+        )
+        patience = properties.get("max.poll.interval.ms", "")
+        self._hold_seconds = min(hold_seconds, (int(patience) if patience.isdecimal() else _MAX_POLL_MS) / 2000)
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        # All of these are shared with the thread, under `_changed`.
+        self._topics: frozenset[str] = frozenset()
+        self._starts: dict[PartitionRef, int] = {}
+        self._owned: set[PartitionRef] = set()
+        self._leaving: set[PartitionRef] = set()  # owned until the held ones among them are released
+        self._held: frozenset[PartitionRef] = frozenset()
+        self._lost = False
+        self._to_publish: dict[PartitionRef, int] = {}
+        self._told: dict[PartitionRef, int] = {}  # what the group has been told, or is about to be
+        self._unacknowledged = 0
+        self._failure: JoineryError | None = None
+        self._closing = False
+
+    # --- the driver's side --------------------------------------------------------------------------------------------
+
+    def follow(self, topics: Collection[str], starts: Mapping[PartitionRef, int]) -> None:
+        """Subscribes to exactly these topics (none: stays as it is). `starts` are next offsets for the partitions."""
+        with self._changed:
+            self._check()
+            self._starts = dict(starts)
+            if topics:
+                self._subscribe(frozenset(topics))
+
+    def follow_also(self, topics: Collection[str]) -> None:
+        """Subscribes to these topics as well."""
+        with self._changed:
+            self._check()
+            if not self._topics.issuperset(topics):
+                self._subscribe(self._topics.union(topics))
+
+    def assigned(self) -> frozenset[PartitionRef]:
+        """Partitions that are this member's and stay so for now."""
+        with self._changed:
+            self._check()
+            return frozenset(self._owned - self._leaving)
+
+    def hold(self, partitions: Collection[PartitionRef]) -> bool:
+        """Keeps these if all are assigned; replaces what was held before."""
+        with self._changed:
+            self._check()
+            self._held, self._lost = frozenset(), False
+            self._changed.notify_all()
+            if not (self._owned - self._leaving).issuperset(partitions):
+                return False
+            self._held = frozenset(partitions)
+            return True
+
+    def still_held(self) -> bool:
+        """Whether none of the held partitions has been lost."""
+        with self._changed:
+            self._check()
+            return not self._lost
+
+    def release(self, committed: Mapping[PartitionRef, int]) -> None:
+        """Lets a waiting rebalance go on. Next offsets of partitions that are still owned are published soon."""
+        with self._changed:
+            self._starts |= committed
+            news = {ref: at for ref, at in committed.items() if ref in self._owned and self._told.get(ref) != at}
+            self._to_publish |= news
+            self._told |= news
+            self._held, self._lost = frozenset(), False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Publishes what is left and ends the thread. A member with an instance id stays in the group until its session
+        ends or its successor takes over."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _subscribe(self, topics: frozenset[str]) -> None:
+        self._topics = topics
+        if self._thread is None:
+            consumer = connect(Consumer, self._settings, self._cluster)
+            self._thread = Thread(target=self._run, args=(consumer,), name=f"kafka group {self._group}", daemon=True)
+            self._thread.start()
+
+    # --- the thread's side --------------------------------------------------------------------------------------------
+
+    def _run(self, consumer: Any) -> None:
+        try:
+            self._poll(consumer)
+            self._flush(consumer)
+        except KafkaException as error:
+            self._fail(self._cluster.failure(error, f"being a member of consumer group {self._group}"))
+        finally:
+            with self._changed:
+                self._lost |= bool(self._held)
+                self._owned, self._leaving = set(), set()
+            consumer.close()
+
+    def _poll(self, consumer: Any) -> None:
+        subscribed: frozenset[str] = frozenset()
+        while not self._closing and not isinstance(self._failure, Fenced):
+            if self._topics != subscribed:
+                subscribed = self._topics
+                callbacks = {"on_assign": self._assign, "on_revoke": self._revoke, "on_lost": self._lose}
+                consumer.subscribe(sorted(subscribed), **callbacks)
+            message = consumer.poll(_POLL_SECONDS)
+            if message is not None and message.error() is not None:
+                self._note(message.error())
+            self._publish(consumer)
+
+    def _flush(self, consumer: Any) -> None:
+        self._publish(consumer)
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        while self._unacknowledged and time.monotonic() < deadline:
+            consumer.poll(_POLL_SECONDS)
+
+    def _assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        with self._changed:
+            refs = self._refs(partitions)
+            for ref, partition in zip(refs, partitions, strict=True):
+                # One that the driver has not seen yet is new: it is read from its earliest record.
+                partition.offset = self._starts.get(ref, OFFSET_BEGINNING)
+            (consumer.incremental_assign if self._incremental else consumer.assign)(partitions)
+            consumer.pause(partitions)
+            self._owned |= set(refs)
+            self._failure = None
+
+    def _revoke(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        refs = set(self._refs(partitions))
+        with self._changed:
+            self._leaving |= refs
+            released = self._changed.wait_for(
+                lambda: self._closing or not self._held & refs, timeout=self._hold_seconds
+            )
+            if not released:
+                logger.warning(
+                    "kafka group %s: a rebalance took partitions after waiting %.0f s for the running epoch",
+                    self._group,
+                    self._hold_seconds,
+                )
+            else:
+                self._publish(consumer)
+            self._drop(refs)
+
+    def _lose(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        with self._changed:
+            self._drop(set(self._refs(partitions)))
+
+    def _drop(self, refs: set[PartitionRef]) -> None:
+        self._lost |= bool(self._held & refs)
+        self._owned -= refs
+        self._leaving -= refs
+        for ref in refs:
+            self._to_publish.pop(ref, None)
+            self._told.pop(ref, None)
+
+    def _publish(self, consumer: Any) -> None:
+        """Asynchronously: the broker gets it before the answer to a rebalance, which goes the same way."""
+        with self._changed:
+            offsets, self._to_publish = self._to_publish, {}
+            if not offsets:
+                return
+            self._unacknowledged += 1
+        try:
+            consumer.commit(offsets=[TopicPartition(r.topic, r.partition, at) for r, at in offsets.items()])
+        except KafkaException as error:
+            self._published(error.args[0], [])
+
+    def _published(self, error: KafkaError | None, partitions: Iterable[TopicPartition]) -> None:
+        error = next((each.error for each in partitions if each.error is not None), error)
+        with self._changed:
+            self._unacknowledged -= 1
+            if error is not None:
+                self._told.clear()  # the next release tells all again
+        if error is not None:
+            logger.warning("kafka group %s: offsets were not published: %s", self._group, error.str())
+
+    def _note(self, error: KafkaError) -> None:
+        if _FENCED in error.str():
+            self._fail(
+                Fenced(
+                    f"Another driver of this job has joined consumer group {self._group}",
+                    facts=f"its member has the same group.instance.id, {self._instance} ({self._cluster})",
+                    todo="This one stops",
+                )
+            )
+        elif error.code() in _REFUSED:
+            todo = _REFUSED[error.code()]
+            what = f"consumer group {self._group} cannot be joined"
+            self._fail(self._cluster.problem(what, error.str(), todo))
+        else:
+            self._errors(error)
+
+    def _fail(self, failure: JoineryError) -> None:
+        with self._changed:
+            self._failure = failure
+
+    def _refs(self, partitions: Iterable[TopicPartition]) -> list[PartitionRef]:
+        return [PartitionRef(self._cluster.input, each.topic, each.partition) for each in partitions]

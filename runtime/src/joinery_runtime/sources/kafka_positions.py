@@ -1,0 +1,88 @@
+"""Where reading starts and stops: what `startFrom` and `stopAt` mean for the partitions at hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka.admin import OffsetSpec
+
+from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, KafkaInput
+from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.sources.kafka_admin import KafkaAdmin
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The offsets that the broker has of a partition: `earliest <= offset < stable`."""
+
+    earliest: int
+    stable: int
+
+
+Extents = Mapping[PartitionRef, Extent]
+
+
+def extents(admin: KafkaAdmin, partitions: Collection[PartitionRef]) -> dict[PartitionRef, Extent]:
+    """What the broker has of each now."""
+    first, last = admin.ask(partitions, OffsetSpec.earliest()), admin.ask(partitions, OffsetSpec.latest())
+    earliest, stable = admin.answers(first), admin.answers(last)
+    return {ref: Extent(earliest[ref], stable[ref]) for ref in partitions}
+
+
+class Positions:
+    """Resolves both once per partition. A partition that appears when others have been resolved or stored already holds
+    records that nobody has seen: it starts at the earliest."""
+
+    def __init__(self, kafka: KafkaInput, admin: KafkaAdmin) -> None:
+        self._kafka, self._admin = kafka, admin
+        self._seen = False
+        self._starts: dict[PartitionRef, int] = {}
+        self._stops: dict[PartitionRef, int] = {}
+
+    def forget(self, partitions: Collection[PartitionRef]) -> None:
+        """What was resolved for them is of a topic that is no more."""
+        for ref in partitions:
+            self._starts.pop(ref, None)
+            self._stops.pop(ref, None)
+
+    def starts(self, stored: Mapping[PartitionRef, int], found: Extents, *, later: bool) -> dict[PartitionRef, int]:
+        """The next offset of each: the stored one, else what `startFrom` says. `later`: not the input's first start."""
+        fresh = [ref for ref in found if ref not in stored and ref not in self._starts]
+        if fresh:
+            known = later or self._seen
+            self._starts |= {ref: found[ref].earliest for ref in fresh} if known else self._first(fresh, found)
+        self._seen |= bool(found)
+        return {ref: stored[ref] if ref in stored else self._starts[ref] for ref in found}
+
+    def stops(self, stored: Mapping[PartitionRef, int], found: Extents) -> dict[PartitionRef, int]:
+        """The first offset of each that is not to be read, where that is known by now. Offsets that the job names come
+        before stored ones, and these before anything that would be another answer today."""
+        named = self._kafka.stop_at.offsets if isinstance(self._kafka.stop_at, AtOffsets) else {}
+        given = {ref: named.get(ref.partition, stored.get(ref)) for ref in found}
+        kept = {ref: stop for ref, stop in given.items() if stop is not None} if self._kafka.stop_at is not None else {}
+        fresh = [ref for ref in found if ref not in kept and ref not in self._stops]
+        self._stops |= self._evaluated(fresh, found) if fresh else {}
+        return {ref: stop for ref in found if (stop := kept.get(ref, self._stops.get(ref))) is not None}
+
+    def _first(self, partitions: Collection[PartitionRef], found: Extents) -> dict[PartitionRef, int]:
+        start = self._kafka.start_from
+        if isinstance(start, AtTimestamp):
+            offsets = self._admin.answers(self._admin.ask(partitions, OffsetSpec.for_timestamp(start.timestamp)))
+            return {ref: offsets[ref] if offsets[ref] >= 0 else found[ref].stable for ref in partitions}
+        if isinstance(start, AtOffsets):
+            return {ref: start.offsets.get(ref.partition, found[ref].earliest) for ref in partitions}
+        return {ref: found[ref].stable if start == "latest" else found[ref].earliest for ref in partitions}
+
+    def _evaluated(self, partitions: Collection[PartitionRef], found: Extents) -> dict[PartitionRef, int]:
+        stop = self._kafka.stop_at
+        if stop is None:
+            return {}
+        if not isinstance(stop, AtTimestamp):
+            return {ref: found[ref].stable for ref in partitions}
+        offsets = self._admin.answers(self._admin.ask(partitions, OffsetSpec.for_timestamp(stop.timestamp)))
+        # Without such a record the end is known only once that time has passed.
+        passed = stop.timestamp <= time.time() * 1000
+        known = [ref for ref in partitions if offsets[ref] >= 0 or passed]
+        return {ref: offsets[ref] if offsets[ref] >= 0 else found[ref].stable for ref in known}
