@@ -150,10 +150,16 @@ class Transaction:
 # --- transactions -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def mixed(broker: KafkaBroker, topic: str) -> list[Record]:
-    """Fills the topic, and says what of it may be read: two transactions that overlap, one of them aborted, plain
-    records between, an abort and a commit at the end. Control records stand at offsets 6, 8, 11 and 13."""
+# Two transactions that overlap, one of them aborted, plain records between, an abort and a commit at the end. Control
+# records stand at offsets 6, 8, 11 and 13.
+COMMITTED = [(0, b"p0"), (1, b"k1"), (2, b"k2"), (5, b"p5"), (7, b"p7"), (12, b"k12")]
+END = 14
+
+
+@pytest.fixture(scope="module")
+def holes(broker: KafkaBroker) -> str:
+    """A topic of which COMMITTED may be read."""
+    topic = next(_names)
     broker.create_topic(topic)
     plain = producer(broker)
     send(plain, topic, [b"p0"])
@@ -163,40 +169,39 @@ def mixed(broker: KafkaBroker, topic: str) -> list[Record]:
     dropped.abort()
     send(plain, topic, [b"p7"])
     kept.commit()
-    Transaction(broker, topic, "last-dropped", [b"never", b"never"]).abort()
-    Transaction(broker, topic, "last-kept", [b"k12"]).commit()
-    return [(0, b"p0"), (1, b"k1"), (2, b"k2"), (5, b"p5"), (7, b"p7"), (12, b"k12")]
+    Transaction(broker, topic, "dropped", [b"never", b"never"]).abort()
+    Transaction(broker, topic, "kept", [b"k12"]).commit()
+    return topic
 
 
-def test_only_committed_records_are_read_and_bounds_include_control_records(broker, topic, mixed) -> None:
-    model = kafka_input(broker, topic)
-    assert extent(model) == (0, 14, 0)
+def committed(start: int, end: int) -> list[Record]:
+    return [record for record in COMMITTED if start <= record[0] < end]
+
+
+def test_only_committed_records_are_read_and_bounds_include_control_records(broker, holes) -> None:
+    model = kafka_input(broker, holes)
+    assert extent(model) == (0, END, 0)
     with opened(model) as reader:
-        assert read(reader, topic, 0, 14) == mixed
+        assert read(reader, holes, 0, END) == COMMITTED
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
-def test_every_way_to_cut_a_topic_with_holes_gives_the_same_records(broker, topic, mixed, step) -> None:
+def test_every_way_to_cut_a_topic_with_holes_gives_the_same_records(broker, holes, step) -> None:
     """Ranges that end or begin in a hole, and ranges that are nothing but hole."""
-    edges = [*range(0, 14, step), 14]
-    with opened(kafka_input(broker, topic)) as reader:
-        found = [read(reader, topic, start, end) for start, end in pairwise(edges)]
-    expected = [[record for record in mixed if start <= record[0] < end] for start, end in pairwise(edges)]
-    assert found == expected
+    ranges = list(pairwise([*range(0, END, step), END]))
+    with opened(kafka_input(broker, holes)) as reader:
+        assert [read(reader, holes, start, end) for start, end in ranges] == [committed(*each) for each in ranges]
 
 
-def test_a_range_is_read_again_after_a_restart_whatever_it_ends_in(broker, topic, mixed) -> None:
-    with opened(kafka_input(broker, topic)) as reader:
-        for start, end in [(3, 5), (3, 7), (9, 11), (13, 14), (6, 7), (1, 12)]:
-            assert read(reader, topic, start, end) == [record for record in mixed if start <= record[0] < end]
+@pytest.mark.parametrize("planned", [(3, 5), (3, 7), (9, 11), (13, 14), (6, 7), (1, 12)])
+def test_a_range_with_holes_at_its_ends_is_all_that_a_reader_reads(broker, holes, planned) -> None:
+    with opened(kafka_input(broker, holes)) as reader:
+        assert read(reader, holes, *planned) == committed(*planned)
 
 
-def test_stored_offsets_in_a_hole_are_no_loss(broker, topic, mixed) -> None:
-    assert [extent(kafka_input(broker, topic), stored) for stored in (4, 6, 14)] == [
-        (4, 14, 0),
-        (6, 14, 0),
-        (14, 14, 0),
-    ]
+@pytest.mark.parametrize("stored", [4, 6, 14])
+def test_stored_offsets_in_a_hole_are_no_loss(broker, holes, stored) -> None:
+    assert extent(kafka_input(broker, holes), stored) == (stored, END, 0)
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -252,21 +257,14 @@ def wait_until_compacted(reader: SourceReader, topic: str, expected: Sequence[Re
 
 
 def test_a_compacted_topic(broker, topic, compacted) -> None:
+    """A plan that is replayed after compaction finds fewer records, and ends all the same."""
     model = kafka_input(broker, topic)
     with opened(model) as reader:
         wait_until_compacted(reader, topic, compacted)
         assert extent(model) == (0, 20, 0)
         assert extent(model, 5) == (5, 20, 0)  # it held a record once: compaction is no loss
-        found = [read(reader, topic, start, end) for start, end in pairwise([0, 5, 17, 18, 20])]
-        assert found == [[], [], compacted[:1], compacted[1:]]
-
-
-def test_a_range_that_is_compacted_between_two_reads_of_it(broker, topic, compacted) -> None:
-    """A replayed plan finds the newest record of each key only, and ends all the same."""
-    with opened(kafka_input(broker, topic)) as reader:
-        wait_until_compacted(reader, topic, compacted)
-        assert read(reader, topic, 2, 18) == compacted[:1]
-        assert read(reader, topic, 2, 17) == []
+        found = [read(reader, topic, *planned) for planned in [(0, 5), (5, 17), (17, 18), (18, 20), (2, 18), (2, 17)]]
+        assert found == [[], [], compacted[:1], compacted[1:], compacted[:1], []]
 
 
 # --- retention ----------------------------------------------------------------------------------------------------
@@ -376,7 +374,7 @@ def test_tombstones_go_to_the_dead_letters(broker, topic) -> None:
     assert decoded.rows.to_pylist() == [{"ts": 1}]
     dead = DeadLetters.of(raw, decoded.bad, np.array([], np.int64), "ts")
     rows = dead.rows.to_pylist()
-    assert [(row["offset"], row["value"]) for row in rows] == [(0, None), (2, None), (3, "")]
+    assert [(row["offset"], row["value"]) for row in rows] == [(0, None), (2, None), (3, b"")]
     assert [row["reason"] for row in rows[:2]] == ["null value"] * 2
     assert dead.first == f"{topic}/0 offset 0: null value"
 
