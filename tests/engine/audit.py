@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from engine.simulation import INPUTS, Committed, SimSink, World
+from engine.sim_sink import SimSink
+from engine.simulation import INPUTS, Committed, World
 from joinery_devkit.oracle import Oracle, Row, WatermarkOracle
 from joinery_runtime.state.store import EpochRecord, JobRecord
 
@@ -58,6 +59,7 @@ class Auditor:
         self._generation = record.generation
         self._check_record(record)
         self._check_table()
+        self._check_topics(record)
         self._check_files(self._world.output, self._output)
         self._check_files(self._world.dead, self._dead_letters)
 
@@ -138,6 +140,23 @@ class Auditor:
         dead = Counter((name, partition, offset) for name, _, partition, offset, _, _ in self._world.dead.table)
         assert dead == self._dead, "the dead letters are not every bad record exactly once"
 
+    def _check_topics(self, record: JobRecord) -> None:
+        """Rows appear in a topic before the commit, a shard's all at once: what is committed is there, once, and what
+        else is there is of the pending epoch."""
+        pending = record.plan is not None and record.plan["epoch"] == record.epoch + 1
+        for visible, committed in self._topics():
+            assert visible >= committed, "committed rows are not in the topic"
+            assert max(visible.values(), default=1) == 1, "the topic has a row twice"
+            assert pending or visible == committed, "the topic has rows that nobody planned"
+
+    def _topics(self) -> list[tuple[Counter[Any], Counter[Any]]]:
+        """Per topic, the rows that a reader gets and those that were committed."""
+        if not self._world.output.with_topic:
+            return []
+        output, dead = self._world.output.topic.visible, self._world.dead.topic.visible
+        places = Counter((name, partition, offset) for name, _, partition, offset, _, _ in dead)
+        return [(Counter(output), Counter(self._pairs)), (places, Counter(self._dead))]
+
     def _check_files(self, sink: SimSink, named: list[list[str]]) -> None:
         """Files appear after the commit: those of all epochs but the last are there, and none that nobody named."""
         assert sink.files.keys() <= {name for epoch in named for name in epoch}, "a file appeared that no commit named"
@@ -160,6 +179,8 @@ class Auditor:
         ends = {(n, p): len(v) for n, topic in self._world.topics.items() for p, v in enumerate(topic.partitions)}
         assert self.ends == ends, "records were not read"
         assert self._world.store.epochs(self._world.job.name) == self._log, "the epoch log was rewritten"
+        for visible, committed in self._topics():
+            assert visible == committed, "the topic does not hold what was committed"
         for sink in (self._world.output, self._world.dead):
             published = Counter(row for rows in sink.files.values() for row in rows)
             assert published == Counter(sink.table), "the files do not hold what the table holds"

@@ -8,11 +8,9 @@ same choices give the same run. A process that is left alone is a zombie that ma
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from engine.sim_process import CRASHES, FAILURES, IN_TASK, LOSSES, Crash, Fault, Process, TaskLost, call
+from engine.sim_sink import SimSink, Transaction
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.schema import arrow_schema
 from joinery_runtime.core.segment import SegmentMeta
@@ -31,9 +31,8 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummar
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import choose_attempts
 from joinery_runtime.engine.worker import Block, ReadReport, RowBlock, Worker, WorkerParts
-from joinery_runtime.errors import JoineryError, SinkError, SourceError, StateError, StoreUnavailable
+from joinery_runtime.errors import SinkError, SourceError, StateError, StoreUnavailable, Superseded
 from joinery_runtime.job import StreamJoin, parse_job
-from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Takeover
 from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
 from joinery_runtime.sources.records import BadRecord, Decoded
 from joinery_runtime.state.memory import MemoryStore
@@ -74,118 +73,6 @@ spec:
 """
 INPUTS = ("orders", "payments")
 PARTITIONS = {"orders": 2, "payments": 1}
-
-
-# --- processes and faults ---------------------------------------------------------------------------------------------
-
-
-class Fault(Enum):
-    """What may happen to one call through a port."""
-
-    NONE = "it works"
-    CRASH_BEFORE = "the process dies before the call"
-    CRASH_AFTER = "the process dies after the call took effect"
-    FAIL_BEFORE = "the call fails and did nothing"
-    FAIL_AFTER = "the call took effect and its answer is lost"
-    DELAYED = "the caller gives up, the request takes effect at some later time"
-    ABORT = "the last effect in a transaction fails"
-    LOST_BEFORE = "the executor dies before the call"
-    LOST_AFTER = "the executor dies after the call took effect"
-    DUPLICATE = "another attempt of the task starts and goes on by itself"
-
-
-CRASHES = frozenset({Fault.CRASH_BEFORE, Fault.CRASH_AFTER})
-FAILURES = CRASHES | {Fault.FAIL_BEFORE, Fault.FAIL_AFTER}
-LOSSES = frozenset({Fault.LOST_BEFORE, Fault.LOST_AFTER})
-IN_TASK = FAILURES | LOSSES
-
-
-class Crash(BaseException):
-    """A process was killed. Not an Exception, so that nothing handles it."""
-
-
-class TaskLost(BaseException):
-    """An executor was killed with the task that it ran."""
-
-
-class Process:
-    """A body that stops before every call through a port; `at` names that call and `faults` what may befall it."""
-
-    def __init__(self, name: str, body: Callable[[], None]) -> None:
-        self.name, self.at, self.faults = name, "start", CRASHES
-        self.done = False
-        self.error: BaseException | None = None
-        self.injected: list[Fault] = []
-        self._body, self._fault = body, Fault.NONE
-        # Two locks that are handed to and fro: several times cheaper than semaphores or events.
-        self._go, self._stopped = threading.Lock(), threading.Lock()
-        self._go.acquire()
-        self._stopped.acquire()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def step(self, fault: Fault = Fault.NONE) -> None:
-        """Lets the call `at` happen, with this fault, and returns when the process stops before the next one."""
-        if fault is not Fault.NONE:
-            self.injected.append(fault)
-        self._fault = fault
-        self._go.release()
-        self._stopped.acquire()
-
-    def kill(self) -> None:
-        while not self.done:
-            self.step(Fault.CRASH_BEFORE)
-        self._thread.join()
-
-    def pause(self, at: str, faults: frozenset[Fault]) -> Fault:
-        self.at, self.faults = at, faults
-        self._stopped.release()
-        self._go.acquire()
-        return self._fault
-
-    def _run(self) -> None:
-        _here.process = self
-        try:
-            self._go.acquire()
-            if self._fault not in CRASHES:
-                self._body()
-        except BaseException as error:
-            self.error = error
-        self.done, self.at = True, "end"
-        self._stopped.release()
-
-
-_here = threading.local()
-
-
-def call(
-    at: str,
-    faults: frozenset[Fault],
-    action: Callable[[], T],
-    failure: Callable[[], JoineryError] = lambda: StoreUnavailable("the simulated network failed"),
-    aside: Callable[[Fault], None] = lambda _: None,
-) -> T:
-    """One call through a port: the process that makes it stops here first; the test itself does not. `aside` is told
-    the fault, for those that are not about the call's own process."""
-    process: Process | None = getattr(_here, "process", None)
-    if process is None:
-        return action()
-    fault = process.pause(at, faults)
-    if fault is Fault.CRASH_BEFORE:
-        raise Crash
-    if fault is Fault.LOST_BEFORE:
-        raise TaskLost
-    aside(fault)
-    if fault in (Fault.FAIL_BEFORE, Fault.DELAYED):
-        raise failure()
-    result = action()
-    if fault is Fault.CRASH_AFTER:
-        raise Crash
-    if fault is Fault.LOST_AFTER:
-        raise TaskLost
-    if fault is Fault.FAIL_AFTER:
-        raise failure()
-    return result
 
 
 INJECTED = (Crash, TaskLost, StoreUnavailable, SinkError, SourceError)
@@ -269,13 +156,6 @@ class Inputs:
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Transaction:
-    """What a commit's effects do; it happens when the commit does."""
-
-    actions: list[Callable[[], None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,75 +269,6 @@ def _fail(_: Any) -> None:
     raise SinkError("the simulated table cannot take the rows")
 
 
-# --- the sink ---------------------------------------------------------------------------------------------------------
-
-Rows = tuple[tuple[Any, ...], ...]
-
-
-class SimSink:
-    """Two sinks in one, fed with the same rows: `table` is filled in the commit's transaction, as in Postgres, `files`
-    after it, by renaming. `staged` and `partial` hold what no commit has named yet, by attempt."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.attempts: set[str] = set()
-        self.staged: dict[AttemptId, Rows] = {}
-        self.partial: dict[AttemptId, Rows] = {}
-        self.table: list[tuple[Any, ...]] = []
-        self.files: dict[str, Rows] = {}
-
-    def prepare(self, schema: pa.Schema) -> None:
-        """Takes any schema."""
-
-    def writer(self) -> SimSink:
-        return self
-
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
-        return call(f"{self._name}.write", IN_TASK, lambda: self._write(attempt.id, rows), _sink_error)
-
-    def _write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
-        assert str(attempt) not in self.attempts, f"attempt {attempt} is not unique"
-        self.attempts.add(str(attempt))
-        self.staged[attempt] = self.partial[attempt] = tuple(tuple(row.values()) for row in rows.to_pylist())
-        return {"attempt": str(attempt), "rows": rows.num_rows}
-
-    def in_transaction(self, connection: Transaction, epoch: int, receipts: Sequence[Receipt]) -> None:
-        named = self.named(epoch, receipts)
-        connection.actions.append(lambda: self._fill_table(named))
-
-    def named(self, epoch: int, receipts: Sequence[Receipt]) -> list[AttemptId]:
-        """The staged attempts that these receipts name; all of them must be there."""
-        by_name = {str(attempt): attempt for attempt in self.staged}
-        return [by_name[receipt["attempt"]] for receipt in receipts]
-
-    def _fill_table(self, named: Iterable[AttemptId]) -> None:
-        for attempt in named:
-            self.table.extend(self.staged.pop(attempt))
-
-    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        for receipt in receipts:
-            call(f"{self._name}.publish", FAILURES, partial(self._rename, receipt["attempt"]), _sink_error)
-
-    def _rename(self, name: str) -> None:
-        if name not in self.files:
-            by_name = {str(attempt): attempt for attempt in self.partial}
-            self.files[name] = self.partial.pop(by_name[name])
-
-    def recover(self, takeover: Takeover) -> None:
-        call(f"{self._name}.recover", FAILURES, lambda: self._sweep(takeover.generation), _sink_error)
-
-    def _sweep(self, generation: int) -> None:
-        self.staged = {a: rows for a, rows in self.staged.items() if a.generation >= generation}
-        self.partial = {a: rows for a, rows in self.partial.items() if a.generation >= generation}
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def _sink_error() -> SinkError:
-    return SinkError("the simulated output does not answer")
-
-
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
@@ -494,7 +305,7 @@ class SimHost:
         while True:
             try:
                 return self._attempt(body)
-            except TaskLost:
+            except (TaskLost, Superseded):
                 continue
 
     def _attempt(self, body: Callable[[Worker, str], T]) -> T:
@@ -563,7 +374,7 @@ class World:
         self.spec = compile_join(self.job)
         self.topics = {n: Topic(n, [[] for _ in range(PARTITIONS[n])], from_latest) for n in INPUTS}
         self.store = self.store_type(self.spawn)
-        self.output, self.dead = self.sink_type("output"), self.sink_type("dead")
+        self.output, self.dead = self.sink_type("output", self.spawn), self.sink_type("dead", self.spawn)
         self.drivers: list[DriverProcess] = []
         self.strays: list[Process] = []
         self.hosts: list[SimHost] = []
@@ -615,8 +426,8 @@ class World:
             spec=self.spec,
             inputs=Inputs(self.topics, decoders),
             store=self.store,
-            output=self.output,
-            dead_letters=dead,
+            output=self.output.writer(),
+            dead_letters=None if dead is None else dead.writer(),
             cache=self._cache / str(machine),
         )
         return Worker(parts)
@@ -652,7 +463,7 @@ class World:
 
     def _judge(self, process: Process, error: BaseException) -> None:
         zombie = not isinstance(process, DriverProcess) or process.driver.generation != self.store.journal.generation
-        if zombie and isinstance(error, StateError):
+        if zombie and isinstance(error, StateError | Superseded):
             self.fenced[type(error).__name__] += 1
         elif not (process.injected and isinstance(error, INJECTED)):
             raise AssertionError(f"{process.name} ended with {error!r}") from error

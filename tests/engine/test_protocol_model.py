@@ -28,14 +28,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine import sim_kafka
 from engine.audit import Auditor
-from engine.simulation import INPUTS, DriverProcess, Fault, Process, SimHost, SimSink, SimStore, World
+from engine.sim_kafka import Row, SimTopic
+from engine.sim_process import Fault, Process
+from engine.sim_sink import SimSink
+from engine.simulation import INPUTS, DriverProcess, SimHost, SimStore, World
 from joinery_runtime.core import compaction
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import StoreUnavailable
 from joinery_runtime.sinks.base import AttemptId, Receipt, Takeover
+from joinery_runtime.sinks.kafka_marks import Mark
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, JobRecord
 
@@ -47,13 +52,15 @@ ALIVE_AT_MOST = 4
 PLACES = (
     "start", "store.acquire", "store.sweep", "store.newest_epoch", "output.recover", "dead.recover", "recovered",
     "source.bounds", "store.write_plan", "task.start", "source.read", "task.result", "store.stage", "output.write",
-    "dead.write", "store.commit", "store.record", "output.publish", "dead.publish", "idle",
+    "output.own", "store.standing", "output.mark", "output.send", "output.commit", "dead.write", "dead.own",
+    "dead.mark", "dead.send", "dead.commit", "store.commit", "store.record", "output.publish", "dead.publish", "idle",
 )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def _eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short runs have few segments; they shall be merged all the same."""
+def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Kafka sink runs on simulated topics. Short runs have few segments; they shall be merged all the same."""
+    sim_kafka.install(monkeypatch)
     monkeypatch.setattr(compaction, "FAN_IN", 3)
     monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
 
@@ -116,8 +123,8 @@ class Run:
 
 
 @contextmanager
-def run() -> Iterator[Run]:
-    running = Run()
+def run(world_type: type[World] = World) -> Iterator[Run]:
+    running = Run(world_type)
     try:
         yield running
         running.finish()
@@ -184,9 +191,9 @@ def in_order(faults: frozenset[Fault]) -> list[Fault]:
 
 
 @contextmanager
-def run_to_call(number: int, what: object) -> Iterator[tuple[Run, DriverProcess]]:
+def run_to_call(number: int, what: object, world_type: type[World] = World) -> Iterator[tuple[Run, DriverProcess]]:
     try:
-        with run() as running:
+        with run(world_type) as running:
             driver = crashed_epoch(running)
             for _ in range(number):
                 step(running, driver)
@@ -225,8 +232,12 @@ def test_any_single_fault_at_any_call(strays_first: bool) -> None:
 
 @pytest.mark.parametrize("successor_at", ["store.sweep", "store.commit", "idle"])
 def test_a_driver_that_sleeps_at_any_call_and_wakes_as_a_zombie(successor_at: str) -> None:
+    zombies(successor_at)
+
+
+def zombies(successor_at: str, world_type: type[World] = World) -> None:
     for number in range(1, len(calls_of_a_recovery())):
-        with run_to_call(number, f"wakes when its successor is at {successor_at}") as (running, zombie):
+        with run_to_call(number, f"wakes when its successor is at {successor_at}", world_type) as (running, zombie):
             successor = running.world.start_driver(1, 0)
             running.world.run_to(successor, successor_at)
             running.auditor.check()
@@ -253,6 +264,11 @@ TASK_FAULTS = (
     ("source.read", Fault.LOST_BEFORE),
     ("store.stage", Fault.DELAYED),
     ("output.write", Fault.FAIL_AFTER),
+    ("output.send", Fault.LOST_AFTER),
+    ("output.commit", Fault.LOST_AFTER),
+    ("output.commit", Fault.FAIL_AFTER),
+    ("output.commit", Fault.DELAYED),
+    ("dead.commit", Fault.LOST_AFTER),
 )
 
 
@@ -514,14 +530,59 @@ class OneName(SimHost):
         return "a0"
 
 
-class ShowsEverything(SimSink):
+class NoTopic(SimSink):
+    """Table and files only: what the Kafka sink asks the store before it writes stops many a zombie earlier."""
+
+    with_topic = False
+
+
+class ShowsEverything(NoTopic):
     """Makes all staged rows visible, named or not."""
 
     def named(self, epoch: int, receipts: Sequence[Receipt]) -> list[AttemptId]:
         return list(self.staged)
 
 
+class NeverFences(SimTopic):
+    """Whoever had an id goes on with it."""
+
+    def require_owner(self, name: str, owner: int) -> None:
+        """Lets everybody through."""
+
+
+class ForgetsMarks(SimTopic):
+    def read(self, names: Sequence[str]) -> list[Mark | None]:
+        return [None for _ in names]
+
+
+class MarksApart(SimTopic):
+    """The mark is not part of the transaction."""
+
+    def send(self, name: str, owner: int, rows: list[Row], mark: Mark) -> None:
+        super().send(name, owner, rows, mark)
+        self.marks[name] = mark
+
+
+class ShowsAborted(SimTopic):
+    """Readers see rows before their transaction is through."""
+
+    def send(self, name: str, owner: int, rows: list[Row], mark: Mark) -> None:
+        super().send(name, owner, rows, mark)
+        self.visible += rows
+
+    def commit(self, name: str, owner: int) -> None:
+        shown = list(self.visible)
+        super().commit(name, owner)
+        self.visible = shown
+
+
 PARTS = {SimStore: "store_type", Driver: "driver_type", SimHost: "host_type", SimSink: "sink_type"}
+TOPIC_MUTANTS: list[tuple[type[SimTopic], str]] = [
+    (NeverFences, "has a row twice"),
+    (ForgetsMarks, "has a row twice"),
+    (MarksApart, "not in the topic"),
+    (ShowsAborted, "has a row twice"),
+]
 MUTANTS: list[tuple[type, str]] = [
     (NoFence, "fenced committed|epoch log|Fenced|lacks segments|cannot commit"),
     (NoGenerations, "ended with|left behind"),
@@ -532,7 +593,7 @@ MUTANTS: list[tuple[type, str]] = [
     (PlansInMemory, "was not stored before"),
     (BelievesInSuccess, "ended with StateError|no commit named"),
     (SweepsBeforePublishing, "ended with KeyError"),
-    (NeverPublishesAgain, "were not published"),
+    (NeverPublishesAgain, "were not published|do not hold"),
     (TwoAttempts, "every pair exactly once|counted other rows"),
     (OneName, "is not unique|other bytes"),
     (ShowsEverything, "every pair exactly once|every bad record"),
@@ -542,7 +603,15 @@ MUTANTS: list[tuple[type, str]] = [
 @pytest.mark.parametrize(("mutant", "why"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_broken_protocol_is_found(mutant: type, why: str) -> None:
     part = next(name for kind, name in PARTS.items() if issubclass(mutant, kind))
-    world = type("BrokenWorld", (World,), {part: mutant})
+    world = type("BrokenWorld", (World,), {"sink_type": NoTopic, part: mutant})
     machine = type("BrokenProtocol", (CommitProtocol,), {"world_type": world})
     with pytest.raises(AssertionError, match=why):
         run_state_machine_as_test(machine, settings=profile(100, 30, Phase.generate))
+
+
+@pytest.mark.parametrize(("mutant", "why"), TOPIC_MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_topic_is_found(mutant: type[SimTopic], why: str) -> None:
+    """What only a zombie between two calls shows: each call is tried."""
+    world = type("BrokenWorld", (World,), {"sink_type": type("BrokenSink", (SimSink,), {"topic_type": mutant})})
+    with pytest.raises(AssertionError, match=why):
+        zombies("idle", world)

@@ -1,0 +1,131 @@
+"""A Kafka topic in the simulated world: transactional ids, open transactions, marks. The sink's own code runs on it.
+
+It takes the place of the producer and of the reader of marks, the two parts of the sink that speak to a broker; what
+they promise is tested on a real one (tests/sinks/test_kafka_transactions.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from engine.sim_process import FAILURES, IN_TASK, Fault, call
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks import kafka_transactions
+from joinery_runtime.sinks.kafka_marks import Mark
+from joinery_runtime.sinks.kafka_producers import Disowned
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+class SimTopic:
+    """One output topic. `visible` is what a `read_committed` reader gets, `aborted` counts transactions that ended
+    otherwise. It stands for the sink's target too: that is how its parts find it."""
+
+    key: tuple[str, ...] = ()
+
+    def __init__(self, name: str, spawn: Callable[[str, Callable[[], None]], None]) -> None:
+        self.topic = name
+        self.spawn = spawn
+        self.visible: list[Row] = []
+        self.marks: dict[str, Mark] = {}
+        self.aborted = 0
+        self._owners: dict[str, int] = {}
+        self._open: dict[str, tuple[list[Row], Mark]] = {}
+
+    def client_settings(self) -> dict[str, Any]:
+        return {}
+
+    def read(self, names: Sequence[str]) -> list[Mark | None]:
+        """The part of the reader of marks."""
+        faults = IN_TASK - {Fault.FAIL_AFTER}
+        return call(f"{self.topic}.mark", faults, lambda: [self.marks.get(name) for name in names], _no_answer)
+
+    def kept_for_ms(self) -> int:
+        return 10**12
+
+    def take_over(self, name: str) -> int:
+        self.aborted += self._open.pop(name, None) is not None
+        self._owners[name] = self._owners.get(name, 0) + 1
+        return self._owners[name]
+
+    def send(self, name: str, owner: int, rows: list[Row], mark: Mark) -> None:
+        self.require_owner(name, owner)
+        self._open[name] = rows, mark
+
+    def commit(self, name: str, owner: int) -> None:
+        self.require_owner(name, owner)
+        if name in self._open:
+            rows, self.marks[name] = self._open.pop(name)
+            self.visible += rows
+
+    def require_owner(self, name: str, owner: int) -> None:
+        if self._owners[name] != owner:
+            raise Disowned(f"{name} was taken over")
+
+
+class SimProducer:
+    """In the place of `OwningProducer`."""
+
+    def __init__(self, target: SimTopic, name: str) -> None:
+        self.name, self.marked, self._topic = name, False, target
+        self._owner = call(f"{target.topic}.own", FAILURES, lambda: target.take_over(name), _no_answer)
+        self.owner = f"{name} {self._owner}"
+
+    def begin(self) -> None:
+        """With `send`."""
+
+    def send(self, messages: Sequence[dict[str, Any]], mark: Mark) -> None:
+        rows = [tuple(json.loads(message["value"]).values()) for message in messages]
+        place = f"{self._topic.topic}.send"
+        call(place, IN_TASK, lambda: self._topic.send(self.name, self._owner, rows, mark), _no_answer)
+
+    def commit(self) -> None:
+        def late() -> None:
+            try:
+                self._topic.commit(self.name, self._owner)
+            except Disowned:
+                """The request came too late."""
+
+        def aside(fault: Fault) -> None:
+            if fault is Fault.DELAYED:
+                self._topic.spawn(f"delayed {self._topic.topic}.commit", late)
+
+        place, faults = f"{self._topic.topic}.commit", IN_TASK | {Fault.DELAYED}
+        call(place, faults, lambda: self._topic.commit(self.name, self._owner), _no_answer, aside)
+        self.marked = True
+
+    def close(self) -> None:
+        """Its transaction stays open until the id is taken over."""
+
+
+def _no_answer() -> SinkError:
+    return SinkError("the simulated output does not answer")
+
+
+class InTurn:
+    """In the place of a thread pool: the simulation knows one thread per process."""
+
+    def __init__(self, size: int) -> None:
+        """One is enough."""
+
+    def __enter__(self) -> InTurn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def map(self, action: Callable[[str], T], names: Iterable[str]) -> Iterator[T]:
+        return map(action, names)
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Lets the sink's code run on simulated topics."""
+    patch.setattr(kafka_transactions, "OwningProducer", SimProducer)
+    patch.setattr(kafka_transactions, "mark_reader", lambda topic: topic)
+    patch.setattr(kafka_transactions, "ThreadPoolExecutor", InTurn)
+    patch.setattr(kafka_transactions, "_SIBLING_SECONDS", 0.0)
