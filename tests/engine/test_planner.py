@@ -335,3 +335,55 @@ def test_watermarks_go_on_with_the_clock_while_nothing_is_planned() -> None:
     plan = job.plan(12_000, always=True)
     assert plan is not None
     assert plan.watermarks == {"orders": 95 + 11_000, "payments": 97 + 11_000}
+
+
+# --- partitions that are shared out -----------------------------------------------------------------------------------
+
+
+def taken(job: Job, *refs: PartitionRef) -> None:
+    """Another member of the group has these partitions."""
+    for source in (job.orders, job.payments):
+        plain = type(source).bounds
+        source.bounds = lambda known, s=source, p=plain: [  # type: ignore[method-assign]
+            replace(bound, held=bound.partition not in refs) for bound in p(s, known)
+        ]
+
+
+def test_only_partitions_that_are_ours_are_read() -> None:
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
+    taken(job, ORDERS[1])
+    plan = job.plan()
+    assert plan is not None
+    assert {r.partition for r in plan.ranges} == {ORDERS[0], *PAYMENTS}
+    assert job.planner.backlog == {"orders": 20, "payments": 10}
+
+
+def test_a_partition_of_another_member_holds_the_watermark_back_and_never_gets_idle() -> None:
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
+    job.epoch({ORDERS[0]: 1_000, ORDERS[1]: 500, PAYMENTS[0]: 1_000})
+    taken(job, ORDERS[1])
+    for now_ms in (0, 800, 1_600, 2_400):
+        plan = job.plan(now_ms, always=True)
+    assert plan is not None
+    assert plan.idle == {"orders": ("orders/0",), "payments": ("payments/0",)}
+    assert plan.watermarks["orders"] == 495
+
+
+def test_a_bounded_input_is_not_finished_while_another_member_has_its_records() -> None:
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 10)), final=True), Source(dict.fromkeys(PAYMENTS, (0, 0)), final=True))
+    taken(job, *ORDERS)
+    assert job.plan() is None
+    assert not job.planner.finished
+
+
+def test_the_inputs_wait_for_one_whose_records_are_all_another_member_s() -> None:
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
+    taken(job, *PAYMENTS)
+    assert job.plan() is None
+
+
+def test_a_first_look_meets_what_is_missing() -> None:
+    job = Job()
+    job.payments.away = True
+    with pytest.raises(SourceError, match="the broker is away"):
+        job.planner.look(job.inputs)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.state.embedded import embedded_postgres
@@ -64,7 +65,10 @@ def _store(job: StreamJoin, kind: str) -> Iterator[StateStore]:
     if kind == "memory":
         yield MemoryStore()
     elif job.spec.state_store.postgres is not None:
-        with _closing(job.spec.state_store.postgres.dsn, job.spec.state_store.postgres.schema_name) as opened:
+        postgres = with_secrets(job).spec.state_store.postgres
+        assert postgres is not None
+        assert postgres.dsn is not None, "with_secrets fills it in"
+        with _closing(postgres.dsn, postgres.schema_name) as opened:
             yield opened
     else:
         with (

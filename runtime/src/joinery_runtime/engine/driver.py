@@ -16,7 +16,7 @@ from joinery_runtime.engine.arrivals import check_arrivals, refuse_dead
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.identity import JobIdentity, compare_with_state
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
-from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
+from joinery_runtime.engine.plan import EpochPlan, InputState, input_states, partition_id
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, Outcome, next_action, resolve_commit
 from joinery_runtime.engine.report import EpochReport, epoch_report, result_json
@@ -98,7 +98,7 @@ class Driver:
             record = replace(store.record(name) or record, generation=record.generation)
         self._generation, self._epoch, self._lineage = record.generation, record.epoch, record.lineage
         self._segments = {s.key: s for s in record.segments}
-        self.inputs = {s.input: _input_state(s.input, record.offsets) for s in self._spec.sides}
+        self.inputs = input_states((side.input for side in self._spec.sides), record)
         self.replays = self._again = next_action(record) is Action.REPLAY
         self._pending = EpochPlan.from_json(record.plan) if self.replays and record.plan else None
         if self._pending is not None and not self._identity.defines(record):
@@ -279,7 +279,3 @@ def _takeover(record: JobRecord, pending: EpochPlan | None, newest: EpochRecord 
 
 def _effect(sink: Sink, epoch: int, receipts: list[Receipt]) -> Callable[[Any], None]:
     return lambda connection: sink.in_transaction(connection, epoch, receipts)
-
-
-def _input_state(name: str, offsets: Mapping[str, bytes]) -> InputState:
-    return InputState.from_bytes(name, offsets[name]) if name in offsets else InputState()

@@ -8,7 +8,7 @@ not known is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from joinery_runtime.core.spec import Watermark
 from joinery_runtime.core.watermark import InputClock, InputProgress
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import Known, PartitionRef, Range
+from joinery_runtime.state.store import JobRecord
 
 FORMAT = 2
 _READABLE = {1, FORMAT}  # format 1 had no stops and no topic ids
@@ -137,6 +138,12 @@ class InputState:
 
 def _by_partition(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:
     return [[ref.topic, ref.partition, offset] for ref, offset in sorted(offsets.items())]
+
+
+def input_states(names: Iterable[str], record: JobRecord | None) -> dict[str, InputState]:
+    """Where a job's inputs stand by what is stored of them; what is not stored starts anew."""
+    stored = record.offsets if record is not None else {}
+    return {name: InputState.from_bytes(name, stored[name]) if name in stored else InputState() for name in names}
 
 
 def partition_id(ref: PartitionRef) -> str:

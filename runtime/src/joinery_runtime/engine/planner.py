@@ -60,7 +60,7 @@ class Planner:
         bounds = [_settled(bound, inputs[bound.partition.input]) for bound in bounds]
         self._idleness.observe(bounds, now_ms)
         self._note(bounds)
-        ranges = self._ranges(bounds, inputs)
+        ranges = [] if _starved(bounds) else self._ranges(bounds, inputs)
         checkpoint = self._checkpoint_due(now_ms)
         idle = self._idleness.idle()
         ended = _ended(bounds, self._sources)
@@ -83,6 +83,12 @@ class Planner:
             stops=_new_stops(bounds, inputs),
             topic_ids=_new_topic_ids(bounds, inputs),
         )
+
+    def look(self, inputs: Mapping[str, InputState]) -> None:
+        """A first look: a missing topic or lost records show, and consumer groups are joined, while other things
+        start. Raises SourceError."""
+        for name, source in self._sources.items():
+            source.bounds(inputs[name].known)
 
     def watermarks(
         self,
@@ -166,6 +172,13 @@ class Planner:
         if self._checkpointed_ms is None:
             self._checkpointed_ms = now_ms
         return self._dirty and now_ms - self._checkpointed_ms >= self._settings.checkpoint_interval_ms
+
+
+def _starved(bounds: Iterable[Bounds]) -> bool:
+    """Whether an input has records, all of them in partitions that we do not hold: the others wait for it, or their
+    rows would only fill the state."""
+    unread = [bound for bound in bounds if bound.start < bound.end_exclusive]
+    return {bound.partition.input for bound in unread} != {bound.partition.input for bound in unread if bound.held}
 
 
 def _settled(bound: Bounds, state: InputState) -> Bounds:

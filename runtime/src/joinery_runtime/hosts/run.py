@@ -17,6 +17,7 @@ from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, 
 from joinery_runtime.engine.driver import Driver, Parts
 from joinery_runtime.engine.identity import compare_with_state
 from joinery_runtime.engine.loop import Listener, run_until_stopped
+from joinery_runtime.engine.plan import input_states
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.secrets import with_secrets
@@ -75,6 +76,7 @@ class _JobRun:
             for source in sources.values():
                 stack.callback(source.close)
             planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle_clock(job))
+            planner.look(input_states(sources, self.store.record(job.name)))
             table_store = self._address if isinstance(self._address, PostgresAddress) else None
             output = _prepared(stack, sink_for(job, table_store), spec.output_schema())
             dead_sink = dead_letter_sink(job)
