@@ -15,12 +15,12 @@ from typing import Self
 from confluent_kafka import KafkaException
 
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_devkit.kafka_node import KAFKA_VERSION, MAIN, KafkaNode, Listener, Quorum, kafka_jars
+from joinery_devkit.kafka_node import MAIN, KafkaNode, Listener, Quorum, kafka_jars
 from joinery_devkit.kafka_tls import SecureAccess, Security
 from joinery_devkit.processes import deadline_after, free_port
 from joinery_devkit.tcp_proxy import TcpProxy
 
-__all__ = ["KAFKA_VERSION", "KafkaBroker", "KafkaCluster", "kafka_jars"]
+__all__ = ["KafkaBroker", "KafkaCluster", "kafka_jars"]
 
 _START_SECONDS = 90.0
 

@@ -86,7 +86,7 @@ class Security:
 def _self_signed(store: Path) -> tuple[str, str]:
     """A new private key and a certificate of it for 127.0.0.1, as PEM. `store` is where keytool may write meanwhile."""
     store.unlink(missing_ok=True)
-    command = [str(Path(java_command()).with_name("keytool")), "-genkeypair", "-keystore", str(store)]
+    command = [str(Path(java_command()).resolve().with_name("keytool")), "-genkeypair", "-keystore", str(store)]
     passwords = ["-storetype", "JKS", "-storepass", _STORE_PASSWORD, "-keypass", _STORE_PASSWORD]
     subject = ["-alias", "it", "-dname", f"CN={store.stem}", "-ext", "san=ip:127.0.0.1,dns:localhost", "-ext", "bc:c"]
     size = ["-keyalg", "RSA", "-keysize", "2048", "-validity", "3650"]
