@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import pytest
+
+from joinery_runtime.errors import Fenced
 from joinery_runtime.hosts.shared_memory import serve
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import Standing
 
 
-def test_a_task_sees_who_owns_the_job() -> None:
+def test_a_task_claims_its_part_while_its_driver_owns_the_job() -> None:
     with serve(MemoryStore()) as (store, address):
         task = address.connect()
-        assert task.standing("job") is None
         store.acquire("job")
-        assert task.standing("job") == Standing(1, 0, planned=None)
+        store.write_plan("job", 1, {"epoch": 1}, {})
+        assert task.claim("job", Standing(1, 0, 1), "job-0", "me") == "me"
+        assert store.claims("job") == {"job-0": "me"}
         store.acquire("job")
-        assert task.standing("job") == Standing(2, 0, planned=None)
+        with pytest.raises(Fenced):
+            task.claim("job", Standing(1, 0, 1), "job-0", "me")

@@ -227,6 +227,60 @@ class TestStanding:
         assert store.standing(job) == Standing(3, 1, planned=None)
 
 
+class TestClaims:
+    AT = Standing(1, 0, planned=1)
+
+    @pytest.fixture
+    def planned(self, store: StateStore, job: str) -> StateStore:
+        store.write_plan(job, store.acquire(job).generation, {"epoch": 1}, DEFINITION)
+        return store
+
+    def test_the_first_one_has_it_until_it_is_replaced_by_name(self, planned: StateStore, job: str) -> None:
+        assert planned.claim(job, self.AT, "0", "a") == "a"
+        assert planned.claim(job, self.AT, "0", "b") == "a"
+        assert planned.claim(job, self.AT, "0", "b", instead_of="c") == "a"
+        assert planned.claim(job, self.AT, "0", "b", instead_of="a") == "b"
+        assert planned.claim(job, self.AT, "0", "a", instead_of="a") == "b"
+        assert planned.claim(job, self.AT, "1", "a") == "a"
+        assert planned.claims(job) == {"0": "b", "1": "a"}
+
+    def test_nobody_claims_without_a_plan_for_another_epoch_or_after_a_takeover(
+        self, driver: Callable[[], StateStore], job: str
+    ) -> None:
+        store = driver()
+        record = store.acquire(job)
+        with pytest.raises(Fenced, match="gone on"):
+            store.claim(job, self.AT, "0", "a")
+        store.write_plan(job, record.generation, {"epoch": 1}, DEFINITION)
+        run_epoch(store, record, 1, next_plan={"epoch": 2})
+        with pytest.raises(Fenced, match="gone on"):
+            store.claim(job, self.AT, "0", "a")
+        assert store.claim(job, Standing(1, 1, planned=2), "0", "a") == "a"
+        driver().acquire(job)
+        with pytest.raises(Fenced, match="no longer owns"):
+            store.claim(job, Standing(1, 1, planned=2), "0", "a")
+        assert store.claims(job) == {"0": "a"}
+
+    def test_a_commit_removes_them_and_a_dropped_plan_leaves_them_to_the_next_driver(
+        self, planned: StateStore, job: str
+    ) -> None:
+        planned.claim(job, self.AT, "0", "a")
+        record = planned.record(job)
+        assert record is not None
+        run_epoch(planned, record, 1, next_plan={"epoch": 2})
+        assert planned.claims(job) == {}
+        planned.claim(job, Standing(1, 1, planned=2), "0", "a")
+        planned.reset_offsets(job, {}, drop_plan=True)
+        assert planned.claims(job) == {"0": "a"}
+        planned.delete_job(job)
+        generation = planned.acquire(job).generation
+        assert planned.claims(job) == {"0": "a"}
+        with pytest.raises(Fenced):
+            planned.drop_claims(job, generation - 1)
+        planned.drop_claims(job, generation)
+        assert planned.claims(job) == {}
+
+
 class TestLineage:
     def test_it_stays_for_a_jobs_life(self, driver: Callable[[], StateStore], job: str) -> None:
         store = driver()

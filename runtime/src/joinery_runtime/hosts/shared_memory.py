@@ -14,7 +14,7 @@ from typing import Any, cast
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import StateStore
 
-_PUBLIC = ("stage", "read_segments", "standing")
+_PUBLIC = ("stage", "read_segments", "claim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class MemoryAddress:
     key: bytes = field(repr=False)
 
     def connect(self) -> StateStore:
-        """A view for tasks: it can stage and read segments, and see who owns the job; all else is the driver's."""
+        """A view for tasks: it can stage and read segments, and claim its part of the output; all else is the driver's."""
 
         class Client(BaseManager):
             pass

@@ -88,6 +88,13 @@ ALTER TABLE {schema}.jobs
     ADD COLUMN definition JSON,
     ADD COLUMN planned_at TIMESTAMPTZ;
 UPDATE {schema}.jobs SET planned_at = updated_at;
+
+CREATE TABLE {schema}.claims (
+    pipeline_name TEXT NOT NULL,
+    name TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    PRIMARY KEY (pipeline_name, name)
+);
 """
 
 STEPS: tuple[str, ...] = (_STEP_1, _STEP_2)

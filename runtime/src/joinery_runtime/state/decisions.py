@@ -150,6 +150,14 @@ def _told(at: Standing) -> str:
     return f"generation {at.generation}, epoch {at.epoch}{planned}"
 
 
+def check_claim(facts: JobFacts | None, job: str, expected: Standing) -> None:
+    """An attempt of a fenced driver, or of an epoch that is over, claims nothing."""
+    existing = check_owner(facts, job, expected.generation)
+    found = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
+    if found != expected:
+        raise Fenced(f"Job {job} has gone on", facts=f"{_told(expected)} became {_told(found)}", todo="This task stops")
+
+
 def standing(generation: int, epoch: int, *, pending: bool) -> Standing:
     """A pending plan is always for the next epoch (`check_plan`)."""
     return Standing(generation, epoch, epoch + 1 if pending else None)

@@ -65,6 +65,7 @@ class _Job:
     segments: dict[str, _Segment] = field(default_factory=dict)
     log: dict[int, _Logged] = field(default_factory=dict)
     pins: dict[str, _Pin] = field(default_factory=dict)
+    claims: dict[str, str] = field(default_factory=dict)
 
     def pinned(self, key: str) -> bool:
         return any(key in pin.keys for pin in self.pins.values())
@@ -131,6 +132,23 @@ class MemoryStore:
                 return None
             return decisions.standing(facts.generation, facts.epoch, pending=facts.plan is not None)
 
+    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str:
+        with self._lock:
+            decisions.check_claim(self._facts(job), job, expected)
+            claims = self._jobs[job].claims
+            if claims.get(name) in {None, instead_of}:
+                claims[name] = owner
+            return claims[name]
+
+    def claims(self, job: str) -> dict[str, str]:
+        with self._lock:
+            return dict(self._jobs[job].claims) if job in self._jobs else {}
+
+    def drop_claims(self, job: str, generation: int) -> None:
+        with self._lock:
+            decisions.check_owner(self._facts(job), job, generation)
+            self._jobs[job].claims.clear()
+
     def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
         text, under = encode_json(plan), encode_json(definition)
         with self._lock:
@@ -177,6 +195,7 @@ class MemoryStore:
             entry.mark(commit.upserts, Status.LIVE)
             entry.mark(commit.deletes, Status.RETIRED)
             entry.offsets |= commit.offsets
+            entry.claims.clear()
             entry.signature = signature
             entry.facts = replace(entry.facts, epoch=commit.epoch, plan=next_plan, definition=definition)
             entry.planned_at = now
@@ -265,7 +284,7 @@ class MemoryStore:
     def delete_job(self, job: str) -> None:
         with self._lock:
             if job in self._jobs:
-                entry = self._jobs[job] = _Job(self._jobs[job].facts)
+                entry = self._jobs[job] = _Job(self._jobs[job].facts, claims=self._jobs[job].claims)
                 self._reset(entry)
                 entry.facts = replace(entry.facts, definition=None, deleted=True)
 

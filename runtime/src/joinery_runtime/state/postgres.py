@@ -95,6 +95,29 @@ class PostgresStore:
             row = self._run(connection, statements.STANDING, job).fetchone()
         return None if row is None else decisions.standing(row[0], row[1], pending=row[2])
 
+    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str:
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            row = self._run(
+                connection, statements.CLAIM, job, name=name, owner=owner, instead_of=instead_of,
+                generation=expected.generation, epoch=expected.epoch,
+            ).fetchone()  # fmt: skip
+            if row is None:
+                decisions.check_claim(self._facts(connection, job), job, expected)
+        assert row is not None, "a standing that is not there any more never comes back"
+        return str(row[0])
+
+    def claims(self, job: str) -> dict[str, str]:
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            return dict(self._run(connection, statements.CLAIMS, job).fetchall())
+
+    def drop_claims(self, job: str, generation: int) -> None:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            decisions.check_owner(self._lock(connection, job), job, generation)
+            self._run(connection, statements.DROP_CLAIMS, job)
+
     def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
         text, under = encode_json(plan), encode_json(definition)
         self._ensure_schema()
@@ -303,6 +326,7 @@ class PostgresStore:
         self._mark(connection, job, commit.upserts, Status.LIVE)
         self._mark(connection, job, commit.deletes, Status.RETIRED)
         self._set_offsets(connection, job, commit.offsets)
+        self._run(connection, statements.DROP_CLAIMS, job)
         epoch = {"epoch": commit.epoch, "generation": generation, **texts}
         self._run(connection, statements.ADVANCE, job, **epoch)
         self._run(connection, statements.LOG_EPOCH, job, **epoch)

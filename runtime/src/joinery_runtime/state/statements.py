@@ -39,6 +39,22 @@ FROM {schema}.jobs j WHERE pipeline_name = %(job)s AND NOT deleted
 # An unchanged definition keeps the value that is there: a big one is out of line and would be written anew each time.
 _DEFINITION = "CASE WHEN definition::text = %(definition)s THEN definition ELSE %(definition)s::json END"
 
+# FOR SHARE: who acquires the job waits until the claim is there, or the claim sees the new generation.
+CLAIM = """
+WITH job AS (
+    SELECT generation, epoch, pending_plan IS NOT NULL AS pending, deleted
+    FROM {schema}.jobs WHERE pipeline_name = %(job)s FOR SHARE
+)
+INSERT INTO {schema}.claims AS c (pipeline_name, name, owner)
+SELECT %(job)s, %(name)s, %(owner)s FROM job
+WHERE generation = %(generation)s AND epoch = %(epoch)s AND pending AND NOT deleted
+ON CONFLICT (pipeline_name, name) DO UPDATE
+    SET owner = CASE WHEN c.owner = %(instead_of)s THEN excluded.owner ELSE c.owner END
+RETURNING owner
+"""
+CLAIMS = "SELECT name, owner FROM {schema}.claims WHERE pipeline_name = %(job)s"
+DROP_CLAIMS = "DELETE FROM {schema}.claims WHERE pipeline_name = %(job)s"
+
 WRITE_PLAN = f"""
 UPDATE {{schema}}.jobs SET pending_plan = %(plan)s::json, planned_at = now(), definition = {_DEFINITION},
     updated_at = now()
