@@ -14,7 +14,6 @@ KEYS = "{orders.order_id: payments.order_id}"
 INTERVAL = "{of: orders, lower: -1m, upper: 1h}"
 WATERMARK = "      watermark: {delay: 10s}\n"
 OUTPUT = "    postgres: {table: joined}\n"
-KAFKA_OUT = "    kafka: {bootstrapServers: k, topic: t}\n"
 SCHEMA = "{name: country, type: int32}"
 
 
@@ -41,8 +40,6 @@ NOT_YET = [
     (after(OUTPUT, "  sql: SELECT 1\n"), "sql", "sql", 37),
     (("  joins:", "  sql: SELECT 1\n  x:"), "sql", "write `joins` and `select`", 29),
     (after(OUTPUT, "  upgrade: {mode: stateless}\n"), "upgrade.mode", "upgrade mode stateless", 37),
-    ((OUTPUT, KAFKA_OUT), "output.kafka", "exactlyOnce, the default, into Kafka", 36),
-    ((OUTPUT, KAFKA_OUT + "  delivery: exactlyOnce\n"), "delivery", "write delivery: atLeastOnce", 37),
     ((OUTPUT, "    file: {path: x}\n    format: csv\n"), "output.format", "output format csv", 37),
     (
         after(STEP, f"    - {{right: payments, keys: {KEYS}, interval: {INTERVAL}}}\n"),

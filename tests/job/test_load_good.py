@@ -115,6 +115,11 @@ OUTPUT = "    postgres: {table: joined}"
             ("right_ts",),
         ),
         (
+            (OUTPUT, "    kafka: {bootstrapServers: k, topic: t}\n  stateStore: {memory: {}}"),
+            lambda j: (j.spec.output.kafka.topic, j.spec.delivery),
+            ("t", "exactlyOnce"),
+        ),
+        (
             (
                 OUTPUT,
                 OUTPUT

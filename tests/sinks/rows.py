@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pyarrow as pa
 
-from joinery_runtime.sinks import AttemptId
+from joinery_runtime.sinks import Attempt, AttemptId, Takeover
 
 EVERY_TYPE = pa.schema(
     {
@@ -41,5 +42,21 @@ EMPTY = dict.fromkeys(FULL)
 ROWS = pa.Table.from_pylist([FULL, EMPTY], schema=EVERY_TYPE)
 
 
-def attempt(epoch: int = 1, shard: int = 0, generation: int = 1, name: str = "a") -> AttemptId:
-    return AttemptId(generation, epoch, shard, name)
+LINEAGE = "a-store-s-job"
+
+
+def attempt(
+    epoch: int = 1,
+    shard: int = 0,
+    generation: int = 1,
+    name: str = "a",
+    *,
+    lineage: str = LINEAGE,
+    check: Callable[[], None] = lambda: None,
+    reach: Callable[[str], None] = lambda _: None,
+) -> Attempt:
+    return Attempt(AttemptId(generation, epoch, shard, name), lineage, check, reach)
+
+
+def takeover(generation: int = 2, committed_epoch: int = 0, **found: int) -> Takeover:
+    return Takeover(generation, committed_epoch, LINEAGE, **found)

@@ -12,6 +12,7 @@ from joinery_runtime.job import StreamJoin
 from joinery_runtime.sinks import dead_letter_sink, sink_for
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
+from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink
 from joinery_runtime.sinks.postgres import PostgresSink
 
 
@@ -38,8 +39,15 @@ def job(**spec: Any) -> StreamJoin:
 def test_one_sink_per_kind_of_output() -> None:
     kafka = {"kafka": {"bootstrapServers": "here:1", "topic": "out"}}
     assert isinstance(sink_for(job(output=kafka, delivery="atLeastOnce"), None), KafkaSink)
+    assert isinstance(sink_for(job(output=kafka), None), KafkaTransactionsSink)
     assert isinstance(sink_for(job(output={"file": {"path": "out"}}), None), FileSink)
     assert isinstance(sink_for(job(output={"postgres": {"table": "out"}}), Store()), PostgresSink)
+
+
+def test_transactional_ids_name_job_and_shard() -> None:
+    named = job(output={"kafka": {"bootstrapServers": "here:1", "topic": "out"}}, deadLetter={"kafka": {"topic": "d"}})
+    assert sink_for(named, None).writer().ids.of(3) == "j-3"
+    assert dead_letter_sink(named).writer().ids.of(3) == "j-dead"
 
 
 def test_a_table_needs_the_state_beside_it() -> None:
@@ -51,4 +59,6 @@ def test_dead_letters() -> None:
     output = {"file": {"path": "out"}}
     assert dead_letter_sink(job(output=output)) is None
     assert isinstance(dead_letter_sink(job(output=output, deadLetter={"file": {"path": "dead"}})), FileSink)
-    assert isinstance(dead_letter_sink(job(output=output, deadLetter={"kafka": {"topic": "dead"}})), KafkaSink)
+    dead = {"kafka": {"topic": "dead"}}
+    assert isinstance(dead_letter_sink(job(output=output, deadLetter=dead)), KafkaTransactionsSink)
+    assert isinstance(dead_letter_sink(job(output=output, deadLetter=dead, delivery="atLeastOnce")), KafkaSink)

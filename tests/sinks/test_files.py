@@ -11,7 +11,7 @@ import pytest
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.files import FileSink
-from sinks.rows import attempt
+from sinks.rows import attempt, takeover
 
 ROWS = pa.table({"a": [1, 2]})
 
@@ -61,7 +61,7 @@ def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:
     writer = sink.writer()
     for each in (attempt(epoch=4), attempt(epoch=5), attempt(epoch=6), attempt(epoch=6, generation=2)):
         writer.write(each, ROWS)
-    sink.recover(generation=2, committed_epoch=5)
+    sink.recover(takeover(2, 5))
     assert staged(sink) == ["1-5-0-a.jsonl", "2-6-0-a.jsonl"]
 
 
@@ -78,9 +78,9 @@ def test_a_staged_file_that_the_driver_cannot_see_stops_the_commit(sink) -> None
 def test_a_folder_with_the_output_of_another_job_is_refused(sink) -> None:
     for epoch in (1, 2):
         sink.publish(epoch, [sink.writer().write(attempt(epoch=epoch), ROWS)])
-    sink.recover(2, 2)
+    sink.recover(takeover(2, 2))
     with pytest.raises(SinkError, match="output of another job"):
-        sink.recover(1, 0)
+        sink.recover(takeover(1, 0))
     assert len(visible(sink)) == 2
 
 

@@ -12,7 +12,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.kafka import KafkaSink, KafkaTarget
+from joinery_runtime.sinks.kafka import KafkaSink
+from joinery_runtime.sinks.kafka_target import KafkaTarget
 from sinks.rows import attempt
 
 pytestmark = pytest.mark.services
@@ -82,8 +83,8 @@ def test_rows_that_the_broker_refuses_and_writing_after_that(broker) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr("joinery_runtime.sinks.kafka._ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr("joinery_runtime.sinks.kafka._DELIVERY_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sinks.kafka_target.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sinks.kafka_target.DELIVERY_SECONDS", 1.0)
     return None
 
 

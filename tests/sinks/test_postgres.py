@@ -15,7 +15,7 @@ from joinery_runtime.errors import SinkError, StoreUnavailable
 from joinery_runtime.sinks.base import Receipt
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
-from sinks.rows import EMPTY, EVERY_TYPE, FULL, ROWS, attempt
+from sinks.rows import EMPTY, EVERY_TYPE, FULL, ROWS, attempt, takeover
 
 pytestmark = pytest.mark.services
 _names = (f"target_{number}" for number in count())
@@ -163,7 +163,7 @@ def test_recover_sweeps_older_generations(connection, make) -> None:
     writer = sink.writer()
     for generation, epoch in ((1, 1), (1, 2), (9, 2), (10, 3)):
         writer.write(attempt(generation=generation, epoch=epoch), pairs((generation, "x")))
-    sink.recover(generation=10, committed_epoch=2)
+    sink.recover(takeover(10, 2))
     assert staged(connection, sink) == 1
 
 

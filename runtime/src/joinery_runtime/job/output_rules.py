@@ -1,4 +1,4 @@
-"""Cross-field rules of `spec.select`, outputs (J10) and delivery."""
+"""Cross-field rules of `spec.select` and outputs (J10)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from joinery_runtime.job.parts import (
     Finding,
-    Loc,
     Parts,
     dig,
     exactly_one,
@@ -67,14 +66,6 @@ def _one_target(parts: Parts) -> Iterator[Finding]:
     )
 
 
-def _delivery(parts: Parts) -> Iterator[Finding]:
-    delivery = dig(parts.data, "spec", "delivery")
-    if isinstance(dig(parts.data, "spec", "output", "kafka"), Mapping) and delivery in (None, "exactlyOnce"):
-        at: Loc = ("spec", "output", "kafka") if delivery is None else ("spec", "delivery")
-        default = ", the default," if delivery is None else ""
-        yield at, f"exactlyOnce{default} into Kafka is not supported yet; write delivery: atLeastOnce"
-
-
 def _postgres_beside_the_state(parts: Parts) -> Iterator[Finding]:
     spec = dig(parts.data, "spec")
     output, at = dig(spec, "output", "postgres"), ("spec", "output", "postgres")
@@ -125,7 +116,6 @@ RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     _output_names,
     _output_columns_known,
     _one_target,
-    _delivery,
     _postgres_beside_the_state,
     _dead_letter_address,
 )

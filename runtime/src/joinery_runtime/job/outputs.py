@@ -59,7 +59,7 @@ class DeadLetterKafka(Model):
 
 
 class DeadLetter(Model):
-    """Exactly one of `kafka` and `file`. Written at least once: a replayed epoch may repeat a Kafka dead letter."""
+    """Exactly one of `kafka` and `file`. The job's `delivery` holds for Kafka dead letters too; files never repeat."""
 
     kafka: DeadLetterKafka | None = None
     file: FileOutput | None = None

@@ -8,7 +8,9 @@ from joinery_runtime.errors import SinkError
 from joinery_runtime.job import FileOutput, StreamJoin
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sinks.files import FileSink
-from joinery_runtime.sinks.kafka import KafkaSink, KafkaTarget
+from joinery_runtime.sinks.kafka import KafkaSink
+from joinery_runtime.sinks.kafka_target import KafkaTarget
+from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, TransactionalIds
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
 
@@ -27,16 +29,17 @@ def sink_for(job: StreamJoin, store: StoreAddress | None) -> Sink:
     output = job.spec.output
     if output.kafka is not None:
         kafka = output.kafka
-        return KafkaSink(KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties))
+        target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties)
+        return _kafka(job, target, TransactionalIds(job.name))
     if output.postgres is not None:
-        target = TargetTable(output.postgres.table, output.postgres.upsert_key)
+        table = TargetTable(output.postgres.table, output.postgres.upsert_key)
         if store is None:
             raise SinkError(
-                f"The output table {target.name} needs the state in Postgres too",
+                f"The output table {table.name} needs the state in Postgres too",
                 facts="rows and state are committed in one transaction",
                 todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
             )
-        return PostgresSink(store.dsn, target, Staging.of(store.schema, job.name, target.name))
+        return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
     return _files(output.file)
 
 
@@ -48,7 +51,12 @@ def dead_letter_sink(job: StreamJoin) -> Sink | None:
     if kafka is None:
         return _files(job.spec.dead_letter.file)
     assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
-    return KafkaSink(KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {}))
+    target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {})
+    return _kafka(job, target, TransactionalIds(job.name, dead_letters=True))
+
+
+def _kafka(job: StreamJoin, target: KafkaTarget, ids: TransactionalIds) -> Sink:
+    return KafkaTransactionsSink(target, ids) if job.spec.delivery == "exactlyOnce" else KafkaSink(target)
 
 
 def _files(output: FileOutput | None) -> FileSink:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.base import AttemptId, Receipt
+from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
 from joinery_runtime.sinks.encode import json_lines
 
 _STAGING = ".staging"
@@ -27,8 +27,8 @@ class FileWriter:
 
     directory: str
 
-    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
-        path = Path(self.directory, _STAGING, f"{attempt}.jsonl")
+    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+        path = Path(self.directory, _STAGING, f"{attempt.id}.jsonl")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
@@ -38,7 +38,7 @@ class FileWriter:
             _sync(path.parent)
         except OSError as error:
             raise _problem(path, error) from error
-        return {"attempt": str(attempt), "shard": attempt.shard, "rows": rows.num_rows}
+        return {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": rows.num_rows}
 
 
 class FileSink:
@@ -88,15 +88,15 @@ class FileSink:
         except OSError as error:
             raise _problem(part, error) from error
 
-    def recover(self, generation: int, committed_epoch: int) -> None:
+    def recover(self, takeover: Takeover) -> None:
         """The committed epoch's files are left to `publish`; what it does not name goes at the next recovery.
 
         Parts of later epochs than the committed one are not this job's: it would overwrite them one by one.
         """
-        self._refuse_foreign(committed_epoch)
+        self._refuse_foreign(takeover.committed_epoch)
         for staged in (self._directory / _STAGING).glob("*.jsonl"):
             written_by, epoch = map(int, staged.name.split("-")[:2])
-            if written_by < generation and epoch != committed_epoch:
+            if written_by < takeover.generation and epoch != takeover.committed_epoch:
                 staged.unlink(missing_ok=True)
 
     def _refuse_foreign(self, committed_epoch: int) -> None:

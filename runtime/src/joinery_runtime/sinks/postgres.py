@@ -26,7 +26,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from joinery_runtime.errors import SinkError, StoreUnavailable
-from joinery_runtime.sinks.base import AttemptId, Receipt
+from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
 from joinery_runtime.sinks.postgres_table import TargetTable, column_type, columns_of, names
 
 _ATTEMPT, _ROW = "$attempt", "$row"  # no output column starts with a dollar
@@ -63,10 +63,12 @@ class PostgresWriter:
     dsn: str = field(repr=False)
     staging: Staging
 
-    def write(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
         columns = [_ATTEMPT, _ROW, *rows.schema.names]
-        copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(self.staging.table(attempt.epoch), names(columns))
-        lines = _csv(str(attempt), rows)
+        copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
+            self.staging.table(attempt.id.epoch), names(columns)
+        )
+        lines = _csv(str(attempt.id), rows)
         try:
             connection = _connections.get(self.dsn)
             with connection.transaction(), connection.cursor().copy(copy) as stream:
@@ -74,7 +76,7 @@ class PostgresWriter:
         except psycopg.Error as error:
             _connections.drop(self.dsn)
             raise _problem("The output rows cannot be staged", error) from error
-        return {"attempt": str(attempt), "rows": rows.num_rows}
+        return {"attempt": str(attempt.id), "rows": rows.num_rows}
 
 
 class PostgresSink:
@@ -125,11 +127,11 @@ class PostgresSink:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a zombie is writing; next time
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
 
-    def recover(self, generation: int, committed_epoch: int) -> None:
+    def recover(self, takeover: Takeover) -> None:
         older = sql.SQL("split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(_ATTEMPT))
         with self._session("The staging tables cannot be swept") as connection:
             for table in self._staging.tables():
-                connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, older), (generation,))
+                connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, older), (takeover.generation,))
 
     def close(self) -> None:
         _connections.drop(self._dsn)

@@ -1,0 +1,129 @@
+"""Marks: which epoch of a shard is in the output topic, written in one transaction with its rows.
+
+A mark is an offset that a consumer group of its own has committed on the topic's partition 0: the offset is the epoch,
+the metadata says whose. Nobody ever joins these groups. A broker drops committed offsets after
+`offsets.retention.minutes` (7 days by default) and those of a deleted topic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, LastError, repeat
+
+_PARTITION = 0
+_UNTOLD_RETENTION_MS = 24 * 3_600_000  # assumed where the brokers do not say; Kafka's default was that until 2.0
+_CALL_SECONDS = 5.0  # one call; it is repeated until the time is up
+# The client looks for a group's coordinator twice a second otherwise: with these a mark takes 5 to 30 ms, else 60.
+_IMPATIENT = {"coordinator.query.interval.ms": 10, "reconnect.backoff.ms": 10, "retry.backoff.ms": 10}
+# With `read_committed` the broker answers when no transaction that writes the offset is open or ending.
+_STABLE = {"isolation.level": "read_committed", "enable.auto.commit": False}
+_PASSING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The rows of `epoch` are in the topic. `lineage` is whose epoch, `generation` the driver's that planned the
+    attempt."""
+
+    epoch: int
+    lineage: str
+    generation: int
+
+    def committed(self, topic: str) -> TopicPartition:
+        """The mark as the offset to commit."""
+        about = {"lineage": self.lineage, "generation": self.generation}
+        return TopicPartition(topic, _PARTITION, self.epoch, metadata=json.dumps(about))
+
+    @classmethod
+    def parse(cls, committed: TopicPartition) -> Mark | None:
+        """None if there is none, or somebody else committed with the group's name."""
+        try:
+            about = json.loads(committed.metadata or "")
+            return cls(committed.offset, about["lineage"], about["generation"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+class MarkReader:
+    """Reads the marks of a topic. Keeps no connection: an attempt whose producer is kept knows the newest mark.
+
+    The admin client could read all groups over one connection, but when a group's coordinator moves or loads, its
+    answer ends the process by a null pointer (librdkafka 2.16, ListConsumerGroupOffsets).
+    """
+
+    def __init__(self, target: KafkaTarget) -> None:
+        self._target, self._errors = target, LastError()
+
+    def read(self, groups: Sequence[str]) -> list[Mark | None]:
+        """The newest mark of each group. While a transaction that writes one is ending, waits for its outcome.
+        Raises SinkError."""
+        return [self._newest(group) for group in groups]
+
+    def _newest(self, group: str) -> Mark | None:
+        settings = {**self._target.client_settings(_IMPATIENT), **_STABLE, "group.id": group}
+        consumer = self._target.connect(Consumer, settings, self._errors)
+        found: list[TopicPartition] = []
+        try:
+            repeat(lambda: found.extend(_committed(consumer, self._target.topic)), _passing, ANSWER_SECONDS)
+        except KafkaException as error:
+            raise self._problem(group, error.args[0]) from error
+        finally:
+            consumer.close()
+        return Mark.parse(found[0])
+
+    def kept_for_ms(self) -> int:
+        """For how long the brokers keep a mark at least; a cautious guess where they do not tell."""
+        try:
+            admin: Any = self._admin()
+            brokers = admin.list_topics(timeout=ANSWER_SECONDS).brokers
+            asked = [ConfigResource(ConfigResource.Type.BROKER, str(number)) for number in brokers]
+            answers = admin.describe_configs(asked, request_timeout=ANSWER_SECONDS).values()
+            return min(int(each.result()["offsets.retention.minutes"].value) for each in answers) * 60_000
+        except (KafkaException, KeyError, ValueError):
+            return _UNTOLD_RETENTION_MS
+
+    def require_topic(self, schema: pa.Schema) -> None:
+        """Raises SinkError if rows of the schema cannot go to the topic or it is not there."""
+        self._target.require(schema, self._admin(), self._errors)
+
+    def _admin(self) -> AdminClient:
+        return self._target.connect(AdminClient, self._target.client_settings(), self._errors)
+
+    def _problem(self, group: str, error: KafkaError) -> SinkError:
+        return self._target.problem(
+            "it is not known which epochs were written",
+            f"reading the committed offset of group {group}: {error.str()}; {self._errors}",
+            "Check that the brokers can be reached and that this user may describe and read the group",
+        )
+
+
+def _committed(consumer: Consumer, topic: str) -> list[TopicPartition]:
+    found: list[TopicPartition] = consumer.committed([TopicPartition(topic, _PARTITION)], timeout=_CALL_SECONDS)
+    if found[0].error is not None:
+        raise KafkaException(found[0].error)
+    return found
+
+
+def _passing(error: KafkaError) -> bool:
+    return error.retriable() or error.code() in _PASSING
+
+
+def mark_reader(target: KafkaTarget) -> MarkReader:
+    return MarkReader(target)

@@ -1,0 +1,201 @@
+"""Producers that own a transactional id: one per id, in whatever process and thread initialised it last."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks import kafka_target
+from joinery_runtime.sinks.kafka_marks import Mark
+from joinery_runtime.sinks.kafka_target import KafkaTarget, LastError, enqueue, repeat
+
+_KEPT = 64  # idle producers per process: each has four threads and three connections
+_CALL_SECONDS = 10.0  # one call; it is repeated until the deadline
+_CLEANUP_SECONDS = 5.0
+_TAKEN_OVER = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+_DENIED = {
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
+_SETTINGS = {
+    # The broker ends a transaction that nobody goes on with after this; until then it holds back `read_committed`
+    # readers of its partitions, unless the next attempt comes first.
+    "transaction.timeout.ms": 120_000,
+    # A transaction's first requests are refused while the broker is ending the one before, for some milliseconds:
+    # with the default, 100 ms, 200 rows take 106 ms when transactions follow each other closely, with this 5 to 15.
+    "retry.backoff.ms": 10,
+}
+
+
+class Disowned(Exception):
+    """The producer's id was taken over by another one. What it has not committed is aborted."""
+
+
+class OwningProducer:
+    """A producer that took its transactional id over when it was made, from all before it.
+
+    Making one, and each method but `close`, raises SinkError; methods raise Disowned too. After an error only `close`
+    may be called.
+    """
+
+    def __init__(self, target: KafkaTarget, name: str) -> None:
+        self.name = name
+        self._target, self._errors = target, LastError()
+        settings = {**target.producer_settings(_SETTINGS), "transactional.id": name}
+        self._producer: Producer = target.connect(Producer, settings, self._errors)
+        self._group = _group(name)
+        try:
+            self._repeat(self._producer.init_transactions, kafka_target.DELIVERY_SECONDS)
+        except KafkaException as error:
+            raise self._problem("no transaction can be begun", error.args[0]) from error
+
+    def begin(self) -> None:
+        with self._aborting():
+            self._producer.begin_transaction()
+
+    def send(self, messages: Sequence[dict[str, Any]], mark: Mark) -> None:
+        """Returns when the broker has rows and mark, which nobody sees yet."""
+        deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
+        with self._aborting():
+            left = enqueue(self._producer, self._target.topic, messages, deadline)
+            if not left:
+                self._send_mark(mark, deadline)  # the rows are on their way meanwhile
+            left += self._flush(deadline)
+            if left:
+                self._abort()
+                raise self._target.too_slow(left, self._errors)
+
+    def _send_mark(self, mark: Mark, deadline: float) -> None:
+        offsets = [mark.committed(self._target.topic)]
+        self._repeat(
+            lambda seconds: self._producer.send_offsets_to_transaction(offsets, self._group, seconds),
+            deadline - time.monotonic(),
+        )
+
+    def _flush(self, deadline: float) -> int:
+        """Rows that are not written yet at the deadline. The client's own `flush` goes on with callbacks after it
+        set an exception, which Python answers with SystemError."""
+        while len(self._producer) and time.monotonic() < deadline:
+            self._producer.poll(0.1)
+        return len(self._producer)
+
+    def commit(self) -> None:
+        try:
+            self._repeat(self._producer.commit_transaction, kafka_target.DELIVERY_SECONDS)
+        except KafkaException as error:
+            cause = error.args[0]
+            if cause.code() in _TAKEN_OVER:
+                raise Disowned(cause.str()) from error
+            if cause.txn_requires_abort():
+                self._abort()
+                raise self._problem("rows were not written", cause) from error
+            raise self._target.problem(
+                "it is not known whether the rows were written",
+                f"transactional id {self.name}, commit: {cause.str()}; {self._errors}",
+                "Nothing is lost: the next run of the epoch asks the broker",
+            ) from error
+
+    def close(self) -> None:
+        """Ends its threads and connections. An open transaction stays open until its id is taken over or its time is
+        up: the client's own `close` would wait for the broker to end it, without a limit."""
+        del self._producer
+
+    @contextlib.contextmanager
+    def _aborting(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as error:
+            if error.args[0].code() in _TAKEN_OVER:
+                raise Disowned(error.args[0].str()) from error
+            self._abort()
+            raise self._problem("rows were not written", error.args[0]) from error
+
+    def _abort(self) -> None:
+        """So that readers need not wait for the next attempt."""
+        try:
+            self._producer.purge()
+            self._producer.abort_transaction(_CLEANUP_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() in _TAKEN_OVER:
+                raise Disowned(error.args[0].str()) from error
+
+    def _repeat(self, call: Callable[[float], object], within_seconds: float) -> None:
+        seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
+        repeat(lambda: call(seconds), _retriable, within_seconds)
+
+    def _problem(self, what: str, error: KafkaError) -> SinkError:
+        with contextlib.suppress(KafkaException):
+            self._producer.poll(0)  # for what the client has to say
+        facts = f"transactional id {self.name}: {error.str()}"
+        if error.code() in _DENIED:
+            todo = "Allow this user to write with transactional ids, and to read groups, that start with the job's name"
+        elif error.retriable():
+            facts, todo = f"{facts}; {self._errors}", "Check that the brokers run and can be reached from here"
+        else:
+            todo = "Correct the cause; the epoch is run again"
+        return self._target.problem(what, facts, todo)
+
+
+def _group(name: str) -> object:
+    """What a transaction has to know of the group whose offset it commits: nobody joins it, so no broker is asked."""
+    consumer = Consumer({"group.id": name, "log_level": 0})
+    try:
+        group: object = consumer.consumer_group_metadata()
+        return group
+    finally:
+        consumer.close()
+
+
+def _retriable(error: KafkaError) -> bool:
+    return bool(error.retriable()) and not error.txn_requires_abort()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An idle producer, and the newest mark of its id for as long as it is not disowned."""
+
+    producer: OwningProducer
+    mark: Mark
+
+
+class Producers:
+    """Idle producers of a process by their settings and id, the oldest dropped first.
+
+    One that is taken is its taker's alone: of two attempts of a shard in one process, each has a producer of its own.
+    """
+
+    def __init__(self) -> None:
+        self._idle: OrderedDict[str, Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, target: KafkaTarget, name: str) -> Kept | None:
+        with self._lock:
+            return self._idle.pop(_key(target, name), None)
+
+    def put(self, target: KafkaTarget, kept: Kept) -> None:
+        key = _key(target, kept.producer.name)
+        with self._lock:
+            dropped = [self._idle.pop(key, None)]
+            self._idle[key] = kept
+            if len(self._idle) > _KEPT:
+                dropped.append(self._idle.popitem(last=False)[1])
+        for each in dropped:
+            if each is not None:
+                each.producer.close()
+
+
+def _key(target: KafkaTarget, name: str) -> str:
+    return repr((name, target.topic, sorted(target.client_settings().items())))
+
+
+PRODUCERS = Producers()

@@ -1,0 +1,175 @@
+"""What all Kafka writers share: the topic and how to reach it, the client's settings, rows as messages.
+
+A value is the row as JSON. The record key is the plain text where `key` names a single string column, else a JSON
+object of the key columns; a record has no key where `key` is empty or its single string column is null.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import stamina
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.encode import rows_to_json
+
+ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
+DELIVERY_SECONDS = 60.0  # how long all rows of an attempt may take
+_BATCH = 10_000  # records that are handed to the client at a time
+
+Client = TypeVar("Client")
+
+_OWNED = {
+    "bootstrap.servers": "write it as bootstrapServers",
+    "enable.idempotence": "it is always on",
+    "transactional.id": "it is made of the job's name and the shard",
+    "delivery.report.only.error": "the sink needs it",
+}
+# Even at log_level 0 librdkafka prints to standard error that it was fenced, which is an exception here anyway.
+_SILENT = logging.Logger("librdkafka")
+_SILENT.addHandler(logging.NullHandler())
+
+
+class LastError:
+    """The newest error that a client reported by the way: why it gets no answer."""
+
+    def __init__(self) -> None:
+        self._error: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        if self._error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # which says less than the others
+            self._error = error
+
+    def __str__(self) -> str:
+        return self._error.str() if self._error is not None else "no answer at all"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTarget:
+    """A topic to write. `properties` are librdkafka's and may hold secrets; `key` names columns of the rows."""
+
+    topic: str
+    bootstrap_servers: str
+    key: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        refused = [name for name in self.properties if name in _OWNED]
+        if refused:
+            reasons = "; ".join(f"{name}: {_OWNED[name]}" for name in refused)
+            raise self.problem(f"kafka.properties may not set {', '.join(refused)}", reasons, "Remove it")
+
+    def client_settings(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """For a client that only asks; the job's properties go over `defaults`."""
+        return {**(defaults or {}), **self.properties, "bootstrap.servers": self.bootstrap_servers}
+
+    def producer_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """For a producer; the job's properties go over `defaults`, and both over what all producers have."""
+        # Fewer, larger requests: a task waits for all of its rows anyway.
+        shared = {"linger.ms": 5, "batch.size": 2**20, "queue.buffering.max.messages": 500_000}
+        own = {"enable.idempotence": True, "delivery.report.only.error": True}
+        return {**self.client_settings({**shared, **defaults}), **own}
+
+    def connect(
+        self, client: Callable[[dict[str, Any]], Client], settings: Mapping[str, Any], errors: LastError
+    ) -> Client:
+        """Makes a client, which connects later, by itself; a property that librdkafka refuses is a SinkError."""
+        try:
+            return client({**settings, "error_cb": errors, "log_level": 0, "logger": _SILENT})
+        except KafkaException as error:
+            raise self.problem("kafka.properties are not valid", error.args[0].str()) from error
+
+    def require(self, schema: pa.Schema, client: Any, errors: LastError) -> None:
+        """Checks that the key names columns of the rows and that the topic is there. Raises SinkError."""
+        missing = [name for name in self.key if name not in schema.names]
+        if missing:
+            raise self.problem("the key names no output column", ", ".join(missing), "Correct output.kafka.key")
+        try:
+            # Asking for this topic alone would create it where the broker does that.
+            topics = client.list_topics(timeout=ANSWER_SECONDS).topics
+        except KafkaException as error:
+            client.poll(0)
+            raise self.silent(f"waited {ANSWER_SECONDS:.0f} s; {errors}") from error
+        if self.topic not in topics:
+            raise self.problem("it does not exist", f"the broker has {len(topics)} topics", "Create the topic")
+
+    def silent(self, facts: str) -> SinkError:
+        todo = "Check bootstrapServers and that the broker runs and can be reached from here"
+        return self.problem("the Kafka broker does not answer", facts, todo)
+
+    def too_slow(self, rows: int, errors: LastError) -> SinkError:
+        return self.problem(
+            f"{rows} rows were not written within {DELIVERY_SECONDS:.0f} s",
+            str(errors),
+            "Check that the broker runs and can be reached from here",
+        )
+
+    def problem(self, what: str, facts: str, todo: str = "") -> SinkError:
+        return SinkError(
+            f"Output topic {self.topic}: {what}",
+            facts=f"{facts} (bootstrapServers {self.bootstrap_servers})",
+            todo=todo,
+        )
+
+
+def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_seconds: float) -> None:
+    """Calls again, until the time is up, after each KafkaException that `on` says may pass."""
+    for trial in stamina.retry_context(
+        on=lambda error: isinstance(error, KafkaException) and on(error.args[0]),
+        attempts=None,
+        timeout=max(0.0, within_seconds),
+        wait_initial=0.01,
+        wait_max=0.5,
+        wait_jitter=0.01,
+    ):
+        with trial:
+            call()
+
+
+def enqueue(
+    producer: Producer,
+    topic: str,
+    messages: Sequence[dict[str, Any]],
+    deadline: float,
+    on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
+) -> int:
+    """Hands messages to the client and returns how many its queue had no room for until the `deadline`, which is by
+    time.monotonic. Raises KafkaException for one that the client refuses."""
+    for start in range(0, len(messages), _BATCH):
+        waiting = list(messages[start : start + _BATCH])
+        while waiting:
+            producer.produce_batch(topic, waiting, on_delivery=on_delivery)
+            waiting = _not_queued(waiting)
+            producer.poll(0.1 if waiting else 0)
+            if waiting and time.monotonic() > deadline:
+                return len(messages) - start
+    return 0
+
+
+def _not_queued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages that did not fit the client's queue, which notes an error in each."""
+    errors = [(message, message.pop("_error")) for message in messages if "_error" in message]
+    for _, error in errors:
+        if error.code() != KafkaError._QUEUE_FULL:
+            raise KafkaException(error)
+    return [message for message, _ in errors]
+
+
+def as_messages(rows: pa.Table, key: Sequence[str]) -> list[dict[str, Any]]:
+    values = rows_to_json(rows)
+    if not key:
+        return [{"value": value} for value in values]
+    return [{"value": value, "key": name} for value, name in zip(values, _keys(rows, key), strict=True)]
+
+
+def _keys(rows: pa.Table, key: Sequence[str]) -> list[Any]:
+    if len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type):
+        names: list[Any] = rows[key[0]].to_pylist()
+        return names
+    return list(rows_to_json(rows.select(list(key))))
