@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine import sim_kafka
 from engine.simulation import World
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver
@@ -29,6 +30,11 @@ from joinery_runtime.errors import (
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, JobRecord
+
+
+@pytest.fixture(autouse=True)
+def _simulated_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim_kafka.install(monkeypatch)
 
 
 @pytest.fixture

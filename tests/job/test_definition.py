@@ -7,7 +7,7 @@ import json
 import pytest
 
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.job import definition, parse_job, under_definition
+from joinery_runtime.job import definition, parse_job, same_rows, under_definition
 
 JOB = """
 apiVersion: joinery.dev/v1alpha1
@@ -65,14 +65,20 @@ def test_it_holds_no_secret_and_survives_json() -> None:
 )  # fmt: skip
 def test_an_edit_that_changes_rows_or_where_they_go_is_another_definition(edit: tuple[str, str]) -> None:
     edits = [edit, ("key: [order]", "key: [renamed]")] if "renamed" in edit[1] else [edit]
-    assert definition(job(*edits)) != definition(job())
+    assert not same_rows(definition(job(*edits)), definition(job()))
 
 
 @pytest.mark.parametrize(
-    "edit", [("sasl.password: one", "sasl.password: new"), ("shards: 3", "shards: 4"), ("four@db", "five@elsewhere")]
+    "edit",
+    [
+        ("sasl.password: one", "sasl.password: new"),
+        ("shards: 3", "shards: 4"),
+        ("four@db", "five@elsewhere"),
+        ("a:1", "b:2,a:1"),
+    ],
 )
 def test_an_edit_that_only_says_how_is_the_same_definition(edit: tuple[str, str]) -> None:
-    assert definition(job(edit)) == definition(job())
+    assert same_rows(definition(job(edit)), definition(job()))
 
 
 def test_a_plan_is_replayed_under_its_own_definition_with_the_newest_settings() -> None:
@@ -83,13 +89,15 @@ def test_a_plan_is_replayed_under_its_own_definition_with_the_newest_settings() 
         ("sasl.password: one", "sasl.password: rotated"),
         ("sasl.password: two", "sasl.password: rotated too"),
         ("shards: 3", "shards: 7"),
+        ("a:1", "moved:1"),
     )
     replayed = under_definition(now, definition(before))
-    assert definition(replayed) == definition(before)
+    assert same_rows(definition(replayed), definition(before))
     assert replayed.step.where == "orders.paid > 10"
     output, orders, dead = replayed.spec.output.kafka, replayed.left.kafka, replayed.spec.dead_letter
     assert output is not None
     assert (output.topic, output.key, output.properties) == ("joined", ("order",), {"sasl.password": "rotated too"})
+    assert output.bootstrap_servers == "moved:1"
     assert orders is not None
     assert orders.properties == {"sasl.password": "rotated"}
     assert dead is not None
@@ -97,6 +105,18 @@ def test_a_plan_is_replayed_under_its_own_definition_with_the_newest_settings() 
     assert dead.kafka.properties == {"sasl.password": "three"}
     assert replayed.spec.state_store.postgres is not None
     assert (replayed.spec.shards, replayed.name) == (7, "edited")
+
+
+def test_a_place_that_the_job_has_no_more_is_reached_as_before() -> None:
+    now = job(
+        (
+            'output: {kafka: {bootstrapServers: "a:1", topic: joined, key: [order], properties: {sasl.password: two}}}',
+            "output: {file: {path: /out}}",
+        )
+    )
+    output = under_definition(now, definition(job())).spec.output
+    assert output.kafka is not None
+    assert (output.kafka.bootstrap_servers, output.file) == ("a:1", None)
 
 
 def test_a_dead_letter_output_that_was_removed_or_added_is_as_it_was() -> None:

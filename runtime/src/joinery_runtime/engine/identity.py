@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.job import compare
+from joinery_runtime.job import compare, same_rows
 from joinery_runtime.state.store import JobRecord
 
 
@@ -23,7 +23,7 @@ class JobIdentity:
 
     def defines(self, record: JobRecord) -> bool:
         """Whether the record's plan and newest epoch were made under this definition."""
-        return record.definition is None or record.definition == self.definition
+        return record.definition is None or same_rows(record.definition, self.definition)
 
 
 def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, ...]:

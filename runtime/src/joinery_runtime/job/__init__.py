@@ -4,7 +4,7 @@
 say whether stored state fits a changed job (rule M2). Imports neither the engine nor Spark.
 """
 
-from joinery_runtime.job.definition import definition, under_definition
+from joinery_runtime.job.definition import definition, same_rows, under_definition
 from joinery_runtime.job.duration import format_duration, parse_duration
 from joinery_runtime.job.explain import Explanation, explain
 from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
@@ -78,6 +78,7 @@ __all__ = [
     "parse_duration",
     "parse_job",
     "parse_type",
+    "same_rows",
     "signature",
     "under_definition",
 ]

@@ -7,7 +7,7 @@ Settings that only say how (secrets, shards of later plans, Spark) are those of 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,15 +16,22 @@ from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.job.resource import StreamJoin
 
 _PARTS = {"inputs", "joins", "select", "output", "dead_letter"}
-_HOW = ("properties", "propertiesSecretRef", "dsn", "dsnSecretRef")  # may hold secrets; the newest are the right ones
+_SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
+# Says how a place is reached, not which one: where the job still has the place, what it says now is right.
+_HOW = {*_SECRET, "bootstrapServers"}
 
 
 def definition(job: StreamJoin) -> dict[str, Any]:
     """JSON without secrets; equal for jobs that make the same rows of the same plan. Defaults are left out, so that a
     release with more of them finds the definitions of an earlier one equal."""
     parts = job.spec.model_dump(mode="json", by_alias=True, include=_PARTS, exclude_defaults=True)
-    document: dict[str, Any] = json.loads(json.dumps(_without_secrets(parts)))
+    document: dict[str, Any] = json.loads(json.dumps(_without(_SECRET, parts)))
     return document
+
+
+def same_rows(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether both definitions make the same rows of the same plan, in the same places."""
+    return bool(_without(_HOW, one) == _without(_HOW, other))
 
 
 def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
@@ -53,11 +60,11 @@ def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
 _ALIASES = {"inputs", "joins", "select", "output", "deadLetter"}
 
 
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_secrets(inner) for key, inner in value.items() if key not in _HOW}
+def _without(names: Set[str], value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without(names, inner) for key, inner in value.items() if key not in names}
     if isinstance(value, list):
-        return [_without_secrets(inner) for inner in value]
+        return [_without(names, inner) for inner in value]
     return value
 
 
