@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition, Uuid
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicDescription
 
 from joinery_runtime.errors import SourceError
@@ -16,7 +16,20 @@ from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_client import MISSING, UNANSWERED, Cluster, LastError, callbacks, connect
 
 _ANSWER_SECONDS = 15.0  # how long a broker may take to answer
+_SETTLE_SECONDS = 5.0  # how long a partition may be without a leader that knows it
+_RETRY_SECONDS = 0.1
 _TURN_SECONDS = 1.0  # how often it is looked whether waiting still makes sense
+
+_URL_SAFE = str.maketrans("+/", "-_")
+_UNSETTLED = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError._UNKNOWN_PARTITION,
+}
 
 Answer = TypeVar("Answer")
 Asked = Mapping[PartitionRef, "Future[ListOffsetsResultInfo]"]
@@ -49,7 +62,7 @@ class KafkaAdmin:
             except KafkaException as error:
                 self._client.poll(0)
                 if self._errors.denied is not None or time.monotonic() >= deadline:
-                    raise self._unanswered(error, self._cluster) from error
+                    raise self._unanswered(error.args[0], self._cluster) from error
 
     def topics(self, names: Collection[str]) -> dict[str, Topic]:
         """Those of the topics that exist, by name."""
@@ -59,8 +72,19 @@ class KafkaAdmin:
         found = {name: self._topic(name, answer) for name, answer in asked.items()}
         return {name: topic for name, topic in found.items() if topic is not None}
 
+    def offsets(self, partitions: Collection[PartitionRef], *specs: OffsetSpec) -> list[dict[PartitionRef, int]]:
+        """For each spec the offsets of committed records; -1 where no record has its timestamp or a later one. Leaders
+        that move and partitions that have just been made are asked again for a while."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            asked = [self.ask(partitions, spec) for spec in specs]
+            codes = {error.code() for each in asked for _, error in self._failures(each)}
+            if not codes & _UNSETTLED or time.monotonic() >= deadline:
+                return [self.answers(each) for each in asked]
+            time.sleep(_RETRY_SECONDS)
+
     def ask(self, partitions: Collection[PartitionRef], spec: OffsetSpec) -> Asked:
-        """One request for all partitions (with none the client raises); offsets are those of committed records."""
+        """One request for all partitions (with none the client raises)."""
         if not partitions:
             return {}
         wanted = {TopicPartition(ref.topic, ref.partition): ref for ref in partitions}
@@ -70,14 +94,17 @@ class KafkaAdmin:
         return {wanted[key]: answer for key, answer in asked.items()}
 
     def answers(self, asked: Asked) -> dict[PartitionRef, int]:
-        """The offsets that were asked for; -1 where no record has the timestamp or a later one."""
-        offsets = {}
+        """The offsets that were asked for."""
+        for ref, error in self._failures(asked):
+            raise self._unanswered(error, self._cluster.at(ref.topic)) from KafkaException(error)
+        return {ref: int(answer.result().offset) for ref, answer in asked.items()}
+
+    def _failures(self, asked: Asked) -> Iterator[tuple[PartitionRef, KafkaError]]:
         for ref, answer in asked.items():
             try:
-                offsets[ref] = int(self._result(answer).offset)
+                self._result(answer)
             except KafkaException as error:
-                raise self._unanswered(error, self._cluster.at(ref.topic)) from error
-        return offsets
+                yield ref, error.args[0]
 
     def _topic(self, name: str, asked: Future[TopicDescription]) -> Topic | None:
         try:
@@ -85,7 +112,7 @@ class KafkaAdmin:
         except KafkaException as error:
             if error.args[0].code() in MISSING:
                 return None
-            raise self._unanswered(error, self._cluster.at(name)) from error
+            raise self._unanswered(error.args[0], self._cluster.at(name)) from error
         numbers = sorted(int(partition.id) for partition in found.partitions)
         return Topic(name, _text(found.topic_id), tuple(PartitionRef(self._cluster.input, name, n) for n in numbers))
 
@@ -102,9 +129,9 @@ class KafkaAdmin:
                 if self._errors.denied is not None or time.monotonic() >= deadline:
                     raise self._silence(self._cluster) from None
 
-    def _unanswered(self, error: KafkaException, cluster: Cluster) -> SourceError:
+    def _unanswered(self, error: KafkaError, cluster: Cluster) -> SourceError:
         self._client.poll(0)
-        if self._errors.denied is None and error.args[0].code() not in UNANSWERED:
+        if self._errors.denied is None and error.code() not in UNANSWERED:
             return cluster.failure(error, "asking for offsets")
         return self._silence(cluster)
 
@@ -119,5 +146,6 @@ class KafkaAdmin:
 
 
 def _text(topic_id: Uuid) -> str:
+    """As Kafka's own tools print it: base64 that is safe in URLs. All zeros stand for none."""
     known = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
-    return str(topic_id) if known else ""
+    return str(topic_id).translate(_URL_SAFE) if known else ""

@@ -1,7 +1,8 @@
 """Membership in a Kafka consumer group: which partitions are this driver's, and keeping them while an epoch runs.
 
 The member subscribes and polls in a thread of its own and never fetches: tasks read planned ranges with clients that
-belong to no group. What the group is told of offsets is for lag tools; the state store is the truth.
+belong to no group. What the group is told of offsets is for lag tools; the state store is the truth. Nothing but that
+thread calls the client: it lets one thread in at a time, and another would wait between two polls for a long time.
 """
 
 from __future__ import annotations

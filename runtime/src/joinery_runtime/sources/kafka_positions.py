@@ -26,8 +26,7 @@ Extents = Mapping[PartitionRef, Extent]
 
 def extents(admin: KafkaAdmin, partitions: Collection[PartitionRef]) -> dict[PartitionRef, Extent]:
     """What the broker has of each now."""
-    first, last = admin.ask(partitions, OffsetSpec.earliest()), admin.ask(partitions, OffsetSpec.latest())
-    earliest, stable = admin.answers(first), admin.answers(last)
+    earliest, stable = admin.offsets(partitions, OffsetSpec.earliest(), OffsetSpec.latest())
     return {ref: Extent(earliest[ref], stable[ref]) for ref in partitions}
 
 
@@ -69,7 +68,7 @@ class Positions:
     def _first(self, partitions: Collection[PartitionRef], found: Extents) -> dict[PartitionRef, int]:
         start = self._kafka.start_from
         if isinstance(start, AtTimestamp):
-            offsets = self._admin.answers(self._admin.ask(partitions, OffsetSpec.for_timestamp(start.timestamp)))
+            (offsets,) = self._admin.offsets(partitions, OffsetSpec.for_timestamp(start.timestamp))
             return {ref: offsets[ref] if offsets[ref] >= 0 else found[ref].stable for ref in partitions}
         if isinstance(start, AtOffsets):
             return {ref: start.offsets.get(ref.partition, found[ref].earliest) for ref in partitions}
@@ -81,7 +80,7 @@ class Positions:
             return {}
         if not isinstance(stop, AtTimestamp):
             return {ref: found[ref].stable for ref in partitions}
-        offsets = self._admin.answers(self._admin.ask(partitions, OffsetSpec.for_timestamp(stop.timestamp)))
+        (offsets,) = self._admin.offsets(partitions, OffsetSpec.for_timestamp(stop.timestamp))
         # Without such a record the end is known only once that time has passed.
         passed = stop.timestamp <= time.time() * 1000
         known = [ref for ref in partitions if offsets[ref] >= 0 or passed]

@@ -1,0 +1,294 @@
+"""Membership in a consumer group, with real groups, assignors and other members."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, ClassVar
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from joinery_runtime.errors import Fenced, SourceError
+from joinery_runtime.sources import Known, Range, kafka_group, reader_for
+from joinery_runtime.sources.kafka_client import Cluster
+from joinery_runtime.sources.kafka_group import GroupMember
+from sources.kafka_bench import (
+    COOPERATIVE,
+    EAGER,
+    PATIENCE_SECONDS,
+    PlainMember,
+    add_partitions,
+    eventually,
+    held,
+    joined,
+    kafka_input,
+    planning,
+    published,
+    ref,
+    send,
+    unique,
+)
+
+pytestmark = pytest.mark.services
+CLASSIC = pytest.mark.parametrize("properties", [EAGER, COOPERATIVE], ids=["range", "cooperative-sticky"])
+
+
+@pytest.fixture
+def topic(broker) -> str:
+    name = unique("group")
+    broker.create_topic(name, 2)
+    return name
+
+
+@pytest.fixture
+def group() -> str:
+    return unique("members")
+
+
+@pytest.fixture
+def make_member(broker, topic, group) -> Iterator[Any]:
+    """Makes members that have joined already; all are closed in the end."""
+    made = []
+
+    def make(properties: dict[str, str] = EAGER, **options: float) -> GroupMember:
+        kafka = kafka_input(broker.bootstrap, topic, properties=properties).kafka
+        assert kafka is not None
+        made.append(GroupMember(Cluster.of("in", kafka), group, **options))
+        made[-1].follow([topic], {})
+        eventually(lambda: made[-1].assigned() == {ref(topic), ref(topic, 1)})
+        return made[-1]
+
+    yield make
+    for member in made:
+        member.close()
+
+
+class Recording(Consumer):
+    """Keeps the offsets that partitions are assigned with. (Another thread could not ask: one at a time may call.)"""
+
+    starts: ClassVar[dict[int, int]] = {}
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self.starts.update({each.partition: each.offset for each in partitions})
+        super().assign(partitions)
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        self.starts.update({each.partition: each.offset for each in partitions})
+        super().incremental_assign(partitions)
+
+
+@pytest.fixture
+def starts(monkeypatch) -> dict[int, int]:
+    monkeypatch.setattr(kafka_group, "Consumer", Recording)
+    monkeypatch.setattr(Recording, "starts", {})
+    return Recording.starts
+
+
+# --- assignment -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [EAGER, COOPERATIVE, {"group.protocol": "consumer"}],
+    ids=["range", "cooperative-sticky", "kip-848"],
+)
+def test_another_member_takes_partitions_and_leaves(broker, topic, properties) -> None:
+    job = unique("job")
+    with planning(kafka_input(broker.bootstrap, topic, properties=properties), job) as planner:
+        assert not any(each.held for each in planner.bounds(Known())), "the group cannot have answered yet"
+        joined(planner)
+        with closing(PlainMember(broker.bootstrap, f"{job}.in", [topic], **properties)) as other:
+            other.until(lambda: len(other.partitions) == 1 and len(held(planner)) == 1)
+            assert held(planner) | other.partitions == {0, 1}
+            assert not planner.hold([ref(topic), ref(topic, 1)])
+        joined(planner)
+        assert planner.hold([ref(topic), ref(topic, 1)])
+
+
+@CLASSIC
+def test_recovered_offsets_are_set_on_assignment(broker, topic, properties, starts) -> None:
+    send(broker.bootstrap, topic, [b"x"] * 5, partition=0)
+    send(broker.bootstrap, topic, [b"x"] * 3, partition=1)
+    model = kafka_input(broker.bootstrap, topic, startFrom="latest", properties=properties)
+    with planning(model) as planner:
+        known = Known({ref(topic): 2, ref(topic, 1): 1})
+        joined(planner, known)
+        assert starts == {0: 2, 1: 1}
+    starts.clear()
+    with planning(model) as planner:
+        joined(planner)
+        assert starts == {0: 5, 1: 3}, "startFrom counts where nothing is stored"
+    starts.clear()
+    with planning(model) as planner:
+        joined(planner, Known({ref(topic): 4}))
+        assert starts == {0: 4, 1: 0}, "a partition that came later is read from its earliest record"
+
+
+def test_a_partition_that_is_added_is_read_from_its_earliest_record(broker, topic) -> None:
+    send(broker.bootstrap, topic, [b"x"] * 5)
+    model = kafka_input(broker.bootstrap, topic, startFrom="latest", properties=EAGER)
+    with planning(model) as planner:
+        assert [each.start for each in joined(planner)] == [5, 0]
+        add_partitions(broker.bootstrap, topic, 3)
+        send(broker.bootstrap, topic, [b"x"] * 2, partition=2)
+        added = eventually(lambda: [each for each in planner.bounds(Known()) if each.partition == ref(topic, 2)])
+        assert added[0].start == 0
+        eventually(lambda: held(planner) == {0, 1, 2})
+
+
+def test_readers_do_not_join(broker, topic, group) -> None:
+    send(broker.bootstrap, topic, [b"a"])
+    names = {"group.id": group, "group.instance.id": "the-driver", "partition.assignment.strategy": "roundrobin"}
+    model = kafka_input(broker.bootstrap, topic, properties={**EAGER, **names})
+    with planning(model) as planner, closing(reader_for(model)) as reader:
+        joined(planner)
+        (batch,) = reader.read(Range(ref(topic), 0, 1))
+        assert batch.values.to_pylist() == [b"a"]
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        members = admin.describe_consumer_groups([group])[group].result(PATIENCE_SECONDS).members
+        assert [each.group_instance_id for each in members] == ["the-driver"]
+
+
+# --- what an epoch holds ----------------------------------------------------------------------------------------------
+
+
+@CLASSIC
+def test_a_rebalance_waits_for_what_is_held(broker, topic, group, make_member, properties) -> None:
+    member = make_member(properties)
+    assert member.hold([ref(topic), ref(topic, 1)])
+    with closing(PlainMember(broker.bootstrap, group, [topic], **properties)) as other:
+        other.until(lambda: len(member.assigned()) < 2)
+        assert not member.hold([ref(topic), ref(topic, 1)]), "what is about to go cannot be held anew"
+
+
+@CLASSIC
+def test_a_rebalance_goes_on_after_the_release(broker, topic, group, make_member, properties) -> None:
+    member = make_member(properties)
+    assert member.hold([ref(topic), ref(topic, 1)])
+    with closing(PlainMember(broker.bootstrap, group, [topic], **properties)) as other:
+        other.until(lambda: len(member.assigned()) < 2)
+        waited_until = time.monotonic() + 1.0
+        other.until(lambda: other.partitions or time.monotonic() > waited_until)
+        assert not other.partitions
+        assert member.still_held()
+        member.release({ref(topic): 4, ref(topic, 1): 6})
+        other.until(lambda: len(other.partitions) == 1)
+        assert published(broker.bootstrap, group, topic) == {0: 4, 1: 6}, "told before the partitions went"
+        assert member.still_held()
+
+
+@CLASSIC
+def test_a_rebalance_does_not_wait_for_ever(broker, topic, group, make_member, properties, caplog) -> None:
+    member = make_member(properties, hold_seconds=0.3)
+    member.hold([ref(topic), ref(topic, 1)])
+    with closing(PlainMember(broker.bootstrap, group, [topic], **properties)) as other:
+        other.until(lambda: len(other.partitions) == 1 and len(member.assigned()) == 1)
+        assert not member.still_held()
+        assert "took partitions after waiting" in caplog.text
+        (taken,) = other.partitions
+        member.release({ref(topic): 8, ref(topic, 1): 8})
+        eventually(lambda: published(broker.bootstrap, group, topic))
+        assert published(broker.bootstrap, group, topic) == {1 - taken: 8}, "never for a partition that was lost"
+    eventually(lambda: len(member.assigned()) == 2)
+    assert member.hold([ref(topic), ref(topic, 1)])
+    assert member.still_held()
+
+
+def test_what_nobody_holds_goes_at_once(broker, topic, group, make_member) -> None:
+    make_member(EAGER, hold_seconds=60.0)
+    with closing(PlainMember(broker.bootstrap, group, [topic], **EAGER)) as other:
+        other.until(lambda: len(other.partitions) == 1)
+
+
+def test_the_time_to_wait_is_well_below_what_the_broker_waits(broker, topic) -> None:
+    quick = {"max.poll.interval.ms": "8000", "session.timeout.ms": "6000"}
+    kafka = kafka_input(broker.bootstrap, topic, properties=quick).kafka
+    assert kafka is not None
+    assert GroupMember(Cluster.of("in", kafka), "g")._hold_seconds == 4.0
+
+
+# --- one driver after another -----------------------------------------------------------------------------------------
+
+
+@CLASSIC
+def test_a_new_driver_takes_over_at_once_and_the_old_one_is_fenced(topic, group, make_member, properties) -> None:
+    first = make_member(properties)
+    assert first.hold([ref(topic)])
+    started = time.monotonic()
+    second = make_member(properties)
+    assert time.monotonic() - started < 10, "it did not wait for the first one's session (45 s) to end"
+
+    def fenced() -> bool:
+        try:
+            return not first.still_held()
+        except Fenced as error:
+            return f"Another driver of this job has joined consumer group {group}" in str(error)
+
+    eventually(fenced)
+    for call in (first.assigned, first.still_held, lambda: first.hold([ref(topic)]), lambda: first.follow([topic], {})):
+        with pytest.raises(Fenced, match=f"the same group.instance.id, {group}"):
+            call()
+    first.release({ref(topic): 1})
+    assert second.hold([ref(topic), ref(topic, 1)])
+
+
+def test_a_driver_that_was_closed_is_succeeded_at_once(topic, make_member) -> None:
+    make_member().close()
+    started = time.monotonic()
+    make_member()
+    assert time.monotonic() - started < 10
+
+
+def test_the_newer_protocol_refuses_a_second_member_of_the_same_name(broker, topic, make_member) -> None:
+    properties = {"group.protocol": "consumer", "group.instance.id": "the-driver"}
+    make_member(properties)
+    with pytest.raises(SourceError, match=r"cannot be joined: .*instance ID is still used by another member"):
+        make_member(properties)
+
+
+# --- what the group is told -------------------------------------------------------------------------------------------
+
+
+def test_offsets_are_published_as_the_next_ones(broker, topic, group, make_member) -> None:
+    member = make_member()
+    member.hold([ref(topic)])
+    member.release({ref(topic): 7})
+    eventually(lambda: published(broker.bootstrap, group, topic) == {0: 7})
+    with closing(Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})) as reading:
+        (found,) = reading.committed([TopicPartition(topic, 0)], PATIENCE_SECONDS)
+    assert found.offset == 7
+
+
+def test_closing_publishes_what_is_left(broker, topic, group, make_member) -> None:
+    member = make_member()
+    member.release({ref(topic): 7, ref(topic, 1): 9})
+    started = time.monotonic()
+    member.close()
+    assert time.monotonic() - started < 5
+    assert published(broker.bootstrap, group, topic) == {0: 7, 1: 9}
+
+
+def test_offsets_of_partitions_that_were_never_ours_are_not_published(broker, topic, group, make_member) -> None:
+    member = make_member()
+    member.release({ref(topic): 7, ref(topic, 5): 1, ref("elsewhere"): 2})
+    member.close()
+    assert published(broker.bootstrap, group, topic) == {0: 7}
+
+
+# --- groups that refuse -----------------------------------------------------------------------------------------------
+
+
+def test_an_assignor_that_the_group_does_not_have(broker, topic, group) -> None:
+    properties = {**EAGER, "group.id": group, "partition.assignment.strategy": "roundrobin"}
+    with (
+        closing(PlainMember(broker.bootstrap, group, [topic], **COOPERATIVE)) as other,
+        planning(kafka_input(broker.bootstrap, topic, properties=properties)) as planner,
+    ):
+        other.until(lambda: len(other.partitions) == 2)
+        with pytest.raises(
+            SourceError, match=f"consumer group {group} cannot be joined: .*partition.assignment.strategy"
+        ):
+            other.until(lambda: held(planner))

@@ -1,0 +1,56 @@
+"""A group that the user may not join, on a broker with access control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from joinery_devkit.kafka import KafkaBroker
+from joinery_runtime.errors import SourceError
+from sources.kafka_bench import EAGER, eventually, held, joined, kafka_input, planning
+
+pytestmark = pytest.mark.services
+ACCESS_CONTROL = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+GROUP = (ResourceType.GROUP, "locked.in", ResourcePatternType.LITERAL)
+DENIED = (*GROUP, "User:ANONYMOUS", "*", AclOperation.READ, AclPermissionType.DENY)
+
+
+@pytest.fixture
+def guarded() -> Iterator[KafkaBroker]:
+    with KafkaBroker(properties=ACCESS_CONTROL) as broker:
+        yield broker
+
+
+def test_a_group_that_may_not_be_joined(guarded) -> None:
+    guarded.create_topic("topic")
+    admin = AdminClient({"bootstrap.servers": guarded.bootstrap})
+    for done in admin.create_acls([AclBinding(*DENIED)]).values():
+        done.result(20)
+    with planning(kafka_input(guarded.bootstrap, "topic", properties=EAGER), "locked") as planner:
+        todo = r"Allow this user to Read the group \(kafka-acls --operation Read --group\)"
+        with pytest.raises(SourceError, match=f"consumer group locked.in cannot be joined: .*{todo}"):
+            eventually(lambda: held(planner))
+        for lifted in admin.delete_acls([AclBindingFilter(*DENIED)]).values():
+            lifted.result(20)
+
+        def joins_after_all() -> bool:
+            try:
+                return bool(held(planner))
+            except SourceError:
+                return False
+
+        eventually(joins_after_all)
+        joined(planner)
