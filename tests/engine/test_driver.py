@@ -33,8 +33,10 @@ from joinery_runtime.state.store import EpochCommit, JobRecord
 
 
 @pytest.fixture(autouse=True)
-def _simulated_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    sim_kafka.install(monkeypatch)
+def _simulated_topics() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        sim_kafka.install(patch)
+        yield
 
 
 @pytest.fixture
