@@ -61,8 +61,9 @@ demo: setup ## a streaming join on real Kafka, Spark and Postgres, checked again
 	@$(BIN)/python -m joinery_devkit.demo
 
 .PHONY: bench
-bench: setup ## throughput beside Spark's own join and the raw read (takes minutes; wants a quiet machine)
+bench: setup ## throughput beside Spark's own join and the raw read, and latency (minutes; wants a quiet machine)
 	@$(BIN)/python bench/join.py --out build/bench.json
+	@$(BIN)/python bench/latency.py --out build/latency.json
 
 .PHONY: lock
 lock: ## recompile requirements/ from the pyproject files (UPGRADE=1 takes newer versions)

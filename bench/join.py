@@ -1,5 +1,6 @@
-"""Inner interval join of 2 x N JSON records: this engine, Spark's own join, and the raw read, on the same topics in
-one run. Prints rows per second, ratios and peak memory, and writes them as JSON.
+"""Inner interval join of 2 x N JSON records: this engine (into files, and into Kafka under both delivery guarantees),
+Spark's own join, and the raw read, on the same topics in one run. Prints rows per second, ratios and peak memory, and
+writes them as JSON.
 
     python bench/join.py --records 3000000 --out build/bench.json
 """
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ UPPER_MS = 900_000
 JOB = """
 apiVersion: joinery.dev/v1alpha1
 kind: StreamJoin
-metadata: {{name: bench}}
+metadata: {{name: "{name}"}}
 spec:
   inputs:
     - name: orders
@@ -72,8 +74,9 @@ spec:
     - {{column: payments.payment_id}}
     - {{column: payments.method}}
     - {{column: payments.ts}}
-  output: {{file: {{path: "{output}"}}}}
-  deadLetter: {{file: {{path: "{output}.dead"}}}}
+  output: {output}
+  deadLetter: {{file: {{path: "{dead}"}}}}
+  delivery: {delivery}
   shards: {shards}
   trigger: {{maxRecordsPerEpoch: {epoch}}}
 """
@@ -122,10 +125,38 @@ def _memory(process: psutil.Process) -> int:
         return 0
 
 
-def run_joinery(bootstrap: str, arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
-    job = work / "bench.yaml"
-    job.write_text(JOB.format(bootstrap=bootstrap, upper=UPPER_MS, output=work / "joined", shards=arguments.shards,
-                              epoch=arguments.epoch))  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """What a run writes to. `name` is the job's too: each has a state of its own."""
+
+    name: str
+    output: str
+    delivery: str = "exactlyOnce"
+
+
+def sinks(bootstrap: str, work: Path) -> list[Sink]:
+    kafka = '{{kafka: {{bootstrapServers: "{}", topic: {}}}}}'
+    return [
+        Sink("joinery", f'{{file: {{path: "{work / "joined"}"}}}}'),
+        Sink("exactly-once", kafka.format(bootstrap, "exactly-once")),
+        Sink("at-least-once", kafka.format(bootstrap, "at-least-once"), "atLeastOnce"),
+    ]
+
+
+def run_joinery(bootstrap: str, sink: Sink, arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    job = work / f"{sink.name}.yaml"
+    job.write_text(
+        JOB.format(
+            name=sink.name,
+            bootstrap=bootstrap,
+            upper=UPPER_MS,
+            output=sink.output,
+            delivery=sink.delivery,
+            dead=work / f"{sink.name}.dead",
+            shards=arguments.shards,
+            epoch=arguments.epoch,
+        )
+    )
     command = [str(Path(sys.executable).with_name("joinery")), "run", str(job), "--master", "local[2,4]"]
     out, wall, peak = measured(command, os.environ | {"JOINERY_HOME": str(work / "home")})
     lines = [json.loads(line) for line in out.splitlines()]
@@ -182,11 +213,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with KafkaBroker() as broker, tempfile.TemporaryDirectory() as work:
-        for topic in ("orders", "payments"):
+        for topic in ("orders", "payments", "exactly-once", "at-least-once"):
             broker.create_topic(topic, partitions=arguments.partitions)
         produce(broker.bootstrap, Workload(arguments.records, arguments.partitions))
         results = {"raw": run_raw(broker.bootstrap, arguments)}
-        results["joinery"] = run_joinery(broker.bootstrap, arguments, Path(work))
+        for sink in sinks(broker.bootstrap, Path(work)):
+            results[sink.name] = run_joinery(broker.bootstrap, sink, arguments, Path(work))
         if not arguments.skip_spark:
             results["spark"] = run_spark(broker.bootstrap)
     report(results, arguments)
@@ -196,7 +228,7 @@ def report(results: dict[str, Any], arguments: argparse.Namespace) -> None:
     ours = results["joinery"]["rate"]
     for name, result in results.items():
         peak = f", peak {result['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in result else ""
-        print(f"{name:8} {result['rate']:>12,.0f} rows/s ({result['rows']:,} rows in {result['seconds']:.1f} s{peak})")
+        print(f"{name:13} {result['rate']:>12,.0f} rows/s ({result['rows']:,} rows in {result['seconds']:.1f} s{peak})")
     results["ratios"] = {name: ours / results[name]["rate"] for name in ("raw", "spark") if name in results}
     for name, ratio in results["ratios"].items():
         print(f"joinery is {ratio:.2f} times {name}")
