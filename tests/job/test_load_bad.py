@@ -12,6 +12,7 @@ TOPIC = "        topic: orders\n"
 STEP = "      lateData: drop\n"
 KEYS = "{orders.order_id: payments.order_id}"
 INTERVAL = "{of: orders, lower: -1m, upper: 1h}"
+PATTERN = "        topicPattern: orders-.*\n"
 WATERMARK = "      watermark: {delay: 10s}\n"
 OUTPUT = "    postgres: {table: joined}\n"
 SCHEMA = "{name: country, type: int32}"
@@ -22,8 +23,6 @@ def after(place: str, text: str) -> tuple[str, str]:
 
 
 NOT_YET = [
-    (after(TOPIC, "        topicPattern: orders-.*\n"), "inputs[0].kafka.topicPattern", "topicPattern", 11),
-    ((TOPIC, "        topicPattern: orders-.*\n"), "inputs[0].kafka.topicPattern", "name one topic", 10),
     (("format: json", "format: avro"), "inputs[0].format", "format avro", 11),
     (("format: json", "format: protobuf"), "inputs[0].format", "format protobuf", 11),
     (("format: json", "format: parquet"), "inputs[0].format", "format parquet", 11),
@@ -72,7 +71,6 @@ def test_what_is_not_built_is_refused_by_name(edit, path, words, line):
 @pytest.mark.parametrize(
     "edit",
     [
-        (TOPIC, "        topicPattern: orders-.*\n"),
         ("interval: " + INTERVAL, "window: {tumbling: 1h}"),
         (f"keys: {KEYS}", "keys: {}\n      broadcast: payments"),
     ],
@@ -101,7 +99,23 @@ BAD = [
     (("name: orders\n", "name: or.ders\n"), "spec.inputs[0].name", "letters, digits and '_'", 7),
     (("topic: orders", "topic: a b"), "spec.inputs[0].kafka.topic", "a topic name has 1 to 249", 10),
     (("topic: orders", "topic: 5"), "spec.inputs[0].kafka.topic", "must be text", 10),
-    ((TOPIC, ""), "spec.inputs[0].kafka.topic", "is missing", 8),
+    ((TOPIC, ""), "spec.inputs[0].kafka", "exactly one of topic and topicPattern: none", 8),
+    (after(TOPIC, PATTERN), "spec.inputs[0].kafka", "topic and topicPattern are named", 8),
+    ((TOPIC, "        topicPattern: orders-(\n"), "spec.inputs[0].kafka.topicPattern", "not a regular expression", 10),
+    ((TOPIC, "        topicPattern: ''\n"), "spec.inputs[0].kafka.topicPattern", "is empty", 10),
+    ((TOPIC, "        topicPattern: [a, b]\n"), "spec.inputs[0].kafka.topicPattern", "must be text", 10),
+    (
+        (TOPIC, PATTERN + "        startFrom: {offsets: {0: 5}}\n"),
+        "spec.inputs[0].kafka.startFrom",
+        "offsets belong to one topic",
+        11,
+    ),
+    (
+        (TOPIC, PATTERN + "        stopAt: {offsets: {0: 5}}\n"),
+        "spec.inputs[0].kafka.stopAt",
+        "offsets belong to one topic",
+        11,
+    ),
     (after(TOPIC, "        startFrom: first\n"), "spec.inputs[0].kafka.startFrom", "write earliest or latest", 11),
     (
         after(TOPIC, "        startFrom: {offset: 3}\n"),

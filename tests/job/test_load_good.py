@@ -42,6 +42,11 @@ OUTPUT = "    postgres: {table: joined}"
     [
         ((TOPIC, TOPIC + "        startFrom: latest\n"), lambda j: j.left.kafka.start_from, "latest"),
         (
+            (TOPIC, "topicPattern: orders-(eu|us)\n        startFrom: {timestamp: 5}\n        stopAt: latest\n"),
+            lambda j: (j.left.kafka.topic, j.left.kafka.topic_pattern, j.left.kafka.topics),
+            (None, "orders-(eu|us)", "topics like 'orders-(eu|us)'"),
+        ),
+        (
             (TOPIC, TOPIC + '        startFrom: {offsets: {"0": 5, 1: 7}}\n'),
             lambda j: j.left.kafka.start_from,
             AtOffsets(offsets={0: 5, 1: 7}),

@@ -20,8 +20,8 @@ from joinery_runtime.sources.kafka_client import Cluster, LastError, connect, lo
 
 HOLD_SECONDS = 30.0  # how long a rebalance waits for a running epoch
 _POLL_SECONDS = 0.1
-_FLUSH_SECONDS = 2.0  # how long `close` waits for offsets that are being published
-_CLOSE_SECONDS = 5.0
+_FLUSH_SECONDS = 1.0  # how long `close` waits for offsets that are being published
+_CLOSE_SECONDS = 3.0  # a client whose broker is away would take longer to close; the thread is a daemon
 _MAX_POLL_MS = 300_000  # librdkafka's default, and the broker's patience with a rebalance
 
 _FENCED = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
@@ -148,7 +148,9 @@ class GroupMember:
             self._poll(consumer)
             self._flush(consumer)
         except KafkaException as error:
-            self._fail(self._cluster.failure(error, f"being a member of consumer group {self._group}"))
+            self._note(error.args[0])
+            if self._failure is None:
+                self._fail(self._cluster.failure(error, f"being a member of consumer group {self._group}"))
         finally:
             with self._changed:
                 self._lost |= bool(self._held)

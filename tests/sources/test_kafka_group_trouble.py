@@ -1,7 +1,8 @@
-"""A group that the user may not join, on a broker with access control."""
+"""Groups in trouble, on a broker of their own: the user may not join, the broker dies."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,8 @@ from confluent_kafka.admin import (
 
 from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.errors import SourceError
-from sources.kafka_bench import EAGER, eventually, held, joined, kafka_input, planning
+from joinery_runtime.sources import Known, planner_for
+from sources.kafka_bench import EAGER, eventually, held, joined, kafka_input, planning, ref
 
 pytestmark = pytest.mark.services
 ACCESS_CONTROL = {
@@ -28,7 +30,7 @@ GROUP = (ResourceType.GROUP, "locked.in", ResourcePatternType.LITERAL)
 DENIED = (*GROUP, "User:ANONYMOUS", "*", AclOperation.READ, AclPermissionType.DENY)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def guarded() -> Iterator[KafkaBroker]:
     with KafkaBroker(properties=ACCESS_CONTROL) as broker:
         yield broker
@@ -54,3 +56,19 @@ def test_a_group_that_may_not_be_joined(guarded) -> None:
 
         eventually(joins_after_all)
         joined(planner)
+
+
+def test_a_dead_broker_does_not_keep_the_driver_from_ending(guarded, monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
+    guarded.create_topic("dying")
+    planner = planner_for(kafka_input(guarded.bootstrap, "dying"), "job")
+    joined(planner)
+    assert planner.hold([ref("dying")])
+    guarded.kill()
+    with pytest.raises(SourceError, match="the Kafka broker does not answer"):
+        planner.bounds(Known())
+    assert planner.still_held(), "nobody can have taken the partition while the broker is away"
+    planner.release({ref("dying"): 1})
+    started = time.monotonic()
+    planner.close()
+    assert time.monotonic() - started < 4
