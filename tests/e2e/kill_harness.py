@@ -1,42 +1,45 @@
-"""What the kill test needs: records that keep coming, and drivers that are killed and started again."""
+"""What tests that kill, pause and cut off drivers need: records that keep coming, a job, and what it must give."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pyspark
-from confluent_kafka import Producer
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
-POINTS = ("planned", "reading", "staged", "output-written", "before-commit", "after-commit")
-MASTER = "local-cluster[2,1,1024]"
-PATIENCE_S = 180
+from e2e.driver_process import Run
+from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
+from joinery_devkit.topics import Record, read_topic, readable
+from joinery_devkit.verify import Verdict, verify
+from joinery_runtime.job import StreamJoin, load_job
+from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state.store import JobRecord
+
+INPUTS = {"orders": 2, "payments": 3}  # topics, named `<job>.<input>`, with this many partitions
 TICK_S = 0.03  # the feeder's pace: records arrive all the time, whatever the driver does
 
-JOB = """
+_JOB = """
 apiVersion: joinery.dev/v1alpha1
 kind: StreamJoin
-metadata: {{name: kill-test}}
+metadata: {{name: {name}}}
 spec:
   inputs:
     - name: orders
-      kafka: {{bootstrapServers: "{bootstrap}", topic: orders}}
+      kafka: {{bootstrapServers: "{bootstrap}", topic: {name}.orders, properties: {properties}}}
       format: json
       schema: [{{name: id, type: string}}, {{name: amount, type: int64}}, {{name: ts, type: timestamp}}]
       eventTime: ts
       watermark: {{delay: 2s, idleTimeout: 0}}
     - name: payments
-      kafka: {{bootstrapServers: "{bootstrap}", topic: payments}}
+      kafka: {{bootstrapServers: "{bootstrap}", topic: {name}.payments, properties: {properties}}}
       format: json
       schema: [{{name: order, type: string}}, {{name: paid, type: int64}}, {{name: ts, type: timestamp}}]
       eventTime: ts
@@ -45,21 +48,53 @@ spec:
     - right: payments
       keys: {{orders.id: payments.order}}
       interval: {{of: orders, lower: -1s, upper: 10s}}
-  output: {{postgres: {{table: joined}}}}
-  deadLetter: {{file: {{path: "{dead}"}}}}
-  stateStore: {{postgres: {{dsn: "{dsn}"}}, checkpointInterval: 5s}}
+      {where}
+  output: {output}
+  deadLetter: {dead}
+  stateStore: {{postgres: {{dsn: "{dsn}", schema: "{schema}"}}, checkpointInterval: 5s}}
   shards: {shards}
   spark:
-    conf: {{spark.task.maxFailures: "8", spark.deploy.maxExecutorRetries: "-1"}}
+    conf: {conf}
+  {extra}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job over two topics that a `Feeder` fills; the fields are parts of its file. Without `output` and `dead` rows
+    and dead letters go to the topics `<name>.out` and `<name>.dead`."""
+
+    name: str
+    bootstrap: str
+    dsn: str
+    schema: str = "joinery"
+    output: str = ""
+    dead: str = ""
+    where: str = ""
+    properties: str = "{}"
+    shards: int = 4
+    conf: str = "{}"
+    extra: str = ""
+
+    def write(self, path: Path) -> Path:
+        parts = {name: getattr(self, name) for name in Job.__slots__}
+        parts["output"] = self.output or f'{{kafka: {{bootstrapServers: "{self.bootstrap}", topic: {self.name}.out}}}}'
+        parts["dead"] = self.dead or f"{{kafka: {{topic: {self.name}.dead}}}}"
+        path.write_text(_JOB.format(**parts))
+        return path
+
+    def topics(self) -> dict[str, int]:
+        """Names and partitions of the topics that are read, and of those that may be written."""
+        inputs = {f"{self.name}.{name}": partitions for name, partitions in INPUTS.items()}
+        return {**inputs, f"{self.name}.out": 2, f"{self.name}.dead": 1}
 
 
 class Feeder:
     """Produces orders and payments at a steady pace until it is stopped: some late, some out of order, some broken."""
 
-    def __init__(self, bootstrap: str, seed: int) -> None:
+    def __init__(self, bootstrap: str, job: str, seed: int) -> None:
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
-        self._random = random.Random(seed)
+        self._job, self._random = job, random.Random(seed)
         self._clock_ms = 1_760_000_000_000
         self._number = 0
         self._done = threading.Event()
@@ -77,114 +112,147 @@ class Feeder:
         self._done.set()
         self._thread.join()
 
+    def tick(self) -> None:
+        """Some records, and on goes their clock. Not while it runs by itself."""
+        for _ in range(4):
+            self._pair()
+        self._clock_ms += 60
+        self._producer.flush()
+
     def _run(self) -> None:
         while not self._done.wait(TICK_S):
-            for _ in range(4):
-                self._pair()
-            self._clock_ms += 60
-            self._producer.flush()
+            self.tick()
 
     def _pair(self) -> None:
         self._number += 1
         name = f"o{self._number - self._random.randrange(3)}"  # keys repeat now and then
-        self._send("orders", 2, {"id": name, "amount": self._number}, self._time())
+        self._send("orders", {"id": name, "amount": self._number}, self._time())
         if self._random.random() < 0.8:
-            self._send(
-                "payments", 3, {"order": name, "paid": self._number}, self._time() + self._random.randrange(12_000)
-            )
+            self._send("payments", {"order": name, "paid": self._number}, self._time() + self._random.randrange(12_000))
 
     def _time(self) -> int:
         late = self._random.random() < 0.03
         return self._clock_ms - self._random.randrange(30_000 if late else 1_500)
 
-    def _send(self, topic: str, partitions: int, row: dict[str, Any], ts: int) -> None:
+    def _send(self, topic: str, row: dict[str, Any], ts: int) -> None:
         value = json.dumps({**row, "ts": ts}) if self._random.random() > 0.005 else "{broken"
-        self._producer.produce(topic, value, partition=self._random.randrange(partitions))
+        self._producer.produce(f"{self._job}.{topic}", value, partition=self._random.randrange(INPUTS[topic]))
 
 
-@dataclass(slots=True)
-class Run:
-    """One driver process. Its JSON lines are read as they come; `lines` has those so far."""
-
-    process: subprocess.Popen[str]
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    _readers: list[threading.Thread] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, job: Path, fault: str | None) -> Run:
-        environment = os.environ | {"SPARK_HOME": str(Path(pyspark.__file__).parent)}
-        if fault is not None:
-            environment["JOINERY_FAULT"] = fault
-        command = [str(Path(sys.executable).with_name("joinery")), "run", str(job), "--master", MASTER]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=job.parent
-        )
-        run = cls(process)
-        run._readers = [threading.Thread(target=target) for target in (run._read_lines, run._read_errors)]
-        for reader in run._readers:
-            reader.start()
-        return run
-
-    def wait(self) -> int:
-        """The driver's exit code. What it started may live on for a moment and keep its output open."""
-        code = self.process.wait(timeout=PATIENCE_S)
-        for reader in self._readers:
-            reader.join(PATIENCE_S)
-        return code
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.wait()
-
-    def wait_for(self, what: str, ready: Any) -> None:
-        """Until `ready(epoch lines)` holds; fails when the driver ends first or time runs out."""
-        with self.changed:
-            met = self.changed.wait_for(lambda: ready(self.epochs) or self.process.poll() is not None, PATIENCE_S)
-        assert self.process.poll() is None, f"{what}: the driver ended\n" + "".join(self.errors[-30:])
-        assert met, f"{what}: not within {PATIENCE_S} s"
-
-    @property
-    def epochs(self) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line["event"] == "epoch"]
-
-    @property
-    def replayed(self) -> bool:
-        """Whether it found a pending plan."""
-        return any(line["event"] == "started" and line["replays"] for line in self.lines)
-
-    def task_processes(self) -> list[psutil.Process]:
-        """Executors and Python workers of this driver."""
-        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if _is_task_process(p)]
-
-    def _read_lines(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
-            for line in stream:
-                with self.changed:
-                    self.lines.append(json.loads(line))
-                    self.changed.notify_all()
-        with self.changed:
-            self.changed.notify_all()
-
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
-            for line in stream:
-                self.errors.append(line)
+# --- what came out ----------------------------------------------------------------------------------------------------
 
 
-def _is_task_process(process: psutil.Process) -> bool:
+class Log:
+    """What a job's store knows of it."""
+
+    def __init__(self, job: Job) -> None:
+        self._name, self._store = job.name, PostgresStore(job.dsn, job.schema)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def record(self) -> JobRecord | None:
+        return self._store.record(self._name)
+
+    def committed(self) -> int:
+        record = self.record()
+        return record.epoch if record else 0
+
+    def entries(self) -> list[dict[str, Any]]:
+        found = self._store.epochs(self._name, limit=100_000)
+        return [{"epoch": e.epoch, "generation": e.generation, "plan": e.plan, "result": e.result} for e in found]
+
+
+@contextmanager
+def log_of(job: Job) -> Iterator[Log]:
+    log = Log(job)
     try:
-        command = " ".join(process.cmdline())
-    except psutil.Error:
-        return False
-    return "CoarseGrainedExecutorBackend" in command or "pyspark.daemon" in command
+        yield log
+    finally:
+        log.close()
 
 
-def caught_up(epochs: list[Mapping[str, Any]]) -> bool:
-    return bool(epochs) and not any(epochs[-1]["backlog"].values())
+def topic_rows(bootstrap: str, topic: str) -> list[dict[str, Any]]:
+    """All rows that a `read_committed` consumer sees. Nothing may be left open: it would hide what follows."""
+    _nothing_is_open(bootstrap, topic)
+    return [json.loads(record.value or b"") for record in read_topic(bootstrap, topic)]
+
+
+def _nothing_is_open(bootstrap: str, topic: str) -> None:
+    admin: Any = AdminClient({"bootstrap.servers": bootstrap})
+    partitions = [TopicPartition(topic, number) for number in admin.list_topics(topic).topics[topic].partitions]
+    last_stable, end = (
+        {each.partition: found.result().offset for each, found in asked.items()}
+        for asked in (
+            admin.list_offsets({each: OffsetSpec.latest() for each in partitions}, isolation_level=level)
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        )
+    )
+    assert last_stable == end, f"{topic}: a transaction is open"
+
+
+def judge(job: StreamJoin, bootstrap: str, log: Sequence[Mapping[str, Any]], output: Any, dead: Any) -> Verdict:
+    """Output and dead letters against the topics and the epoch log, by two oracles that share no code; every row and
+    every dead letter must be there exactly once."""
+    records = read_inputs(job, bootstrap)
+    assert not differences(expected_rows(job, log, records), output)
+    verdict = verify(records, log, output, job, dead_letters=dead)
+    assert verdict.ok, str(verdict)
+    assert not verdict.unread
+    return verdict
+
+
+def judge_topics(path: Path, job: Job, log: Sequence[Mapping[str, Any]]) -> Verdict:
+    """The same, of a job with both outputs in Kafka."""
+    output, dead = (topic_rows(job.bootstrap, f"{job.name}.{name}") for name in ("out", "dead"))
+    return judge(load_job(path), job.bootstrap, log, output, dead)
+
+
+def read_inputs(job: StreamJoin, bootstrap: str) -> dict[str, list[Record]]:
+    return {side.name: read_topic(bootstrap, f"{job.name}.{side.name}") for side in job.spec.inputs}
+
+
+def expected_rows(
+    job: StreamJoin, log: Sequence[Mapping[str, Any]], records: Mapping[str, Sequence[Record]]
+) -> list[dict[str, Any]]:
+    """What the output must hold: the epoch log replayed record by record in plain Python."""
+    return [row for _, rows in expected_epochs(Oracle.of_job(job), lambda _: job, log, records) for row in rows]
+
+
+def expected_epochs(
+    oracle: Oracle,
+    job_of: Callable[[int], StreamJoin],
+    log: Sequence[Mapping[str, Any]],
+    records: Mapping[str, Sequence[Record]],
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The output rows of each epoch. `job_of` is asked before each epoch for the job as it was then."""
+    at = {(name, r.partition, r.offset): r for name, listed in records.items() for r in listed}
+    for entry in log:
+        job = job_of(entry["epoch"])
+        read: dict[str, list[Row]] = {side.name: [] for side in job.spec.inputs}
+        for name, _, partition, start, end in entry["plan"]["ranges"]:
+            side = next(side for side in job.spec.inputs if side.name == name)
+            for offset in range(start, end):
+                values = readable(side, at[name, partition, offset].value)
+                if values is not None:
+                    read[name].append(Row(partition, offset, values["ts"], values))
+        columns = output_columns(job)
+        found = oracle.epoch(entry["plan"]["watermarks"], read)
+        yield entry["epoch"], [output_row(pair, columns) for pair in found.pairs]
+
+
+def repeated(log: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The epochs of which a replay found output that had been written before: it met marks."""
+    return [
+        entry["epoch"]
+        for entry in log
+        if any(receipt.get("repeated") for receipt in [*entry["result"]["output"], *entry["result"]["dead_letters"]])
+    ]
+
+
+def create_topics(broker: KafkaBroker, job: Job) -> None:
+    for topic, partitions in job.topics().items():
+        broker.create_topic(topic, partitions)
 
 
 def kill_task_processes(run: Run, times: int, choose: random.Random) -> list[str]:

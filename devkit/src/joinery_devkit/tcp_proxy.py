@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,10 +17,13 @@ _LOOK_SECONDS = 0.05  # how often the thread that accepts connections looks whet
 
 
 class TcpProxy:
-    """Passes bytes between clients of `port` and a server on `target_port`; use it as a context manager."""
+    """Passes bytes between clients of `port` and a server on `target_port`, or on a Unix socket if that is given; use
+    it as a context manager."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int = 0, *, target_socket: Path | None = None) -> None:
         self.target_port, self.port = target_port, free_port()
+        self._target_socket = target_socket
+        self._barred: Callable[[int], bool] = lambda _: False
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._passing = threading.Event()
@@ -52,8 +56,17 @@ class TcpProxy:
         else:
             self._shut()
 
+    def bar(self, client: Callable[[int], bool]) -> None:
+        """Does so to those clients alone whose own port `client` says yes to; each that comes later is asked about."""
+        with self._lock:
+            self._barred = client
+            for each in self._open:
+                if client(_peer_port(each)):
+                    _hang_up(each)
+
     def restore(self) -> None:
-        """Undoes `cut`; connections that it dropped stay dropped."""
+        """Undoes `cut` and `bar`; connections that these dropped stay dropped."""
+        self._barred = lambda _: False
         self._passing.set()
         self.start()
 
@@ -83,14 +96,27 @@ class TcpProxy:
     def _connect(self, client: socket.socket) -> None:
         client.settimeout(None)
         try:
-            server = socket.create_connection(("127.0.0.1", self.target_port))
+            server = self._reach_server()
         except OSError:
             client.close()
             return
         with self._lock:
             self._open |= {client, server}
+            if self._barred(_peer_port(client)):
+                _hang_up(client)
         self._pumps = [each for each in self._pumps if each.is_alive()]
         self._pumps.append(_thread(self._pass_both_ways, client, server))
+
+    def _reach_server(self) -> socket.socket:
+        if self._target_socket is None:
+            return socket.create_connection(("127.0.0.1", self.target_port))
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(str(self._target_socket))
+        except OSError:
+            server.close()
+            raise
+        return server
 
     def _pass_both_ways(self, client: socket.socket, server: socket.socket) -> None:
         back = _thread(self._pass, server, client)
@@ -114,6 +140,15 @@ def _thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:
     thread = threading.Thread(target=work, args=arguments, daemon=True)
     thread.start()
     return thread
+
+
+def _peer_port(connection: socket.socket) -> int:
+    """0 where there is none, or nobody any more."""
+    with contextlib.suppress(OSError):
+        if connection.family == socket.AF_INET:
+            port: int = connection.getpeername()[1]
+            return port
+    return 0
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -84,7 +84,7 @@ def verify(
         *_named("joined rows should not be there", extra, names),
         *_named("joined rows came more than once", duplicates, names),
         *_count_problems(expectation, log),
-        *_dead_letter_problems(reading, dead_letters, exactly_once=job.dead_letter_kafka is None),
+        *_dead_letter_problems(reading, dead_letters, exactly_once=_letters_once(job)),
     ]
     if complete and reading.unread:
         problems.append(f"{reading.unread:,} records were never read")
@@ -181,6 +181,11 @@ def _totals(expectation: Expectation) -> dict[str, int]:
         for counts in inputs.values():
             totals.update(counts)
     return dict(totals)
+
+
+def _letters_once(job: StreamJoin) -> bool:
+    """Files never repeat, a topic only at least once."""
+    return job.dead_letter_kafka is None or job.spec.delivery == "exactlyOnce"
 
 
 def _dead_letter_problems(

@@ -1,0 +1,138 @@
+"""`joinery run` as a process of its own: its JSON lines as they come, and what is done to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+
+PATIENCE_S = 180
+
+
+@dataclass(slots=True)
+class Run:
+    """One driver process. `lines` has those so far."""
+
+    process: subprocess.Popen[str]
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    _readers: list[threading.Thread] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, job: Path, master: str, environment: Mapping[str, str] | None = None) -> Run:
+        full = os.environ | {"SPARK_HOME": str(Path(pyspark.__file__).parent)} | dict(environment or {})
+        command = [str(Path(sys.executable).with_name("joinery")), "run", str(job), "--master", master]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=full, cwd=job.parent
+        )
+        run = cls(process)
+        run._readers = [threading.Thread(target=target) for target in (run._read_lines, run._read_errors)]
+        for reader in run._readers:
+            reader.start()
+        return run
+
+    def wait(self) -> int:
+        """The driver's exit code. What it started may live on for a moment and keep its output open."""
+        code = self.process.wait(timeout=PATIENCE_S)
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        return code
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait_for(self, what: str, ready: Any) -> None:
+        """Until `ready(epoch lines)` holds; fails when the driver ends first or time runs out."""
+        with self.changed:
+            met = self.changed.wait_for(lambda: ready(self.epochs) or self.process.poll() is not None, PATIENCE_S)
+        assert self.process.poll() is None, f"{what}: the driver ended\n{self.last_words}"
+        assert met, f"{what}: not within {PATIENCE_S} s"
+
+    def wait_for_more_epochs(self, number: int) -> None:
+        wanted = len(self.epochs) + number
+        self.wait_for(f"{number} more epochs", lambda epochs: len(epochs) >= wanted)
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["event"] == "epoch"]
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it found a pending plan."""
+        return any(line["event"] == "started" and line["replays"] for line in self.lines)
+
+    @property
+    def last_words(self) -> str:
+        return "".join(self.errors[-30:])
+
+    def pause(self) -> list[psutil.Process]:
+        """Stops all of its processes (SIGSTOP) until `resume` gets them back."""
+        stopped: dict[int, psutil.Process] = {}
+        while new := [each for each in self.processes() if each.pid not in stopped]:  # until none has been started
+            for each in new:
+                each.suspend()
+                stopped[each.pid] = each
+        return list(stopped.values())
+
+    @staticmethod
+    def resume(paused: list[psutil.Process]) -> None:
+        for each in paused:
+            each.resume()
+
+    def processes(self) -> list[psutil.Process]:
+        """The driver, its Java process, executors and Python workers."""
+        driver = psutil.Process(self.process.pid)
+        return [driver, *driver.children(recursive=True)]
+
+    def kill(self) -> None:
+        """Whatever is left of it."""
+        with suppress(psutil.NoSuchProcess):
+            for each in reversed(self.processes()):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+        self.wait()
+
+    def task_processes(self) -> list[psutil.Process]:
+        """Executors and Python workers of this driver."""
+        return [each for each in self.processes() if _is_task_process(each)]
+
+    def _read_lines(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            for line in stream:
+                with self.changed:
+                    self.lines.append(json.loads(line))
+                    self.changed.notify_all()
+        with self.changed:
+            self.changed.notify_all()
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            for line in stream:
+                self.errors.append(line)
+
+
+def _is_task_process(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "CoarseGrainedExecutorBackend" in command or "pyspark.daemon" in command
+
+
+def caught_up(epochs: list[Mapping[str, Any]]) -> bool:
+    return bool(epochs) and not any(epochs[-1]["backlog"].values())

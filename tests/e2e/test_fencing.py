@@ -1,0 +1,153 @@
+"""Two drivers of one job at once, each a `joinery run`, while records arrive: only the newest generation adds state,
+offsets and visible output, and the other one ends with an error that says so.
+
+Output and dead letters go to Kafka, where rows are visible before the epoch's commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from e2e.conftest import SceneAt
+from e2e.driver_process import Run
+from e2e.kill_harness import Feeder, repeated
+from e2e.scene import Scene
+from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.tcp_proxy import TcpProxy
+
+FENCED = ("no longer owns job", "another driver has taken over job", "has joined consumer group", "is over")
+SESSION_MS = 6_000  # the least that brokers allow
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+
+def ends_with_an_error(run: Run) -> str:
+    assert run.wait() == 1, run.last_words
+    (error,) = [line for line in run.errors if line.startswith("joinery: ")]
+    assert "Traceback" not in "".join(run.errors)
+    return error
+
+
+def ends_as_fenced(run: Run) -> None:
+    error = ends_with_an_error(run)
+    assert any(words in error for words in FENCED), error
+
+
+def taken_over(entries: list[dict[str, Any]]) -> int:
+    """The first epoch of the second generation; no epoch of the first one follows."""
+    generations = [entry["generation"] for entry in entries]
+    assert generations == sorted(generations)
+    assert set(generations) == {1, 2}
+    return int(entries[generations.index(2)]["epoch"])
+
+
+# --- paused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("point", "shards"), [("transaction-begun", 4), ("transaction-sent", 2), ("transaction-committed", 7)]
+)
+def test_a_paused_driver_ends_when_it_goes_on(scene: Scene, point: str, shards: int) -> None:
+    """It is stopped with a transaction in a shard's hands; the other driver has a number of shards of its own."""
+    with Feeder(scene.job.bootstrap, scene.job.name, seed=1) as feeder:
+        first = scene.start(f"{point}@4=SIGSTOP")
+        epoch = scene.hurt_at(point)
+        paused = first.pause()
+        second = scene.start(shards=shards)
+        second.wait_for_more_epochs(4)
+        first.resume(paused)
+        ends_as_fenced(first)
+        second.wait_for_more_epochs(3)
+        entries = scene.finish(feeder, second)
+    assert taken_over(entries) == epoch
+    assert entries[-1]["plan"]["shards"] == shards
+    if point == "transaction-committed":
+        assert epoch in repeated(entries)
+
+
+def test_a_driver_whose_session_has_ended_does_not_drive_the_newer_one_out(scene: Scene) -> None:
+    """Its client joins the group anew, under the name that the newer driver's member has, while a task of it hangs."""
+    properties = f"{{session.timeout.ms: {SESSION_MS}}}"
+    with Feeder(scene.job.bootstrap, scene.job.name, seed=3) as feeder:
+        first = scene.start("transaction-sent@4=SIGSTOP", properties=properties)
+        scene.hurt_at("transaction-sent")
+        paused = first.pause()
+        second = scene.start(properties=properties)
+        goes_on_for(second, SESSION_MS / 1000 + 2)
+        first.resume([each for each in paused if each.pid != scene.hurt_worker("transaction-sent")])
+        goes_on_for(second, SESSION_MS / 1000 + 2)
+        first.resume(paused)
+        ends_as_fenced(first)
+        second.wait_for_more_epochs(3)
+        scene.finish(feeder, second)
+
+
+def goes_on_for(run: Run, seconds: float) -> None:
+    run.wait_for_more_epochs(3)
+    over = time.monotonic() + seconds
+    run.wait_for("epochs for some time", lambda _: time.monotonic() > over)
+
+
+# --- cut off ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_lost_postgres_does_not_take_the_job_back(scene: Scene) -> None:
+    place = conninfo_to_dict(scene.job.dsn)
+    with (
+        TcpProxy(target_socket=Path(str(place["host"])) / f".s.PGSQL.{place.get('port') or 5432}") as proxy,
+        Feeder(scene.job.bootstrap, scene.job.name, seed=2) as feeder,
+    ):
+        first = scene.start(dsn=make_conninfo(scene.job.dsn, host="127.0.0.1", port=proxy.port))
+        first.wait_for_more_epochs(4)
+        proxy.cut()
+        second = scene.start()
+        second.wait_for_more_epochs(4)
+        assert first.process.poll() is None, first.last_words
+        assert any("The state store is not available" in line.get("error", "") for line in first.lines)
+        proxy.restore()
+        ends_as_fenced(first)
+        second.wait_for_more_epochs(3)
+        taken_over(scene.finish(feeder, second))
+
+
+@pytest.fixture(scope="module")
+def broker_behind_a_proxy() -> Iterator[KafkaBroker]:
+    with KafkaBroker(proxied=True) as broker:
+        yield broker
+
+
+def test_a_driver_that_lost_kafka_adds_nothing_when_it_is_back(
+    scene_at: SceneAt, broker_behind_a_proxy: KafkaBroker
+) -> None:
+    """Both drivers are told the same address; the proxy there tells their connections apart."""
+    broker = broker_behind_a_proxy
+    scene = scene_at(broker, broker.proxied_bootstrap)
+    with Feeder(broker.bootstrap, scene.job.name, seed=4) as feeder:
+        first = scene.start()
+        first.wait_for_more_epochs(4)
+        broker.proxies[0].bar(lambda port: port in _ports(first))
+        second = scene.start()
+        second.wait_for_more_epochs(4)
+        broker.restore()
+        error = ends_with_an_error(first)
+        assert any(words in error for words in (*FENCED, "does not answer", "was not written")), error
+        second.wait_for_more_epochs(3)
+        taken_over(scene.finish(feeder, second))
+
+
+def _ports(run: Run) -> set[int]:
+    """Of the connections of its processes."""
+    found: set[int] = set()
+    with suppress(psutil.NoSuchProcess):
+        for process in run.processes():
+            with suppress(psutil.NoSuchProcess):
+                found |= {each.laddr.port for each in process.net_connections("tcp")}
+    return found

@@ -1,0 +1,124 @@
+"""What Kafka's own lag tool shows of a job's consumer groups, next to what the job says of itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from e2e.driver_process import caught_up
+from e2e.kill_harness import INPUTS, Feeder, log_of
+from e2e.scene import PATIENCE_S, Scene
+from joinery_devkit.kafka_tools import GroupRow, describe_group
+from joinery_devkit.topics import read_topic
+from joinery_runtime.engine.plan import InputState
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+Shown = dict[str, list[GroupRow]]
+Offsets = dict[str, dict[int, int | None]]
+
+
+def test_lag_tools_see_what_the_job_has_read(scene: Scene) -> None:
+    with Feeder(scene.job.bootstrap, scene.job.name, seed=8) as feeder:
+        run = scene.start()
+        run.wait_for_more_epochs(3)
+        running = until(scene, lambda shown: None not in _values(_offsets(shown)))
+        feeder.stop()
+        run.wait_for("the last record", caught_up)
+        quiet = until(scene, lambda shown: set(_values(_lags(shown))) == {0})
+        said = run.epochs[-1]["backlog"]
+        scene.settle(feeder, run)
+        for _ in range(5):
+            feeder.tick()
+        waiting = shown_by_tool(scene)
+
+    for name, partitions in INPUTS.items():
+        assert [row.partition for row in running[name]] == list(range(partitions))
+        assert all(row.member is not None and row.lag is not None for row in running[name])
+        assert len({row.member for row in running[name]}) == 1
+
+    assert said == dict.fromkeys(INPUTS, 0)
+    assert _offsets(quiet) == committed(scene) == listed(scene)
+
+    # What came since then is lag to the tool, and to the job once it runs again.
+    assert _offsets(waiting) == committed(scene)
+    assert _lags(waiting) == behind(scene)
+    assert all(any(lags.values()) for lags in _lags(waiting).values())
+    again = scene.start()
+    again.wait_for("the last record", caught_up)
+    assert again.stop() == 0, again.last_words
+    assert {n: sum(e["rows_in"][n] for e in again.epochs) for n in INPUTS} == {
+        name: sum(lag or 0 for lag in lags.values()) for name, lags in _lags(waiting).items()
+    }
+    done = shown_by_tool(scene)
+    assert set(_values(_lags(done))) == {0}
+    assert _offsets(done) == committed(scene)
+
+
+def shown_by_tool(scene: Scene) -> Shown:
+    with ThreadPoolExecutor() as threads:  # a Java program each
+        return dict(zip(INPUTS, threads.map(partial(_describe, scene), INPUTS), strict=True))
+
+
+def _describe(scene: Scene, name: str) -> list[GroupRow]:
+    return describe_group(scene.job.bootstrap, f"{scene.job.name}.{name}")
+
+
+def until(scene: Scene, ready: Callable[[Shown], bool]) -> Shown:
+    """Offsets are published a moment after their commit."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not ready(shown := shown_by_tool(scene)):
+        assert time.monotonic() < deadline, str(shown)
+    return shown
+
+
+def _offsets(shown: Shown) -> Offsets:
+    return {name: {row.partition: row.current_offset for row in rows} for name, rows in shown.items()}
+
+
+def _lags(shown: Shown) -> Offsets:
+    return {name: {row.partition: row.lag for row in rows} for name, rows in shown.items()}
+
+
+def _values(found: Offsets) -> list[int | None]:
+    return [value for values in found.values() for value in values.values()]
+
+
+def committed(scene: Scene) -> Offsets:
+    """By the state store."""
+    with log_of(scene.job) as log:
+        record = log.record()
+    assert record is not None
+    states = {name: InputState.from_bytes(name, data) for name, data in record.offsets.items()}
+    return {name: {ref.partition: at for ref, at in state.positions.items()} for name, state in states.items()}
+
+
+def listed(scene: Scene) -> Offsets:
+    """By `joinery state ls`."""
+    command = [str(Path(sys.executable).with_name("joinery")), "state", "ls", str(scene.file(0))]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
+    found: Offsets = {}
+    for name, positions in re.findall(r"^input (\w+): .* next offsets (.*)$", text, re.MULTILINE):
+        places = re.findall(r"/(\d+)@(\d+)", positions)
+        found[name] = {int(partition): int(offset) for partition, offset in places}
+    return found
+
+
+def behind(scene: Scene) -> Offsets:
+    """Records beyond what the store has, counted in the topics."""
+    next_offsets = committed(scene)
+    found: Offsets = {name: dict.fromkeys(offsets, 0) for name, offsets in next_offsets.items()}
+    for name, offsets in next_offsets.items():
+        for record in read_topic(scene.job.bootstrap, f"{scene.job.name}.{name}"):
+            found[name][record.partition] = (found[name][record.partition] or 0) + (
+                record.offset >= (offsets[record.partition] or 0)
+            )
+    return found
