@@ -8,7 +8,6 @@ import pytest
 
 from joinery_devkit.kafka import KafkaBroker
 
-
 # With the newer group protocol the broker says how often members hear of a rebalance (5 s by default).
 PROMPT = {f"group.consumer.{limit}heartbeat.interval.ms": "500" for limit in ("min.", "")}
 

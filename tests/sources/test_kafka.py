@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from joinery_runtime.errors import DataLoss, SourceError
 from joinery_runtime.sources import Bounds, Known, Range, SourceReader, planner_for, reader_for
@@ -249,6 +251,41 @@ def test_the_least_recently_used_consumer_goes(broker, topic, send, reader, monk
     read_from = [(0, 0, 1), (1, 0, 1), (0, 1, 2)]
     counts = [sum(len(b.offsets) for b in reader.read(Range(ref(topic, p), s, e))) for p, s, e in read_from]
     assert counts == [1, 1, 1]
+
+
+class Unsettled(AdminClient):
+    """The first questions for offsets meet a broker that no longer leads the partitions."""
+
+    refusals = 0
+
+    def list_offsets(self, asked: dict[Any, Any], **options: Any) -> dict[Any, Future[Any]]:
+        if Unsettled.refusals <= 0:
+            return super().list_offsets(asked, **options)
+        Unsettled.refusals -= 1
+        answers = {partition: Future[Any]() for partition in asked}
+        for answer in answers.values():
+            answer.set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
+        return answers
+
+
+@pytest.fixture
+def unsettled(monkeypatch) -> type[Unsettled]:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_admin.AdminClient", Unsettled)
+    return Unsettled
+
+
+def test_a_leader_that_moves_is_asked_again(broker, topic, send, unsettled) -> None:
+    send([b"a"])
+    unsettled.refusals = 3
+    assert bounds_of(kafka_input(broker.bootstrap, topic))[0] == Bounds(ref(topic), 0, 1)
+
+
+def test_a_partition_that_stays_without_a_leader(broker, topic, unsettled, monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._SETTLE_SECONDS", 0.3)
+    unsettled.refusals = 1_000
+    with pytest.raises(SourceError, match=rf"asking for offsets failed: .*[Nn]ot leader.* \(topic {topic}, "):
+        bounds_of(kafka_input(broker.bootstrap, topic))
+    unsettled.refusals = 0
 
 
 def test_a_missing_topic(broker) -> None:
