@@ -134,3 +134,20 @@ def test_a_partition_without_rows_is_known_from_its_first_plan_on() -> None:
     after = InputState().after(replace(PLAN, ranges=(Range(P, 0, 0), Range(R, 0, 8))), "orders", {}, CLOCK)
     assert after.positions == {P: 0}
     assert after.progress.highest == {partition_id(P): None}
+
+
+def test_what_was_stored_of_a_topic_that_was_recreated_or_deleted_is_forgotten() -> None:
+    other = PartitionRef("orders", "u", 0)
+    before = InputState({P: 5, Q: 4, other: 3}, InputProgress({"t/0": 50}, 30), {Q: 9}, {"t": "id-1", "u": "id-u"})
+    plan = replace(PLAN, ranges=(Range(P, 0, 2),), stops={P: 7}, topic_ids={"orders": {"t": "id-2"}})
+    after = before.after(plan, "orders", {}, CLOCK)
+    assert (after.positions, after.stops) == ({P: 2, other: 3}, {P: 7})
+    assert after.topic_ids == {"t": "id-2", "u": "id-u"}
+    deleted = before.after(replace(plan, ranges=(), stops={}, topic_ids={"orders": {"t": ""}}), "orders", {}, CLOCK)
+    assert (deleted.positions, deleted.stops, deleted.topic_ids) == ({other: 3}, {}, {"u": "id-u"})
+
+
+def test_a_topic_whose_id_becomes_known_is_the_same_topic() -> None:
+    before = InputState({P: 5, Q: 4}, InputProgress({}, None))
+    after = before.after(replace(PLAN, ranges=(), topic_ids={"orders": {"t": "id-1"}}), "orders", {}, CLOCK)
+    assert after.positions == before.positions

@@ -387,3 +387,29 @@ def test_a_first_look_meets_what_is_missing() -> None:
     job.payments.away = True
     with pytest.raises(SourceError, match="the broker is away"):
         job.planner.look(job.inputs)
+
+
+def test_a_deleted_topic_is_forgotten_with_a_plan_of_its_own_and_holds_nothing_back() -> None:
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
+    job.epoch({ORDERS[0]: 1_000, ORDERS[1]: 500, PAYMENTS[0]: 1_000})
+    was = PartitionRef("orders", "was", 0)
+    state = job.inputs["orders"]
+    job.inputs["orders"] = replace(state, positions={**state.positions, was: 3}, topic_ids={"was": "id-w"})
+    plain = job.orders.bounds
+    job.orders.bounds = lambda known: [  # type: ignore[method-assign]
+        *plain(known),
+        *[Bounds(was, 3, 3, final=True, held=False, deleted=True) for ref in known.offsets if ref == was],
+    ]
+    plan = job.epoch({})
+    assert plan.topic_ids == {"orders": {"was": ""}}
+    assert plan.ranges == ()
+    assert plan.watermarks["orders"] == 495
+    assert was not in job.inputs["orders"].positions
+    assert job.plan() is None
+
+
+def test_a_bounded_run_waits_for_an_input_that_has_no_topic_yet() -> None:
+    job = Job(Source({}), Source(dict.fromkeys(PAYMENTS, (0, 0)), final=True))
+    job.epoch({}, always=True)
+    assert job.plan() is None
+    assert not job.planner.finished

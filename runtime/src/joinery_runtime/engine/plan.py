@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from joinery_runtime.core.spec import Watermark
@@ -27,7 +27,7 @@ class EpochPlan:
     """One epoch, decided. `watermarks` are those in force in the epoch (T3), `idle` names idle partitions per input,
     `ended` the inputs that had been read to their final end before it, `checkpoint` asks for compaction, `lost` counts
     per partition the records that the broker had deleted before they were read (`onDataLoss: continue`). `stops` and
-    `topic_ids` (by input, then topic) are what this plan is the first to know of its partitions."""
+    `topic_ids` (by input, then topic; "" for one that is no more) are what this plan is the first to know."""
 
     epoch: int
     shards: int
@@ -107,12 +107,19 @@ class InputState:
         progress = self.progress.raised(plan.watermarks.get(name)).saw(seen)
         if not clock.explicit:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
-        return InputState(
-            positions={**self.positions, **ranges},
-            progress=progress,
-            stops={**self.stops, **{ref: stop for ref, stop in plan.stops.items() if ref.input == name}},
-            topic_ids={**self.topic_ids, **plan.topic_ids.get(name, {})},
+        stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
+        kept = self._without_former(plan.topic_ids.get(name, {}))
+        return replace(kept, positions={**kept.positions, **ranges}, progress=progress, stops={**kept.stops, **stops})
+
+    def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
+        """With these ids, and without what was stored of topics that had other ones."""
+        former = {topic for topic, new in topic_ids.items() if new != self.topic_ids.get(topic, new)}
+        ids = {topic: known for topic, known in {**self.topic_ids, **topic_ids}.items() if known}
+        positions, stops = (
+            {ref: offset for ref, offset in stored.items() if ref.topic not in former}
+            for stored in (self.positions, self.stops)
         )
+        return replace(self, positions=positions, stops=stops, topic_ids=ids)
 
     def to_bytes(self) -> bytes:
         doc = {

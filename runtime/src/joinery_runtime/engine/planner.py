@@ -57,7 +57,8 @@ class Planner:
         that fixes where it starts.
         """
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
-        bounds = [_settled(bound, inputs[bound.partition.input]) for bound in bounds]
+        deleted = [bound for bound in bounds if bound.deleted]
+        bounds = [_settled(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted]
         self._idleness.observe(bounds, now_ms)
         self._note(bounds)
         ranges = [] if _starved(bounds) else self._ranges(bounds, inputs)
@@ -65,7 +66,7 @@ class Planner:
         idle = self._idleness.idle()
         ended = _ended(bounds, self._sources)
         progress = self.watermarks(_with_partitions(inputs, bounds), idle, ended, now_ms)
-        if not (ranges or checkpoint or always):
+        if not (ranges or checkpoint or deleted or always):
             return None
         if checkpoint:
             self._checkpointed_ms, self._dirty = now_ms, False
@@ -81,7 +82,7 @@ class Planner:
             fingerprint=self._settings.fingerprint,
             lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
             stops=_new_stops(bounds, inputs),
-            topic_ids=_new_topic_ids(bounds, inputs),
+            topic_ids=_new_topic_ids([*bounds, *deleted], inputs),
         )
 
     def look(self, inputs: Mapping[str, InputState]) -> None:
@@ -145,7 +146,8 @@ class Planner:
         self.backlog = dict.fromkeys(self._sources, 0)
         for bound in listed:
             self.backlog[bound.partition.input] += bound.end_exclusive - bound.start
-        self.finished = bool(listed) and all(b.final and b.start >= b.end_exclusive for b in listed)
+        done = all(bound.final and bound.start >= bound.end_exclusive for bound in listed)
+        self.finished = done and {bound.partition.input for bound in listed} == self._sources.keys()
 
     def _ranges(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> list[Range]:
         listed = [bound for bound in bounds if bound.held]
@@ -216,9 +218,10 @@ def _new_stops(bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> di
 
 
 def _new_topic_ids(bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> dict[str, dict[str, str]]:
+    """By input and topic; "" for a topic that is no more."""
     found: dict[str, dict[str, str]] = {}
     for bound in bounds:
         ref = bound.partition
-        if bound.topic_id and inputs[ref.input].topic_ids.get(ref.topic) != bound.topic_id:
+        if bound.deleted or (bound.topic_id and inputs[ref.input].topic_ids.get(ref.topic) != bound.topic_id):
             found.setdefault(ref.input, {})[ref.topic] = bound.topic_id
     return found

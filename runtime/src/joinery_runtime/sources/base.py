@@ -33,7 +33,8 @@ class Bounds:
     `end_exclusive`: the partition is bounded. `lost` counts offsets that were skipped under `onDataLoss: continue`.
     `held` False: the partition is there, and another member of the consumer group has it, or nobody yet; it is not
     read, and it is not idle. `stop` is where a bounded partition ends, and `topic_id` which topic of this name it is
-    of ("" where that is not known): both are stored with the plan that is made of these bounds.
+    of ("" where that is not known): both are stored with the plan that is made of these bounds. `deleted` says that the
+    topic is no more and was read to its end: what is stored of it is to be forgotten.
     """
 
     partition: PartitionRef
@@ -44,6 +45,7 @@ class Bounds:
     held: bool = True
     stop: int | None = None
     topic_id: str = ""
+    deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,15 @@ class KafkaPlanner:
         self._member.follow(topics, starts)
         held = self._member.assigned()
         return [
-            self._bounds(ref, starts[ref], stops.get(ref), extent, topics[ref.topic], held=ref in held)
-            for ref, extent in found.items()
+            *(
+                Bounds(ref, at, at, final=True, held=False, deleted=True)
+                for ref, at in ours.items()
+                if ref.topic not in topics
+            ),
+            *(
+                self._bounds(ref, starts[ref], stops.get(ref), extent, topics[ref.topic], held=ref in held)
+                for ref, extent in found.items()
+            ),
         ]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
