@@ -163,7 +163,7 @@ def _input_plan(side: Input) -> InputPlan:
 def _kafka(kafka: KafkaInput) -> str:
     start, stop = (_position(at) for at in (kafka.start_from, kafka.stop_at))
     ends = f", stops at {stop}" if stop else ""
-    return f"Kafka topic {kafka.topic} at {kafka.bootstrap_servers}, starts at {start} where no offset is stored{ends}"
+    return f"Kafka {kafka.topics} at {kafka.bootstrap_servers}, starts at {start} where no offset is stored{ends}"
 
 
 def _position(at: object) -> str:
@@ -208,10 +208,16 @@ def _output(job: StreamJoin) -> str:
     output = job.spec.output
     columns = ", ".join(column.name for column in job.output_columns)
     if output.kafka:
-        return f"Kafka topic {output.kafka.topic}, at least once: a crash may repeat rows; columns {columns}"
+        return f"Kafka topic {output.kafka.topic}, {_into_kafka(job)}; columns {columns}"
     if output.postgres:
         return f"Postgres table {output.postgres.table}, exactly once; columns {columns}"
     return f"JSON lines under {output.file.path if output.file else ''}, exactly once; columns {columns}"
+
+
+def _into_kafka(job: StreamJoin) -> str:
+    if job.spec.delivery == "exactlyOnce":
+        return "exactly once for readers with isolation.level read_committed"
+    return "at least once: a crash may repeat them"
 
 
 def _dead_letters(job: StreamJoin) -> str:
@@ -219,7 +225,7 @@ def _dead_letters(job: StreamJoin) -> str:
     if target is None:
         return "stop the job, which names them (no deadLetter is given)"
     if target.kafka:
-        return f"go to Kafka topic {target.kafka.topic}, at least once: a crash may repeat them"
+        return f"go to Kafka topic {target.kafka.topic}, {_into_kafka(job)}"
     return f"go to {target.file.path if target.file else ''}"
 
 
