@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any, TypeVar
 
 import pytest
@@ -20,6 +21,7 @@ from joinery_runtime.sinks.kafka_producers import Disowned
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
+GroupMark = tuple[str, Mark]
 
 
 class SimTopic:
@@ -35,15 +37,17 @@ class SimTopic:
         self.marks: dict[str, Mark] = {}
         self.aborted = 0
         self._owners: dict[str, int] = {}
-        self._open: dict[str, tuple[list[Row], Mark]] = {}
+        self._open: dict[str, tuple[list[Row], GroupMark]] = {}
 
     def client_settings(self) -> dict[str, Any]:
         return {}
 
-    def read(self, names: Sequence[str]) -> list[Mark | None]:
+    def newest(self, name: str) -> Mark | None:
         """The part of the reader of marks."""
-        faults = IN_TASK - {Fault.FAIL_AFTER}
-        return call(f"{self.topic}.mark", faults, lambda: [self.marks.get(name) for name in names], _no_answer)
+        return call(f"{self.topic}.mark", IN_TASK - {Fault.FAIL_AFTER}, lambda: self.marks.get(name), _no_answer)
+
+    def read(self, names: Sequence[str]) -> list[Mark | None]:
+        return [self.newest(name) for name in names]
 
     def kept_for_ms(self) -> int:
         return 10**12
@@ -53,15 +57,16 @@ class SimTopic:
         self._owners[name] = self._owners.get(name, 0) + 1
         return self._owners[name]
 
-    def send(self, name: str, owner: int, rows: list[Row], mark: Mark) -> None:
+    def send(self, name: str, owner: int, rows: list[Row], mark: GroupMark) -> None:
         self.require_owner(name, owner)
         self._open[name] = rows, mark
 
     def commit(self, name: str, owner: int) -> None:
         self.require_owner(name, owner)
         if name in self._open:
-            rows, self.marks[name] = self._open.pop(name)
+            rows, (group, mark) = self._open.pop(name)
             self.visible += rows
+            self.marks[group] = mark
 
     def require_owner(self, name: str, owner: int) -> None:
         if self._owners[name] != owner:
@@ -72,17 +77,16 @@ class SimProducer:
     """In the place of `OwningProducer`."""
 
     def __init__(self, target: SimTopic, name: str) -> None:
-        self.name, self.marked, self._topic = name, False, target
+        self.name, self._topic = name, target
         self._owner = call(f"{target.topic}.own", FAILURES, lambda: target.take_over(name), _no_answer)
-        self.owner = f"{name} {self._owner}"
 
     def begin(self) -> None:
         """With `send`."""
 
-    def send(self, messages: Sequence[dict[str, Any]], mark: Mark) -> None:
+    def send(self, topic: str, messages: Sequence[dict[str, Any]], group: str, mark: Mark) -> None:
         rows = [tuple(json.loads(message["value"]).values()) for message in messages]
         place = f"{self._topic.topic}.send"
-        call(place, IN_TASK, lambda: self._topic.send(self.name, self._owner, rows, mark), _no_answer)
+        call(place, IN_TASK, lambda: self._topic.send(self.name, self._owner, rows, (group, mark)), _no_answer)
 
     def commit(self) -> None:
         def late() -> None:
@@ -97,7 +101,6 @@ class SimProducer:
 
         place, faults = f"{self._topic.topic}.commit", IN_TASK | {Fault.DELAYED}
         call(place, faults, lambda: self._topic.commit(self.name, self._owner), _no_answer, aside)
-        self.marked = True
 
     def close(self) -> None:
         """Its transaction stays open until the id is taken over."""
@@ -128,4 +131,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kafka_transactions, "OwningProducer", SimProducer)
     patch.setattr(kafka_transactions, "mark_reader", lambda topic: topic)
     patch.setattr(kafka_transactions, "ThreadPoolExecutor", InTurn)
+    numbers = count(1)
+    patch.setattr(kafka_transactions, "new_id", lambda job: f"{job}-{next(numbers):06}")
     patch.setattr(kafka_transactions, "_SIBLING_SECONDS", 0.0)
+    patch.setattr(kafka_transactions, "_SUCCESSOR_SECONDS", 0.0)

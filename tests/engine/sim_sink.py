@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from engine.sim_process import FAILURES, IN_TASK, call
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Takeover
 from joinery_runtime.sinks.kafka_producers import Producers
-from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, TransactionalIds, _Write
+from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite
 
 Rows = tuple[tuple[Any, ...], ...]
 
@@ -41,7 +41,7 @@ class SimSink:
         self.table: list[tuple[Any, ...]] = []
         self.files: dict[str, Rows] = {}
         self.topic = self.topic_type(name, spawn)
-        self.ids = TransactionalIds("simulated", dead_letters=name == "dead")
+        self.names = PartNames("simulated", dead_letters=name == "dead")
 
     def prepare(self, schema: pa.Schema) -> None:
         """Takes any schema."""
@@ -75,7 +75,7 @@ class SimSink:
         call(f"{self.name}.recover", FAILURES, lambda: self._sweep(takeover.generation), sink_error)
         if self.with_topic:
             topic: Any = self.topic
-            KafkaTransactionsSink(topic, self.ids).recover(takeover)
+            KafkaTransactionsSink(topic, self.names).recover(takeover)
 
     def _sweep(self, generation: int) -> None:
         self.staged = {a: rows for a, rows in self.staged.items() if a.generation >= generation}
@@ -94,8 +94,8 @@ class SimWriter:
     def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
         receipt = call(f"{self._sink.name}.write", IN_TASK, lambda: self._stage(attempt.id, rows), sink_error)
         if self._sink.with_topic:
-            name, topic = self._sink.ids.of(attempt.id.shard), cast(Any, self._sink.topic)
-            _Write(topic, name, attempt, rows, self._producers).run()
+            topic: Any = self._sink.topic
+            PartWrite(topic, self._sink.names, attempt, rows, self._producers).run()
         return receipt
 
     def _stage(self, attempt: AttemptId, rows: pa.Table) -> Receipt:

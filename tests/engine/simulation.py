@@ -202,9 +202,22 @@ class SimStore(MemoryStore):
         find = super().newest_epoch
         return call("store.newest_epoch", CRASHES | {Fault.FAIL_BEFORE}, lambda: find(job))
 
+    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
+        claim, holders = super().claim, []
+        self._change("store.claim", IN_TASK, lambda _: holders.append(claim(job, expected, name, owner, instead_of)))
+        return holders[0]
+
     def standing(self, job: str) -> Standing | None:
         find = super().standing
-        return call("store.standing", IN_TASK - {Fault.FAIL_AFTER}, lambda: find(job))
+        return call("store.standing", CRASHES | {Fault.FAIL_BEFORE}, lambda: find(job))
+
+    def claims(self, job: str) -> dict[str, str]:
+        find = super().claims
+        return call("store.claims", CRASHES | {Fault.FAIL_BEFORE}, lambda: find(job))
+
+    def release_claims(self, job: str, generation: int) -> None:
+        release = super().release_claims
+        self._change("store.release_claims", FAILURES, lambda _: release(job, generation))
 
     def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
         self._change("store.write_plan", FAILURES, lambda _: self.do_write_plan(job, generation, plan, definition))

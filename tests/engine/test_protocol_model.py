@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 from engine import sim_kafka
 from engine.audit import Auditor
-from engine.sim_kafka import Row, SimTopic
+from engine.sim_kafka import GroupMark, Row, SimTopic
 from engine.sim_process import Fault, Process
 from engine.sim_sink import SimSink
 from engine.simulation import INPUTS, DriverProcess, SimHost, SimStore, World
@@ -50,10 +50,11 @@ ALIVE_AT_MOST = 4
 
 # Calls of a driver and its tasks, in the order in which they come.
 PLACES = (
-    "start", "store.acquire", "store.sweep", "store.newest_epoch", "output.recover", "dead.recover", "recovered",
-    "source.bounds", "store.write_plan", "task.start", "source.read", "task.result", "store.stage", "output.write",
-    "output.own", "store.standing", "output.mark", "output.send", "output.commit", "dead.write", "dead.own",
-    "dead.mark", "dead.send", "dead.commit", "store.commit", "store.record", "output.publish", "dead.publish", "idle",
+    "start", "store.acquire", "store.sweep", "store.newest_epoch", "store.claims", "output.recover", "dead.recover",
+    "store.release_claims", "recovered", "source.bounds", "store.write_plan", "task.start", "source.read",
+    "task.result", "store.stage", "output.write", "output.own", "store.claim", "output.mark", "output.send", "output.commit",
+    "dead.write", "dead.own", "dead.mark", "dead.send", "dead.commit", "store.commit", "store.record", "output.publish",
+    "dead.publish", "idle",
 )  # fmt: skip
 
 
@@ -551,22 +552,22 @@ class NeverFences(SimTopic):
 
 
 class ForgetsMarks(SimTopic):
-    def read(self, names: Sequence[str]) -> list[Mark | None]:
-        return [None for _ in names]
+    def newest(self, name: str) -> Mark | None:
+        return None
 
 
 class MarksApart(SimTopic):
     """The mark is not part of the transaction."""
 
-    def send(self, name: str, owner: int, rows: list[Row], mark: Mark) -> None:
+    def send(self, name: str, owner: int, rows: list[Row], mark: GroupMark) -> None:
         super().send(name, owner, rows, mark)
-        self.marks[name] = mark
+        self.marks[mark[0]] = mark[1]
 
 
 class ShowsAborted(SimTopic):
     """Readers see rows before their transaction is through."""
 
-    def send(self, name: str, owner: int, rows: list[Row], mark: Mark) -> None:
+    def send(self, name: str, owner: int, rows: list[Row], mark: GroupMark) -> None:
         super().send(name, owner, rows, mark)
         self.visible += rows
 

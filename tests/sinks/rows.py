@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 
@@ -52,11 +53,12 @@ def attempt(
     name: str = "a",
     *,
     lineage: str = LINEAGE,
-    check: Callable[[], None] = lambda: None,
+    claim: Callable[[str, str, str | None], str | None] = lambda *_: None,
     reach: Callable[[str], None] = lambda _: None,
 ) -> Attempt:
-    return Attempt(AttemptId(generation, epoch, shard, name), lineage, check, reach)
+    """By default it is the first one that claims its part."""
+    return Attempt(AttemptId(generation, epoch, shard, name), lineage, claim, reach)
 
 
-def takeover(generation: int = 2, committed_epoch: int = 0, **found: int) -> Takeover:
+def takeover(generation: int = 2, committed_epoch: int = 0, **found: Any) -> Takeover:
     return Takeover(generation, committed_epoch, LINEAGE, **found)

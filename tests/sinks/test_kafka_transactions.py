@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,9 +25,9 @@ from joinery_runtime.errors import Fenced, SinkError, Superseded
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
 from joinery_runtime.sinks.base import Attempt, Receipt
 from joinery_runtime.sinks.kafka_marks import Mark, mark_reader
-from joinery_runtime.sinks.kafka_producers import OwningProducer, Producers
+from joinery_runtime.sinks.kafka_producers import Producers
 from joinery_runtime.sinks.kafka_target import KafkaTarget
-from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, TransactionalIds
+from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite, take_over
 from sinks.rows import LINEAGE, attempt, takeover
 
 pytestmark = pytest.mark.services
@@ -42,28 +42,56 @@ def rows(*numbers: int) -> pa.Table:
 
 @dataclass
 class Output:
-    """A topic of one partition and the job that writes it."""
+    """A topic of one partition, the job that writes it, and the claims of its newest driver's pending epoch."""
 
     servers: str
     topic: str
     job: str
+    dead_letters: bool = False
+    generation: int = 1
+    claims: dict[str, str] = field(default_factory=dict)
     target: KafkaTarget = field(init=False)
-    ids: TransactionalIds = field(init=False)
+    names: PartNames = field(init=False)
 
     def __post_init__(self) -> None:
-        self.target, self.ids = KafkaTarget(self.topic, self.servers), TransactionalIds(self.job)
+        self.target, self.names = KafkaTarget(self.topic, self.servers), PartNames(self.job, self.dead_letters)
 
     @property
     def sink(self) -> KafkaTransactionsSink:
-        return KafkaTransactionsSink(self.target, self.ids)
+        return KafkaTransactionsSink(self.target, self.names)
+
+    def attempt(self, epoch: int = 1, generation: int = 1, **about: Any) -> Attempt:
+        def claim(name: str, owner: str, instead_of: str | None) -> str | None:
+            if generation != self.generation:
+                raise Fenced(f"generation {self.generation} owns the job")
+            fresh = name not in self.claims
+            if fresh or self.claims[name] == instead_of:
+                self.claims[name] = owner
+            return None if fresh else self.claims[name]
+
+        return attempt(epoch=epoch, generation=generation, claim=claim, **about)
+
+    def commit(self) -> None:
+        """The epoch is over."""
+        self.claims.clear()
+
+    def take_over(self, **found: Any) -> None:
+        """A newer driver recovers."""
+        self.generation += 1
+        self.sink.recover(takeover(self.generation, claims=dict(self.claims), **found))
+        self.claims = dict.fromkeys(self.claims, "")
 
     def write(self, trial: Attempt, table: pa.Table, process: Producers | None = None) -> Receipt:
         """`process`: the producers of the worker process that the attempt runs in; None: a new one's."""
-        name = self.ids.of(trial.id.shard)
-        return kafka_transactions._Write(self.target, name, trial, table, process or Producers()).run()
+        return PartWrite(self.target, self.names, trial, table, process or Producers()).run()
+
+    def write_epoch(self, epoch: int, table: pa.Table, process: Producers | None = None) -> Receipt:
+        receipt = self.write(self.attempt(epoch), table, process)
+        self.commit()
+        return receipt
 
     def mark(self, shard: int = 0) -> Mark | None:
-        return mark_reader(self.target).read([self.ids.of(shard)])[0]
+        return mark_reader(self.target).newest(self.names.of(shard))
 
     def visible(self) -> list[Any]:
         """What a `read_committed` consumer has seen when it is at the end: no transaction is left open there."""
@@ -122,13 +150,6 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def newer_driver(since: int = 1) -> Callable[[], None]:
-    def check() -> None:
-        raise Fenced("Generation 2 owns the job", facts=f"this is {since}")
-
-    return check
-
-
 def forget_nothing(future: Future[Receipt]) -> Receipt | BaseException:
     error = future.exception(PATIENCE)
     return error if error is not None else future.result()
@@ -140,54 +161,59 @@ def forget_nothing(future: Future[Receipt]) -> Receipt | BaseException:
 def test_rows_and_mark_go_together_and_only_once(output) -> None:
     output.sink.prepare(rows(1).schema)
     writer = pickle.loads(pickle.dumps(output.sink.writer()))
-    assert writer.write(attempt(epoch=7), rows(1, 2)) == {"attempt": "1-7-0-a", "rows": 2}
+    assert writer.write(output.attempt(7), rows(1, 2)) == {"attempt": "1-7-0-a", "rows": 2}
     assert output.visible() == [1, 2]
     found = output.mark()
     assert found is not None
     assert (found.epoch, found.lineage, found.generation) == (7, LINEAGE, 1)
-    again = writer.write(attempt(epoch=7, name="b", generation=2), rows(1, 2))
+    output.take_over(pending=7, pending_shards=1)
+    again = writer.write(output.attempt(7, name="b", generation=2), rows(1, 2))
     assert again == {"attempt": "2-7-0-b", "rows": 2, "repeated": True}
-    assert output.write(attempt(epoch=7, name="c"), rows(1, 2))["repeated"]
-    writer.write(attempt(epoch=8), rows(3))
+    assert output.write(output.attempt(7, name="c", generation=2), rows(1, 2))["repeated"]
+    output.commit()
+    writer.write(output.attempt(8, generation=2), rows(3))
     assert output.visible() == [1, 2, 3]
 
 
-def test_no_rows_need_no_transaction(output) -> None:
-    assert output.sink.writer().write(attempt(), rows()) == {"attempt": "1-1-0-a", "rows": 0}
-    assert output.mark() is None
+def test_no_rows_need_no_transaction_and_no_claim(output) -> None:
+    assert output.sink.writer().write(output.attempt(), rows()) == {"attempt": "1-1-0-a", "rows": 0}
+    assert (output.mark(), output.claims) == (None, {})
 
 
 def test_shards_have_marks_of_their_own(output) -> None:
     writer = output.sink.writer()
     for shard in range(3):
-        writer.write(attempt(shard=shard), rows(shard))
+        writer.write(output.attempt(shard=shard), rows(shard))
     assert output.visible() == [0, 1, 2]
-    assert all(output.write(attempt(shard=shard, name="b"), rows(shard))["repeated"] for shard in range(3))
+    assert all(output.write(output.attempt(shard=shard, name="b"), rows(shard))["repeated"] for shard in range(3))
 
 
 def test_many_rows_arrive_once_and_in_order(output) -> None:
     small = KafkaTarget(output.topic, output.servers, properties={"queue.buffering.max.messages": "1000"})
-    KafkaTransactionsSink(small, output.ids).writer().write(attempt(), rows(*range(25_000)))
+    KafkaTransactionsSink(small, output.names).writer().write(output.attempt(), rows(*range(25_000)))
     assert output.visible() == list(range(25_000))
 
 
 def test_another_lineage_s_mark_does_not_count(output) -> None:
-    output.write(attempt(epoch=5, lineage="of a store that was lost"), rows(1))
-    output.write(attempt(epoch=2), rows(2))
+    output.write(output.attempt(5, lineage="of a store that was lost"), rows(1))
+    output.commit()
+    output.write(output.attempt(2), rows(2))
     assert output.visible() == [1, 2]
     assert output.mark().epoch == 2
 
 
 def test_an_attempt_of_an_epoch_that_is_over(output) -> None:
-    output.write(attempt(epoch=5), rows(5))
+    output.write_epoch(5, rows(5))
+    output.claims[output.names.of(0)] = ""
     with pytest.raises(Fenced, match=rf"Epoch 4 is over: output topic {output.topic} has epoch 5 of {output.job}-0"):
-        output.write(attempt(epoch=4), rows(4))
+        output.write(output.attempt(4), rows(4))
     assert output.visible() == [5]
 
 
 def test_an_attempt_of_an_older_driver_writes_nothing(output) -> None:
+    output.take_over()
     with pytest.raises(Fenced):
-        output.write(attempt(check=newer_driver()), rows(1))
+        output.write(output.attempt(), rows(1))
     assert (output.visible(), output.mark()) == ([], None)
 
 
@@ -195,36 +221,40 @@ def test_rows_that_the_broker_refuses_and_writing_after_that(kafka_broker) -> No
     name = next(_names)
     kafka_broker.create_topic(name, config={"max.message.bytes": "2000"})
     output, process = Output(kafka_broker.bootstrap, name, f"job-{name}"), Producers()
-    output.write(attempt(), rows(1), process)
+    output.write_epoch(1, rows(1), process)
     with pytest.raises(SinkError, match=rf"Output topic {name}: rows were not written: .*too large"):
-        output.write(attempt(epoch=2), pa.table({"n": ["x" * 10_000]}), process)
+        output.write(output.attempt(2), pa.table({"n": ["x" * 10_000]}), process)
     assert output.visible() == [1]
-    output.write(attempt(epoch=2, name="b"), rows(2), process)
+    output.write(output.attempt(2, name="b"), rows(2), process)
     assert output.visible() == [1, 2]
 
 
-def test_a_shard_that_moves_between_workers_to_and_fro(output) -> None:
+def test_a_shard_that_moves_between_workers_to_and_fro_keeps_both_producers(output) -> None:
     workers = [Producers(), Producers()]
+    owners = set()
     for epoch in range(1, 9):
-        assert "repeated" not in output.write(attempt(epoch=epoch), rows(epoch), workers[epoch // 2 % 2])
+        assert "repeated" not in output.write(output.attempt(epoch), rows(epoch), workers[epoch % 2])
+        owners |= set(output.claims.values())
+        output.commit()
+    assert len(owners) == 2
     assert output.visible() == list(range(1, 9))
 
 
-def test_a_task_that_runs_again_in_its_worker(output) -> None:
+def test_a_task_that_runs_again_in_its_worker_and_in_another(output) -> None:
     here = Producers()
-    output.write(attempt(), rows(1), here)
-    assert output.write(attempt(name="again"), rows(1), here)["repeated"]
-    output.write(attempt(epoch=2), rows(2))
-    assert output.write(attempt(epoch=2, name="again"), rows(2), here)["repeated"]
-    output.write(attempt(epoch=3), rows(3), here)
-    assert output.visible() == [1, 2, 3]
+    output.write(output.attempt(), rows(1), here)
+    assert output.write(output.attempt(name="again"), rows(1), here)["repeated"]
+    assert output.write(output.attempt(name="elsewhere"), rows(1))["repeated"]
+    output.commit()
+    output.write_epoch(2, rows(2), here)
+    assert output.visible() == [1, 2]
 
 
-def test_a_kept_producer_whose_id_a_takeover_took(output) -> None:
+def test_a_kept_producer_whose_id_was_taken_over(output) -> None:
     here = Producers()
-    output.write(attempt(), rows(1), here)
-    output.sink.recover(takeover(shards=1))
-    assert output.write(attempt(epoch=2, generation=2), rows(2), here) == {"attempt": "2-2-0-a", "rows": 1}
+    output.write(output.attempt(), rows(1), here)
+    output.take_over(pending=1, pending_shards=1)
+    assert output.write(output.attempt(2, generation=2), rows(2), here) == {"attempt": "2-2-0-a", "rows": 1}
     assert output.visible() == [1, 2]
 
 
@@ -235,21 +265,30 @@ CRASH = """
     import pyarrow as pa
     from joinery_runtime.sinks import Attempt, AttemptId
     from joinery_runtime.sinks.kafka_target import KafkaTarget
-    from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsWriter, TransactionalIds
+    from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsWriter, PartNames
+
+    def claim(name, owner, instead_of):
+        print(owner, flush=True)
+        return owner
 
     servers, topic, job, lineage, point = sys.argv[1:]
     die = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == point else None
-    writer = KafkaTransactionsWriter(KafkaTarget(topic, servers), TransactionalIds(job))
-    writer.write(Attempt(AttemptId(1, 1, 0, "dies"), lineage, lambda: None, die), pa.table({"n": [1, 2]}))
+    writer = KafkaTransactionsWriter(KafkaTarget(topic, servers), PartNames(job))
+    writer.write(Attempt(AttemptId(1, 1, 0, "dies"), lineage, claim, die), pa.table({"n": [1, 2]}))
 """
 
 
+@pytest.mark.parametrize("taken_over", [False, True], ids=["tried again", "newer driver"])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_worker_that_is_killed_in_the_transaction(output, point) -> None:
+def test_a_worker_that_is_killed_in_the_transaction(output, point, taken_over) -> None:
     told = [output.servers, output.topic, output.job, LINEAGE, point]
-    died = subprocess.run([sys.executable, "-c", textwrap.dedent(CRASH), *told], check=False, timeout=PATIENCE)
+    command = [sys.executable, "-c", textwrap.dedent(CRASH), *told]
+    died = subprocess.run(command, check=False, timeout=PATIENCE, stdout=subprocess.PIPE, text=True)
     assert died.returncode == -signal.SIGKILL
-    receipt = output.write(attempt(name="next"), rows(1, 2))
+    output.claims[output.names.of(0)] = died.stdout.strip()
+    if taken_over:
+        output.take_over(pending=1, pending_shards=1)
+    receipt = output.write(output.attempt(name="next", generation=output.generation), rows(1, 2))
     assert receipt.get("repeated", False) == (point == "transaction-committed")
     assert output.visible() == [1, 2]
 
@@ -266,11 +305,11 @@ def test_a_commit_whose_outcome_is_unknown(output, kafka_broker, monkeypatch) ->
     here = Producers()
     try:
         with pytest.raises(SinkError, match="it is not known whether the rows were written"):
-            output.write(attempt(reach=freeze), rows(1), here)
+            output.write(output.attempt(reach=freeze), rows(1), here)
     finally:
         os.kill(kafka_broker.pid, signal.SIGCONT)
         monkeypatch.undo()
-    output.write(attempt(name="b"), rows(1), here)
+    output.write(output.attempt(name="b"), rows(1), here)
     assert output.visible() == [1]
 
 
@@ -280,54 +319,48 @@ def test_a_commit_whose_outcome_is_unknown(output, kafka_broker, monkeypatch) ->
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("kept", [False, True], ids=["new producer", "kept producer"])
 def test_a_paused_attempt_and_its_sibling(output, threads, point, kept) -> None:
-    here, pause, first = Producers(), Pause(point), 0
+    here, pause = Producers(), Pause(point)
     if kept:
-        output.write(attempt(epoch=1), rows(0), here)
-        first = 1
-    paused = threads.submit(output.write, attempt(epoch=2, name="slow", reach=pause), rows(1, 2), here)
+        output.write_epoch(1, rows(0), here)
+    paused = threads.submit(output.write, output.attempt(2, name="slow", reach=pause), rows(1, 2), here)
     pause.wait()
-    sibling = output.write(attempt(epoch=2, name="fast"), rows(1, 2))
+    sibling = output.write(output.attempt(2, name="fast"), rows(1, 2))
     assert sibling.get("repeated", False) == (point == "transaction-committed")
     pause.release()
     assert paused.result(PATIENCE).get("repeated", False) == (point != "transaction-committed")
-    assert output.visible() == [0] * first + [1, 2]
+    assert output.visible() == [0] * kept + [1, 2]
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_paused_attempt_and_a_newer_driver(output, threads, point) -> None:
     """The newer driver replays the plan, with other rows so that one can tell whose they are."""
-    pause, newest = Pause(point), [1]
-
-    def check() -> None:
-        if newest[0] != 1:
-            raise Fenced("generation 2 owns the job")
-
-    zombie = threads.submit(output.write, attempt(check=check, reach=pause), rows(1))
+    pause = Pause(point)
+    zombie = threads.submit(output.write, output.attempt(reach=pause), rows(1))
     pause.wait()
-    newest[0] = 2
-    output.sink.recover(takeover(shards=1, pending=1, pending_shards=1))
-    replayed = output.write(attempt(generation=2), rows(2))
+    output.take_over(pending=1, pending_shards=1)
+    replayed = output.write(output.attempt(generation=2), rows(2))
     pause.release()
     outcome = forget_nothing(zombie)
     if point == "transaction-committed":
         assert (replayed["repeated"], output.visible()) == (True, [1])
     else:
-        assert isinstance(outcome, Fenced)
+        assert isinstance(outcome, dict)
+        assert outcome["repeated"], "it wrote nothing, and finds that another one has"
         assert output.visible() == [2]
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3)])
-def test_a_takeover_fences_the_ids_of_every_older_shard_count(output, threads, before, after) -> None:
+def test_a_takeover_fences_the_attempts_of_every_older_shard_count(output, threads, before, after) -> None:
     pauses = [Pause("transaction-sent") for _ in range(before)]
     zombies = [
-        threads.submit(output.write, attempt(shard=shard, reach=pause), rows(shard))
+        threads.submit(output.write, output.attempt(shard=shard, reach=pause), rows(shard))
         for shard, pause in enumerate(pauses)
     ]
     for pause in pauses:
         pause.wait()
-    output.sink.recover(takeover(shards=before))
+    output.take_over()
     for shard in range(after):
-        output.write(attempt(epoch=2, generation=2, shard=shard), rows(100 + shard))
+        output.write(output.attempt(2, generation=2, shard=shard), rows(100 + shard))
     for pause in pauses:
         pause.release()
     assert output.visible() == [100 + shard for shard in range(after)]
@@ -335,16 +368,23 @@ def test_a_takeover_fences_the_ids_of_every_older_shard_count(output, threads, b
 
 
 def test_a_sibling_that_takes_over_and_never_writes(output, monkeypatch) -> None:
-    monkeypatch.setattr(kafka_transactions, "_SIBLING_SECONDS", 0.2)
+    monkeypatch.setattr(kafka_transactions, "_SUCCESSOR_SECONDS", 0.2)
 
     def taken(point: str) -> None:
         if point == "transaction-sent":
-            OwningProducer(output.target, output.ids.of(0)).close()
+            take_over(output.target, output.claims[output.names.of(0)])
 
-    with pytest.raises(Superseded, match=rf"another attempt took transactional id {output.job}-0 over"):
-        output.write(attempt(reach=taken), rows(1))
-    output.write(attempt(name="again"), rows(1))
+    with pytest.raises(Superseded, match=rf"Output topic {output.topic}: another attempt took {output.job}-0 over"):
+        output.write(output.attempt(reach=taken), rows(1))
+    output.write(output.attempt(name="again"), rows(1))
     assert output.visible() == [1]
+
+
+def test_attempts_that_keep_taking_it_from_one_another(output) -> None:
+    others = (f"{output.job}-other-{number}" for number in count())
+    with pytest.raises(Superseded, match="keep taking it from one another"):
+        output.write(attempt(claim=lambda *_: next(others)), rows(1))
+    assert output.visible() == []
 
 
 # --- takeovers ------------------------------------------------------------------------------------------------------
@@ -353,45 +393,64 @@ WEEKS = 15 * 24 * 3_600_000  # milliseconds; the test's broker keeps marks for 7
 
 
 def test_marks_that_may_have_expired(output) -> None:
-    output.write(attempt(epoch=2, shard=0), rows(1))
-    output.write(attempt(epoch=3, shard=1, lineage="of a store that was lost"), rows(1))
-    old = takeover(pending=3, pending_shards=3, pending_for_ms=WEEKS)
+    output.write_epoch(3, rows(1))
+    output.write(output.attempt(3, shard=1, lineage="of a store that was lost"), rows(1))
+    output.claims[output.names.of(0)] = output.claims[output.names.of(1)]
+    old = {"pending": 3, "pending_shards": 3, "pending_for_ms": WEEKS}
+    claims = dict(output.claims)
     with pytest.raises(SinkError) as refused:
-        output.sink.recover(old)
+        output.take_over(**old)
     text = str(refused.value)
     assert f"Output topic {output.topic}: it cannot be told whether epoch 3 was written" in text
-    assert (
-        f"360 h old, the brokers keep marks for 168 h, and there is none for transactional ids {output.job}-1" in text
-    )
-    assert f"{output.job}-0" not in text
+    assert f"360 h old, the brokers keep marks for 168 h, and there is none for {output.job}-1" in text
+    assert f"{output.job}-0" not in text, "any mark of ours shows that the shard's has not expired"
+    assert f"{output.job}-2" not in text, "nobody claimed it"
     assert "delivery: atLeastOnce" in text
-    output.write(attempt(epoch=2, shard=1), rows(2))
-    output.write(attempt(epoch=2, shard=2), rows(3))
-    output.sink.recover(old)
-    output.sink.recover(takeover(pending=3, pending_shards=9, pending_for_ms=6 * 24 * 3_600_000))
+    output.claims = claims
+    output.take_over(**{**old, "pending_for_ms": 6 * 24 * 3_600_000})
 
 
-def test_dead_letters_have_one_id_for_all_shard_counts(output, threads) -> None:
-    ids = TransactionalIds(output.job, dead_letters=True)
-    assert (ids.below(0), ids.below(3)) == ([], [f"{output.job}-dead"])
-    sink, pause = KafkaTransactionsSink(output.target, ids), Pause("transaction-sent")
-    sink.prepare(DEAD_LETTER_SCHEMA)
-    zombie = threads.submit(sink.writer().write, attempt(shard=8, reach=pause, check=lambda: None), rows(1))
+def test_a_state_that_was_set_back(output) -> None:
+    output.write_epoch(5, rows(1))
+    output.take_over(committed_epoch=5, shards=1)
+    with pytest.raises(
+        SinkError, match=rf"{output.topic} is ahead of the state: it has epoch 5 of {output.job}-0, the"
+    ):
+        output.take_over(committed_epoch=3, shards=1, pending=4, pending_shards=1)
+    with pytest.raises(SinkError, match="is ahead of the state"):
+        output.take_over(committed_epoch=4, shards=1, pending=5, pending_shards=1)
+    output.claims[output.names.of(0)] = ""
+    output.take_over(committed_epoch=4, shards=1, pending=5, pending_shards=1)
+
+
+def test_dead_letters_are_one_part_for_all_shard_counts(kafka_broker, threads) -> None:
+    name = next(_names)
+    kafka_broker.create_topic(name)
+    output, pause = Output(kafka_broker.bootstrap, name, f"job-{name}", dead_letters=True), Pause("transaction-sent")
+    assert (output.names.below(0), output.names.below(3)) == ([], [f"job-{name}-dead"])
+    output.sink.prepare(DEAD_LETTER_SCHEMA)
+    zombie = threads.submit(output.write, output.attempt(shard=8, reach=pause), rows(1))
     pause.wait()
-    sink.recover(takeover(shards=8, pending=1, pending_shards=8))
-    sink.writer().write(attempt(shard=3, generation=2), rows(2))
+    output.take_over(pending=1, pending_shards=8)
+    output.write(output.attempt(shard=3, generation=2), rows(2))
     pause.release()
     assert forget_nothing(zombie)["repeated"]
     assert output.visible() == [2]
 
 
+def test_output_and_dead_letters_tell_their_claims_apart() -> None:
+    output, dead = PartNames("job"), PartNames("job", dead_letters=True)
+    assert [output.owns(name) for name in ("job-0", "job-dead")] == [True, False]
+    assert [dead.owns(name) for name in ("job-0", "job-dead")] == [False, True]
+
+
 def test_no_broker(monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sinks.kafka_target.ANSWER_SECONDS", 1.0)
     monkeypatch.setattr("joinery_runtime.sinks.kafka_target.DELIVERY_SECONDS", 1.0)
-    sink = KafkaTransactionsSink(KafkaTarget("any", "127.0.0.1:1"), TransactionalIds("j"))
+    sink = KafkaTransactionsSink(KafkaTarget("any", "127.0.0.1:1"), PartNames("j"))
     with pytest.raises(SinkError, match=r"does not answer: waited 1 s; .*Connection refused"):
         sink.prepare(rows(1).schema)
-    with pytest.raises(SinkError, match=r"no transaction can be begun: transactional id j-0: .*Connection refused"):
+    with pytest.raises(SinkError, match=r"no transaction can be begun: transactional id j-[0-9a-f]{12}: .*refused"):
         sink.writer().write(attempt(), rows(1))
 
 

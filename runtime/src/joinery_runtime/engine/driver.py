@@ -25,6 +25,7 @@ from joinery_runtime.errors import (
     Fenced,
     IncompatibleState,
     PartitionsLost,
+    SinkError,
     SourceError,
     StoreUnavailable,
 )
@@ -112,13 +113,28 @@ class Driver:
         self._recover_sinks(record)
 
     def _recover_sinks(self, record: JobRecord) -> None:
-        newest = self._parts.store.newest_epoch(record.job)
-        takeover = _takeover(record, self._pending, newest)
+        store = self._parts.store
+        newest = store.newest_epoch(record.job)
+        takeover = _takeover(record, self._pending, newest, store.claims(record.job))
         for sink, receipts in self._receipts(newest.result if newest else {}):
             # What an earlier definition of the job wrote has been published under that one (`hosts.run`).
             if newest is not None and self._identity.defines(record):
                 sink.publish(newest.epoch, receipts)
+            self._recover_sink(sink, takeover)
+        if takeover.claims:
+            store.release_claims(record.job, record.generation)
+
+    def _recover_sink(self, sink: Sink, takeover: Takeover) -> None:
+        try:
             sink.recover(takeover)
+        except SinkError:
+            # To a driver that slept meanwhile, what a newer one wrote must look wrong.
+            standing = self._parts.store.standing(self._identity.name)
+            if standing is None or standing.generation != takeover.generation:
+                raise Fenced(
+                    f"another driver has taken over job {self._identity.name}", todo="This one stops"
+                ) from None
+            raise
 
     def _receipts(self, result: Mapping[str, Any]) -> list[tuple[Sink, list[Receipt]]]:
         pairs = [(self._parts.output, list(result.get("output", [])))]
@@ -264,15 +280,17 @@ class Driver:
                 raise
 
 
-def _takeover(record: JobRecord, pending: EpochPlan | None, newest: EpochRecord | None) -> Takeover:
-    shards = pending.shards if pending is not None else 0
+def _takeover(
+    record: JobRecord, pending: EpochPlan | None, newest: EpochRecord | None, claims: Mapping[str, str]
+) -> Takeover:
     return Takeover(
         generation=record.generation,
         committed_epoch=record.epoch,
         lineage=record.lineage,
-        shards=max(shards, newest.plan["shards"] if newest is not None else 0),
+        claims=claims,
+        shards=newest.plan["shards"] if newest is not None else 0,
         pending=pending.epoch if pending is not None else None,
-        pending_shards=shards,
+        pending_shards=pending.shards if pending is not None else 0,
         pending_for_ms=record.planned_for_ms,
     )
 

@@ -25,7 +25,6 @@ from joinery_runtime.core.spec import LEFT, PARTS, RIGHT, JoinSpec
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.dead_letters import DeadLetters
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
-from joinery_runtime.errors import Fenced
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, SinkWriter
 from joinery_runtime.sources import Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
@@ -184,11 +183,10 @@ class Worker:
         expected = Standing(work.generation, work.plan.epoch - 1, work.plan.epoch)
         store, job = self._parts.store, self._parts.job
 
-        def check() -> None:
-            if store.standing(job) != expected:
-                raise Fenced(f"another driver has taken over job {job}", todo="This task stops; it wrote nothing")
+        def claim(name: str, owner: str, instead_of: str | None) -> str | None:
+            return store.claim(job, expected, name, owner, instead_of)
 
-        return Attempt(attempt, work.lineage, check, work.reach)
+        return Attempt(attempt, work.lineage, claim, work.reach)
 
     def _write(self, attempt: Attempt, epoch: JoinEpoch) -> tuple[int, Receipt | None]:
         batches = list(epoch.output())

@@ -24,7 +24,7 @@ class MemoryAddress:
     key: bytes = field(repr=False)
 
     def connect(self) -> StateStore:
-        """A view for tasks: it can stage and read segments, and claim its part of the output; all else is the driver's."""
+        """A view for tasks: it can stage and read segments, and claim parts of the output; all else is the driver's."""
 
         class Client(BaseManager):
             pass

@@ -9,7 +9,7 @@ must be idempotent). A receipt that is never named stays invisible and is swept 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -35,14 +35,15 @@ class Attempt:
     """One attempt as its writer sees it. `lineage` names the job's life in its state store: what another store's job
     of the same name left in the target is not this one's.
 
-    `check` raises Fenced unless the attempt's generation and plan are the store's newest: a writer whose rows are
-    visible before the commit calls it after it has fenced older attempts and before it sends anything. `reach` names
-    points of the work for fault injection; it does nothing otherwise.
+    A writer whose rows are visible before the commit claims its part of the epoch first: `claim(name, owner,
+    instead_of)` returns None if it is the first one to, else whose it is now, see `StateStore.claim`; raises Fenced
+    unless the attempt's generation and plan are the store's newest. `reach` names points of the work for fault
+    injection; it does nothing otherwise.
     """
 
     id: AttemptId
     lineage: str
-    check: Callable[[], None]
+    claim: Callable[[str, str, str | None], str | None]
     reach: Callable[[str], None]
 
 
@@ -50,13 +51,15 @@ class Attempt:
 class Takeover:
     """What a driver finds when it takes a job over; attempts of older generations may still be running.
 
-    Their shards are below `shards`. `pending` is the epoch of the plan that is about to be replayed (None: there is
-    none), with `pending_shards`, and `pending_for_ms` is for how long it has been in the store.
+    What they may make visible they have claimed: `claims` has the owners by name, "" where they have been fenced
+    already. `shards` are those of the newest committed epoch. `pending` is the epoch of the plan that is about to be
+    replayed (None: there is none), with `pending_shards`; `pending_for_ms` is for how long it has been in the store.
     """
 
     generation: int
     committed_epoch: int
     lineage: str = ""
+    claims: Mapping[str, str] = field(default_factory=dict)
     shards: int = 0
     pending: int | None = None
     pending_shards: int = 0

@@ -10,7 +10,7 @@ from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_target import KafkaTarget
-from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, TransactionalIds
+from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
 
@@ -30,7 +30,7 @@ def sink_for(job: StreamJoin, store: StoreAddress | None) -> Sink:
     if output.kafka is not None:
         kafka = output.kafka
         target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties)
-        return _kafka(job, target, TransactionalIds(job.name))
+        return _kafka(job, target, PartNames(job.name))
     if output.postgres is not None:
         table = TargetTable(output.postgres.table, output.postgres.upsert_key)
         if store is None:
@@ -52,10 +52,10 @@ def dead_letter_sink(job: StreamJoin) -> Sink | None:
         return _files(job.spec.dead_letter.file)
     assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
     target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {})
-    return _kafka(job, target, TransactionalIds(job.name, dead_letters=True))
+    return _kafka(job, target, PartNames(job.name, dead_letters=True))
 
 
-def _kafka(job: StreamJoin, target: KafkaTarget, ids: TransactionalIds) -> Sink:
+def _kafka(job: StreamJoin, target: KafkaTarget, ids: PartNames) -> Sink:
     return KafkaTransactionsSink(target, ids) if job.spec.delivery == "exactlyOnce" else KafkaSink(target)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, Last
 _PARTITION = 0
 _UNTOLD_RETENTION_MS = 24 * 3_600_000  # assumed where the brokers do not say; Kafka's default was that until 2.0
 _CALL_SECONDS = 5.0  # one call; it is repeated until the time is up
+_THREADS = 8
 # The client looks for a group's coordinator twice a second otherwise: with these a mark takes 5 to 30 ms, else 60.
 _IMPATIENT = {"coordinator.query.interval.ms": 10, "reconnect.backoff.ms": 10, "retry.backoff.ms": 10}
 # With `read_committed` the broker answers when no transaction that writes the offset is open or ending.
@@ -62,7 +64,7 @@ class Mark:
 
 
 class MarkReader:
-    """Reads the marks of a topic. Keeps no connection: an attempt whose producer is kept knows the newest mark.
+    """Reads the marks of a topic. Keeps no connection: only attempts that were not the first ones read a mark.
 
     The admin client could read all groups over one connection, but when a group's coordinator moves or loads, its
     answer ends the process by a null pointer (librdkafka 2.16, ListConsumerGroupOffsets).
@@ -74,16 +76,32 @@ class MarkReader:
     def read(self, groups: Sequence[str]) -> list[Mark | None]:
         """The newest mark of each group. While a transaction that writes one is ending, waits for its outcome.
         Raises SinkError."""
-        return [self._newest(group) for group in groups]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(self.newest, groups))
 
-    def _newest(self, group: str) -> Mark | None:
+    def newest(self, group: str) -> Mark | None:
+        """The newest mark of one group, as `read` does."""
+        try:
+            return self._ask(group, ANSWER_SECONDS)
+        except KafkaException as error:
+            raise self._problem(group, error.args[0]) from error
+
+    def newest_within(self, group: str, seconds: float) -> Mark | None:
+        """None too if the time passes while a transaction that writes one is open."""
+        try:
+            return self._ask(group, seconds)
+        except KafkaException as error:
+            if _passing(error.args[0]):
+                return None
+            raise self._problem(group, error.args[0]) from error
+
+    def _ask(self, group: str, seconds: float) -> Mark | None:
         settings = {**self._target.client_settings(_IMPATIENT), **_STABLE, "group.id": group}
         consumer = self._target.connect(Consumer, settings, self._errors)
         found: list[TopicPartition] = []
         try:
-            repeat(lambda: found.extend(_committed(consumer, self._target.topic)), _passing, ANSWER_SECONDS)
-        except KafkaException as error:
-            raise self._problem(group, error.args[0]) from error
+            call = min(_CALL_SECONDS, seconds)
+            repeat(lambda: found.extend(_committed(consumer, self._target.topic, call)), _passing, seconds)
         finally:
             consumer.close()
         return Mark.parse(found[0])
@@ -114,8 +132,8 @@ class MarkReader:
         )
 
 
-def _committed(consumer: Consumer, topic: str) -> list[TopicPartition]:
-    found: list[TopicPartition] = consumer.committed([TopicPartition(topic, _PARTITION)], timeout=_CALL_SECONDS)
+def _committed(consumer: Consumer, topic: str, seconds: float) -> list[TopicPartition]:
+    found: list[TopicPartition] = consumer.committed([TopicPartition(topic, _PARTITION)], timeout=seconds)
     if found[0].error is not None:
         raise KafkaException(found[0].error)
     return found

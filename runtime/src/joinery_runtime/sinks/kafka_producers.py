@@ -1,26 +1,34 @@
-"""Producers that own a transactional id: one per id, in whatever process and thread initialised it last."""
+"""Producers that own a transactional id: one per process, and whoever takes an id over owns it from then on."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.kafka_marks import Mark
 from joinery_runtime.sinks.kafka_target import KafkaTarget, LastError, enqueue, repeat
 
-_KEPT = 64  # idle producers per process: each has four threads and three connections
+_KEPT = 4  # idle producers per process, one for each set of settings: each has four threads and three connections
 _CALL_SECONDS = 10.0  # one call; it is repeated until the deadline
 _CLEANUP_SECONDS = 5.0
-_TAKEN_OVER = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+_TAKEN_OVER = {
+    KafkaError._FENCED,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    # The broker forgot the id: nothing was written with it for a week.
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.UNKNOWN_PRODUCER_ID,
+}
 _DENIED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -53,32 +61,40 @@ class OwningProducer:
         self._target, self._errors = target, LastError()
         settings = {**target.producer_settings(_SETTINGS), "transactional.id": name}
         self._producer: Producer = target.connect(Producer, settings, self._errors)
-        self._group = _group(name)
+        self._meet_brokers()
         try:
             self._repeat(self._producer.init_transactions, kafka_target.DELIVERY_SECONDS)
         except KafkaException as error:
             raise self._problem("no transaction can be begun", error.args[0]) from error
 
+    def _meet_brokers(self) -> None:
+        """While it is not connected, the client looks for the id's coordinator every 500 ms only: without this one
+        of four producers takes that much longer. The first answer may be from the address that was given, the second
+        is from the broker itself. Whatever is wrong, the next call says better."""
+        with contextlib.suppress(KafkaException):
+            for _ in range(2):
+                self._producer.list_topics(self._target.topic, timeout=min(5.0, kafka_target.ANSWER_SECONDS))
+
     def begin(self) -> None:
         with self._aborting():
             self._producer.begin_transaction()
 
-    def send(self, messages: Sequence[dict[str, Any]], mark: Mark) -> None:
-        """Returns when the broker has rows and mark, which nobody sees yet."""
+    def send(self, topic: str, messages: Sequence[dict[str, Any]], group: str, mark: Mark) -> None:
+        """Returns when the broker has the topic's rows and the group's mark, which nobody sees yet."""
         deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
         with self._aborting():
-            left = enqueue(self._producer, self._target.topic, messages, deadline)
+            left = enqueue(self._producer, topic, messages, deadline)
             if not left:
-                self._send_mark(mark, deadline)  # the rows are on their way meanwhile
+                self._send_mark(group, mark.committed(topic), deadline)  # the rows are on their way meanwhile
             left += self._flush(deadline)
             if left:
                 self._abort()
                 raise self._target.too_slow(left, self._errors)
 
-    def _send_mark(self, mark: Mark, deadline: float) -> None:
-        offsets = [mark.committed(self._target.topic)]
+    def _send_mark(self, group: str, mark: TopicPartition, deadline: float) -> None:
+        about = _group(group)
         self._repeat(
-            lambda seconds: self._producer.send_offsets_to_transaction(offsets, self._group, seconds),
+            lambda seconds: self._producer.send_offsets_to_transaction([mark], about, seconds),
             deadline - time.monotonic(),
         )
 
@@ -146,6 +162,7 @@ class OwningProducer:
         return self._target.problem(what, facts, todo)
 
 
+@cache
 def _group(name: str) -> object:
     """What a transaction has to know of the group whose offset it commits: nobody joins it, so no broker is asked."""
     consumer = Consumer({"group.id": name, "log_level": 0})
@@ -160,42 +177,39 @@ def _retriable(error: KafkaError) -> bool:
     return bool(error.retriable()) and not error.txn_requires_abort()
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """An idle producer, and the newest mark of its id for as long as it is not disowned."""
-
-    producer: OwningProducer
-    mark: Mark
-
-
 class Producers:
-    """Idle producers of a process by their settings and id, the oldest dropped first.
+    """Idle producers of a process by their settings, the oldest dropped first.
 
-    One that is taken is its taker's alone: of two attempts of a shard in one process, each has a producer of its own.
+    One that is taken is its taker's alone: of two attempts in one process, each has a producer of its own.
     """
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[str, Kept] = OrderedDict()
+        self._idle: OrderedDict[str, OwningProducer] = OrderedDict()
         self._lock = threading.Lock()
 
-    def take(self, target: KafkaTarget, name: str) -> Kept | None:
+    def take(self, target: KafkaTarget, job: str) -> OwningProducer | None:
         with self._lock:
-            return self._idle.pop(_key(target, name), None)
+            return self._idle.pop(_key(target, job), None)
 
-    def put(self, target: KafkaTarget, kept: Kept) -> None:
-        key = _key(target, kept.producer.name)
+    def put(self, target: KafkaTarget, job: str, producer: OwningProducer) -> None:
+        key = _key(target, job)
         with self._lock:
             dropped = [self._idle.pop(key, None)]
-            self._idle[key] = kept
+            self._idle[key] = producer
             if len(self._idle) > _KEPT:
                 dropped.append(self._idle.popitem(last=False)[1])
         for each in dropped:
             if each is not None:
-                each.producer.close()
+                each.close()
 
 
-def _key(target: KafkaTarget, name: str) -> str:
-    return repr((name, target.topic, sorted(target.client_settings().items())))
+def _key(target: KafkaTarget, job: str) -> str:
+    return repr((job, sorted(target.client_settings().items())))
+
+
+def new_id(job: str) -> str:
+    """A transactional id that nobody has had; rights may be given for the prefix."""
+    return f"{job}-{uuid.uuid4().hex[:12]}"
 
 
 PRODUCERS = Producers()

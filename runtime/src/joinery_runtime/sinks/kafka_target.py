@@ -21,7 +21,10 @@ from joinery_runtime.sinks.encode import rows_to_json
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
 DELIVERY_SECONDS = 60.0  # how long all rows of an attempt may take
+_TURN_SECONDS = 1.0  # how often it is looked whether waiting still makes sense
 _BATCH = 10_000  # records that are handed to the client at a time
+
+_REFUSED_LOGIN = {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION}
 
 Client = TypeVar("Client")
 
@@ -45,6 +48,14 @@ class LastError:
     def __call__(self, error: KafkaError) -> None:
         if self._error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # which says less than the others
             self._error = error
+
+    def forget(self) -> None:
+        self._error = None
+
+    @property
+    def denied(self) -> KafkaError | None:
+        """An error that waiting does not heal."""
+        return self._error if self._error is not None and self._error.code() in _REFUSED_LOGIN else None
 
     def __str__(self) -> str:
         return self._error.str() if self._error is not None else "no answer at all"
@@ -90,14 +101,26 @@ class KafkaTarget:
         missing = [name for name in self.key if name not in schema.names]
         if missing:
             raise self.problem("the key names no output column", ", ".join(missing), "Correct output.kafka.key")
-        try:
-            # Asking for this topic alone would create it where the broker does that.
-            topics = client.list_topics(timeout=ANSWER_SECONDS).topics
-        except KafkaException as error:
-            client.poll(0)
-            raise self.silent(f"waited {ANSWER_SECONDS:.0f} s; {errors}") from error
+        topics = self._topics(client, errors)
         if self.topic not in topics:
             raise self.problem("it does not exist", f"the broker has {len(topics)} topics", "Create the topic")
+
+    def _topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
+        """Asks in short turns: a refused login is reported between them, and needs no patience."""
+        errors.forget()
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                # Asking for this topic alone would create it where the broker does that.
+                topics: Mapping[str, Any] = client.list_topics(timeout=min(_TURN_SECONDS, ANSWER_SECONDS)).topics
+                return topics
+            except KafkaException as error:
+                client.poll(0)
+                if errors.denied is not None:
+                    todo = "Check security.protocol and the sasl.* settings in kafka.properties"
+                    raise self.problem("access is denied", errors.denied.str(), todo) from error
+                if time.monotonic() >= deadline:
+                    raise self.silent(f"waited {ANSWER_SECONDS:.0f} s; {errors}") from error
 
     def silent(self, facts: str) -> SinkError:
         todo = "Check bootstrapServers and that the broker runs and can be reached from here"

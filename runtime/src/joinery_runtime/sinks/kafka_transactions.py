@@ -2,20 +2,24 @@
 mark that says so. Two-phase commit is not needed: an epoch's plan is replayed as it stands until all of its shards are
 marked, and only then committed to the state store.
 
-What safety rests on, in this order, for each attempt:
+What safety rests on, for each attempt:
 
-1. It owns its shard's transactional id. Whoever initialised the id last does; the transactions of all others fail.
-2. Only then it makes sure that its driver is the newest and its plan pending. A newer driver takes all ids over after
-   it took the job over: an older attempt either finds that here or has lost its id before it commits.
-3. It reads the shard's mark, unless its producer is kept and knows it, and writes nothing if the epoch is in the
-   topic already.
+1. It owns a transactional id, its process's own. Whoever initialises an id ends the transactions of who had it before.
+2. It claims its shard in the state store, which refuses older drivers and epochs that are over. The first one to claim
+   it goes on: nothing of this epoch and shard can be in the topic.
+3. Where another attempt was first, it looks for the shard's mark, and writes nothing if the epoch is in the topic. If
+   not, it takes that one's id over, looks again, and takes the claim over: only the claim's owner can commit.
 4. Rows and mark become visible together, or not at all.
+
+A new driver takes over the ids of all claims that it finds: nobody can claim under the older one any more. Ids belong
+to processes and not to shards because Spark runs a shard now here, now there: to initialise an id takes 0.02 to 0.5 s
+(docs/decisions/0005).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,18 +29,20 @@ import pyarrow as pa
 from joinery_runtime.errors import Fenced, SinkError, Superseded
 from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
 from joinery_runtime.sinks.kafka_marks import Mark, mark_reader
-from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, Kept, OwningProducer, Producers
+from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_target import KafkaTarget, as_messages
 
-_SIBLING_SECONDS = 5.0  # how long the attempt that took over may take to write
-_SIBLING_POLL_SECONDS = 0.1
+_SIBLING_SECONDS = 1.0  # how long the attempt that was first may take before it is taken for dead
+_SUCCESSOR_SECONDS = 5.0  # how long an attempt that took over may take
+_POLL_SECONDS = 0.05
+_TAKEOVERS = 3
 _TAKEOVER_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionalIds:
-    """A job's transactional ids, which are also the names of the groups that hold its marks. Output: one per shard;
-    dead letters: one."""
+class PartNames:
+    """What a job's parts of an epoch's output are named in claims, and the groups that hold their marks. Output: one
+    per shard; dead letters: one."""
 
     job: str
     dead_letters: bool = False
@@ -45,8 +51,12 @@ class TransactionalIds:
         return f"{self.job}-dead" if self.dead_letters else f"{self.job}-{shard}"
 
     def below(self, shards: int) -> list[str]:
-        """Each id of shards 0 to `shards` - 1, once."""
+        """Each name of shards 0 to `shards` - 1, once."""
         return list(dict.fromkeys(self.of(shard) for shard in range(shards)))
+
+    def owns(self, name: str) -> bool:
+        """Whether a claim of the job's is one of these."""
+        return (name == f"{self.job}-dead") == self.dead_letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,62 +64,85 @@ class KafkaTransactionsWriter:
     """Task half. A receipt with `repeated` says that the rows were in the topic already."""
 
     target: KafkaTarget
-    ids: TransactionalIds
+    names: PartNames
 
     def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
-        return _Write(self.target, self.ids.of(attempt.id.shard), attempt, rows, PRODUCERS).run()
+        return PartWrite(self.target, self.names, attempt, rows, PRODUCERS).run()
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
+class PartWrite:
     """One attempt's work."""
 
     target: KafkaTarget
-    name: str
+    names: PartNames
     attempt: Attempt
     rows: pa.Table
     producers: Producers = field(repr=False)
 
+    @property
+    def name(self) -> str:
+        return self.names.of(self.attempt.id.shard)
+
     def run(self) -> Receipt:
         if not self.rows.num_rows:
             return self._receipt()
-        kept = self.producers.take(self.target, self.name)
-        if kept is not None:
+        for producer in self._tried():
             try:
-                return self._with(kept.producer, kept.mark)
-            except Disowned:
-                pass  # Spark moves shards between workers: the id was another one's meanwhile
-        try:
-            return self._with(OwningProducer(self.target, self.name))
-        except Disowned as error:
-            return self._superseded(error)
+                return self._with(producer)
+            except Disowned as error:
+                cause = error
+        return self._superseded(cause)
 
-    def _with(self, producer: OwningProducer, known: Mark | None = None) -> Receipt:
+    def _tried(self) -> Iterator[OwningProducer]:
+        """The process's producer, and a new one if that has lost its id, to whoever took an earlier attempt over."""
+        kept = self.producers.take(self.target, self.names.job)
+        if kept is not None:
+            yield kept
+        yield OwningProducer(self.target, new_id(self.names.job))
+
+    def _with(self, producer: OwningProducer) -> Receipt:
         try:
-            self.attempt.check()
-            found = known or self._mark()
-            repeated = self._written(found)
-            mark = found if found is not None and repeated else self._transaction(producer)
+            receipt = self._steps(producer)
         except BaseException:
             producer.close()
             raise
-        self.producers.put(self.target, Kept(producer, mark))
-        return self._receipt(repeated=repeated)
+        self.producers.put(self.target, self.names.job, producer)
+        return receipt
 
-    def _transaction(self, producer: OwningProducer) -> Mark:
-        mark = Mark(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
+    def _steps(self, producer: OwningProducer) -> Receipt:
+        if not self._claim(producer):
+            return self._receipt(repeated=True)
         producer.begin()
         self.attempt.reach("transaction-begun")
-        producer.send(as_messages(self.rows, self.target.key), mark)
+        messages = as_messages(self.rows, self.target.key)
+        producer.send(self.target.topic, messages, self.name, self._mark())
         self.attempt.reach("transaction-sent")
         producer.commit()
         self.attempt.reach("transaction-committed")
-        return mark
+        return self._receipt()
 
-    def _mark(self) -> Mark | None:
-        return mark_reader(self.target).read([self.name])[0]
+    def _claim(self, producer: OwningProducer) -> bool:
+        """Whether the part is this attempt's to write; False: another one has written it."""
+        holder = self.attempt.claim(self.name, producer.name, None)
+        if holder is None:
+            return True
+        for _ in range(_TAKEOVERS):
+            if holder and holder != producer.name:
+                if self._is_written_within(_SIBLING_SECONDS):
+                    return False
+                take_over(self.target, holder)
+            if self._is_written(mark_reader(self.target).newest(self.name)):
+                return False
+            if holder == producer.name:
+                return True
+            holder = self.attempt.claim(self.name, producer.name, holder)
+        raise self._lost("attempts keep taking it from one another")
 
-    def _written(self, mark: Mark | None) -> bool:
+    def _mark(self) -> Mark:
+        return Mark(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
+
+    def _is_written(self, mark: Mark | None) -> bool:
         """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are."""
         if mark is None or mark.lineage != self.attempt.lineage:
             return False
@@ -122,19 +155,26 @@ class _Write:
             )
         return mark.epoch == self.attempt.id.epoch
 
+    def _is_written_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self._is_written(mark_reader(self.target).newest_within(self.name, left)):
+                return True
+            time.sleep(min(left, _POLL_SECONDS))
+        return False
+
     def _superseded(self, cause: Disowned) -> Receipt:
-        """Another attempt of this epoch, or a newer driver, took the id after this one did."""
-        deadline = time.monotonic() + _SIBLING_SECONDS
-        self.attempt.check()
-        while not self._written(self._mark()):
-            if time.monotonic() > deadline:
-                raise Superseded(
-                    f"Output topic {self.target.topic}: another attempt took transactional id {self.name} over",
-                    facts=f"nothing was written by this one, nor by the other within {_SIBLING_SECONDS:.0f} s: {cause}",
-                    todo="The task is tried again. If this repeats, another job of this name writes there too",
-                ) from cause
-            time.sleep(_SIBLING_POLL_SECONDS)
-        return self._receipt(repeated=True)
+        """Another attempt of this epoch, or a newer driver, took this one's id over."""
+        if self._is_written_within(_SUCCESSOR_SECONDS):
+            return self._receipt(repeated=True)
+        raise self._lost(str(cause)) from cause
+
+    def _lost(self, why: str) -> Superseded:
+        return Superseded(
+            f"Output topic {self.target.topic}: another attempt took {self.name} over",
+            facts=f"nothing was written by this one: {why}",
+            todo="The task is tried again",
+        )
 
     def _receipt(self, *, repeated: bool = False) -> Receipt:
         receipt = {"attempt": str(self.attempt.id), "rows": self.rows.num_rows}
@@ -144,16 +184,16 @@ class _Write:
 class KafkaTransactionsSink:
     """Driver half: has nothing to do at the commit."""
 
-    def __init__(self, target: KafkaTarget, ids: TransactionalIds) -> None:
-        self._target, self._ids = target, ids
+    def __init__(self, target: KafkaTarget, names: PartNames) -> None:
+        self._target, self._names = target, names
 
-    def prepare(self, schema: pa.Schema) -> None:
-        """Takes the first id over, so that missing rights show now; whose it was takes it back."""
+    def prepare(self, schema: Any) -> None:
+        """Owns an id for a moment, so that missing rights show now."""
         mark_reader(self._target).require_topic(schema)
-        self._take_over(self._ids.of(0))
+        take_over(self._target, f"{self._names.job}-driver")
 
     def writer(self) -> KafkaTransactionsWriter:
-        return KafkaTransactionsWriter(self._target, self._ids)
+        return KafkaTransactionsWriter(self._target, self._names)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Rows are in the topic already."""
@@ -162,37 +202,54 @@ class KafkaTransactionsSink:
         """Rows are in the topic already."""
 
     def recover(self, takeover: Takeover) -> None:
-        """Takes over every id that an older attempt may hold: whatever it has not committed is aborted now, and it
-        cannot commit any more. Raises SinkError too where it cannot be told what of the pending plan was written."""
-        names = self._ids.below(max(takeover.shards, takeover.pending_shards))
+        """Takes over every id that has a claim: whatever its owner has not committed is aborted now, and it cannot
+        commit any more. Raises SinkError too where topic and state store do not belong together any more."""
+        owners = {owner for name, owner in takeover.claims.items() if owner and self._names.owns(name)}
         with ThreadPoolExecutor(_TAKEOVER_THREADS) as threads:
-            list(threads.map(self._take_over, names))
-        if takeover.pending is not None:
-            self._refuse_expired(takeover, takeover.pending)
+            list(threads.map(self._fence, sorted(owners)))
+        names = self._names.below(max(takeover.shards, takeover.pending_shards))
+        found = zip(names, mark_reader(self._target).read(names), strict=True)
+        marks = {name: mark for name, mark in found if mark is not None and mark.lineage == takeover.lineage}
+        self._refuse_older_state(takeover, marks)
+        self._refuse_expired(takeover, marks)
 
-    def _take_over(self, name: str) -> None:
-        OwningProducer(self._target, name).close()
+    def _fence(self, owner: str) -> None:
+        take_over(self._target, owner)
 
-    def _refuse_expired(self, takeover: Takeover, epoch: int) -> None:
-        """A young plan without a mark was not written. An old one's may have expired; any mark of ours shows that the
-        shard's has not."""
-        reader = mark_reader(self._target)
-        names = self._ids.below(takeover.pending_shards)
-        if not names or takeover.pending_for_ms <= (kept := reader.kept_for_ms()):
-            return
-        marks = zip(names, reader.read(names), strict=True)
-        unknown = [name for name, mark in marks if mark is None or mark.lineage != takeover.lineage]
-        if unknown:
+    def _refuse_older_state(self, takeover: Takeover, marks: Mapping[str, Mark]) -> None:
+        """No part is written before it is planned and claimed, unless the store was set back since."""
+        for name, mark in sorted(marks.items()):
+            claimed = mark.epoch == takeover.pending and name in takeover.claims
+            if mark.epoch > takeover.committed_epoch and not claimed:
+                raise SinkError(
+                    f"Output topic {self._target.topic} is ahead of the state",
+                    facts=f"it has epoch {mark.epoch} of {name}, the state store has committed epoch "
+                    f"{takeover.committed_epoch} and knows nothing of that one",
+                    todo="Was the database restored from a backup? Restore a newer one, or delete the job's state and "
+                    "start anew (rows will repeat)",
+                )
+
+    def _refuse_expired(self, takeover: Takeover, marks: Mapping[str, Mark]) -> None:
+        """A part that nobody claimed was not written, nor was one without a mark whose plan is young. An old one's mark
+        may have expired."""
+        planned = self._names.below(takeover.pending_shards)
+        unknown = [name for name in planned if name in takeover.claims and name not in marks]
+        if unknown and takeover.pending_for_ms > (kept := mark_reader(self._target).kept_for_ms()):
             raise SinkError(
-                f"Output topic {self._target.topic}: it cannot be told whether epoch {epoch} was written",
+                f"Output topic {self._target.topic}: it cannot be told whether epoch {takeover.pending} was written",
                 facts=f"its plan is {takeover.pending_for_ms / 3_600_000:.0f} h old, the brokers keep marks for "
-                f"{kept / 3_600_000:.0f} h, and there is none for transactional ids {_listed(unknown)}",
+                f"{kept / 3_600_000:.0f} h, and there is none for {_listed(unknown)}",
                 todo="Run the job once with `delivery: atLeastOnce`: it writes the rows of this epoch, again if they "
                 "were written",
             )
 
     def close(self) -> None:
         """Producers end with their processes."""
+
+
+def take_over(target: KafkaTarget, name: str) -> None:
+    """Ends what the owner of this transactional id has open. It cannot commit any more."""
+    OwningProducer(target, name).close()
 
 
 def _listed(names: Sequence[str]) -> str:

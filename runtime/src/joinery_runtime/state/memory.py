@@ -132,22 +132,24 @@ class MemoryStore:
                 return None
             return decisions.standing(facts.generation, facts.epoch, pending=facts.plan is not None)
 
-    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str:
+    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
         with self._lock:
             decisions.check_claim(self._facts(job), job, expected)
             claims = self._jobs[job].claims
-            if claims.get(name) in {None, instead_of}:
+            fresh = name not in claims
+            if fresh or claims[name] == instead_of:
                 claims[name] = owner
-            return claims[name]
+            return None if fresh else claims[name]
 
     def claims(self, job: str) -> dict[str, str]:
         with self._lock:
             return dict(self._jobs[job].claims) if job in self._jobs else {}
 
-    def drop_claims(self, job: str, generation: int) -> None:
+    def release_claims(self, job: str, generation: int) -> None:
         with self._lock:
             decisions.check_owner(self._facts(job), job, generation)
-            self._jobs[job].claims.clear()
+            claims = self._jobs[job].claims
+            claims |= dict.fromkeys(claims, "")
 
     def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
         text, under = encode_json(plan), encode_json(definition)

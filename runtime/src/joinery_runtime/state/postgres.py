@@ -95,7 +95,7 @@ class PostgresStore:
             row = self._run(connection, statements.STANDING, job).fetchone()
         return None if row is None else decisions.standing(row[0], row[1], pending=row[2])
 
-    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str:
+    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
         self._ensure_schema()
         with self._connection.session() as connection:
             row = self._run(
@@ -105,18 +105,19 @@ class PostgresStore:
             if row is None:
                 decisions.check_claim(self._facts(connection, job), job, expected)
         assert row is not None, "a standing that is not there any more never comes back"
-        return str(row[0])
+        holder, fresh = row
+        return None if fresh else str(holder)
 
     def claims(self, job: str) -> dict[str, str]:
         self._ensure_schema()
         with self._connection.session() as connection:
             return dict(self._run(connection, statements.CLAIMS, job).fetchall())
 
-    def drop_claims(self, job: str, generation: int) -> None:
+    def release_claims(self, job: str, generation: int) -> None:
         self._ensure_schema()
         with self._connection.transaction() as connection:
             decisions.check_owner(self._lock(connection, job), job, generation)
-            self._run(connection, statements.DROP_CLAIMS, job)
+            self._run(connection, statements.RELEASE_CLAIMS, job)
 
     def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
         text, under = encode_json(plan), encode_json(definition)

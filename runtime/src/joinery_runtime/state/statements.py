@@ -39,7 +39,8 @@ FROM {schema}.jobs j WHERE pipeline_name = %(job)s AND NOT deleted
 # An unchanged definition keeps the value that is there: a big one is out of line and would be written anew each time.
 _DEFINITION = "CASE WHEN definition::text = %(definition)s THEN definition ELSE %(definition)s::json END"
 
-# FOR SHARE: who acquires the job waits until the claim is there, or the claim sees the new generation.
+# FOR SHARE: who acquires the job waits until the claim is there, or the claim sees the new generation. A row that was
+# inserted and not updated has no xmax.
 CLAIM = """
 WITH job AS (
     SELECT generation, epoch, pending_plan IS NOT NULL AS pending, deleted
@@ -50,9 +51,10 @@ SELECT %(job)s, %(name)s, %(owner)s FROM job
 WHERE generation = %(generation)s AND epoch = %(epoch)s AND pending AND NOT deleted
 ON CONFLICT (pipeline_name, name) DO UPDATE
     SET owner = CASE WHEN c.owner = %(instead_of)s THEN excluded.owner ELSE c.owner END
-RETURNING owner
+RETURNING owner, xmax = 0
 """
 CLAIMS = "SELECT name, owner FROM {schema}.claims WHERE pipeline_name = %(job)s"
+RELEASE_CLAIMS = "UPDATE {schema}.claims SET owner = '' WHERE pipeline_name = %(job)s"
 DROP_CLAIMS = "DELETE FROM {schema}.claims WHERE pipeline_name = %(job)s"
 
 WRITE_PLAN = f"""

@@ -130,18 +130,20 @@ class StateStore(Protocol):
         """A look at one row, cheap enough for every attempt of a task; None if there is no such job."""
         ...
 
-    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str:
-        """Whose the part `name` of the pending epoch's output is, where rows are visible before the commit: the first
-        one's that claims it, or from now on `owner`'s if it is `instead_of`'s, who must have been fenced. Raises Fenced
-        unless the job's standing is `expected`; whoever acquires the job later finds the claim in `claims`."""
+    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
+        """Claims the part `name` of the pending epoch's output for `owner`, where rows are visible before the commit.
+
+        None if nobody had claimed it before: `owner` has it now. Else who has it: the first one who claimed it, `owner`
+        if that was `instead_of`, who must have been fenced, or "" if its owner has been (`release_claims`). Raises
+        Fenced unless the job's standing is `expected`; whoever acquires the job later finds the claim in `claims`."""
         ...
 
     def claims(self, job: str) -> dict[str, str]:
         """Owners of claims by name. A commit removes them; a plan that was dropped otherwise leaves its own behind."""
         ...
 
-    def drop_claims(self, job: str, generation: int) -> None:
-        """When their owners have been fenced. Raises Fenced."""
+    def release_claims(self, job: str, generation: int) -> None:
+        """Their owners have been fenced: the claims stay, and are nobody's (""). Raises Fenced."""
         ...
 
     def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
