@@ -52,9 +52,9 @@ ALIVE_AT_MOST = 4
 PLACES = (
     "start", "store.acquire", "store.sweep", "store.newest_epoch", "store.claims", "output.recover", "dead.recover",
     "store.release_claims", "recovered", "source.bounds", "store.write_plan", "task.start", "source.read",
-    "task.result", "store.stage", "output.write", "output.own", "store.claim", "output.mark", "output.send", "output.commit",
-    "dead.write", "dead.own", "dead.mark", "dead.send", "dead.commit", "store.commit", "store.record", "output.publish",
-    "dead.publish", "idle",
+    "task.result", "store.stage", "output.write", "output.own", "store.claim", "output.mark", "output.send",
+    "output.commit", "dead.write", "dead.own", "dead.mark", "dead.send", "dead.commit", "store.commit", "store.record",
+    "output.publish", "dead.publish", "idle",
 )  # fmt: skip
 
 

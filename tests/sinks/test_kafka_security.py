@@ -215,12 +215,10 @@ def test_a_wrong_password_is_told_to_the_reader_at_once(topic, wrong, nothing_le
 
 
 @pytest.mark.parametrize("delivery", ["exactlyOnce", "atLeastOnce"])
-def test_a_wrong_password_is_told_to_the_sinks(topic, wrong, delivery, nothing_leaks, monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sinks.kafka_target.ANSWER_SECONDS", 2.0)
+def test_a_wrong_password_is_told_to_the_sinks(topic, wrong, delivery, nothing_leaks) -> None:
     for sink, rows in sinks_of(wrong(delivery)):
         message = refused(lambda sink=sink, rows=rows: sink.prepare(rows.schema), nothing_leaks, SinkError)
-        assert f"Output topic {topic}: " in message
-        assert "Authentication failed" in message
+        assert f"Output topic {topic}: access is denied" in message
 
 
 @pytest.mark.parametrize("name", ["ssl_key_pem", "ssl_certificate_pem", "ssl_ca_pem"])
