@@ -1,0 +1,90 @@
+"""Exactly-once Kafka output on three brokers of which one dies: the leader of the topic, of marks, of transactions."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import count
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from joinery_devkit.kafka import KafkaCluster
+from joinery_runtime.errors import SinkError, Superseded
+from joinery_runtime.sinks.kafka_producers import Producers
+from joinery_runtime.sinks.kafka_target import KafkaTarget
+from joinery_runtime.sinks.kafka_transactions import PartNames, PartWrite
+from sinks.rows import attempt
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+_names = (f"survives-{number}" for number in count())
+TRIES = 8
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with KafkaCluster(3) as running:
+        yield running
+
+
+def written(cluster, topic, target, names, epoch, on_point=lambda _: None):
+    """Tries as Spark does: attempts one after the other, with the claims of the epoch."""
+    claims: dict[str, str] = {}
+
+    def claim(name, owner, instead_of):
+        fresh = name not in claims
+        if fresh or claims[name] == instead_of:
+            claims[name] = owner
+        return None if fresh else claims[name]
+
+    process = Producers()
+    for number in range(TRIES):
+        each = attempt(epoch, name=f"a{number}", claim=claim, reach=on_point if number == 0 else lambda _: None)
+        try:
+            PartWrite(target, names, each, pa.table({"n": [10 * epoch, 10 * epoch + 1]}), process).run()
+            return
+        except (SinkError, Superseded):
+            process = Producers()
+    raise AssertionError(f"epoch {epoch} was not written in {TRIES} tries")
+
+
+def visible(cluster, topic):
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found, deadline = [], time.monotonic() + 60
+    while time.monotonic() < deadline:
+        message = consumer.poll(1)
+        if message is not None and message.error() is None:
+            found.append(json.loads(message.value())["n"])
+        elif message is not None and found:
+            break  # the end, which is behind the last transaction
+    consumer.close()
+    return sorted(found)
+
+
+@pytest.mark.parametrize("role", ["the topic", "__consumer_offsets", "__transaction_state"])
+def test_a_broker_that_dies_in_the_middle_of_a_transaction(cluster, role) -> None:
+    topic = next(_names)
+    cluster.create_topic(topic, replication_factor=3)
+    target, names = KafkaTarget(topic, cluster.bootstrap), PartNames(f"job-{topic}")
+    written(cluster, topic, target, names, 1)
+    victim = cluster.leader(topic if role == "the topic" else role)
+
+    def kill(point: str) -> None:
+        if point == "transaction-sent":
+            cluster.kill(victim)
+
+    written(cluster, topic, target, names, 2, kill)
+    cluster.start(victim)
+    written(cluster, topic, target, names, 3)
+    assert visible(cluster, topic) == [10, 11, 20, 21, 30, 31]
