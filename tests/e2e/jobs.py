@@ -22,14 +22,14 @@ spec:
       kafka:
         bootstrapServers: "{bootstrap}"
         topic: {name}.orders
-        stopAt: latest
+        stopAt: {stop_at}
         onDataLoss: {on_data_loss}
         properties: {properties}
       format: json
       schema: [{{name: id, type: string}}, {{name: amount, type: int64}}, {{name: ts, type: timestamp}}]
       eventTime: ts
     - name: payments
-      kafka: {{bootstrapServers: "{bootstrap}", topic: {name}.payments, stopAt: latest}}
+      kafka: {{bootstrapServers: "{bootstrap}", topic: {name}.payments, stopAt: {stop_at}}}
       format: json
       schema: [{{name: order, type: string}}, {{name: paid, type: int64}}, {{name: ts, type: timestamp}}]
       eventTime: ts
@@ -50,13 +50,15 @@ _numbers = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Every field is a part of the job file. Its topics are `<name>.orders` and `<name>.payments`."""
+    """Every field is a part of the job file. Its topics are `<name>.orders` and `<name>.payments`. What `latest` means
+    is stored by the first run: a later one that is to read more says `until`."""
 
     name: str
     bootstrap: str
     store: str
     output: str = "{postgres: {table: joined}}"
     on_data_loss: str = "fail"
+    stop_at: str = "latest"
     properties: str = "{}"
     keys: str = "{orders.id: payments.order}"
     lower: str = "0s"
@@ -69,6 +71,11 @@ class Job:
         path = folder / f"{self.name}-{next(_numbers)}.yaml"
         path.write_text(_JOB.format(**{name: getattr(changed, name) for name in Job.__slots__}))
         return path
+
+
+def until(offset: int) -> str:
+    """A `stop_at` of partition 0."""
+    return f"{{offsets: {{'0': {offset}}}}}"
 
 
 def fresh_name() -> str:

