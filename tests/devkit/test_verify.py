@@ -187,10 +187,12 @@ def test_a_job_that_was_stopped_may_leave_records_unread() -> None:
     assert verdict.unread == 1
 
 
-def test_dead_letters_in_kafka_may_repeat() -> None:
+def test_dead_letters_in_kafka_may_repeat_only_at_least_once() -> None:
     run = good()
     run.dead *= 2
-    assert run.verdict(job(("{file: {path: dead}}", "{kafka: {topic: dead}}"))).ok
+    into_kafka = ("{file: {path: dead}}", "{kafka: {topic: dead}}")
+    assert not run.verdict(job(into_kafka)).ok
+    assert run.verdict(job(into_kafka, ("spec:", "spec:\n  delivery: atLeastOnce"))).ok
 
 
 def test_the_condition_counts_as_the_rules_say() -> None:

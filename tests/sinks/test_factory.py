@@ -44,10 +44,10 @@ def test_one_sink_per_kind_of_output() -> None:
     assert isinstance(sink_for(job(output={"postgres": {"table": "out"}}), Store()), PostgresSink)
 
 
-def test_transactional_ids_name_job_and_shard() -> None:
+def test_claims_and_marks_name_job_and_shard() -> None:
     named = job(output={"kafka": {"bootstrapServers": "here:1", "topic": "out"}}, deadLetter={"kafka": {"topic": "d"}})
-    assert sink_for(named, None).writer().ids.of(3) == "j-3"
-    assert dead_letter_sink(named).writer().ids.of(3) == "j-dead"
+    assert sink_for(named, None).writer().names.of(3) == "j-3"
+    assert dead_letter_sink(named).writer().names.of(3) == "j-dead"
 
 
 def test_a_table_needs_the_state_beside_it() -> None:
