@@ -73,7 +73,6 @@ def test_a_paused_driver_ends_when_it_goes_on(scene: Scene, point: str, shards: 
         assert epoch in repeated(entries)
 
 
-@pytest.mark.xfail(strict=True, reason="who joins the group last counts as the newer driver, also one that was away")
 def test_a_driver_whose_session_has_ended_does_not_drive_the_newer_one_out(scene: Scene) -> None:
     """Its client joins the group anew, under the name that the newer driver's member has, while a task of it hangs."""
     properties = f"{{session.timeout.ms: {SESSION_MS}}}"

@@ -567,3 +567,38 @@ def test_where_a_bounded_input_stops_and_which_topic_it_was_survive_a_restart(wo
     state = started(world).inputs["orders"]
     assert state.stops == {PartitionRef("orders", "orders", p): 7 for p in range(2)}
     assert state.topic_ids == {"orders": "id-1"}
+
+
+def test_an_older_driver_that_joins_the_group_does_not_drive_the_newest_one_out(world: World) -> None:
+    group = Group(world, "orders")
+    topic: Any = world.topics["orders"]
+    rejoined: list[str] = []
+    topic.rejoin = lambda: rejoined.append("orders")
+
+    def fenced() -> bool:
+        raise Fenced("another member has the name")
+
+    fill(world, 4)
+    driver = started(world)
+    plan = driver.plan()
+    assert plan is not None
+    topic.still_held = fenced
+    with pytest.raises(PartitionsLost, match="An older driver of job simulated has joined its consumer group"):
+        driver.commit(plan, driver.run(plan))
+    assert rejoined == ["orders"]
+    topic.still_held = group.still_held
+    assert epoch(driver).epoch == 1
+
+
+def test_a_driver_that_was_replaced_ends_when_the_newer_one_joins_the_group(world: World) -> None:
+    fill(world, 4)
+    driver = started(world)
+    started(world)
+    topic: Any = world.topics["orders"]
+
+    def fenced(_: Any) -> bool:
+        raise Fenced("another member has the name")
+
+    topic.bounds = fenced
+    with pytest.raises(Fenced, match="another driver has taken over job simulated"):
+        driver.plan()

@@ -5,8 +5,8 @@ Each method is one step of the commit protocol (`engine.protocol`), so a test ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,12 +128,7 @@ class Driver:
         try:
             sink.recover(takeover)
         except SinkError:
-            # To a driver that slept meanwhile, what a newer one wrote must look wrong.
-            standing = self._parts.store.standing(self._identity.name)
-            if standing is None or standing.generation != takeover.generation:
-                raise Fenced(
-                    f"another driver has taken over job {self._identity.name}", todo="This one stops"
-                ) from None
+            self._require_ownership()  # to a driver that slept meanwhile, what a newer one wrote must look wrong
             raise
 
     def _receipts(self, result: Mapping[str, Any]) -> list[tuple[Sink, list[Receipt]]]:
@@ -146,7 +141,12 @@ class Driver:
 
     def plan(self, *, always: bool = False) -> EpochPlan | None:
         """The pending plan, or a new one written to the store before anything runs; None: nothing to do, or other
-        members of a consumer group have what is to be read (`waiting`)."""
+        members of a consumer group have what is to be read (`waiting`). Raises PartitionsLost when it has to join its
+        groups anew."""
+        with self._in_its_groups():
+            return self._held_plan(always=always)
+
+    def _held_plan(self, *, always: bool) -> EpochPlan | None:
         planner = self._parts.planner
         if self._pending is None:
             plan = planner.plan(self._epoch + 1, self.inputs, self._now_ms(), always=always)
@@ -163,6 +163,25 @@ class Driver:
             return None
         self._work(self._pending).reach("planned")
         return self._pending
+
+    @contextmanager
+    def _in_its_groups(self) -> Iterator[None]:
+        """Fenced in a consumer group: who joins last under a driver's name has it, also an older driver that slept."""
+        try:
+            yield
+        except Fenced as error:
+            self._require_ownership()
+            self._parts.planner.rejoin()
+            raise PartitionsLost(
+                f"An older driver of job {self._identity.name} has joined its consumer group",
+                facts=str(error),
+                todo="The newest driver is this one; it joins anew, and the other one ends",
+            ) from error
+
+    def _require_ownership(self) -> None:
+        standing = self._parts.store.standing(self._identity.name)
+        if standing is None or standing.generation != self._generation:
+            raise Fenced(f"another driver has taken over job {self._identity.name}", todo="This one stops")
 
     @property
     def waiting(self) -> tuple[PartitionRef, ...]:
@@ -232,8 +251,9 @@ class Driver:
     def _check_partitions(self, plan: EpochPlan) -> None:
         """What was read is committed only while its partitions are ours, and still those that were planned."""
         planner = self._parts.planner
-        if self._gone_now(plan) == self._gone and planner.still_held():
-            return
+        with self._in_its_groups():
+            if self._gone_now(plan) == self._gone and planner.still_held():
+                return
         planner.release({})
         self._again = True
         raise PartitionsLost(
@@ -265,7 +285,7 @@ class Driver:
     def _next_plan(self, epoch: int, inputs: Mapping[str, InputState]) -> EpochPlan | None:
         try:
             return self._parts.planner.plan(epoch, inputs, self._now_ms())
-        except SourceError:
+        except (SourceError, Fenced):
             return None  # this epoch's work is done and commits; the next `plan` call meets the error again
 
     def _commit(self, commit: EpochCommit) -> None:

@@ -82,11 +82,11 @@ class _Run:
     def _epoch(self, *, settle: bool) -> bool:
         """Whether one was committed."""
         started = time.monotonic()
-        plan = self._driver.plan()
-        if plan is None:
-            return False
-        outcome = self._driver.run(plan)
         try:
+            plan = self._driver.plan()
+            if plan is None:
+                return False
+            outcome = self._driver.run(plan)
             report = self._driver.commit(plan, outcome, last=settle or self._stop.is_set())
         except PartitionsLost as error:
             self._listener.trouble(error, POLL_LAST_S)

@@ -127,6 +127,10 @@ class Planner:
         for name, source in self._sources.items():
             source.release(inputs[name].positions if name in inputs else {})
 
+    def rejoin(self) -> None:
+        for source in self._sources.values():
+            source.rejoin()
+
     def _by_source(self, partitions: Iterable[PartitionRef]) -> list[tuple[str, SourcePlanner, list[PartitionRef]]]:
         listed = list(partitions)
         return [(n, source, [ref for ref in listed if ref.input == n]) for n, source in self._sources.items()]

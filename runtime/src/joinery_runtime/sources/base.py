@@ -92,8 +92,8 @@ class SourcePlanner(Protocol):
         """Bounds of every partition of this input, given what is stored of it (nothing: never read).
 
         Raises SourceError when the topic, file or broker is not there, DataLoss when a stored offset is gone or a
-        topic was recreated and the job does not allow it, Fenced when another driver of the job has joined.
-        """
+        topic was recreated and the job does not allow it, Fenced when another driver of the job has joined its group
+        (an older one may have, after a long pause: the state store says which is the newest)."""
         ...
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
@@ -117,6 +117,10 @@ class SourcePlanner(Protocol):
         """Ends the hold. `committed` are the next offsets if the epoch was committed, for lag tools (else empty)."""
         ...
 
+    def rejoin(self) -> None:
+        """After Fenced, by a driver that the state store says is the newest: joins anew, under the same name."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -134,6 +138,9 @@ class Exclusive:
 
     def release(self, committed: Mapping[PartitionRef, int]) -> None:
         """Nobody waits for it."""
+
+    def rejoin(self) -> None:
+        """There is no group."""
 
 
 class SourceReader(Protocol):

@@ -121,6 +121,13 @@ class GroupMember:
             self._held, self._lost = frozenset(), False
             self._changed.notify_all()
 
+    def rejoin(self) -> None:
+        """After Fenced: what is followed next is subscribed to anew, and fences who took the name."""
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+        with self._changed:
+            self._thread, self._failure, self._topics = None, None, frozenset()
+
     def close(self) -> None:
         """Publishes what is left and ends the thread. A member with an instance id stays in the group until its session
         ends or its successor takes over."""

@@ -70,6 +70,9 @@ class KafkaPlanner:
     def release(self, committed: Mapping[PartitionRef, int]) -> None:
         self._member.release(committed)
 
+    def rejoin(self) -> None:
+        self._member.rejoin()
+
     def close(self) -> None:
         self._member.close()
 
