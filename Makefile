@@ -65,6 +65,10 @@ bench: setup ## throughput beside Spark's own join and the raw read, and latency
 	@$(BIN)/python bench/join.py --out build/bench.json
 	@$(BIN)/python bench/latency.py --out build/latency.json
 
+.PHONY: crds
+crds: setup ## write crds/ from the resource models (a test fails while the two differ)
+	@$(BIN)/joinery crds --folder crds
+
 .PHONY: lock
 lock: ## recompile requirements/ from the pyproject files (UPGRADE=1 takes newer versions)
 	$(LOCK) $(if $(UPGRADE),--upgrade) $(PROJECTS:%=%/pyproject.toml) --extra engine --group pyproject.toml:dev -o requirements/dev.txt

@@ -123,6 +123,35 @@ def trace(
         _say(json.dumps(line))
 
 
+@app.command
+def crds(*, folder: Path | None = None) -> None:
+    """Prints the CustomResourceDefinitions, for `kubectl apply --server-side -f -`.
+
+    Parameters
+    ----------
+    folder
+        Write one file per kind there instead.
+    """
+    from joinery_runtime.job.crd import KINDS, custom_resource_definition, file_name, to_yaml  # noqa: PLC0415
+
+    texts = {file_name(kind): to_yaml(custom_resource_definition(kind)) for kind in KINDS}
+    if folder is None:
+        _say("---\n".join(texts.values()).rstrip("\n"))
+        return
+    for name, text in texts.items():
+        _write(folder / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{path} cannot be written", facts=error.strerror or str(error), todo="Name another --folder"
+        ) from error
+
+
 @state.command
 def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
     """Prints the epoch log, one JSON object per committed epoch: its plan (ranges, watermarks) and its result."""

@@ -1,0 +1,113 @@
+"""The CustomResourceDefinition around a kind's schema, and its YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from joinery_runtime.job.crd.shapes import Schema
+from joinery_runtime.job.crd.status import Status
+from joinery_runtime.job.crd.structural import description, object_schema
+from joinery_runtime.job.resource import API_VERSION, StreamJoin
+
+_GROUP, _, _VERSION = API_VERSION.partition("/")
+_HEADER = "# Generated from the resource models by `make crds`; edit those.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A resource: its model (whose name is the kind, and which has a field `spec`) and how kubectl calls it."""
+
+    model: type[BaseModel]
+    plural: str
+    short: str
+
+    @property
+    def name(self) -> str:
+        return self.model.__name__
+
+
+KINDS = (Kind(StreamJoin, "streamjoins", "sj"),)
+
+_COLUMNS = (
+    {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
+    {"name": "Rows/s", "type": "integer", "jsonPath": ".status.rowsPerSecond"},
+    {"name": "Lag", "type": "integer", "jsonPath": ".status.lag", "description": "Records not read yet."},
+    {"name": "Watermark delay", "type": "string", "jsonPath": ".status.watermarkDelay"},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+)
+
+
+def file_name(kind: Kind) -> str:
+    """As other generators of CRDs name the file: `joinery.dev_streamjoins.yaml`."""
+    return f"{_GROUP}_{kind.plural}.yaml"
+
+
+def custom_resource_definition(kind: Kind) -> dict[str, Any]:
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.plural}.{_GROUP}"},
+        "spec": {
+            "group": _GROUP,
+            "names": {
+                "kind": kind.name,
+                "listKind": f"{kind.name}List",
+                "plural": kind.plural,
+                "singular": kind.name.lower(),
+                "shortNames": [kind.short],
+                "categories": ["joinery"],
+            },
+            "scope": "Namespaced",
+            "versions": [_version(kind)],
+        },
+    }
+
+
+def to_yaml(definition: dict[str, Any]) -> str:
+    yaml = YAML()
+    yaml.width = 4096  # patterns and rules stay in one piece
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.representer.ignore_aliases = lambda _: True
+    text = StringIO()
+    yaml.dump(definition, text)
+    return _HEADER + text.getvalue()
+
+
+def _version(kind: Kind) -> dict[str, Any]:
+    return {
+        "name": _VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": [dict(column) for column in _COLUMNS],
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.spark.executor.instances",
+                "statusReplicasPath": ".status.executors",
+            },
+        },
+        "schema": {"openAPIV3Schema": _resource(kind)},
+    }
+
+
+def _resource(kind: Kind) -> Schema:
+    spec = kind.model.model_fields["spec"].annotation
+    if not (isinstance(spec, type) and issubclass(spec, BaseModel)):
+        raise TypeError(f"the spec of {kind.name} must be a model")
+    return {
+        "type": "object",
+        "description": description(kind.model.__doc__ or "", limit=0),
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": object_schema(spec),
+            "status": object_schema(Status),
+        },
+    }

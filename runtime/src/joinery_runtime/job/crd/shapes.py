@@ -1,0 +1,86 @@
+"""What pydantic's JSON schema does not know of a field: patterns behind Python validators, and sizes.
+
+Sizes bound what the API server stores and what CEL rules may cost; they are far above any real resource. A pattern may
+refuse less than its validator (the operator applies the models too), never more than odd spellings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput
+from joinery_runtime.job.resource import StreamJoinSpec
+from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
+from joinery_runtime.job.steps import JoinStep
+from joinery_runtime.job.types import SIMPLE_TYPES
+
+Schema = dict[str, Any]
+Place = tuple[type, str]  # a model and a field of it, as YAML names it
+
+# Sizes of what has no other bound: bytes of text, entries of a list or mapping.
+MAX_TEXT, MAX_ENTRIES = 4096, 256
+_LONG_TEXT = 65_536
+INT_OR_STRING: Schema = {
+    "x-kubernetes-int-or-string": True,
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+    "maxLength": 64,
+}
+_LONGEST_MS = (2**63 - 1) // 1_000_000
+_GO_DURATION = r"(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h))+"
+_RFC_3339 = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?(Z|[+-][0-9]{2}:?[0-9]{2})"
+_SECRET_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_DECIMAL = r"decimal\(\s*[0-9]{1,9}\s*,\s*[0-9]{1,9}\s*\)"
+
+
+def duration(minimum: int | None) -> Schema:
+    """Whole milliseconds or a Go duration; `minimum` 0 or more refuses negative text too."""
+    sign = "[+-]?" if minimum is None else r"\+?"
+    return {
+        **INT_OR_STRING,
+        "pattern": f"^([+-]?0|{sign}{_GO_DURATION})$",
+        "minimum": -_LONGEST_MS if minimum is None else minimum,
+        "maximum": _LONGEST_MS,
+    }
+
+
+def scalar() -> Schema:
+    """Text, a number or a boolean, as settings are written. Kubernetes has no type for that: what may be anything is
+    closed to mappings and lists, which can have neither no entry nor one."""
+    return {
+        "x-kubernetes-preserve-unknown-fields": True,
+        "maxLength": MAX_TEXT,
+        **{"minProperties": 1, "maxProperties": 0, "minItems": 1, "maxItems": 0},
+    }
+
+
+def list_map(key: str) -> Schema:
+    """Entries that differ in `key`: the API server refuses a second one and merges by it."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+# Fields that are not built and whose value would be text; the others' would be mappings.
+UNBUILT_TEXT: frozenset[Place] = frozenset({(StreamJoinSpec, "sql"), (Input, "keyFormat"), (JoinStep, "broadcast")})
+
+# Fields whose empty mapping says what absence says, where absence is no branch of their union.
+EMPTY_IS_UNSET: frozenset[Place] = frozenset({(KafkaInput, "stopAt")})
+
+FIELDS: Mapping[Place, Schema] = {
+    (StreamJoinSpec, "inputs"): {**list_map("name"), "maxItems": 16},
+    (StreamJoinSpec, "joins"): {"maxItems": 16},
+    (StreamJoinSpec, "select"): {"maxItems": 1024},
+    (StreamJoinSpec, "sql"): {"maxLength": _LONG_TEXT},
+    (Input, "name"): {"maxLength": 253},
+    (Input, "schema"): {**list_map("name"), "maxItems": 1024},
+    (Input, "eventTime"): {"maxLength": 1024},
+    (KafkaInput, "bootstrapServers"): {"maxLength": MAX_TEXT},
+    (Column, "name"): {"maxLength": 1024},
+    (Column, "type"): {"pattern": f"^({'|'.join(SIMPLE_TYPES)}|{_DECIMAL})$", "maxLength": 64},
+    (AtTimestamp, "timestamp"): {"pattern": f"^{_RFC_3339}$"},
+    (AtOffsets, "offsets"): {"maxProperties": 10_000},
+    (JoinStep, "where"): {"maxLength": _LONG_TEXT},
+    (JoinStep, "keys"): {"maxProperties": 64},
+    (SecretRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
+    (SecretKeyRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
+    (SecretKeyRef, "key"): {"pattern": "^[-_a-zA-Z0-9][-._a-zA-Z0-9]*$", "maxLength": 253},
+}

@@ -1,0 +1,89 @@
+"""Models of `status`: what the operator writes of a job, bounded. Every field may be missing: a job reports what it
+has."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from joinery_runtime.job.base import Model
+from joinery_runtime.job.crd.shapes import list_map
+
+Phase = Literal["Pending", "Starting", "Running", "Migrating", "Stopping", "Suspended", "Finished", "Failed"]
+Count = Annotated[int, Field(ge=0)]
+Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+Words = Annotated[str, StringConstraints(max_length=4096)]
+# A Go duration as `format_duration` writes it: rounded for people, so text.
+DurationText = Annotated[str, StringConstraints(max_length=64)]
+
+
+class Condition(Model):
+    """As metav1.Condition: one aspect of the job's state, and since when."""
+
+    type: Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z]([A-Za-z0-9]*[A-Za-z0-9])?$")]
+    status: Literal["True", "False", "Unknown"]
+    observed_generation: Count | None = None
+    last_transition_time: datetime
+    reason: Annotated[
+        str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
+    ]
+    message: Annotated[str, StringConstraints(max_length=32_768)]
+
+
+class InputStatus(Model):
+    """One input as of the last committed epoch."""
+
+    name: Word
+    lag: Annotated[Count | None, Field(description="Records that are there and not read yet.")] = None
+    watermark: Annotated[datetime | None, Field(description="Missing while nothing was read.")] = None
+    watermark_delay: Annotated[
+        DurationText | None, Field(description="How far the watermark is behind the clock, as 12s.")
+    ] = None
+    rows_per_second: Count | None = None
+    idle: bool | None = None
+    ended: bool | None = None
+
+
+class HotKey(Model):
+    """A join key with many rows in the state."""
+
+    key: Words
+    rows: Count
+
+
+class Savepoint(Model):
+    """A pinned epoch that the job can be returned to."""
+
+    name: Word
+    epoch: Count
+    time: datetime
+
+
+class Status(Model):
+    """What the operator knows of the job. Written by it only."""
+
+    phase: Phase | None = None
+    observed_generation: Annotated[
+        Count | None, Field(description="The metadata.generation that the rest of the status is about.")
+    ] = None
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
+    job_generation: Annotated[
+        Count | None, Field(description="The fencing generation of the driver that runs, counted in the state store.")
+    ] = None
+    epoch: Annotated[Count | None, Field(description="The last committed epoch.")] = None
+    inputs: Annotated[tuple[InputStatus, ...], Field(max_length=16, json_schema_extra=list_map("name"))] = ()
+    lag: Annotated[Count | None, Field(description="Records not read yet, over all inputs.")] = None
+    rows_per_second: Annotated[Count | None, Field(description="Rows read, over all inputs.")] = None
+    watermark_delay: Annotated[
+        DurationText | None, Field(description="How far the slowest input's watermark is behind the clock, as 12s.")
+    ] = None
+    rows_in: Annotated[Count | None, Field(description="Rows read since the job's state began.")] = None
+    rows_out: Annotated[Count | None, Field(description="Rows written since the job's state began.")] = None
+    late: Annotated[Count | None, Field(description="Rows that came too late, since the job's state began.")] = None
+    state_bytes: Count | None = None
+    hottest_keys: Annotated[tuple[HotKey, ...], Field(max_length=10)] = ()
+    last_savepoint: Savepoint | None = None
+    last_error: Words | None = None
+    executors: Annotated[Count | None, Field(description="Executors that run.")] = None

@@ -1,0 +1,187 @@
+"""A resource model as a Kubernetes structural schema: no references, every field typed, defaults as values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast, get_args
+
+from annotated_types import Ge, Gt
+from pydantic import BaseModel, BeforeValidator, PlainSerializer
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from joinery_runtime.job.base import Setting
+from joinery_runtime.job.crd.rules import Rule, with_rules
+from joinery_runtime.job.crd.shapes import (
+    EMPTY_IS_UNSET,
+    FIELDS,
+    INT_OR_STRING,
+    MAX_ENTRIES,
+    MAX_TEXT,
+    UNBUILT_TEXT,
+    Place,
+    Schema,
+    duration,
+    scalar,
+)
+from joinery_runtime.job.duration import format_duration
+
+_KEPT = (
+    *("type", "format", "enum", "pattern", "default", "minimum", "maximum", "minLength", "maxLength"),
+    *("minItems", "maxItems", "minProperties", "maxProperties"),
+    *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
+)
+_DESCRIPTION = 300  # characters
+_OF_THE_CODE = re.compile(r" \([^()]*`(?:StreamJoin\.|[^`]*\.py)[^()]*\)")
+_SNAKE = re.compile(r"`([a-z]+(?:_[a-z]+)+)`")
+
+Models = Mapping[str, type[BaseModel]]
+
+
+def object_schema(model: type[BaseModel]) -> Schema:
+    """The model's fields by their YAML names. Unknown fields need no word: the API server refuses or prunes them."""
+    raw = model.model_json_schema(by_alias=True)
+    fields = {info.alias or name: info for name, info in model.model_fields.items()}
+    models = {found.__name__: found for info in fields.values() for found in _models(info.annotation)}
+    schema: Schema = {"type": "object", **_described(raw)}
+    if fields:
+        schema["properties"] = {
+            name: _field((model, name), info, raw["properties"][name], models) for name, info in fields.items()
+        }
+    if raw.get("required"):
+        schema["required"] = raw["required"]
+    return with_rules(schema, model)
+
+
+def description(text: str, limit: int = _DESCRIPTION) -> str:
+    """A docstring in YAML's names: its first sentence, and those after it that fit into the limit."""
+    text = _SNAKE.sub(lambda found: f"`{to_camel(found[1])}`", _OF_THE_CODE.sub("", " ".join(text.split())))
+    short, *more = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)
+    for sentence in more:
+        if len(short) + 1 + len(sentence) > limit:
+            break
+        short += f" {sentence}"
+    return short
+
+
+def _field(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
+    if info.annotation is type(None):
+        return _unbuilt(place, info)
+    shape = {**_shape(place, info, raw, models), **FIELDS.get(place, {})}
+    return with_rules({**_sized(shape), **_described(raw)}, place)
+
+
+def _shape(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
+    if any(isinstance(each, PlainSerializer) and each.func is format_duration for each in info.metadata):
+        default = {} if info.is_required() else {"default": format_duration(info.default)}
+        return {**duration(_least(info)), **default}
+    schema = _translated(raw, models)
+    if _mentions(info.annotation, Setting):
+        schema["additionalProperties"] = scalar()
+    if place in EMPTY_IS_UNSET:
+        schema["anyOf"][0]["enum"].append({})
+    return schema
+
+
+def _unbuilt(place: Place, info: FieldInfo) -> Schema:
+    """Kept in the schema, as the API server would otherwise drop without a word what a user wrote."""
+    shape: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    if place in UNBUILT_TEXT:
+        shape = _sized({"type": "string", **FIELDS.get(place, {})})
+    return {**shape, "x-kubernetes-validations": [Rule("false", _refusal(info)).schema()]}
+
+
+def _refusal(info: FieldInfo) -> str:
+    """The model's own words, by giving it a value."""
+    for each in info.metadata:
+        if isinstance(each, BeforeValidator):
+            try:
+                cast(Callable[[object], object], each.func)("a value")
+            except PydanticCustomError as error:
+                return error.message()
+    raise TypeError("a field that accepts nothing but its absence must say why: declare it with NotYet")
+
+
+def _translated(raw: Schema, models: Models) -> Schema:
+    """JSON schema as pydantic writes it, in the subset that is structural. Null is absence in Kubernetes."""
+    default = _default(raw)
+    if "$ref" in raw:
+        return {**object_schema(models[raw["$ref"].rpartition("/")[2]]), **default}
+    branches = [branch for branch in raw.get("anyOf", ()) if branch.get("type") != "null"]
+    if branches == INT_OR_STRING["anyOf"]:
+        return {**INT_OR_STRING, **default}
+    if len(branches) == 1:
+        return {**_translated(branches[0], models), **default}
+    if "oneOf" in raw:
+        return {**_union(raw["oneOf"], models), **default}
+    if "type" not in raw:
+        raise TypeError(f"Kubernetes has no structural schema for {raw}")
+    schema = {key: raw[key] for key in _KEPT if key in raw and key != "default"} | default
+    if "const" in raw:
+        schema["enum"] = [raw["const"]]
+    if schema["type"] == "integer":
+        schema["format"] = "int64"
+    for part in ("items", "additionalProperties"):
+        if part in raw:
+            schema[part] = _sized(_translated(raw[part], models))
+    return schema
+
+
+def _default(raw: Schema) -> Schema:
+    """An empty list says what absence says; a model's defaults stand at its own fields."""
+    value = raw.get("default")
+    if value is None or value == []:
+        return {}
+    return {"default": {} if isinstance(value, dict) else value}
+
+
+def _union(branches: list[Schema], models: Models) -> Schema:
+    """Words or mappings, for which Kubernetes has no type: what may be anything is narrowed by validations. Those of
+    mappings hold for all else (`required` says nothing about text), so each branch has to ask for a mapping itself:
+    one that is not without entries."""
+    words = [word for branch in branches for word in branch.get("enum", [branch.get("const")]) if word is not None]
+    mappings = [_translated(branch, models) for branch in branches if "$ref" in branch]
+    return {
+        "x-kubernetes-preserve-unknown-fields": True,
+        "properties": {name: schema for each in mappings for name, schema in each["properties"].items()},
+        "maxProperties": max(len(each["properties"]) for each in mappings),
+        "anyOf": [
+            {"enum": words},
+            *({"required": each["required"], "not": {"maxProperties": 0}} for each in mappings),
+        ],
+    }
+
+
+def _sized(schema: Schema) -> Schema:
+    """With an upper bound, where the schema has none of its own."""
+    if schema.get("type") == "string" and not schema.keys() & {"enum", "format"}:
+        return {**schema, "maxLength": schema.get("maxLength", MAX_TEXT)}
+    if schema.get("type") == "array":
+        return {**schema, "maxItems": schema.get("maxItems", MAX_ENTRIES)}
+    if "additionalProperties" in schema:
+        return {**schema, "maxProperties": schema.get("maxProperties", MAX_ENTRIES)}
+    return schema
+
+
+def _described(raw: Schema) -> Schema:
+    return {"description": description(raw["description"])} if "description" in raw else {}
+
+
+def _least(info: FieldInfo) -> int | None:
+    """The least integer that the field's bounds allow."""
+    bounds = [cast(int, each.ge) for each in info.metadata if isinstance(each, Ge)]
+    bounds += [cast(int, each.gt) + 1 for each in info.metadata if isinstance(each, Gt)]
+    return max(bounds, default=None)
+
+
+def _mentions(annotation: Any, wanted: Any) -> bool:
+    return annotation == wanted or any(_mentions(inner, wanted) for inner in get_args(annotation))
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)

@@ -1,0 +1,261 @@
+"""The CRDs as Kubernetes reads them: the rules of structural schemas, what CEL may refer to, sizes, and no drift."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from ruamel.yaml import YAML
+
+from joinery_runtime.job.base import Model, NotYet
+from joinery_runtime.job.crd import KINDS, Kind, custom_resource_definition, file_name, to_yaml
+from joinery_runtime.job.crd.rules import RULES
+from joinery_runtime.job.crd.shapes import FIELDS
+from joinery_runtime.job.crd.structural import description
+from joinery_runtime.job.inputs import Input
+from joinery_runtime.job.outputs import Output
+
+FOLDER = Path(__file__).parents[2] / "crds"
+Node = tuple[str, dict[str, Any]]
+LOGIC = ("allOf", "anyOf", "oneOf", "not")
+NUMBER_OR_TEXT = [{"type": "integer"}, {"type": "string"}]
+
+
+def definition(kind: Kind = KINDS[0]) -> dict[str, Any]:
+    return custom_resource_definition(kind)
+
+
+def root(kind: Kind = KINDS[0]) -> dict[str, Any]:
+    return definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def inside(schema: dict[str, Any]) -> Iterator[Node]:
+    for name, inner in schema.get("properties", {}).items():
+        yield f".{name}", inner
+    for part, mark in (("items", "[]"), ("additionalProperties", "{}")):
+        if part in schema:
+            yield mark, schema[part]
+
+
+def walk(schema: dict[str, Any], at: str = "") -> Iterator[Node]:
+    yield at, schema
+    for step, inner in inside(schema):
+        yield from walk(inner, at + step)
+
+
+def nodes(below: tuple[str, ...] = ("",)) -> list[Any]:
+    return [pytest.param(schema, id=at or "(root)") for at, schema in walk(root()) if at.startswith(below)]
+
+
+def junctions(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for word in LOGIC:
+        found = schema.get(word, [])
+        yield from found if isinstance(found, list) else [found]
+
+
+# --- the files ----------------------------------------------------------------------------------------------------
+
+
+def test_the_files_are_what_the_models_say():
+    assert {path.name for path in FOLDER.iterdir()} == {file_name(kind) for kind in KINDS}
+    for kind in KINDS:
+        text = (FOLDER / file_name(kind)).read_text(encoding="utf-8")
+        assert text == to_yaml(definition(kind)), "run `make crds` and commit crds/"
+        assert YAML(typ="safe").load(text) == definition(kind)
+        assert len(text.encode()) < 128 * 1024
+
+
+def test_how_kubectl_knows_the_kind():
+    spec = definition()["spec"]
+    assert definition()["metadata"]["name"] == "streamjoins.joinery.dev"
+    assert spec["names"] == {
+        "kind": "StreamJoin",
+        "listKind": "StreamJoinList",
+        "plural": "streamjoins",
+        "singular": "streamjoin",
+        "shortNames": ["sj"],
+        "categories": ["joinery"],
+    }
+    (version,) = spec["versions"]
+    assert (version["name"], version["served"], version["storage"]) == ("v1alpha1", True, True)
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert columns == ["Phase", "Rows/s", "Lag", "Watermark delay", "Age"]
+
+
+def test_paths_of_columns_and_scale_are_fields_of_their_type():
+    (version,) = definition()["spec"]["versions"]
+    fields = {at: schema["type"] for at, schema in walk(root()) if "type" in schema}
+    for column in version["additionalPrinterColumns"]:
+        if not column["jsonPath"].startswith(".metadata"):
+            assert fields[column["jsonPath"]] == column["type"]
+    scale = version["subresources"]["scale"]
+    assert {fields[path] for path in scale.values()} == {"integer"}
+    assert scale["specReplicasPath"].startswith(".spec.")
+    assert scale["statusReplicasPath"].startswith(".status.")
+
+
+# --- structural schemas -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schema", nodes())
+def test_every_place_is_structural(schema):
+    assert not schema.keys() & {"$ref", "$defs", "definitions", "title", "const", "discriminator", "nullable"}
+    free = schema.get("x-kubernetes-int-or-string") or schema.get("x-kubernetes-preserve-unknown-fields")
+    assert "type" in schema or free
+    assert ("items" in schema) == (schema.get("type") == "array")
+    assert not {"properties", "additionalProperties"} <= schema.keys()
+    assert schema.get("additionalProperties", {}) is not False
+    assert set(schema.get("required", ())) <= schema.get("properties", {}).keys()
+    if schema.get("x-kubernetes-int-or-string"):
+        assert schema["anyOf"] == NUMBER_OR_TEXT
+    else:
+        for junction in junctions(schema):
+            check_junction(junction, schema)
+
+
+def check_junction(junction: dict[str, Any], outside: dict[str, Any]) -> None:
+    forbidden = {"type", "description", "default", "additionalProperties", "nullable"}
+    assert not junction.keys() & forbidden
+    assert not any(key.startswith("x-kubernetes-") for key in junction)
+    assert junction.get("properties", {}).keys() <= outside.get("properties", {}).keys()
+    assert set(junction.get("required", ())) <= outside.get("properties", {}).keys()
+    for inner in junctions(junction):
+        check_junction(inner, outside)
+
+
+@pytest.mark.parametrize("schema", nodes(below=(".spec", ".status")))
+def test_every_size_is_bounded(schema):
+    if schema.get("type") == "string":
+        assert schema.keys() & {"maxLength", "enum", "format"}
+    if schema.get("type") == "array":
+        assert "maxItems" in schema
+    if "additionalProperties" in schema:
+        assert "maxProperties" in schema
+    assert len(schema.get("description", "")) <= 300
+
+
+@pytest.mark.parametrize("schema", nodes())
+def test_list_maps_have_keys_that_are_always_there(schema):
+    if schema.get("x-kubernetes-list-type") == "map":
+        for key in schema["x-kubernetes-list-map-keys"]:
+            assert key in schema["items"]["required"]
+            assert schema["items"]["properties"][key]["type"] == "string"
+
+
+def test_lists_that_are_maps():
+    found = {at for at, schema in walk(root()) if schema.get("x-kubernetes-list-type") == "map"}
+    assert found == {".spec.inputs", ".spec.inputs[].schema", ".status.conditions", ".status.inputs"}
+
+
+# --- CEL ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schema", nodes())
+def test_rules_name_fields_that_are_there(schema):
+    for rule in schema.get("x-kubernetes-validations", ()):
+        assert "\n" not in rule["rule"] + rule["message"]
+        paths = [found.split(".") for found in re.findall(r"has\(self\.([\w.]+)\)", rule["rule"])]
+        paths += [rule["fieldPath"].split(".")[1:]] if "fieldPath" in rule else []
+        for path in paths:
+            place = schema
+            for step in path:
+                place = place["properties"][step]
+
+
+def test_no_rule_stands_where_cel_knows_no_types():
+    for at, schema in walk(root()):
+        if "type" not in schema and not schema.get("x-kubernetes-int-or-string"):
+            assert not any("x-kubernetes-validations" in inner for _, inner in walk(schema)), at
+
+
+def test_every_rule_and_shape_belongs_to_a_field():
+    places = {place if isinstance(place, tuple) else (place, None) for place in (*RULES, *FIELDS)}
+    for model, name in places:
+        assert name is None or name in {info.alias for info in model.model_fields.values()}
+    written = [rule["rule"] for _, schema in walk(root()) for rule in schema.get("x-kubernetes-validations", ())]
+    assert {rule.rule for rules in RULES.values() for rule in rules} <= set(written)
+
+
+def test_what_is_not_built_is_kept_and_refused_in_the_models_words():
+    refusals = {
+        at: rule["message"]
+        for at, schema in walk(root())
+        for rule in schema.get("x-kubernetes-validations", ())
+        if rule["rule"] == "false"
+    }
+    step = ".spec.joins[]."
+    assert refusals == {
+        ".spec.sql": "sql is not supported yet; write `joins` and `select`",
+        ".spec.inputs[].table": "a table input (for asOf joins) is not supported yet",
+        ".spec.inputs[].keyFormat": "keyFormat (for table inputs) is not supported yet",
+        f"{step}window": "a window join is not supported yet; use interval",
+        f"{step}asOf": "an asOf join is not supported yet; use interval",
+        f"{step}broadcast": "broadcast (a join on time only) is not supported yet; name at least one key",
+        f"{step}limits": "limits is not supported yet",
+    }
+
+
+# --- the generator ------------------------------------------------------------------------------------------------
+
+
+class ProbeSpec(Model):
+    source: Input
+    output: Output
+    mode: Literal["a", "b"] = "a"
+    later: Annotated[None, NotYet("later", "wait")] = None
+
+
+class Probe(Model):
+    """A second kind. With more to say."""
+
+    spec: ProbeSpec
+
+
+def test_a_second_kind_shares_models_and_their_rules():
+    kind = Kind(Probe, "probes", "pb")
+    first, second = root(), root(kind)
+    assert file_name(kind) == "joinery.dev_probes.yaml"
+    assert definition(kind)["spec"]["names"]["kind"] == "Probe"
+    assert second["description"] == "A second kind."
+    assert (
+        second["properties"]["spec"]["properties"]["source"]
+        == first["properties"]["spec"]["properties"]["inputs"]["items"]
+    )
+    assert second["properties"]["status"] == first["properties"]["status"]
+
+
+def test_a_field_without_a_value_must_say_why():
+    class Wordless(Model):
+        nothing: None = None
+
+    class Bad(Model):
+        spec: Wordless
+
+    with pytest.raises(TypeError, match="NotYet"):
+        definition(Kind(Bad, "bads", "b"))
+
+
+def test_a_field_that_kubernetes_has_no_type_for_is_an_error():
+    class Mixed(Model):
+        either: bool | int
+
+    class Bad(Model):
+        spec: Mixed
+
+    with pytest.raises(TypeError, match="structural"):
+        definition(Kind(Bad, "bads", "b"))
+
+
+@pytest.mark.parametrize(
+    ("docstring", "told"),
+    [
+        ("Exactly one of `a` and\n    `event_time`.", "Exactly one of `a` and `eventTime`."),
+        ("From a file (`hosts/secrets.py` merges them). More.", "From a file. More."),
+        ("One. " + "Two " * 80 + ".", "One."),
+    ],
+)
+def test_docstrings_become_short_descriptions(docstring, told):
+    assert description(docstring) == told
