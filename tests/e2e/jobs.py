@@ -113,3 +113,8 @@ def table_rows(dsn: str, table: str = "joined") -> list[tuple[Any, ...]]:
 
 def json_rows(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in sorted(directory.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def traceback_of_ours(text: str) -> bool:
+    """PySpark's daemon prints one of its own when its worker is writing while the context stops."""
+    return "Traceback" in text and "joinery_runtime" in text[text.index("Traceback") :].split("joinery: ")[0]

@@ -18,7 +18,18 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cli.commands import Ended, runner
-from e2e.jobs import Job, fresh_name, joined, json_rows, order, payment, produce, table_rows, until
+from e2e.jobs import (
+    Job,
+    fresh_name,
+    joined,
+    json_rows,
+    order,
+    payment,
+    produce,
+    table_rows,
+    traceback_of_ours,
+    until,
+)
 from joinery_devkit.kafka import KafkaBroker
 
 MASTER = "local[2,4]"
@@ -76,7 +87,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> A
 
     def run(path: Path) -> Ended:
         ended = joinery("run", path, "--master", MASTER)
-        assert "Traceback" not in ended.err, ended.err
+        assert not traceback_of_ours(ended.err), ended.err
         return ended
 
     return run
@@ -309,4 +320,5 @@ def test_a_process_prints_one_error_and_no_secret(job: Job, tmp_path: Path, data
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("joinery: ")]
     assert f"{job.name}.orders/0 offset 1" in error
     for text in (done.stdout, done.stderr):
-        assert not [word for word in ("Traceback", "hunter2", "hunter3") if word in text], text
+        assert not traceback_of_ours(text), text
+        assert not [word for word in ("hunter2", "hunter3") if word in text], text

@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from e2e.conftest import SceneAt
 from e2e.driver_process import Run
+from e2e.jobs import traceback_of_ours
 from e2e.kill_harness import Feeder, repeated
 from e2e.scene import Scene
 from joinery_devkit.kafka import KafkaBroker
@@ -32,7 +33,7 @@ pytestmark = [pytest.mark.services, pytest.mark.slow]
 def ends_with_an_error(run: Run) -> str:
     assert run.wait() == 1, run.last_words
     (error,) = [line for line in run.errors if line.startswith("joinery: ")]
-    assert "Traceback" not in "".join(run.errors)
+    assert not traceback_of_ours("".join(run.errors))
     return error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from e2e.jobs import Job, fresh_name, order, payment, produce
+from e2e.jobs import Job, fresh_name, order, payment, produce, traceback_of_ours
 from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.state.postgres import PostgresStore
 
@@ -61,7 +61,7 @@ def test_a_signal_ends_the_job_in_order(
             driver.kill()
     assert events[-1]["event"] == "ended"
     assert events[-1]["reason"] == "stopped"
-    assert "Traceback" not in log.read_text()
+    assert not traceback_of_ours(log.read_text())
     store = PostgresStore(postgres_dsn, "graceful_stop")
     record = store.record(job.name)
     store.close()

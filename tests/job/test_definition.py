@@ -119,11 +119,27 @@ def test_a_place_that_the_job_has_no_more_is_reached_as_before() -> None:
     assert (output.kafka.bootstrap_servers, output.file) == ("a:1", None)
 
 
-def test_a_dead_letter_output_that_was_removed_or_added_is_as_it_was() -> None:
+def test_what_a_failing_epoch_asks_for_is_no_other_definition() -> None:
+    dead = '  deadLetter: {kafka: {topic: dead, bootstrapServers: "a:1", properties: {sasl.password: three}}}\n'
+    without = job((dead, ""))
+    assert same_rows(definition(without), definition(job()))
+    assert not same_rows(definition(job()), definition(without))
+    lenient = job(("topic: orders,", "topic: orders, onDataLoss: continue,"))
+    assert same_rows(definition(job()), definition(lenient))
+    both = job(("topic: orders,", "topic: orders, onDataLoss: continue,"), ("orders.paid > 10", "orders.paid > 11"))
+    replayed = under_definition(both, definition(without))
+    assert replayed.left.kafka is not None
+    assert replayed.left.kafka.on_data_loss == "continue"
+    assert replayed.spec.dead_letter is not None
+    strict = under_definition(job(), definition(lenient)).left.kafka
+    assert strict is not None
+    assert strict.on_data_loss == "fail"
+
+
+def test_a_dead_letter_output_that_was_removed_is_as_it_was() -> None:
     dead = '  deadLetter: {kafka: {topic: dead, bootstrapServers: "a:1", properties: {sasl.password: three}}}\n'
     without = job((dead, ""))
     assert under_definition(without, definition(job())).spec.dead_letter is not None
-    assert under_definition(job(), definition(without)).spec.dead_letter is None
 
 
 def test_a_definition_that_this_release_does_not_take_is_refused() -> None:

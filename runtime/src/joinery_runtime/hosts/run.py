@@ -19,7 +19,9 @@ from joinery_runtime.engine.identity import compare_with_state
 from joinery_runtime.engine.loop import Listener, run_until_stopped
 from joinery_runtime.engine.plan import input_states
 from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.errors import JoineryError, RecordError, SinkError, SourceError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryAddress
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, stop_context
@@ -29,6 +31,7 @@ from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink, SinkWriter
 from joinery_runtime.sources import Decoder, decoder_for, planner_for, reader_for
 from joinery_runtime.sources.base import SourceReader
+from joinery_runtime.state.store import JobRecord
 
 
 def run_job(
@@ -45,7 +48,7 @@ def run_job(
             who = identity(job, compile_join(job), warn)
             compare_with_state(who, known)
             if known.definition is not None and not who.defines(known):
-                run.go(under_definition(job, known.definition), settle=True)
+                run.settle(under_definition(job, known.definition), known)
         if not stop.is_set():
             run.go(job, settle=False)
 
@@ -67,6 +70,36 @@ class _JobRun:
         self._listener, self._stop, self._warn = listener, stop, warn
         self._context: SparkContext | None = None
 
+    def settle(self, earlier: StreamJoin, known: JobRecord) -> None:
+        """Ends what was begun before the job was edited, as it was then: the planned epoch, and the output of the
+        newest one. Raises JoineryError."""
+        try:
+            if next_action(known) is Action.REPLAY:
+                self.go(earlier, settle=True)
+            else:
+                self._publish(earlier)
+        except (SourceError, SinkError, RecordError) as error:
+            raise JoineryError(
+                f"Job {earlier.name} was edited, and what was begun before that cannot be ended",
+                facts=str(error),
+                todo="Mend that, or undo the edit. To give the planned epoch up, run `joinery state reset` with "
+                "--drop-planned; those of its rows that are in Kafka already will repeat",
+            ) from error
+
+    def _publish(self, earlier: StreamJoin) -> None:
+        newest = self.store.newest_epoch(earlier.name)
+        for kind, sink in (
+            ("output", sink_for(earlier, self._table_store)),
+            ("dead_letters", dead_letter_sink(earlier)),
+        ):
+            if newest is not None and sink is not None:
+                sink.publish(newest.epoch, newest.result.get(kind, []))
+                sink.close()
+
+    @property
+    def _table_store(self) -> PostgresAddress | None:
+        return self._address if isinstance(self._address, PostgresAddress) else None
+
     def go(self, job: StreamJoin, *, settle: bool) -> None:
         """Runs the job's epochs; with `settle` only those that are planned already."""
         spec = compile_join(job)
@@ -77,8 +110,7 @@ class _JobRun:
                 stack.callback(source.close)
             planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle_clock(job))
             planner.look(input_states(sources, self.store.record(job.name)))
-            table_store = self._address if isinstance(self._address, PostgresAddress) else None
-            output = _prepared(stack, sink_for(job, table_store), spec.output_schema())
+            output = _prepared(stack, sink_for(job, self._table_store), spec.output_schema())
             dead_sink = dead_letter_sink(job)
             dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
             build = WorkerBuilder(job, self._address, output.writer(), None if dead is None else dead.writer())

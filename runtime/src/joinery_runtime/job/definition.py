@@ -17,8 +17,9 @@ from joinery_runtime.job.resource import StreamJoin
 
 _PARTS = {"inputs", "joins", "select", "output", "dead_letter"}
 _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
-# Says how a place is reached, not which one: where the job still has the place, what it says now is right.
-_HOW = {*_SECRET, "bootstrapServers"}
+# Says how a place is reached, not which one, or what to do when it fails: where the job still has the place, what it
+# says now is right.
+_HOW = {*_SECRET, "bootstrapServers", "onDataLoss"}
 
 
 def definition(job: StreamJoin) -> dict[str, Any]:
@@ -29,9 +30,14 @@ def definition(job: StreamJoin) -> dict[str, Any]:
     return document
 
 
-def same_rows(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether both definitions make the same rows of the same plan, in the same places."""
-    return bool(_without(_HOW, one) == _without(_HOW, other))
+def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a plan that was made under `stored` gives the same rows in the same places under `now`. Without a
+    dead-letter output nothing can have gone to one, so it may be added to a plan that bad records keep from ending."""
+    return bool(_without(_HOW, {**_dead_letter(now), **stored}) == _without(_HOW, now))
+
+
+def _dead_letter(of: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: of[key] for key in ("deadLetter",) if key in of}
 
 
 def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
@@ -46,7 +52,7 @@ def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
         if part in stored
     }
     kept = {key: value for key, value in spec.items() if key not in _ALIASES}
-    document["spec"] = {**kept, **stored, "inputs": inputs, **targets}
+    document["spec"] = {**kept, **_dead_letter(spec), **stored, "inputs": inputs, **targets}
     try:
         return StreamJoin.model_validate(document)
     except ValidationError as error:
@@ -74,5 +80,5 @@ def _with_settings(stored: Mapping[str, Any], now: Any) -> dict[str, Any]:
     for kind, inner in stored.items():
         same = now.get(kind) if isinstance(now, Mapping) else None
         if isinstance(inner, Mapping) and isinstance(same, Mapping):
-            merged[kind] = {**inner, **{key: same[key] for key in _HOW if key in same}}
+            merged[kind] = {**_without(_HOW, inner), **{key: same[key] for key in _HOW if key in same}}
     return merged

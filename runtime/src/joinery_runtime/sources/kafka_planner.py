@@ -93,7 +93,8 @@ class KafkaPlanner:
     ) -> Bounds:
         lost = 0
         # Whether what another member has can still be read here is judged when it comes back.
-        if held and not extent.earliest <= start <= extent.stable:
+        # Nor is anything lost of one that has been read to its stop.
+        if held and not (stop is not None and start >= stop) and not extent.earliest <= start <= extent.stable:
             start, lost = self._after_loss(ref, start, extent)
         end = max(start, extent.stable if stop is None else min(stop, extent.stable))
         final = stop is not None and stop <= max(extent.stable, start)
