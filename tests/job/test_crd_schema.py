@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 from ruamel.yaml import YAML
 
-from joinery_runtime.job.base import Model, NotYet
+from joinery_runtime.job.base import Model, NotYet, PositiveDuration
 from joinery_runtime.job.crd import KINDS, Kind, custom_resource_definition, file_name, to_yaml
 from joinery_runtime.job.crd.rules import RULES
 from joinery_runtime.job.crd.shapes import FIELDS
@@ -205,6 +206,8 @@ class ProbeSpec(Model):
     source: Input
     output: Output
     mode: Literal["a", "b"] = "a"
+    gap: PositiveDuration
+    longest: Annotated[PositiveDuration, Field(gt=0)] | None = None
     later: Annotated[None, NotYet("later", "wait")] = None
 
 
@@ -225,6 +228,13 @@ def test_a_second_kind_shares_models_and_their_rules():
         == first["properties"]["spec"]["properties"]["inputs"]["items"]
     )
     assert second["properties"]["status"] == first["properties"]["status"]
+
+
+def test_durations_are_known_wherever_they_stand():
+    fields = root(Kind(Probe, "probes", "pb"))["properties"]["spec"]["properties"]
+    delay = fields["source"]["properties"]["watermark"]["properties"]["delay"]
+    assert fields["gap"] == {key: value for key, value in delay.items() if key != "default"}
+    assert fields["longest"] == {**fields["gap"], "minimum": 1}
 
 
 def test_a_field_without_a_value_must_say_why():

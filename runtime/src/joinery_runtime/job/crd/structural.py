@@ -74,8 +74,8 @@ def _field(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema
 
 
 def _shape(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
-    if any(isinstance(each, PlainSerializer) and each.func is format_duration for each in info.metadata):
-        default = {} if info.is_required() else {"default": format_duration(info.default)}
+    if any(isinstance(each, PlainSerializer) and each.func is format_duration for each in _metadata(info)):
+        default = {"default": format_duration(info.default)} if isinstance(info.default, int) else {}
         return {**duration(_least(info)), **default}
     schema = _translated(raw, models)
     if _mentions(info.annotation, Setting):
@@ -171,9 +171,17 @@ def _described(raw: Schema) -> Schema:
 
 def _least(info: FieldInfo) -> int | None:
     """The least integer that the field's bounds allow."""
-    bounds = [cast(int, each.ge) for each in info.metadata if isinstance(each, Ge)]
-    bounds += [cast(int, each.gt) + 1 for each in info.metadata if isinstance(each, Gt)]
+    bounds = [cast(int, each.ge) for each in _metadata(info) if isinstance(each, Ge)]
+    bounds += [cast(int, each.gt) + 1 for each in _metadata(info) if isinstance(each, Gt)]
     return max(bounds, default=None)
+
+
+def _metadata(info: FieldInfo) -> Iterator[Any]:
+    """What annotates the field, and where it may be None, what annotates its value."""
+    yield from info.metadata
+    inner = get_args(info.annotation)
+    for each in inner if type(None) in inner else ():
+        yield from getattr(each, "__metadata__", ())
 
 
 def _mentions(annotation: Any, wanted: Any) -> bool:
