@@ -180,8 +180,9 @@ def _metadata(info: FieldInfo) -> Iterator[Any]:
     """What annotates the field, and where it may be None, what annotates its value."""
     yield from info.metadata
     inner = get_args(info.annotation)
-    for each in inner if type(None) in inner else ():
-        yield from getattr(each, "__metadata__", ())
+    for branch in inner if type(None) in inner else ():
+        for each in getattr(branch, "__metadata__", ()):
+            yield from each.metadata if isinstance(each, FieldInfo) else (each,)
 
 
 def _mentions(annotation: Any, wanted: Any) -> bool:
