@@ -117,4 +117,6 @@ def json_rows(directory: Path) -> list[dict[str, Any]]:
 
 def traceback_of_ours(text: str) -> bool:
     """PySpark's daemon prints one of its own when its worker is writing while the context stops."""
-    return "Traceback" in text and "joinery_runtime" in text[text.index("Traceback") :].split("joinery: ")[0]
+    return (
+        "Traceback" in text and "joinery_runtime" in text[text.index("Traceback") :].split("joinery: ", maxsplit=1)[0]
+    )
