@@ -162,7 +162,7 @@ def test_the_report() -> None:
 
 @pytest.mark.parametrize(
     ("watermark", "says"),
-    [(END_OF_TIME, "(it has ended)"), (-(2**60), f"({-(2**60)} ms)"), (0, "(1970-01-01T00:00:00.000+00:00)")],
+    [(END_OF_TIME, "has ended (stopAt)"), (-(2**60), f"({-(2**60)} ms)"), (0, "(1970-01-01T00:00:00.000+00:00)")],
 )
 def test_any_watermark_can_be_told(watermark: int, says: str) -> None:
     state = InputState(STATE.positions, InputProgress({}, watermark))

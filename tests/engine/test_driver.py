@@ -466,11 +466,13 @@ def test_a_plan_waits_until_its_partitions_are_ours(world: World) -> None:
     driver = started(world)
     group.taken = True
     assert driver.plan() is None
+    assert driver.pending
     assert driver.waiting
     pending = record(world).plan
     group.taken = False
     epoch(driver)
     assert world.store.epochs(world.job.name)[0].plan == pending
+    assert not driver.pending
     assert not driver.waiting
     assert group.released[-1] == {
         ref: offset for ref, offset in driver.inputs["orders"].positions.items() if ref.input == "orders"
@@ -602,3 +604,18 @@ def test_a_driver_that_was_replaced_ends_when_the_newer_one_joins_the_group(worl
     topic.bounds = fenced
     with pytest.raises(Fenced, match="another driver has taken over job simulated"):
         driver.plan()
+
+
+def test_a_plan_without_ranges_is_pending_too(world: World) -> None:
+    """A checkpoint's, say: who settles what is planned must not overlook it."""
+    fill(world, 4)
+    driver = started(world)
+    epoch(driver)
+    world.now_ms += 70
+    plan = driver.plan()
+    assert plan is not None
+    assert plan.checkpoint
+    assert plan.ranges == ()
+    again = started(world)
+    assert again.pending
+    assert again.waiting == ()

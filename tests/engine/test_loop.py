@@ -53,6 +53,7 @@ class Scripted:
     fails_to_recover: bool = False
     generation: int = 0
     waiting: tuple[PartitionRef, ...] = ()
+    pending: bool = False
     epoch: int = 6
     committed: int = 0
     previous: int | None = None
@@ -203,6 +204,19 @@ def test_the_epoch_before_a_stop_leaves_no_plan_behind() -> None:
     assert late.last == [True]
 
 
+def test_a_stop_that_comes_while_the_next_epoch_is_planned_leaves_no_plan_behind() -> None:
+    stop = Waits()
+    driver = Scripted(iter([PLAN, PLAN, PLAN]))
+
+    def planned_meanwhile() -> None:
+        stop.set()
+        driver.pending = not driver.pending
+
+    driver.on_commit = planned_meanwhile
+    loop([driver], stop)
+    assert driver.last == [False, True]
+
+
 def test_a_new_driver_knows_the_generation_of_the_one_before_it() -> None:
     first, second, third = (
         Scripted(iter([PLAN, AWAY]), generation=5),
@@ -217,10 +231,10 @@ def test_an_epoch_that_lost_its_partitions_is_run_again_by_the_same_driver() -> 
     driver = Scripted(iter([PLAN, PLAN, None]))
 
     def lose_once() -> None:
-        if not driver.waiting:
-            driver.waiting = (PartitionRef("orders", "o", 0),)
+        if not driver.pending:
+            driver.pending = True
             raise PartitionsLost("taken")
-        driver.waiting = ()
+        driver.pending = False
 
     driver.on_commit = lose_once
     heard = loop([driver], Waits(), finished=True)
@@ -230,19 +244,19 @@ def test_an_epoch_that_lost_its_partitions_is_run_again_by_the_same_driver() -> 
 
 def test_a_plan_that_waits_for_its_partitions_keeps_the_job_going_and_says_so() -> None:
     stop = Waits(at=WAITING_NOTICE + 1)
-    driver = Scripted(iter([None] * (WAITING_NOTICE + 2)), waiting=(PartitionRef("orders", "o", 3),))
+    driver = Scripted(iter([None] * (WAITING_NOTICE + 2)), pending=True, waiting=(PartitionRef("orders", "o", 3),))
     heard = loop([driver], stop, finished=True)
     assert len(heard.trouble) == 1
-    assert "Epoch 7 waits for its partitions: another member of the consumer group has one of o-3" in str(
+    assert "Epoch 7 waits for partitions: another member of the consumer group has some of o-3" in str(
         heard.trouble[0][0]
     )
 
 
 def test_settling_runs_what_is_planned_and_nothing_else() -> None:
-    driver = Scripted(iter([PLAN, PLAN]), waiting=(PartitionRef("orders", "o", 0),))
+    driver = Scripted(iter([PLAN, PLAN]), pending=True)
 
     def committed() -> None:
-        driver.waiting = ()
+        driver.pending = False
 
     driver.on_commit = committed
     loop([driver], Waits(), settle=True)

@@ -145,6 +145,15 @@ def test_what_was_stored_of_a_topic_that_was_recreated_or_deleted_is_forgotten()
     assert after.topic_ids == {"t": "id-2", "u": "id-u"}
     deleted = before.after(replace(plan, ranges=(), stops={}, topic_ids={"orders": {"t": ""}}), "orders", {}, CLOCK)
     assert (deleted.positions, deleted.stops, deleted.topic_ids) == ({other: 3}, {}, {"u": "id-u"})
+    assert deleted.progress.highest == {}
+    assert deleted.progress.watermark is not None
+    assert deleted.progress.watermark >= 30
+
+
+def test_a_deleted_topic_whose_id_was_never_known_is_forgotten_too() -> None:
+    before = InputState({P: 5, Q: 4}, InputProgress({"t/0": 50, "t/1": 40}, None))
+    after = before.after(replace(PLAN, ranges=(), topic_ids={"orders": {"t": ""}}), "orders", {}, CLOCK)
+    assert (after.positions, after.progress.highest) == ({}, {})
 
 
 def test_a_topic_whose_id_becomes_known_is_the_same_topic() -> None:

@@ -85,7 +85,7 @@ def test_a_plan_is_replayed_under_its_own_definition_with_the_newest_settings() 
     before = job()
     now = job(
         ("orders.paid > 10", "orders.paid > 11"),
-        ("topic: joined, key: [order]", "topic: other"),
+        ("key: [order]", "key: []"),
         ("sasl.password: one", "sasl.password: rotated"),
         ("sasl.password: two", "sasl.password: rotated too"),
         ("shards: 3", "shards: 7"),
@@ -105,6 +105,15 @@ def test_a_plan_is_replayed_under_its_own_definition_with_the_newest_settings() 
     assert dead.kafka.properties == {"sasl.password": "three"}
     assert replayed.spec.state_store.postgres is not None
     assert (replayed.spec.shards, replayed.name) == (7, "edited")
+
+
+def test_another_topic_may_be_another_cluster_s() -> None:
+    now = job(("topic: joined", "topic: other"), ("a:1", "elsewhere:1"))
+    replayed = under_definition(now, definition(job()))
+    assert replayed.spec.output.kafka is not None
+    assert (replayed.spec.output.kafka.topic, replayed.spec.output.kafka.bootstrap_servers) == ("joined", "a:1")
+    assert replayed.left.kafka is not None
+    assert replayed.left.kafka.bootstrap_servers == "elsewhere:1"
 
 
 def test_a_place_that_the_job_has_no_more_is_reached_as_before() -> None:

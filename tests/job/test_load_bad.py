@@ -317,6 +317,18 @@ def test_dead_letter_kafka_must_be_clear():
     assert "the inputs name kafka:9092 and other:9092; write bootstrapServers" in found.message
 
 
+def test_two_inputs_in_one_group():
+    """Members of a group share its partitions out: each input would read a part of its topic."""
+    both = GOOD
+    for topic in ("orders", "payments"):
+        line = f"        topic: {topic}\n"
+        assert line in both
+        both = both.replace(line, line + "        properties: {group.id: mine}\n")
+    (found,) = problems(both)
+    assert found.path == "spec.inputs[1].kafka.properties.group.id"
+    assert "two inputs have group.id 'mine'" in found.message
+
+
 def test_one_input_is_too_few():
     start, end = GOOD.index("    - name: payments"), GOOD.index("  joins:")
     found = problems(GOOD[:start] + GOOD[end:])

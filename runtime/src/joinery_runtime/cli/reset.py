@@ -143,7 +143,9 @@ def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
 def _consequences(name: str, reset: Reset) -> Iterator[str]:
     if any(change.delta < 0 for change in reset.changes):
         watermark = reset.state.progress.watermark
-        if watermark is not None:
+        if watermark == END_OF_TIME:
+            yield f"Input {name} has ended (stopAt): nothing of it is read again, whatever its offsets are."
+        elif watermark is not None:
             yield f"The watermark of {name} does not go back ({_moment(watermark)}): rows read again may be late."
         yield "Rows that are still in the state join again with rows that are read again: output repeats."
     if any(change.delta > 0 for change in reset.changes):
@@ -151,8 +153,6 @@ def _consequences(name: str, reset: Reset) -> Iterator[str]:
 
 
 def _moment(watermark: int) -> str:
-    if watermark == END_OF_TIME:
-        return "it has ended"
     try:
         return datetime.fromtimestamp(watermark / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError):

@@ -184,9 +184,15 @@ class Driver:
             raise Fenced(f"another driver has taken over job {self._identity.name}", todo="This one stops")
 
     @property
+    def pending(self) -> bool:
+        """Whether an epoch is planned and not committed."""
+        return self._pending is not None
+
+    @property
     def waiting(self) -> tuple[PartitionRef, ...]:
-        """Partitions of a plan that cannot be run before all of them are this driver's."""
-        return self._pending.partitions if self._pending is not None else ()
+        """Partitions that are to be read and may be another member's: of the pending plan, which needs all of them, or
+        else those that the newest look found not to be ours."""
+        return self._pending.partitions if self._pending is not None else self._parts.planner.not_held
 
     # --- run --------------------------------------------------------------------------------------------------------
 

@@ -70,14 +70,16 @@ class _Run:
 
     def go(self, recoveries: _Backoff, *, settle: bool) -> None:
         self._listener.started(self._driver)
-        while not self._stop.is_set() and not (settle and not self._driver.waiting):
+        while not self._stop.is_set() and not (settle and not self._driver.pending):
             if self._epoch(settle=settle):
                 self._polls.reset()
                 recoveries.reset()
-            elif self._planner.finished and not self._driver.waiting:
+            elif self._planner.finished and not self._driver.pending:
                 return
             else:
                 self._wait()
+        if self._stop.is_set() and self._driver.pending:
+            self._epoch(settle=True)  # the stop came while it was being planned; nothing planned is left behind
 
     def _epoch(self, *, settle: bool) -> bool:
         """Whether one was committed."""
@@ -104,8 +106,8 @@ class _Run:
 def _waiting(driver: Driver) -> PartitionsLost:
     names = ", ".join(sorted({f"{ref.topic}-{ref.partition}" for ref in driver.waiting}))
     return PartitionsLost(
-        f"Epoch {driver.epoch + 1} waits for its partitions",
-        facts=f"another member of the consumer group has one of {names}, or the group is rebalancing",
+        f"Epoch {driver.epoch + 1} waits for partitions",
+        facts=f"another member of the consumer group has some of {names}, or the group is rebalancing",
         todo="See who it is with kafka-consumer-groups --describe --members; the epoch is run when they are back",
     )
 

@@ -108,18 +108,21 @@ class InputState:
         if not clock.explicit:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
-        kept = self._without_former(plan.topic_ids.get(name, {}))
-        return replace(kept, positions={**kept.positions, **ranges}, progress=progress, stops={**kept.stops, **stops})
+        kept = replace(self, progress=progress)._without_former(plan.topic_ids.get(name, {}))
+        return replace(kept, positions={**kept.positions, **ranges}, stops={**kept.stops, **stops})
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
         """With these ids, and without what was stored of topics that had other ones."""
-        former = {topic for topic, new in topic_ids.items() if new != self.topic_ids.get(topic, new)}
+        former = {topic for topic, new in topic_ids.items() if not new or new != self.topic_ids.get(topic, new)}
         ids = {topic: known for topic, known in {**self.topic_ids, **topic_ids}.items() if known}
         positions, stops = (
             {ref: offset for ref, offset in stored.items() if ref.topic not in former}
             for stored in (self.positions, self.stops)
         )
-        return replace(self, positions=positions, stops=stops, topic_ids=ids)
+        gone = {partition_id(ref) for ref in self.positions if ref.topic in former and not topic_ids[ref.topic]}
+        highest = {partition: at for partition, at in self.progress.highest.items() if partition not in gone}
+        progress = replace(self.progress, highest=highest)
+        return replace(self, positions=positions, stops=stops, topic_ids=ids, progress=progress)
 
     def to_bytes(self) -> bytes:
         doc = {

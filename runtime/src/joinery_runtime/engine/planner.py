@@ -32,7 +32,8 @@ class PlanSettings:
 
 
 class Planner:
-    """Plans one job's epochs. `backlog` and `finished` describe what the newest `plan` call saw."""
+    """Plans one job's epochs. `backlog`, `finished` and `not_held` (partitions with records that others have) describe
+    what the newest `plan` call saw."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Planner:
         self._checkpointed_ms: int | None = None
         self._dirty = False
         self.backlog: dict[str, int] = {}
+        self.not_held: tuple[PartitionRef, ...] = ()
         self.finished = False
 
     def plan(
@@ -150,6 +152,7 @@ class Planner:
         self.backlog = dict.fromkeys(self._sources, 0)
         for bound in listed:
             self.backlog[bound.partition.input] += bound.end_exclusive - bound.start
+        self.not_held = tuple(b.partition for b in listed if not b.held and b.start < b.end_exclusive)
         done = all(bound.final and bound.start >= bound.end_exclusive for bound in listed)
         self.finished = done and {bound.partition.input for bound in listed} == self._sources.keys()
 

@@ -79,6 +79,11 @@ def _with_settings(stored: Mapping[str, Any], now: Any) -> dict[str, Any]:
     merged = dict(stored)
     for kind, inner in stored.items():
         same = now.get(kind) if isinstance(now, Mapping) else None
-        if isinstance(inner, Mapping) and isinstance(same, Mapping):
+        if isinstance(inner, Mapping) and isinstance(same, Mapping) and _is_place(inner, same):
             merged[kind] = {**_without(_HOW, inner), **{key: same[key] for key in _HOW if key in same}}
     return merged
+
+
+def _is_place(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether both are the same topic, table or file. Another topic may be another cluster's."""
+    return all(stored.get(key) == now.get(key) for key in ("topic", "topicPattern", "table", "path"))

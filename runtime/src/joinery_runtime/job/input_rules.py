@@ -68,6 +68,15 @@ def _offsets_of_one_topic(parts: Parts) -> Iterator[Finding]:
                 yield (*part.at, "kafka", name), f"offsets belong to one topic, topicPattern may match many; {todo}"
 
 
+def _a_group_each(parts: Parts) -> Iterator[Finding]:
+    """Members of one group share the partitions out: each input would read a part of its topic."""
+    for name in ("group.id", "group.instance.id"):
+        values = [dig(part.data, "kafka", "properties", name) for part in parts.inputs]
+        for i, value in repeats(values):
+            at = (*parts.inputs[i].at, "kafka", "properties", name)
+            yield at, f"two inputs have {name} {value!r}; each input is a group of its own: give each another name"
+
+
 RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     _number_of_inputs,
     _distinct_inputs,
@@ -76,4 +85,5 @@ RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     _one_source,
     _one_topic,
     _offsets_of_one_topic,
+    _a_group_each,
 )

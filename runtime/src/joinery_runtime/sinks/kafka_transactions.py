@@ -225,8 +225,8 @@ class KafkaTransactionsSink:
                     f"Output topic {self._target.topic} is ahead of the state",
                     facts=f"it has epoch {mark.epoch} of {name}, the state store has committed epoch "
                     f"{takeover.committed_epoch} and knows nothing of that one",
-                    todo="Was the database restored from a backup? Restore a newer one, or delete the job's state and "
-                    "start anew (rows will repeat)",
+                    todo="Was the database restored from a backup, or did it fail over? Restore a newer one; or run "
+                    "with `delivery: atLeastOnce` until the job is past that epoch (rows will repeat)",
                 )
 
     def _refuse_expired(self, takeover: Takeover, marks: Mapping[str, Mark]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
@@ -123,6 +123,8 @@ class GroupMember:
 
     def rejoin(self) -> None:
         """After Fenced: what is followed next is subscribed to anew, and fences who took the name."""
+        if not isinstance(self._failure, Fenced):
+            return
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
         with self._changed:
@@ -158,10 +160,14 @@ class GroupMember:
             self._note(error.args[0])
             if self._failure is None:
                 self._fail(self._cluster.failure(error, f"being a member of consumer group {self._group}"))
+        except Exception as error:
+            # Nobody else would hear of it: the driver would wait for its partitions for ever.
+            self._fail(self._cluster.problem(f"being a member of consumer group {self._group} failed", repr(error)))
         finally:
             with self._changed:
-                self._lost |= bool(self._held)
-                self._owned, self._leaving = set(), set()
+                if self._thread is current_thread():  # else another one has joined anew
+                    self._lost |= bool(self._held)
+                    self._owned, self._leaving = set(), set()
             consumer.close()
 
     def _poll(self, consumer: Any) -> None:
