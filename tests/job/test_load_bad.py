@@ -325,7 +325,7 @@ def test_two_inputs_in_one_group():
         assert line in both
         both = both.replace(line, line + "        properties: {group.id: mine}\n")
     (found,) = problems(both)
-    assert found.path == "spec.inputs[1].kafka.properties.group.id"
+    assert found.path == 'spec.inputs[1].kafka.properties["group.id"]'
     assert "two inputs have group.id 'mine'" in found.message
 
 
