@@ -168,4 +168,4 @@ def test_attempts_leave_rows_and_state_once(
     assert traced(job, store, stage) == [never, once, once]
     check_state(job, store)
     written = Counter(tuple(path.name.split("-")[:3]) for path in (tmp_path / "output").iterdir())
-    assert max(written.values()) == 2, "no task ran a second time"
+    assert max(written.values()) >= 2, "no task ran a second time"

@@ -14,7 +14,7 @@ from joinery_devkit.kafka import KafkaCluster
 from joinery_runtime.errors import SinkError, Superseded
 from joinery_runtime.sinks.kafka_producers import Producers
 from joinery_runtime.sinks.kafka_target import KafkaTarget
-from joinery_runtime.sinks.kafka_transactions import PartNames, PartWrite
+from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite
 from sinks.rows import attempt
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
@@ -77,6 +77,7 @@ def test_a_broker_that_dies_in_the_middle_of_a_transaction(cluster, role) -> Non
     topic = next(_names)
     cluster.create_topic(topic, replication_factor=3)
     target, names = KafkaTarget(topic, cluster.bootstrap), PartNames(f"job-{topic}")
+    KafkaTransactionsSink(target, names).prepare(pa.schema({"n": pa.int64()}))
     written(cluster, topic, target, names, 1)
     victim = cluster.leader(topic if role == "the topic" else role)
 

@@ -188,8 +188,11 @@ class KafkaTransactionsSink:
         self._target, self._names = target, names
 
     def prepare(self, schema: Any) -> None:
-        """Owns an id for a moment, so that missing rights show now."""
-        mark_reader(self._target).require_topic(schema)
+        """Owns an id and reads a mark, so that missing rights show now, and new brokers make the topics that they keep
+        transactions and offsets in."""
+        reader = mark_reader(self._target)
+        reader.require_topic(schema)
+        reader.newest(self._names.of(0))
         take_over(self._target, f"{self._names.job}-driver")
 
     def writer(self) -> KafkaTransactionsWriter:
