@@ -481,10 +481,7 @@ def test_a_plan_waits_until_its_partitions_are_ours(world: World) -> None:
 
 def test_an_epoch_whose_partitions_were_lost_is_not_committed_and_run_again(world: World) -> None:
     group = Group(world, "orders")
-    fill(world, 4)
-    driver = started(world)
-    plan = driver.plan()
-    assert plan is not None
+    driver, plan = planned(world)
     outcome = driver.run(plan)
     group.lost = True
     with pytest.raises(PartitionsLost, match="Epoch 1 has lost partitions"):
@@ -499,10 +496,7 @@ def test_an_epoch_whose_partitions_were_lost_is_not_committed_and_run_again(worl
 
 def test_a_topic_that_was_recreated_since_its_plan_is_not_read_in_silence(world: World) -> None:
     group = Group(world, "orders")
-    fill(world, 4)
-    driver = started(world)
-    plan = driver.plan()
-    assert plan is not None
+    driver, plan = planned(world)
     outcome = driver.run(plan)
     orders = PartitionRef("orders", "orders", 0)
     group.recreated, group.refuses = {orders}, True
@@ -551,10 +545,7 @@ def test_without_a_plan_an_edited_job_goes_on_and_leaves_what_was_published_alon
 
 
 def test_the_last_epoch_before_a_stop_leaves_no_plan(world: World) -> None:
-    fill(world, 4)
-    driver = started(world)
-    plan = driver.plan()
-    assert plan is not None
+    driver, plan = planned(world)
     fill(world, 4, first=4)
     driver.commit(plan, driver.run(plan), last=True)
     assert record(world).plan is None
@@ -580,10 +571,7 @@ def test_an_older_driver_that_joins_the_group_does_not_drive_the_newest_one_out(
     def fenced() -> bool:
         raise Fenced("another member has the name")
 
-    fill(world, 4)
-    driver = started(world)
-    plan = driver.plan()
-    assert plan is not None
+    driver, plan = planned(world)
     topic.still_held = fenced
     with pytest.raises(PartitionsLost, match="An older driver of job simulated has joined its consumer group"):
         driver.commit(plan, driver.run(plan))

@@ -89,7 +89,7 @@ class Driver:
         if known is not None:
             compare_with_state(self._identity, known)  # a job that does not fit must not fence the one that runs
             if previous is not None and known.generation != previous:
-                raise Fenced(f"another driver has taken over job {name}", todo="This one stops")
+                raise self._taken_over()
         self._generation = 0  # until there is an answer, it may be the new one or the old one
         record = store.acquire(name)
         for warning in compare_with_state(self._identity, record):
@@ -178,10 +178,13 @@ class Driver:
                 todo="The newest driver is this one; it joins anew, and the other one ends",
             ) from error
 
+    def _taken_over(self) -> Fenced:
+        return Fenced(f"another driver has taken over job {self._identity.name}", todo="This one stops")
+
     def _require_ownership(self) -> None:
         standing = self._parts.store.standing(self._identity.name)
         if standing is None or standing.generation != self._generation:
-            raise Fenced(f"another driver has taken over job {self._identity.name}", todo="This one stops")
+            raise self._taken_over()
 
     @property
     def pending(self) -> bool:
@@ -301,7 +304,7 @@ class Driver:
         except StoreUnavailable:
             outcome = resolve_commit(store.record(name), self._generation, commit.epoch)
             if outcome is Outcome.FENCED:
-                raise Fenced(f"another driver has taken over job {name}", todo="This one stops") from None
+                raise self._taken_over() from None
             if outcome is Outcome.NOT_COMMITTED:
                 raise
 
