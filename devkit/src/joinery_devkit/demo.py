@@ -306,9 +306,13 @@ def _epoch_log(job_file: Path) -> list[Mapping[str, Any]]:
 
 
 def _interrupt(*_: object) -> None:
-    """Only the first one counts: what cleans up must not be interrupted, and none of its steps waits for ever."""
+    """Only the first one counts: what cleans up must not be interrupted, and none of its steps waits for ever.
+
+    What comes after it is taken and not ignored (SIG_IGN): of two signals at once Python would tell the second one's
+    handler that is gone, which ends a C call of the Kafka client with a SystemError.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 

@@ -26,6 +26,9 @@ _BATCH = 10_000  # records that are handed to the client at a time
 
 _REFUSED_LOGIN = {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION}
 
+# By default stamina tells of every trial on standard output, where `joinery run` prints JSON lines.
+stamina.instrumentation.set_on_retry_hooks(())
+
 Client = TypeVar("Client")
 
 _OWNED = {
