@@ -38,7 +38,6 @@ NOT_YET = [
     ((f"keys: {KEYS}", "keys: {}\n      broadcast: payments"), "joins[0].broadcast", "broadcast", 33),
     (after(OUTPUT, "  sql: SELECT 1\n"), "sql", "sql", 37),
     (("  joins:", "  sql: SELECT 1\n  x:"), "sql", "write `joins` and `select`", 29),
-    (after(OUTPUT, "  upgrade: {mode: stateless}\n"), "upgrade.mode", "upgrade mode stateless", 37),
     ((OUTPUT, "    file: {path: x}\n    format: csv\n"), "output.format", "output format csv", 37),
     (
         after(STEP, f"    - {{right: payments, keys: {KEYS}, interval: {INTERVAL}}}\n"),

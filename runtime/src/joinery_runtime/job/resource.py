@@ -9,11 +9,12 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, mode
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.base import Bool, Int, Model, NotYet, Setting, Text, not_yet
+from joinery_runtime.job.base import Bool, Int, Model, NotYet, Setting, Text
 from joinery_runtime.job.inputs import Input
 from joinery_runtime.job.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
 from joinery_runtime.job.parts import path_text
 from joinery_runtime.job.rules import broken_rules
+from joinery_runtime.job.secrets import SecretRef
 from joinery_runtime.job.steps import Interval, JoinStep, Reference, SelectItem, parse_reference
 from joinery_runtime.job.types import ColumnType
 
@@ -23,6 +24,10 @@ RULES_BROKEN = "rules_broken"  # type of the one pydantic error that carries all
 Name = Annotated[
     str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 ]
+
+
+Quantity = Annotated[str, StringConstraints(pattern=r"^([0-9]+m|[0-9]+(\.[0-9]{1,3})?)$", max_length=16)]
+JvmMemory = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}[mMgG]$")]
 
 
 class Metadata(Model):
@@ -38,27 +43,61 @@ class Trigger(Model):
 
 
 class Upgrade(Model):
-    mode: Annotated[Literal["stateful"], not_yet("upgrade mode {}", "stateless", todo="use stateful")] = "stateful"
+    """How another image or a changed job takes over: with the state, or anew without it."""
+
+    mode: Literal["stateful", "stateless"] = "stateful"
     rollback: Literal["automatic"] = "automatic"
 
 
-class Driver(Model):
-    """For the operator; without meaning on a laptop."""
+class Toleration(Model):
+    """As in a pod."""
 
-    cores: Annotated[Int, Field(ge=1)] | None = None
-    memory: Text | None = None
+    key: Text | None = None
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: Annotated[str, StringConstraints(max_length=63)] | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: Int | None = None
+
+
+class TemplateRef(SecretRef):
+    """A ConfigMap that holds a pod under this key: whatever it says beyond what the operator sets is kept (volumes,
+    affinity, environment, annotations)."""
+
+    key: Text = "pod.yaml"
+
+
+class Driver(Model):
+    """For the operator; without meaning on a laptop. `memory` is the JVM's heap, as 1g; the pod asks for more."""
+
+    cores: Annotated[Int, Field(ge=1)] = 1
+    core_request: (
+        Annotated[Quantity, Field(description="CPU that the pod requests, as 200m; default: cores.")] | None
+    ) = None
+    memory: JvmMemory = "1g"
+    node_selector: dict[str, Setting] = Field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    pod_template: TemplateRef | None = None
 
 
 class Executor(Driver):
-    """For the operator; without meaning on a laptop."""
+    """For the operator; without meaning on a laptop. With `maxInstances`, Spark adds executors up to that while
+    tasks wait, and takes idle ones away down to `instances`."""
 
-    instances: Annotated[Int, Field(ge=1)] | None = None
+    instances: Annotated[Int, Field(ge=1)] = 2
+    max_instances: Annotated[Int, Field(ge=1)] | None = None
+
+
+class LocalRef(SecretRef):
+    """An object of the job's namespace, by name."""
 
 
 class SparkSpec(Model):
-    """`conf` counts everywhere; `image`, `driver` and `executor` are for the operator."""
+    """`conf` counts everywhere; all else is for the operator."""
 
     image: Text | None = None
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    image_pull_secrets: tuple[LocalRef, ...] = ()
+    service_account: Text | None = None
     driver: Driver = Driver()
     executor: Executor = Executor()
     conf: dict[str, Setting] = Field(default_factory=dict)

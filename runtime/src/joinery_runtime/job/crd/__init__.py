@@ -2,19 +2,38 @@
 
 What the models say (fields, types, bounds, defaults, docstrings) is read off them by `structural`; what JSON schema
 cannot carry of them stands in `shapes` (patterns, sizes) and `rules` (CEL), by model class, so that a second kind that
-shares models shares these too. `status` holds the models of the part that the operator writes.
+shares models shares these too. `status` holds the models of the part that the operator writes, `driver` those of what
+the job's pods tell it.
 """
 
 from joinery_runtime.job.crd.definition import KINDS, Kind, custom_resource_definition, file_name, to_yaml
-from joinery_runtime.job.crd.status import Condition, HotKey, InputStatus, Savepoint, Status
+from joinery_runtime.job.crd.driver import ENDING_FILE, STATUS_PORT, DriverStatus, Ending, StateCheck
+from joinery_runtime.job.crd.status import (
+    Attempt,
+    Condition,
+    HotKey,
+    InputStatus,
+    Refusal,
+    Rollout,
+    Savepoint,
+    Status,
+)
 
 __all__ = [
+    "ENDING_FILE",
     "KINDS",
+    "STATUS_PORT",
+    "Attempt",
     "Condition",
+    "DriverStatus",
+    "Ending",
     "HotKey",
     "InputStatus",
     "Kind",
+    "Refusal",
+    "Rollout",
     "Savepoint",
+    "StateCheck",
     "Status",
     "custom_resource_definition",
     "file_name",

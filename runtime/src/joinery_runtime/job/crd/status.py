@@ -11,7 +11,19 @@ from pydantic import Field, StringConstraints
 from joinery_runtime.job.base import Model
 from joinery_runtime.job.crd.shapes import list_map
 
-Phase = Literal["Pending", "Starting", "Running", "Migrating", "Stopping", "Suspended", "Finished", "Failed"]
+Phase = Literal[
+    "Pending",
+    "Starting",
+    "Running",
+    "Migrating",
+    "RollingBack",
+    "Stopping",
+    "Suspended",
+    "Finished",
+    "Failed",
+    "Deleting",
+]
+Stage = Literal["Checking", "Stopping", "Starting", "RollingBack"]
 Count = Annotated[int, Field(ge=0)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Words = Annotated[str, StringConstraints(max_length=4096)]
@@ -61,6 +73,40 @@ class Savepoint(Model):
     time: datetime
 
 
+class Attempt(Model):
+    """The driver pod: written before it is created, so that it is created once."""
+
+    number: Count
+    revision: Word
+    image: Words
+    created: datetime
+    ready: Annotated[
+        datetime | None, Field(description="Since when; the back-off begins anew after a healthy time.")
+    ] = None
+    failures: Annotated[Count, Field(description="Attempts in a row that failed.")] = 0
+    not_before: Annotated[datetime | None, Field(description="The next attempt waits until then.")] = None
+    restore: Annotated[Word | None, Field(description="The savepoint that it began with, when it rolled back.")] = None
+    migrate: Annotated[Word | None, Field(description="The savepoint that it pinned before it migrated.")] = None
+
+
+class Rollout(Model):
+    """Another revision on its way."""
+
+    revision: Word
+    image: Words
+    stage: Stage
+    since: Annotated[datetime, Field(description="When the stage began.")]
+    reason: Words = ""
+
+
+class Refusal(Model):
+    """A revision that was refused or rolled back; it is not tried again."""
+
+    revision: Word
+    reason: Literal["Invalid", "IncompatibleState", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"]
+    message: Words
+
+
 class Status(Model):
     """What the operator knows of the job. Written by it only."""
 
@@ -69,6 +115,11 @@ class Status(Model):
         Count | None, Field(description="The metadata.generation that the rest of the status is about.")
     ] = None
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
+    revision: Annotated[Word | None, Field(description="The revision of the job that is in force.")] = None
+    image: Annotated[Words | None, Field(description="The image that is in force.")] = None
+    driver: Attempt | None = None
+    rollout: Rollout | None = None
+    refused: Refusal | None = None
     job_generation: Annotated[
         Count | None, Field(description="The fencing generation of the driver that runs, counted in the state store.")
     ] = None

@@ -1,0 +1,38 @@
+"""All that reconcile looks at: values, as the API server and the driver told them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from joinery_operator.settings import Settings
+from joinery_runtime.job.crd import DriverStatus, Kind
+
+Manifest = Mapping[str, Any]
+"""A Kubernetes object as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """The job's own objects by name, those that are being deleted included."""
+
+    pods: Mapping[str, Manifest] = field(default_factory=dict)
+    config_maps: Mapping[str, Manifest] = field(default_factory=dict)
+    services: Mapping[str, Manifest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One job at one moment. `templates` are the ConfigMaps of the namespace that `podTemplate` refers to, by name
+    (None: there is none of that name). `driver` is what the driver of the attempt in `status` last said, if it
+    answered since that pod started."""
+
+    kind: Kind
+    resource: Manifest
+    children: Children
+    templates: Mapping[str, Manifest | None]
+    driver: DriverStatus | None
+    now: datetime
+    settings: Settings

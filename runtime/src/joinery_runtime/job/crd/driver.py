@@ -1,0 +1,64 @@
+"""What crosses the border between a job's pods and the operator, as JSON: the driver's `/status`, what a container says
+when it ends (its termination message, at most 4096 bytes), and the answer of `joinery state check`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from joinery_runtime.job.base import Model
+from joinery_runtime.job.crd.status import Count, HotKey, InputStatus, Savepoint, Words
+
+STATUS_PORT = 8998
+"""Where a driver serves `/status`, `/metrics`, `/healthz` (alive) and `/readyz` (recovered)."""
+
+ENDING_FILE = "JOINERY_ENDING_FILE"
+"""The environment variable that names the file for an `Ending` (in a pod: /dev/termination-log)."""
+
+
+class _Message(Model):
+    # A newer driver may say more than an older operator knows.
+    model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore")
+
+
+class DriverStatus(_Message):
+    """`GET /status`. Totals count since the job's state began; `committed` are this driver's own epochs."""
+
+    revision: str = ""
+    ready: Annotated[bool, Field(description="It has recovered: epochs go on, or wait for records.")] = False
+    job_generation: Count | None = None
+    epoch: Count | None = None
+    committed: Count = 0
+    inputs: tuple[InputStatus, ...] = ()
+    rows_per_second: Count | None = None
+    rows_in: Count | None = None
+    rows_out: Count | None = None
+    late: Count | None = None
+    state_bytes: Count | None = None
+    hottest_keys: tuple[HotKey, ...] = ()
+    last_savepoint: Savepoint | None = None
+    last_error: Words | None = None
+    executors: Count | None = None
+
+
+class Ending(_Message):
+    """How a container of the runtime image ended."""
+
+    outcome: Literal["finished", "stopped", "failed"]
+    error: Words = ""
+    kind: Annotated[str, Field(description="The error's class, as IncompatibleState.")] = ""
+    retry: Annotated[bool, Field(description="Whether the same again may go better.")] = True
+
+
+class StateCheck(_Message):
+    """Whether a job fits its state, and what its migration would do (`joinery state check`). Bounded."""
+
+    fits: bool
+    refused: tuple[Words, ...] = ()
+    warnings: tuple[Words, ...] = ()
+    epoch: Count | None = None
+    state_versions: tuple[Count, ...] = ()
+    target_version: Count
+    to_migrate: Annotated[Count, Field(description="Segments that are older than the target.")] = 0
