@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.state.embedded import embedded_postgres
 
+# The tests' own Kubernetes, for every folder of tests.
+pytest_plugins = ["cluster.fixtures"]
+
 # "ci" finds the same on every run; "dev" looks elsewhere each time. On a busy machine an example may be slow.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("dev", deadline=None)

@@ -1,0 +1,106 @@
+"""The fast tier: etcd and kube-apiserver with TLS, RBAC and service accounts on loopback, ready in seconds.
+
+It needs no root, and several can run at once. There is no node: pods stay pending. The controllers that the tests rely
+on run as well: ownerReferences are followed, namespaces are emptied and have their service accounts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cluster import binaries
+from cluster.control_plane import ADMIN, ControlPlane
+from cluster.kubectl import Kubectl
+from joinery_devkit.processes import ChildProcess, free_port
+from joinery_runtime.errors import EnvironmentProblem
+
+_START_SECONDS = 90.0
+_LOOK_SECONDS = 0.05
+CONTROLLERS = (
+    "garbage-collector-controller",
+    "namespace-controller",
+    "root-ca-certificate-publisher-controller",
+    "serviceaccount-controller",
+)
+
+
+class ApiServer:
+    """A context manager; `kubeconfig` is an administrator's. Ends with this process, however that ends.
+
+    `controllers` are those that kube-controller-manager runs beside it, none when it is empty.
+    """
+
+    def __init__(self, controllers: Sequence[str] = CONTROLLERS) -> None:
+        self._controllers = tuple(controllers)
+        self._stack = ExitStack()
+        self._processes: dict[str, ChildProcess] = {}
+
+    def __enter__(self) -> Self:
+        binaries.build(binaries.API_TIER)
+        with self._stack as stack:
+            self.directory = Path(tempfile.mkdtemp(prefix="joinery-api-"))
+            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            self._plane = ControlPlane(self.directory, "127.0.0.1", free_port(), free_port(), free_port())
+            self._plane.make_logins(scheduler=False)
+            self._start("etcd", self._plane.etcd())
+            # Loopback addresses cannot be endpoints of the Service `kubernetes`, and nobody here calls it.
+            self._start("kube-apiserver", self._plane.api_server("--endpoint-reconciler-type=none"))
+            self._wait_until_ready()
+            if self._controllers:
+                self._start("kube-controller-manager", self._plane.controller_manager(self._controllers))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        return self._plane.url
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self._plane.kubeconfig(ADMIN)
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(self.kubeconfig)
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        process = ChildProcess(command, self.directory / f"{name}.log")
+        self._stack.callback(process.kill)  # what it knows is thrown away
+        self._processes[name] = process
+
+    def _wait_until_ready(self) -> None:
+        context = ssl.create_default_context(cafile=str(self._plane.pki / "ca.crt"))
+        context.load_cert_chain(self._plane.pki / f"{ADMIN}.crt", self._plane.pki / f"{ADMIN}.key")
+        deadline = time.monotonic() + _START_SECONDS
+        while not is_ready(self.url, context):
+            for name, process in self._processes.items():
+                if not process.running() or time.monotonic() > deadline:
+                    facts = f"{name} ended" if not process.running() else f"not ready after {_START_SECONDS:.0f} s"
+                    raise EnvironmentProblem(
+                        "The tests' API server does not start", facts=f"{facts}; it said:\n{process.log_tail()}"
+                    )
+            time.sleep(_LOOK_SECONDS)
+
+
+def is_ready(url: str, context: ssl.SSLContext) -> bool:
+    """Whether the API server at `url` says that it can serve."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5, context=context) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False

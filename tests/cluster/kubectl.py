@@ -1,0 +1,98 @@
+"""A cluster as its clients see it: a kubeconfig, and kubectl run with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.binaries import program
+from cluster.certificates import write_kubeconfig
+
+_TIMEOUT_SECONDS = 120.0
+_LOOK_SECONDS = 0.1
+
+
+class KubectlFailed(AssertionError):
+    """kubectl ended with an error; `message` is what it printed there."""
+
+    def __init__(self, command: str, message: str) -> None:
+        self.message = message
+        super().__init__(f"{command}: {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """kubectl for the cluster and user that `kubeconfig` names."""
+
+    kubeconfig: Path
+
+    def __call__(self, *arguments: str, stdin: str | None = None, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
+        """What kubectl prints for these arguments. Raises KubectlFailed."""
+        done = subprocess.run(
+            [str(program("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments],
+            input=stdin or "",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_seconds,
+        )
+        if done.returncode != 0:
+            raise KubectlFailed(f"kubectl {' '.join(arguments)}", done.stderr.strip() or done.stdout.strip())
+        return done.stdout
+
+    def apply(self, objects: Path | Mapping[str, Any] | list[Mapping[str, Any]], namespace: str = "default") -> str:
+        """Applies, server-side, a file or a folder of manifests, or objects."""
+        command = ["apply", "--server-side", "--force-conflicts", "--namespace", namespace, "-f"]
+        if isinstance(objects, Path):
+            return self(*command, str(objects))
+        many = objects if isinstance(objects, list) else [objects]
+        return self(*command, "-", stdin=yaml.safe_dump_all(many))
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
+        """The object, or None when there is none."""
+        text = self("get", kind, name, "--namespace", namespace, "--ignore-not-found", "-o", "json")
+        return json.loads(text) if text else None
+
+    def list(self, kind: str, namespace: str = "default", selector: str = "") -> list[dict[str, Any]]:
+        text = self("get", kind, "--namespace", namespace, f"--selector={selector}", "-o", "json")
+        items: list[dict[str, Any]] = json.loads(text)["items"]
+        return items
+
+    def names(self, kind: str, namespace: str = "default", selector: str = "") -> list[str]:
+        return [each["metadata"]["name"] for each in self.list(kind, namespace, selector)]
+
+    @contextmanager
+    def namespace(self, prefix: str = "test") -> Iterator[str]:
+        """A namespace of its own, which is deleted afterwards (and may take a while to be gone)."""
+        name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        self("create", "namespace", name)
+        try:
+            yield name
+        finally:
+            self("delete", "namespace", name, "--wait=false")
+
+    def log_in_as(self, service_account: str, namespace: str, target: Path) -> Kubectl:
+        """kubectl as a ServiceAccount, whose kubeconfig (with a token for an hour) is written to `target`."""
+        token = self("create", "token", service_account, "--namespace", namespace, "--duration=1h").strip()
+        view = json.loads(self("config", "view", "--raw", "--minify", "-o", "json"))
+        cluster = view["clusters"][0]["cluster"]
+        authority = cluster["certificate-authority-data"]
+        return Kubectl(write_kubeconfig(target, cluster["server"], authority, {"token": token}, namespace))
+
+
+def wait_until(what: str, met: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Looks until `met` says so; a TimeoutError that names `what` when it has not after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not met():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(_LOOK_SECONDS)
