@@ -50,11 +50,20 @@ test: lint test-fast test-services ## everything that CI runs
 
 .PHONY: test-fast
 test-fast: setup ## the tests that need nothing but this process
-	$(BIN)/pytest -m "not services"
+	$(BIN)/pytest -m "not services and not node" -n 2
 
 .PHONY: test-services
-test-services: setup ## the tests that bring up Kafka, Postgres and Spark
-	$(BIN)/pytest -m services --durations=10
+test-services: setup ## the tests that bring up Kafka, Postgres, Spark and an API server
+	$(BIN)/pytest -m "services and not slow" -n 2 --dist loadfile --durations=10
+	$(BIN)/pytest -m "services and slow" --durations=10
+
+.PHONY: e2e
+e2e: setup ## the operator on a real Kubernetes node, brought up here (root; the first time builds its binaries)
+	$(BIN)/pytest -m node --durations=10
+
+.PHONY: soak
+soak: setup ## the kill test with every point hit three times (half an hour)
+	JOINERY_KILLS=3 $(BIN)/pytest tests/e2e/test_kill.py
 
 .PHONY: demo
 demo: setup ## a streaming join on real Kafka, Spark and Postgres, checked against an independent computation

@@ -7,6 +7,7 @@ that is written with the state, and a topic that is written before it, in transa
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from collections import Counter
@@ -31,12 +32,12 @@ POINTS = ("planned", "reading", "staged", "output-written", "before-commit", "af
 IN_TRANSACTIONS = ("transaction-begun", "transaction-sent", "transaction-committed")
 MASTER = "local-cluster[2,1,1024]"
 STURDY = '{spark.task.maxFailures: "8", spark.deploy.maxExecutorRetries: "-1"}'
-TIMES_EACH = 2
+TIMES_EACH = int(os.environ.get("JOINERY_KILLS", "1"))  # `make soak` takes more
 EPOCHS_BEFORE_A_KILL = 5
 RANDOM_KILLS = 8
 LEAST_EPOCHS = 120
 LEAST_REPLAYS = 5
-LEAST_REPEATED = 3
+LEAST_REPEATED = 2
 
 Rows = list[dict[str, Any]]
 
