@@ -1,0 +1,33 @@
+#!/bin/bash
+# What the runtime image starts, under tini: `executor` is what Spark's Kubernetes scheduler asks of an image (the rest
+# comes in SPARK_* variables), anything else runs as it is given. Writes nothing, works for any uid.
+set -euo pipefail
+
+if [[ ${1:-} != executor ]]; then
+  exec "$@"
+fi
+shift
+
+# Spark numbers the Java options from 0 on; one may hold spaces.
+java_options=()
+for ((number = 0; ; number++)); do
+  name=SPARK_JAVA_OPT_$number
+  [[ -v $name ]] || break
+  java_options+=("${!name}")
+done
+
+class_path=${SPARK_CLASSPATH:+$SPARK_CLASSPATH:}$SPARK_HOME/jars/*${SPARK_EXTRA_CLASSPATH:+:$SPARK_EXTRA_CLASSPATH}
+class_path=${HADOOP_CONF_DIR:+$HADOOP_CONF_DIR:}$class_path
+class_path=${SPARK_CONF_DIR:-$SPARK_HOME/conf}:$class_path
+
+exec "$JAVA_HOME/bin/java" "${java_options[@]}" \
+  "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" -cp "$class_path" \
+  org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \
+  --driver-url "$SPARK_DRIVER_URL" \
+  --executor-id "$SPARK_EXECUTOR_ID" \
+  --cores "$SPARK_EXECUTOR_CORES" \
+  --app-id "$SPARK_APPLICATION_ID" \
+  --hostname "$SPARK_EXECUTOR_POD_IP" \
+  --resourceProfileId "${SPARK_RESOURCE_PROFILE_ID:-0}" \
+  --podName "$SPARK_EXECUTOR_POD_NAME" \
+  "$@"

@@ -1,0 +1,56 @@
+# The image of the operator. From the project's folder:
+#     docker build -f images/operator.Dockerfile -t joinery-operator .
+ARG BASE=debian:12.15-slim
+
+FROM ${BASE} AS base
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3 tini \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log \
+    && useradd --uid 1000 --gid 0 --create-home --shell /usr/sbin/nologin joinery
+
+FROM base AS pip
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        python3-hatchling python3-pip python3-setuptools python3-wheel \
+    && rm -rf /var/lib/apt/lists/*
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+FROM pip AS dependencies
+# For who builds behind a mirror: --build-arg PIP_INDEX_URL=..., PIP_CERT=... (a file in the base image).
+ARG PIP_INDEX_URL
+ARG PIP_CERT
+COPY requirements/operator.txt /build/
+RUN python3 -m pip wheel --quiet --require-hashes --no-build-isolation --wheel-dir /build/wheels -r /build/operator.txt \
+    && python3 -m venv --without-pip /opt/joinery \
+    && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index /build/wheels/*.whl
+
+FROM pip AS code
+COPY runtime/pyproject.toml /build/runtime/
+COPY runtime/src /build/runtime/src
+COPY operator/pyproject.toml /build/operator/
+COPY operator/src /build/operator/src
+COPY --from=dependencies /opt/joinery/pyvenv.cfg /opt/joinery/
+COPY --from=dependencies /opt/joinery/bin /opt/joinery/bin
+# The operator needs of the runtime what reads resources; its command stays out, since it could not run a job here.
+RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels /build/runtime /build/operator \
+    && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index --root /layer \
+        /build/wheels/*.whl \
+    && rm /layer/opt/joinery/bin/joinery
+
+FROM base
+LABEL org.opencontainers.image.title="joinery-operator" \
+      org.opencontainers.image.description="Kubernetes operator for Joinery's StreamJoin and SessionWindow" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PATH=/opt/joinery/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    HOME=/home/joinery \
+    LANG=C.UTF-8 \
+    PYTHONUNBUFFERED=1 \
+    PYTHONSAFEPATH=1
+COPY --from=dependencies /opt/joinery /opt/joinery
+COPY LICENSE /opt/joinery/
+COPY --from=code /layer/opt/joinery /opt/joinery
+USER 1000
+WORKDIR /tmp
+ENTRYPOINT ["/usr/bin/tini", "-s", "--"]
+CMD ["joinery-operator"]

