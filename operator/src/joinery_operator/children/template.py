@@ -1,0 +1,143 @@
+"""Pod templates: what a user adds to a job's pods, under what the operator sets.
+
+Entries of lists are one and the same where Kubernetes says so: containers, volumes and environment by name, mounts by
+path, ports by name. Of a container that has the operator's name, what the operator does not set is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ruamel.yaml.error import YAMLError
+
+from joinery_operator.children.errors import ChildError
+from joinery_operator.children.yaml import from_yaml
+from joinery_operator.observed import Manifest
+from joinery_runtime.job.resource import TemplateRef
+
+Templates = Mapping[str, Manifest | None]
+"""ConfigMaps by name, as `Observed.templates`."""
+
+_POD_LISTS = {"volumes": "name", "imagePullSecrets": "name"}
+_CONTAINER_LISTS = {"env": "name", "volumeMounts": "mountPath", "ports": "name"}
+_CONTAINERS = ("containers", "initContainers")
+_LISTS = (*_CONTAINERS, *_POD_LISTS, "tolerations")
+
+
+def template_of(ref: TemplateRef | None, templates: Templates, place: str) -> Manifest:
+    """The pod that a template holds, empty without a reference. `place` is the reference's path in the resource, for
+    messages. Raises ChildError where there is no such ConfigMap or key, or it holds no pod."""
+    if ref is None:
+        return {}
+    where = f"ConfigMap {ref.name}, key {ref.key}"
+    found = templates.get(ref.name)
+    if found is None:
+        todo = f"Create it in the job's namespace with the key {ref.key}, or correct {place}"
+        raise ChildError(
+            "A pod template is missing", facts=f"there is no ConfigMap {ref.name}, named by {place}", todo=todo
+        )
+    text = (found.get("data") or {}).get(ref.key)
+    if text is None:
+        keys = ", ".join(sorted(found.get("data") or {})) or "none"
+        raise ChildError(
+            "A pod template is missing", facts=f"{where}: its keys are {keys}", todo=f"Correct {place}.key"
+        )
+    try:
+        pod = from_yaml(text)
+    except (YAMLError, ValueError, RecursionError) as error:
+        facts = f"{where} is not readable YAML: {' '.join(str(error).split())}"
+        raise ChildError("A pod template cannot be read", facts=facts, todo="Correct its text") from error
+    problem = next(_problems(pod), None)
+    if problem is not None:
+        todo = "Write a Pod with apiVersion, kind, metadata and spec"
+        raise ChildError("A pod template is no pod", facts=f"{where}: {problem}", todo=todo)
+    return pod  # type: ignore[return-value]
+
+
+def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_containers: bool) -> dict[str, Any]:
+    """`ours` over the template. `main` is the name of our container; the template's other containers come after it, or
+    are left out where the pod must end by itself."""
+    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
+    kept = {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)}
+    mine = {key: value for key, value in ours["spec"].items() if key not in (*_CONTAINERS, *_POD_LISTS)}
+    merged: dict[str, Any] = _over(kept, mine)
+    for key, name in _POD_LISTS.items():
+        if both := by_key(spec.get(key) or (), ours["spec"].get(key, ()), name):
+            merged[key] = both
+    tolerations = [*ours["spec"].get("tolerations", ()), *(spec.get("tolerations") or ())]
+    if tolerations:
+        merged["tolerations"] = tolerations
+    theirs = spec.get("containers") or ()
+    others = [each for each in theirs if each["name"] != main] if extra_containers else []
+    merged["containers"] = [_main(theirs, ours["spec"]["containers"][0]), *others]
+    if initial := spec.get("initContainers"):
+        merged["initContainers"] = list(initial)
+    about = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _over(about, ours["metadata"]), "spec": merged}
+
+
+def merged_container(template: Manifest, ours: Manifest) -> dict[str, Any]:
+    """Our container over the template's of the same name."""
+    lists = {key: both for key, name in _CONTAINER_LISTS.items() if (both := _both(template, ours, key, name))}
+    return {**_over(template, ours), **lists}
+
+
+def by_key(theirs: Sequence[Manifest], ours: Sequence[Manifest], key: str) -> list[Manifest]:
+    """Ours first, so that what comes later may refer to it; then theirs that have another name."""
+    taken = {each[key] for each in ours}
+    return [*ours, *(each for each in theirs if each.get(key) not in taken)]
+
+
+def _main(theirs: Sequence[Manifest], ours: Manifest) -> dict[str, Any]:
+    template = next((each for each in theirs if each["name"] == ours["name"]), {})
+    return merged_container(template, ours)
+
+
+def _both(template: Manifest, ours: Manifest, key: str, name: str) -> list[Manifest]:
+    return by_key(template.get(key) or (), ours.get(key, ()), name)
+
+
+def _over(theirs: Manifest, ours: Manifest) -> dict[str, Any]:
+    """Mappings entry by entry, all else as a whole."""
+    merged = dict(theirs)
+    for key, value in ours.items():
+        below = merged.get(key)
+        merged[key] = _over(below, value) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+    return merged
+
+
+def _problems(pod: object) -> Iterator[str]:
+    """What would keep the merge from working; the API server judges the rest."""
+    if not isinstance(pod, Mapping):
+        yield "it is no mapping"
+        return
+    if pod.get("kind") != "Pod":
+        yield f"its kind is {pod.get('kind')!r}"
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    for at, part in (("metadata", metadata), ("spec", spec)):
+        if not isinstance(part, Mapping):
+            yield f"{at} is no mapping"
+            return
+    for key in ("labels", "annotations"):
+        if not isinstance(metadata.get(key) or {}, Mapping):
+            yield f"metadata.{key} is no mapping"
+    for key in _LISTS:
+        yield from _list_problems(f"spec.{key}", spec.get(key), named=key != "tolerations")
+    for key in _CONTAINERS:
+        for i, container in enumerate(spec.get(key) or ()):
+            for part, name in _CONTAINER_LISTS.items():
+                yield from _list_problems(f"spec.{key}[{i}].{part}", container.get(part), named=name == "name" != part)
+
+
+def _list_problems(at: str, entries: object, *, named: bool) -> Iterator[str]:
+    if entries is None:
+        return
+    if not isinstance(entries, list):
+        yield f"{at} is no list"
+        return
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            yield f"{at}[{i}] is no mapping"
+        elif named and not isinstance(entry.get("name"), str):
+            yield f"{at}[{i}] has no name"

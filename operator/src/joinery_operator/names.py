@@ -1,0 +1,103 @@
+"""Names and labels of a job's children: deterministic, so that create-or-get finds what an earlier operator made.
+
+A job's name may be longer than a child's, hold dots, or begin with a digit; two kinds may share a name. Then a hash of
+kind and name stands in for what a child's name cannot say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any, Literal
+
+from joinery_operator.observed import Manifest
+
+Role = Literal["driver", "check", "delete-state", "executor", "config", "service"]
+
+JOB_LABEL = "joinery.dev/job"
+KIND_LABEL = "joinery.dev/kind"
+ROLE_LABEL = "joinery.dev/role"
+ATTEMPT_LABEL = "joinery.dev/attempt"
+REVISION_LABEL = "joinery.dev/revision"
+APP_LABELS = {"app.kubernetes.io/name": "joinery", "app.kubernetes.io/managed-by": "joinery-operator"}
+
+_PLAIN_KIND = "StreamJoin"
+# A Service's name is the strictest of all: a DNS-1035 label.
+_PLAIN_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+# With an attempt and an executor's number of ten digits, "<stem>-<attempt>-exec-<number>" is a hostname of 63, and
+# "<stem>-<attempt>" is within the 47 characters that earlier releases of Spark allow for a prefix.
+_STEM = 36
+_HASH = 10
+_LABEL = 63
+
+
+class Names:
+    """All names of one job's children, valid as DNS labels of at most 63 characters."""
+
+    def __init__(self, resource: Manifest) -> None:
+        self.kind: str = resource["kind"]
+        self.job: str = resource["metadata"]["name"]
+        self._stem = _stem(self.kind, self.job)
+
+    def driver(self, attempt: int) -> str:
+        return f"{self._stem}-driver-{attempt}"
+
+    def config_map(self, revision: str) -> str:
+        return f"{self._stem}-job-{revision}"
+
+    @property
+    def service(self) -> str:
+        return f"{self._stem}-driver"
+
+    def check(self, revision: str) -> str:
+        return f"{self._stem}-check-{revision}"
+
+    @property
+    def delete_state(self) -> str:
+        return f"{self._stem}-delete-state"
+
+    def executor_prefix(self, attempt: int) -> str:
+        """Spark adds `-exec-<number>`."""
+        return f"{self._stem}-{attempt}"
+
+    @property
+    def label(self) -> str:
+        """The value of `joinery.dev/job`: the job's name unless that is too long for a label."""
+        return self.job if len(self.job) <= _LABEL else self._stem
+
+
+def labels(resource: Manifest, role: Role, attempt: int | None = None, revision: str | None = None) -> dict[str, str]:
+    """A child's own labels. The resource's are not handed down: a tool that tracks the resource by labels would take
+    its children for parts of what it deploys, and prune them."""
+    names = Names(resource)
+    found = {**APP_LABELS, JOB_LABEL: names.label, KIND_LABEL: names.kind, ROLE_LABEL: role}
+    if attempt is not None:
+        found[ATTEMPT_LABEL] = str(attempt)
+    if revision is not None:
+        found[REVISION_LABEL] = revision
+    return found
+
+
+def owner_reference(resource: Manifest) -> dict[str, Any]:
+    """What makes Kubernetes delete a child after its job, and says whose it is."""
+    return {
+        "apiVersion": resource["apiVersion"],
+        "kind": resource["kind"],
+        "name": resource["metadata"]["name"],
+        "uid": resource["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _stem(kind: str, job: str) -> str:
+    if kind == _PLAIN_KIND and len(job) <= _STEM and _PLAIN_NAME.fullmatch(job):
+        return job
+    readable = job.replace(".", "-")
+    readable = readable if readable[0].isalpha() else f"j{readable}"
+    return f"{readable[: _STEM - _HASH - 1].rstrip('-')}-{digest_of(f'{kind}/{job}')}"
+
+
+def digest_of(text: str) -> str:
+    """Ten hex digits that stand for a text in a name."""
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH]

@@ -1,0 +1,53 @@
+"""Which image a job runs with, and the hash of all that a driver sees of its resource.
+
+Nothing of the operator's own release goes into the hash: fields at their defaults are left out, whether the resource
+spells them out or not, so that a release with more fields and defaults restarts no job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from joinery_operator.children.errors import ChildError
+from joinery_operator.observed import Manifest
+from joinery_operator.settings import Settings
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.crd import Kind
+
+RESTARTED_AT = "joinery.dev/restartedAt"
+"""The annotation that `kubectl joinery restart` sets."""
+
+# Only the operator reads these.
+_NOT_FOR_DRIVERS = {"suspend", "cleanup", "upgrade"}
+_LENGTH = 10
+
+
+def revision(kind: Kind, resource: Manifest, image: str) -> str:
+    """The hash of what a driver of this resource with this image would see. Raises pydantic's ValidationError for a
+    resource that is no valid job."""
+    job = kind.model.model_validate(resource)
+    spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
+    spec = {name: value for name, value in spec.items() if name not in _NOT_FOR_DRIVERS}
+    # The resolved image stands for it: naming the image that runs already changes nothing.
+    spec["spark"] = {name: value for name, value in spec.get("spark", {}).items() if name != "image"}
+    annotations = resource["metadata"].get("annotations") or {}
+    seen = {"spec": spec, "image": image, "restartedAt": annotations.get(RESTARTED_AT)}
+    text = json.dumps(seen, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
+
+
+def resolved_image(job: StreamJoin, settings: Settings, in_force_image: str | None, changed: bool) -> str:
+    """The image of the job, else the one in force, else the installation's. `changed`: the job differs from the one in
+    force, so that it restarts anyway and takes the installation's. Raises ChildError where none is named."""
+    if job.spec.spark.image:
+        return job.spec.spark.image
+    image = in_force_image if in_force_image and not changed else settings.runtime_image or in_force_image
+    if not image:
+        raise ChildError(
+            f"Job {job.name} has no image",
+            facts="spec.spark.image is not set, and the operator was installed without an image for drivers",
+            todo="Set spec.spark.image, or JOINERY_OPERATOR_RUNTIME_IMAGE of the operator",
+        )
+    return image
