@@ -13,7 +13,7 @@ import pytest
 
 from joinery_runtime.errors import Fenced, IncompatibleState, StateError
 from joinery_runtime.state import decisions
-from joinery_runtime.state.store import Standing, StateStore
+from joinery_runtime.state.store import JobRecord, Standing, StateStore
 from state.values import DEFINITION, commit_of, live_keys, offsets_of, run_epoch, segment
 
 
@@ -193,6 +193,8 @@ class TestPlans:
             lambda: store.sweep(job, 1),
             lambda: store.create_savepoint(job, "sp"),
             lambda: store.restore_savepoint(job, "sp"),
+            lambda: store.roll_back(job, "sp"),
+            lambda: store.start_anew(job, "sp"),
             lambda: store.reset_offsets(job, {"orders": b"0"}),
             lambda: store.delete_savepoint(job, "sp"),
             lambda: store.migrate(job, 1, {}, 1),
@@ -672,6 +674,25 @@ class TestSavepoints:
         assert store.record(job) == restored
         assert store.read_segments(job, ["a", "b"]).keys() == {"a", "b"}
 
+    def test_restoring_brings_back_the_definition_and_the_epoch_that_it_stands_on(
+        self, store: StateStore, job: str
+    ) -> None:
+        record = store.acquire(job)
+        store.create_savepoint(job, "empty")
+        run_epoch(store, record, 1, definition={"version": 1})
+        assert store.create_savepoint(job, "sp").committed == 1
+        run_epoch(store, record, 2, definition={"version": 2}, next_plan={"epoch": 3})
+        restored = store.restore_savepoint(job, "sp")
+        assert (restored.definition, restored.committed, restored.epoch) == ({"version": 1}, 1, 3)
+        assert store.newest_epoch(job) == store.epochs(job)[0]
+        empty = store.restore_savepoint(job, "empty")
+        assert (empty.definition, empty.signature, empty.committed) == (None, None, 0)
+        assert store.newest_epoch(job) is None
+        run_epoch(store, empty, 4)
+        newest = store.newest_epoch(job)
+        assert newest is not None
+        assert newest.epoch == 4
+
     def test_restoring_fences_the_running_driver(self, driver: Callable[[], StateStore], job: str) -> None:
         running, operator = driver(), driver()
         record = running.acquire(job)
@@ -720,6 +741,150 @@ class TestSavepoints:
         for epoch in (2, 3):
             run_epoch(store, store.restore_savepoint(job, "sp"), epoch, deletes=["a"])
         assert [meta.key for meta in store.restore_savepoint(job, "sp").segments] == ["a"]
+
+
+class TestRollBack:
+    """A new release took over after the pin, and is undone before it committed anything."""
+
+    CHAIN = {1: lambda blob: blob + b" to 2"}  # noqa: RUF012
+
+    def pinned(self, store: StateStore, job: str) -> JobRecord:
+        record = store.acquire(job)
+        run_epoch(store, record, 1, ["a"], offsets={"orders": b"1"}, signature={"v": 1}, definition={"v": 1})
+        store.create_savepoint(job, "rollout")
+        return store.acquire(job)
+
+    def test_the_migrated_segments_become_the_pinned_ones(self, store: StateStore, job: str) -> None:
+        before = self.pinned(store, job)
+        store.migrate(job, before.generation, self.CHAIN, 2)
+        back = store.roll_back(job, "rollout")
+        assert back == replace(before, generation=before.generation + 1)
+        assert store.record(job) == back
+        assert store.read_segments(job, ["a"]) == {"a": b"blob of a"}
+        assert store.sweep(job, back.generation) == 1  # the rewritten one
+
+    def test_the_plan_that_the_new_release_wrote_is_replayed_as_it_stands(self, store: StateStore, job: str) -> None:
+        record = self.pinned(store, job)
+        store.migrate(job, record.generation, self.CHAIN, 2)
+        plan, definition = {"epoch": 2, "ranges": [[10, 20]]}, {"v": 2}
+        store.write_plan(job, record.generation, plan, definition)
+        at = Standing(record.generation, 1, planned=2)
+        assert store.claim(job, at, "shard-0", "producer-1") is None  # its rows are in Kafka
+        store.stage(job, [segment("never committed", epoch=2, version=2)])
+        back = store.roll_back(job, "rollout")
+        assert (back.plan, back.definition, back.epoch, back.committed) == (plan, definition, 1, 1)
+        assert (back.offsets, back.signature, back.lineage) == ({"orders": b"1"}, {"v": 1}, record.lineage)
+        assert store.claims(job) == {"shard-0": "producer-1"}
+        store.write_plan(job, back.generation, plan, definition)  # the same again is no error
+        run_epoch(store, back, 2, ["b"], plan=plan)
+        assert live_keys(store, job) == ["a", "b"]
+
+    def test_a_running_driver_is_fenced(self, driver: Callable[[], StateStore], job: str) -> None:
+        running, operator = driver(), driver()
+        record = self.pinned(running, job)
+        operator.roll_back(job, "rollout")
+        with pytest.raises(Fenced):
+            running.commit(job, record.generation, commit_of(2))
+
+    def test_it_may_be_repeated(self, store: StateStore, job: str) -> None:
+        record = self.pinned(store, job)
+        store.migrate(job, record.generation, self.CHAIN, 2)
+        first = store.roll_back(job, "rollout")
+        again = store.roll_back(job, "rollout")
+        assert again == replace(first, generation=first.generation + 1)
+
+    def test_it_is_refused_once_an_epoch_was_committed(self, store: StateStore, job: str) -> None:
+        record = self.pinned(store, job)
+        run_epoch(store, record, 2, ["b"])
+        before = store.record(job)
+        with pytest.raises(StateError, match="stands on epoch 2 by now, the savepoint's on 1"):
+            store.roll_back(job, "rollout")
+        assert store.record(job) == before
+
+    def test_it_is_refused_after_another_savepoint_was_restored(self, store: StateStore, job: str) -> None:
+        store.acquire(job)
+        store.create_savepoint(job, "empty")
+        self.pinned(store, job)
+        store.restore_savepoint(job, "empty")  # the offsets are not the pinned state's any more
+        with pytest.raises(StateError, match="stands on epoch 0 by now, the savepoint's on 1"):
+            store.roll_back(job, "rollout")
+
+    def test_offsets_that_were_reset_since_stay(self, store: StateStore, job: str) -> None:
+        self.pinned(store, job)
+        store.reset_offsets(job, {"orders": b"reset"})
+        assert store.roll_back(job, "rollout").offsets == {"orders": b"reset"}
+
+    def test_a_job_that_never_committed(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        store.create_savepoint(job, "rollout")
+        store.write_plan(job, record.generation, {"epoch": 1}, DEFINITION)
+        back = store.roll_back(job, "rollout")
+        assert (back.plan, back.definition, back.segments) == ({"epoch": 1}, DEFINITION, ())
+
+    def test_an_unknown_savepoint_is_refused(self, store: StateStore, job: str) -> None:
+        store.acquire(job)
+        with pytest.raises(StateError, match="no savepoint gone: it has none"):
+            store.roll_back(job, "gone")
+
+
+class TestStartAnew:
+    def pinned(self, store: StateStore, job: str) -> JobRecord:
+        record = store.acquire(job)
+        run_epoch(store, record, 1, ["a"], offsets={"orders": b"1"}, next_plan={"epoch": 2})
+        store.create_savepoint(job, "rollout")
+        return store.acquire(job)
+
+    def test_nothing_of_the_job_is_left_but_its_numbers_its_log_and_its_savepoints(
+        self, store: StateStore, job: str
+    ) -> None:
+        before = self.pinned(store, job)
+        anew = store.start_anew(job, "rollout")
+        assert (anew.segments, dict(anew.offsets), anew.signature, anew.definition, anew.plan) == ((), {}, *[None] * 3)
+        assert (anew.generation, anew.epoch) == (before.generation + 1, 2)  # rows of epoch 2 may have gone out
+        assert anew.lineage != before.lineage
+        assert store.record(job) == anew
+        assert [entry.epoch for entry in store.epochs(job)] == [1]
+        assert store.sweep(job, anew.generation) == 0  # the savepoint pins it
+        run_epoch(store, anew, 3, ["b"])
+        assert live_keys(store, job) == ["b"]
+
+    def test_the_old_driver_is_fenced(self, driver: Callable[[], StateStore], job: str) -> None:
+        running, operator = driver(), driver()
+        record = self.pinned(running, job)
+        operator.start_anew(job, "rollout")
+        with pytest.raises(Fenced):
+            running.commit(job, record.generation, commit_of(2))
+
+    def test_the_second_time_nothing_happens(self, store: StateStore, job: str) -> None:
+        self.pinned(store, job)
+        anew = store.start_anew(job, "rollout")
+        assert store.start_anew(job, "rollout") == anew
+        run_epoch(store, anew, 3, ["b"], offsets={"orders": b"3"})
+        after = store.record(job)
+        assert store.start_anew(job, "rollout") == after
+
+    def test_a_savepoint_that_does_not_hold_what_is_dropped_is_refused(self, store: StateStore, job: str) -> None:
+        record = self.pinned(store, job)
+        run_epoch(store, record, 2, ["b"])
+        with pytest.raises(StateError, match="savepoint's state stands on epoch 1, the job's on 2"):
+            store.start_anew(job, "rollout")
+        assert live_keys(store, job) == ["a", "b"]
+
+    def test_it_can_be_rolled_back_until_the_first_commit(self, store: StateStore, job: str) -> None:
+        before = self.pinned(store, job)
+        anew = store.start_anew(job, "rollout")
+        store.write_plan(job, anew.generation, {"epoch": 3}, {"v": "anew"})
+        back = store.roll_back(job, "rollout")
+        assert back == replace(before, generation=anew.generation + 1, epoch=3, plan=None)
+        assert store.start_anew(job, "rollout").segments == ()  # the rollout is tried again
+
+    def test_it_cannot_be_rolled_back_after_the_first_commit(self, store: StateStore, job: str) -> None:
+        self.pinned(store, job)
+        run_epoch(store, store.start_anew(job, "rollout"), 3, ["b"])
+        with pytest.raises(StateError, match="stands on epoch 3 by now"):
+            store.roll_back(job, "rollout")
+        restored = store.restore_savepoint(job, "rollout")
+        assert (restored.offsets, [meta.key for meta in restored.segments]) == ({"orders": b"1"}, ["a"])
 
 
 class TestMigrate:

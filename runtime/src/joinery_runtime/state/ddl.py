@@ -97,7 +97,25 @@ CREATE TABLE {schema}.claims (
 );
 """
 
-STEPS: tuple[str, ...] = (_STEP_1, _STEP_2)
+# The epoch that the state stands on, and all that a savepoint needs to bring a job back to it. The newest epoch of the
+# log is what a restored job stood on as far as earlier releases knew.
+_STEP_3 = """
+ALTER TABLE {schema}.jobs ADD COLUMN committed BIGINT NOT NULL DEFAULT 0, ADD COLUMN moved_to TEXT;
+UPDATE {schema}.jobs j SET committed = coalesce(
+    (SELECT max(e.epoch) FROM {schema}.epochs e WHERE e.pipeline_name = j.pipeline_name), 0);
+
+ALTER TABLE {schema}.savepoints
+    ADD COLUMN committed BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN lineage UUID,
+    ADD COLUMN definition JSON;
+UPDATE {schema}.savepoints s SET
+    committed = coalesce((SELECT max(e.epoch) FROM {schema}.epochs e
+        WHERE e.pipeline_name = s.pipeline_name AND e.epoch <= s.epoch), 0),
+    lineage = (SELECT j.lineage FROM {schema}.jobs j WHERE j.pipeline_name = s.pipeline_name);
+ALTER TABLE {schema}.savepoints ALTER COLUMN lineage SET NOT NULL;
+"""
+
+STEPS: tuple[str, ...] = (_STEP_1, _STEP_2, _STEP_3)
 """Step n brings the schema from version n - 1 to n."""
 
 _CREATE = """

@@ -35,7 +35,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is stored of a job: newest generation, last epoch number used, JSON texts of pending plan and definition.
+    """What is stored of a job: newest generation, last epoch number used, JSON texts of pending plan and definition,
+    the epoch that the state stands on, and the name of this life.
 
     A deleted job keeps its generation and epoch: a zombie of its old life stays fenced, numbers never repeat (M3).
     """
@@ -46,6 +47,17 @@ class JobFacts:
     plan: str | None
     definition: str | None
     deleted: bool
+    committed: int
+    lineage: str
+
+
+@dataclass(frozen=True, slots=True)
+class PinFacts:
+    """What is stored of a savepoint: the epoch that its state stands on, and the life of the job that it is of."""
+
+    name: str
+    committed: int
+    lineage: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,30 @@ def no_job(job: str) -> StateError:
         facts="the store has no such job",
         todo="Check its name, namespace and the store's address",
     )
+
+
+def check_roll_back(facts: JobFacts, pin: PinFacts) -> bool:
+    """Whether the job was started anew since, so that all of the savepoint has to come back. Raises StateError."""
+    if facts.committed != pin.committed:
+        raise StateError(
+            f"Job {facts.job} cannot simply be rolled back to savepoint {pin.name}",
+            facts=f"its state stands on epoch {facts.committed} by now, the savepoint's on {pin.committed}",
+            todo="To go back all the same, restore the savepoint: output of the epochs since then will repeat",
+        )
+    return facts.lineage != pin.lineage
+
+
+def check_start_anew(facts: JobFacts, pin: PinFacts) -> bool:
+    """Whether there is something to drop; False: the job was started anew since this savepoint. Raises StateError."""
+    if facts.lineage != pin.lineage:
+        return False
+    if facts.committed != pin.committed:
+        raise StateError(
+            f"Savepoint {pin.name} does not keep the state of job {facts.job} that would be dropped",
+            facts=f"the savepoint's state stands on epoch {pin.committed}, the job's on {facts.committed}",
+            todo="Create another savepoint and name that one",
+        )
+    return True
 
 
 def no_savepoint(job: str, name: str, existing: Sequence[str]) -> StateError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from joinery_runtime.state import decisions
-from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
+from joinery_runtime.state.decisions import JobFacts, PinFacts, SegmentFacts, Status
 from joinery_runtime.state.encoding import decode_json, decode_optional, encode_json
 from joinery_runtime.state.migrations import check_chain, migrate_segment
 from joinery_runtime.state.store import (
@@ -45,6 +45,12 @@ class _Pin:
     offsets: Mapping[str, bytes]
     signature: str | None
     keys: frozenset[str]
+    definition: str | None
+    lineage: str
+
+    @property
+    def facts(self) -> PinFacts:
+        return PinFacts(self.savepoint.name, self.savepoint.committed, self.lineage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,6 @@ class _Logged:
 @dataclass(slots=True)
 class _Job:
     facts: JobFacts
-    lineage: str = field(default_factory=lambda: str(uuid.uuid4()))
     planned_at: int = 0
     signature: str | None = None
     offsets: dict[str, bytes] = field(default_factory=dict)
@@ -78,6 +83,11 @@ class _Job:
             item = self.segments[key]
             self.segments[key] = replace(item, facts=replace(item.facts, status=status))
 
+    def make_live(self, keys: Iterable[str]) -> None:
+        """Exactly these; what else was live is retired."""
+        self.mark(list(self.live()), Status.RETIRED)
+        self.mark(keys, Status.LIVE)
+
     def named(self, keys: Iterable[str]) -> dict[str, SegmentFacts]:
         return {key: self.segments[key].facts for key in keys if key in self.segments}
 
@@ -94,7 +104,7 @@ class _Job:
     def record(self, now: int) -> JobRecord:
         return JobRecord(
             job=self.facts.job,
-            lineage=self.lineage,
+            lineage=self.facts.lineage,
             generation=self.facts.generation,
             epoch=self.facts.epoch,
             signature=decode_optional(self.signature),
@@ -103,6 +113,7 @@ class _Job:
             planned_for_ms=0 if self.facts.plan is None else max(0, now - self.planned_at),
             offsets=dict(self.offsets),
             segments=tuple(item.meta for item in self.live().values()),
+            committed=self.facts.committed,
         )
 
 
@@ -116,7 +127,7 @@ class MemoryStore:
 
     def acquire(self, job: str) -> JobRecord:
         with self._lock:
-            entry = self._jobs.setdefault(job, _Job(JobFacts(job, 0, 0, None, None, deleted=False)))
+            entry = self._jobs.setdefault(job, _Job(JobFacts(job, 0, 0, None, None, False, 0, _new_lineage())))
             entry.facts = replace(entry.facts, generation=entry.facts.generation + 1, deleted=False)
             return entry.record(self._clock())
 
@@ -199,7 +210,9 @@ class MemoryStore:
             entry.offsets |= commit.offsets
             entry.claims.clear()
             entry.signature = signature
-            entry.facts = replace(entry.facts, epoch=commit.epoch, plan=next_plan, definition=definition)
+            entry.facts = replace(
+                entry.facts, epoch=commit.epoch, committed=commit.epoch, plan=next_plan, definition=definition
+            )
             entry.planned_at = now
             entry.log[commit.epoch] = _Logged(generation, plan, result, now)
             entry.trim_log()
@@ -212,7 +225,9 @@ class MemoryStore:
     def newest_epoch(self, job: str) -> EpochRecord | None:
         with self._lock:
             entry = self._jobs.get(job)
-            return None if entry is None or not entry.log else entry.logged(max(entry.log))
+            return (
+                None if entry is None or entry.facts.committed not in entry.log else entry.logged(entry.facts.committed)
+            )
 
     def sweep(self, job: str, generation: int) -> int:
         with self._lock:
@@ -234,9 +249,10 @@ class MemoryStore:
                 raise decisions.savepoint_exists(job, name)
             metas = [item.meta for item in entry.live().values()]
             rows, size = sum(meta.rows for meta in metas), sum(meta.bytes for meta in metas)
-            savepoint = Savepoint(name, entry.facts.epoch, self._clock(), rows, size)
-            keys = frozenset(meta.key for meta in metas)
-            entry.pins[name] = _Pin(savepoint, dict(entry.offsets), entry.signature, keys)
+            facts, keys = entry.facts, frozenset(meta.key for meta in metas)
+            savepoint = Savepoint(name, facts.epoch, self._clock(), rows, size, facts.committed)
+            offsets, signature = dict(entry.offsets), entry.signature
+            entry.pins[name] = _Pin(savepoint, offsets, signature, keys, facts.definition, facts.lineage)
             return savepoint
 
     def savepoints(self, job: str) -> list[Savepoint]:
@@ -247,11 +263,28 @@ class MemoryStore:
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
         with self._lock:
             entry = self._existing(job)
+            self._restore(entry, self._pin(entry, name))
+            return entry.record(self._clock())
+
+    def roll_back(self, job: str, name: str) -> JobRecord:
+        with self._lock:
+            entry = self._existing(job)
             pin = self._pin(entry, name)
-            entry.mark(list(entry.live()), Status.RETIRED)
-            entry.mark(pin.keys, Status.LIVE)
-            entry.offsets, entry.signature = dict(pin.offsets), pin.signature
-            self._reset(entry)
+            if decisions.check_roll_back(entry.facts, pin.facts):
+                self._restore(entry, pin)
+            else:
+                entry.make_live(pin.keys)
+                entry.facts = replace(entry.facts, generation=entry.facts.generation + 1)
+            return entry.record(self._clock())
+
+    def start_anew(self, job: str, name: str) -> JobRecord:
+        with self._lock:
+            entry = self._existing(job)
+            if decisions.check_start_anew(entry.facts, self._pin(entry, name).facts):
+                entry.make_live(())
+                entry.offsets, entry.signature = {}, None
+                self._reset(entry)
+                entry.facts = replace(entry.facts, definition=None, lineage=_new_lineage())
             return entry.record(self._clock())
 
     def reset_offsets(
@@ -288,7 +321,7 @@ class MemoryStore:
             if job in self._jobs:
                 entry = self._jobs[job] = _Job(self._jobs[job].facts, claims=self._jobs[job].claims)
                 self._reset(entry)
-                entry.facts = replace(entry.facts, definition=None, deleted=True)
+                entry.facts = replace(entry.facts, definition=None, deleted=True, committed=0, lineage=_new_lineage())
 
     def close(self) -> None:
         """Does nothing: the state lives as long as the object."""
@@ -306,6 +339,14 @@ class MemoryStore:
             raise decisions.no_savepoint(entry.facts.job, name, sorted(entry.pins))
         return entry.pins[name]
 
+    def _restore(self, entry: _Job, pin: _Pin) -> None:
+        entry.make_live(pin.keys)
+        entry.offsets, entry.signature = dict(pin.offsets), pin.signature
+        self._reset(entry)
+        entry.facts = replace(
+            entry.facts, definition=pin.definition, committed=pin.savepoint.committed, lineage=pin.lineage
+        )
+
     @staticmethod
     def _readable(entry: _Job, key: str) -> bool:
         return key in entry.segments and decisions.readable(entry.segments[key].facts, pinned=entry.pinned(key))
@@ -317,3 +358,7 @@ class MemoryStore:
         entry.facts = replace(
             facts, generation=facts.generation + 1, epoch=decisions.epoch_after_reset(facts), plan=None
         )
+
+
+def _new_lineage() -> str:
+    return str(uuid.uuid4())

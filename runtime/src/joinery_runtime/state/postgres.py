@@ -17,7 +17,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.state import decisions, statements
 from joinery_runtime.state.connection import Connection, GuardedConnection
 from joinery_runtime.state.ddl import ensure_schema
-from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
+from joinery_runtime.state.decisions import JobFacts, PinFacts, SegmentFacts, Status
 from joinery_runtime.state.encoding import (
     decode_json,
     decode_optional,
@@ -207,13 +207,31 @@ class PostgresStore:
         self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = decisions.require_job(self._lock(connection, job), job)
-            self._require_savepoint(connection, job, name)
-            with connection.pipeline():
+            self._pin(connection, job, name)
+            self._restore(connection, facts, name)
+            return self._record(connection, job)
+
+    def roll_back(self, job: str, name: str) -> JobRecord:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            facts = decisions.require_job(self._lock(connection, job), job)
+            if decisions.check_roll_back(facts, self._pin(connection, job, name)):
+                self._restore(connection, facts, name)
+            else:
                 self._run(connection, statements.RESTORE_SEGMENTS, job, name=name)
-                self._run(connection, statements.DELETE_OFFSETS, job)
-                self._run(connection, statements.RESTORE_OFFSETS, job, name=name, version=CURRENT_STATE_VERSION)
-                self._run(connection, statements.RESTORE_SIGNATURE, job, name=name)
-                self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
+                self._run(connection, statements.FENCE, job)
+            return self._record(connection, job)
+
+    def start_anew(self, job: str, name: str) -> JobRecord:
+        self._ensure_schema()
+        with self._connection.transaction() as connection:
+            facts = decisions.require_job(self._lock(connection, job), job)
+            if decisions.check_start_anew(facts, self._pin(connection, job, name)):
+                with connection.pipeline():
+                    self._run(connection, statements.RETIRE_LIVE, job)
+                    self._run(connection, statements.DELETE_OFFSETS, job)
+                    self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
+                    self._run(connection, statements.FORGET_JOB, job)
             return self._record(connection, job)
 
     def reset_offsets(
@@ -231,7 +249,7 @@ class PostgresStore:
         self._ensure_schema()
         with self._connection.transaction() as connection:
             decisions.require_job(self._lock(connection, job), job)
-            self._require_savepoint(connection, job, name)
+            self._pin(connection, job, name)
             self._run(connection, statements.DELETE_SAVEPOINT, job, name=name)
 
     def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
@@ -350,10 +368,19 @@ class PostgresStore:
     def _savepoints(self, connection: Connection, job: str) -> dict[str, Savepoint]:
         return {row[0]: Savepoint(*row) for row in self._run(connection, statements.SAVEPOINTS, job)}
 
-    def _require_savepoint(self, connection: Connection, job: str, name: str) -> None:
-        existing = self._savepoints(connection, job)
-        if name not in existing:
-            raise decisions.no_savepoint(job, name, list(existing))
+    def _pin(self, connection: Connection, job: str, name: str) -> PinFacts:
+        row = self._run(connection, statements.PIN, job, name=name).fetchone()
+        if row is None:
+            raise decisions.no_savepoint(job, name, list(self._savepoints(connection, job)))
+        return PinFacts(*row)
+
+    def _restore(self, connection: Connection, facts: JobFacts, name: str) -> None:
+        with connection.pipeline():
+            self._run(connection, statements.RESTORE_SEGMENTS, facts.job, name=name)
+            self._run(connection, statements.DELETE_OFFSETS, facts.job)
+            self._run(connection, statements.RESTORE_OFFSETS, facts.job, name=name, version=CURRENT_STATE_VERSION)
+            self._run(connection, statements.RESTORE_JOB, facts.job, name=name)
+            self._run(connection, statements.RESET, facts.job, epoch=decisions.epoch_after_reset(facts))
 
     def _migrate_batch(
         self, connection: Connection, facts: JobFacts, keys: list[bytes], chain: Mapping[int, Migration], target: int
@@ -378,7 +405,7 @@ def _job_facts(job: str, row: tuple[Any, ...] | None) -> JobFacts | None:
 
 
 def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
-    lineage, generation, epoch, signature, definition, plan, planned_for_ms, sources, values, metas = row
+    lineage, generation, epoch, signature, definition, plan, planned_for_ms, sources, values, metas, committed = row
     return JobRecord(
         job=job,
         lineage=lineage,
@@ -390,6 +417,7 @@ def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
         planned_for_ms=planned_for_ms,
         offsets=dict(zip(sources, values, strict=True)),
         segments=tuple(map(meta_from_json, metas)),
+        committed=committed,
     )
 
 

@@ -14,7 +14,8 @@ ON CONFLICT (pipeline_name) DO UPDATE SET generation = jobs.generation + 1, dele
 """
 
 FACTS = """
-SELECT generation, epoch, pending_plan::text, definition::text, deleted FROM {schema}.jobs WHERE pipeline_name = %(job)s
+SELECT generation, epoch, pending_plan::text, definition::text, deleted, committed, lineage::text
+FROM {schema}.jobs WHERE pipeline_name = %(job)s
 """
 LOCK_JOB = FACTS + " FOR UPDATE"
 
@@ -32,7 +33,8 @@ SELECT lineage::text, generation, epoch, signature::text, definition::text, pend
     (SELECT coalesce(array_agg(offset_bytes ORDER BY source_id), '{{}}')
      FROM {schema}.offsets o WHERE o.pipeline_name = j.pipeline_name),
     (SELECT coalesce(json_agg(meta ORDER BY group_key), '[]')
-     FROM {schema}.state s WHERE s.pipeline_name = j.pipeline_name AND status = 'live')
+     FROM {schema}.state s WHERE s.pipeline_name = j.pipeline_name AND status = 'live'),
+    committed
 FROM {schema}.jobs j WHERE pipeline_name = %(job)s AND NOT deleted
 """
 
@@ -98,8 +100,8 @@ ON CONFLICT (pipeline_name, source_id) DO UPDATE SET
 """
 
 ADVANCE = f"""
-UPDATE {{schema}}.jobs SET epoch = %(epoch)s, signature = %(signature)s::json, definition = {_DEFINITION},
-    pending_plan = %(next_plan)s::json, planned_at = now(), updated_at = now()
+UPDATE {{schema}}.jobs SET epoch = %(epoch)s, committed = %(epoch)s, signature = %(signature)s::json,
+    definition = {_DEFINITION}, pending_plan = %(next_plan)s::json, planned_at = now(), updated_at = now()
 WHERE pipeline_name = %(job)s
 """
 
@@ -117,7 +119,8 @@ FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch > %(after)s ORDER B
 
 NEWEST_EPOCH = """
 SELECT epoch, generation, plan::text, result::text, (extract(epoch FROM committed_at) * 1000)::bigint
-FROM {schema}.epochs WHERE pipeline_name = %(job)s ORDER BY epoch DESC LIMIT 1
+FROM {schema}.epochs e WHERE pipeline_name = %(job)s
+AND epoch = (SELECT committed FROM {schema}.jobs j WHERE j.pipeline_name = e.pipeline_name)
 """
 
 NOT_LIVE = """
@@ -137,9 +140,10 @@ WITH live AS (
 ), pins AS (
     INSERT INTO {schema}.savepoint_segments SELECT %(job)s, %(name)s, group_key FROM live
 )
-INSERT INTO {schema}.savepoints (pipeline_name, name, epoch, rows, bytes, signature, source_ids, source_offsets)
-SELECT pipeline_name, %(name)s, epoch,
-    (SELECT coalesce(sum(rows), 0) FROM live), (SELECT coalesce(sum(bytes), 0) FROM live), signature,
+INSERT INTO {schema}.savepoints (
+    pipeline_name, name, epoch, committed, lineage, rows, bytes, signature, definition, source_ids, source_offsets)
+SELECT pipeline_name, %(name)s, epoch, committed, lineage,
+    (SELECT coalesce(sum(rows), 0) FROM live), (SELECT coalesce(sum(bytes), 0) FROM live), signature, definition,
     (SELECT coalesce(array_agg(source_id ORDER BY source_id), '{{}}')
      FROM {schema}.offsets WHERE pipeline_name = %(job)s),
     (SELECT coalesce(array_agg(offset_bytes ORDER BY source_id), '{{}}')
@@ -148,9 +152,10 @@ FROM {schema}.jobs WHERE pipeline_name = %(job)s
 """
 
 SAVEPOINTS = """
-SELECT name, epoch, (extract(epoch FROM created_at) * 1000)::bigint, rows, bytes
+SELECT name, epoch, (extract(epoch FROM created_at) * 1000)::bigint, rows, bytes, committed
 FROM {schema}.savepoints WHERE pipeline_name = %(job)s ORDER BY name COLLATE "C"
 """
+PIN = "SELECT name, committed, lineage::text FROM {schema}.savepoints WHERE pipeline_name = %(job)s AND name = %(name)s"
 
 DELETE_SAVEPOINT = "DELETE FROM {schema}.savepoints WHERE pipeline_name = %(job)s AND name = %(name)s"
 
@@ -170,10 +175,22 @@ FROM {schema}.savepoints, unnest(source_ids, source_offsets) AS t (source_id, of
 WHERE pipeline_name = %(job)s AND name = %(name)s
 """
 
-RESTORE_SIGNATURE = """
-UPDATE {schema}.jobs SET signature = (
-    SELECT signature FROM {schema}.savepoints WHERE pipeline_name = %(job)s AND name = %(name)s)
+RESTORE_JOB = """
+UPDATE {schema}.jobs j SET (signature, definition, lineage, committed) = (
+    SELECT s.signature, s.definition, s.lineage, s.committed
+    FROM {schema}.savepoints s WHERE s.pipeline_name = j.pipeline_name AND s.name = %(name)s)
 WHERE pipeline_name = %(job)s
+"""
+
+RETIRE_LIVE = """
+UPDATE {schema}.state SET status = 'retired', updated_at = now() WHERE pipeline_name = %(job)s AND status = 'live'
+"""
+FORGET_JOB = """
+UPDATE {schema}.jobs SET signature = NULL, definition = NULL, lineage = gen_random_uuid() WHERE pipeline_name = %(job)s
+"""
+
+FENCE = """
+UPDATE {schema}.jobs SET generation = generation + 1, updated_at = now() WHERE pipeline_name = %(job)s
 """
 
 RESET = """
@@ -200,7 +217,8 @@ DELETE_STATE = "DELETE FROM {schema}.state WHERE pipeline_name = %(job)s"
 DELETE_OFFSETS = "DELETE FROM {schema}.offsets WHERE pipeline_name = %(job)s"
 DELETE_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s"
 MARK_DELETED = """
-UPDATE {schema}.jobs SET deleted = TRUE, signature = NULL, definition = NULL, lineage = gen_random_uuid()
+UPDATE {schema}.jobs SET deleted = TRUE, committed = 0, signature = NULL, definition = NULL,
+    lineage = gen_random_uuid()
 WHERE pipeline_name = %(job)s
 """
 

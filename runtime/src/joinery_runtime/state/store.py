@@ -14,7 +14,8 @@ What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
 * Segments are immutable: a key is never written twice with other bytes.
 * A segment that a savepoint pins outlives its deletion from the live set. What nothing needs is removed by `sweep`
   alone, so that no commit waits for the deletion of big blobs: a driver calls it now and then.
-* Epoch numbers never repeat, also not after `restore_savepoint`, `reset_offsets` (rule M3) or `delete_job`.
+* Epoch numbers never repeat, also not after `restore_savepoint`, `reset_offsets`, `start_anew` (rule M3) or
+  `delete_job`.
 * Plans, results, signatures and definitions are JSON: text or null for an infinite watermark, no NaN.
 """
 
@@ -48,9 +49,11 @@ class JobRecord:
     `epoch` is the last number used (0: none yet), `plan` the pending plan if one was written and not committed,
     `signature` the fingerprint of the job that the state was written by, `offsets` opaque bytes per source id.
     `lineage` names this life of the job: a UUID, made when the store first sees the job and anew when it comes back
-    after `delete_job`. `definition` is the job document that the pending plan, or else the newest commit, was made
-    under; None before the first plan, and where a release that did not store it left the state. `planned_for_ms` is
-    how long ago the pending plan was written, by the store's clock (0: none is pending); records are equal without it.
+    after `delete_job` or `start_anew`. `definition` is the job document that the pending plan, or else the epoch
+    `committed`, was made under; None before the first plan, after `start_anew`, and where a release that did not store
+    it left the state. `planned_for_ms` is how long ago the pending plan was written, by the store's clock (0: none is
+    pending); records are equal without it. `committed` is the epoch that the state stands on: the last one that was
+    committed, or the savepoint's after a restore (0: none). After `start_anew` it stays, until the next commit.
     """
 
     job: str
@@ -63,6 +66,7 @@ class JobRecord:
     planned_for_ms: int = field(compare=False)
     offsets: Mapping[str, bytes]
     segments: tuple[SegmentMeta, ...]
+    committed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +111,14 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
+    """Pinned state. `epoch` is the last number that had been used, `committed` the epoch that the state stands on."""
+
     name: str
     epoch: int
     created_at: int
     rows: int
     bytes: int
+    committed: int = 0
 
 
 Migration = Callable[[bytes], bytes]
@@ -169,8 +176,8 @@ class StateStore(Protocol):
         ...
 
     def newest_epoch(self, job: str) -> EpochRecord | None:
-        """The log's newest entry: the last epoch that was committed. Its number is below `JobRecord.epoch` after a
-        plan was dropped; None if nothing was committed yet."""
+        """The log's entry of the epoch that the state stands on (`JobRecord.committed`): the last one that was
+        committed, or the savepoint's after a restore. None if there is none, or if it has been trimmed."""
         ...
 
     def sweep(self, job: str, generation: int) -> int:
@@ -179,14 +186,35 @@ class StateStore(Protocol):
         ...
 
     def create_savepoint(self, job: str, name: str) -> Savepoint:
-        """Pins the live segments with offsets and signature; copies no blob. Raises StateError if the name is taken."""
+        """Pins the live segments with offsets, signature and definition; copies no blob. Raises StateError if the
+        name is taken."""
         ...
 
     def savepoints(self, job: str) -> list[Savepoint]: ...
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
-        """Live set, offsets and signature become the savepoint's; the pending plan is dropped and its number
-        is used up; epoch goes on counting; the generation is taken anew, so that a running driver is fenced."""
+        """Live set, offsets, signature, definition and lineage become the savepoint's; the pending plan is dropped
+        and its number is used up; epoch goes on counting; the generation is taken anew, so that a running driver is
+        fenced."""
+        ...
+
+    def roll_back(self, job: str, name: str) -> JobRecord:
+        """Undoes what was done to the state since the savepoint, as long as no epoch was committed: StateError if the
+        state stands on another one by now. May be repeated.
+
+        The live segments become the pinned ones. Offsets and signature are still those of the savepoint, or were
+        reset since; the pending plan stays with its definition, because rows of it may have gone out. Where the job
+        was started anew since, all of the savepoint comes back instead, and the plan of the new life, which means
+        nothing to it, is dropped with its number used up. The generation is taken anew."""
+        ...
+
+    def start_anew(self, job: str, name: str) -> JobRecord:
+        """Leaves nothing live: offsets, signature, definition and plan are dropped (the plan's number is used up), the
+        lineage is another one, the generation is taken anew. Log and savepoints stay.
+
+        `name` is the savepoint that keeps what is dropped: StateError if the state stands on another epoch than it. If
+        the job was started anew since that savepoint, this was done before, and nothing changes: no driver is fenced.
+        """
         ...
 
     def reset_offsets(
