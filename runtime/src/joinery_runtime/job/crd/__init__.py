@@ -11,6 +11,7 @@ from joinery_runtime.job.crd.driver import ENDING_FILE, STATUS_PORT, DriverStatu
 from joinery_runtime.job.crd.status import (
     Attempt,
     Condition,
+    Deletion,
     HotKey,
     InputStatus,
     Refusal,
@@ -25,6 +26,7 @@ __all__ = [
     "STATUS_PORT",
     "Attempt",
     "Condition",
+    "Deletion",
     "DriverStatus",
     "Ending",
     "HotKey",

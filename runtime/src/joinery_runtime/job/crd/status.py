@@ -24,6 +24,8 @@ Phase = Literal[
     "Deleting",
 ]
 Stage = Literal["Checking", "Stopping", "Starting", "RollingBack"]
+Outcome = Literal["Finished", "Failed", "Fatal", "Interrupted", "Stopped"]
+Mode = Literal["stateful", "stateless"]
 Count = Annotated[int, Field(ge=0)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Words = Annotated[str, StringConstraints(max_length=4096)]
@@ -80,13 +82,19 @@ class Attempt(Model):
     revision: Word
     image: Words
     created: datetime
+    pod_uid: Annotated[Word | None, Field(description="The pod's uid, once it was seen.")] = None
     ready: Annotated[
         datetime | None, Field(description="Since when; the back-off begins anew after a healthy time.")
     ] = None
+    outcome: Annotated[
+        Outcome | None, Field(description="How it ended: Fatal would only fail again, Interrupted is no failure.")
+    ] = None
+    reason: Annotated[Word | None, Field(description="Why it ended, as IncompatibleState or OOMKilled.")] = None
     failures: Annotated[Count, Field(description="Attempts in a row that failed.")] = 0
     not_before: Annotated[datetime | None, Field(description="The next attempt waits until then.")] = None
     restore: Annotated[Word | None, Field(description="The savepoint that it began with, when it rolled back.")] = None
     migrate: Annotated[Word | None, Field(description="The savepoint that it pinned before it migrated.")] = None
+    anew: Annotated[bool, Field(description="Whether it left the old state behind.")] = False
 
 
 class Rollout(Model):
@@ -94,17 +102,27 @@ class Rollout(Model):
 
     revision: Word
     image: Words
+    mode: Mode = "stateful"
     stage: Stage
     since: Annotated[datetime, Field(description="When the stage began.")]
-    reason: Words = ""
+    savepoint: Annotated[Word | None, Field(description="What a rollback returns to.")] = None
+    reason: Annotated[Words, Field(description="What keeps the stage from ending well.")] = ""
 
 
 class Refusal(Model):
-    """A revision that was refused or rolled back; it is not tried again."""
+    """A revision that was refused or rolled back; it is not tried again in this mode."""
 
     revision: Word
-    reason: Literal["Invalid", "IncompatibleState", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"]
+    mode: Mode = "stateful"
+    reason: Literal["IncompatibleState", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"]
     message: Words
+
+
+class Deletion(Model):
+    """Tries to delete the job's state, of a resource that is being deleted."""
+
+    failures: Count = 0
+    not_before: Annotated[datetime | None, Field(description="The next try waits until then.")] = None
 
 
 class Status(Model):
@@ -117,9 +135,15 @@ class Status(Model):
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
     revision: Annotated[Word | None, Field(description="The revision of the job that is in force.")] = None
     image: Annotated[Words | None, Field(description="The image that is in force.")] = None
+    proved: Annotated[
+        datetime | None, Field(description="When the revision in force was first ready; no rollout returns to others.")
+    ] = None
+    target_revision: Annotated[Word | None, Field(description="The revision that the resource asks for.")] = None
     driver: Attempt | None = None
     rollout: Rollout | None = None
     refused: Refusal | None = None
+    deletion: Deletion | None = None
+    reported: Annotated[datetime | None, Field(description="When the driver's figures below were written.")] = None
     job_generation: Annotated[
         Count | None, Field(description="The fencing generation of the driver that runs, counted in the state store.")
     ] = None
