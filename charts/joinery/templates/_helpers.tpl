@@ -1,0 +1,78 @@
+{{- define "joinery.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 53 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "joinery.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride }}
+{{- else if contains (include "joinery.name" .) .Release.Name }}
+{{- .Release.Name | trunc 53 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "joinery.name" .) | trunc 53 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "joinery.operator" -}}
+{{ include "joinery.fullname" . }}-operator
+{{- end }}
+
+{{- define "joinery.operator.serviceAccount" -}}
+{{- if .Values.operator.serviceAccount.create }}
+{{- default (include "joinery.operator" .) .Values.operator.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.operator.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of every object. Jobs and their children never get them: a tracking label must not be copied down. */}}
+{{- define "joinery.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/part-of: joinery
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "joinery.operator.selector" -}}
+app.kubernetes.io/name: joinery-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* An image from {repository, tag, digest} and the tag where it names none. */}}
+{{- define "joinery.image" -}}
+{{- $image := index . 0 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ default (index . 1) $image.tag }}
+{{- end -}}
+{{- end }}
+
+{{/* Where driver pods may run: as JSON, since a template gives text only. */}}
+{{- define "joinery.drivers.namespaces" -}}
+{{- if .Values.drivers.namespaces }}
+{{- toJson .Values.drivers.namespaces }}
+{{- else if .Values.watch.namespaces }}
+{{- toJson .Values.watch.namespaces }}
+{{- else }}
+{{- list .Release.Namespace | toJson }}
+{{- end }}
+{{- end }}
+
+{{/* What Kubernetes' restricted Pod Security profile asks of a container, and a read-only root beyond it. */}}
+{{- define "joinery.container.securityContext" -}}
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
+readOnlyRootFilesystem: true
+{{- end }}
+
+{{- define "joinery.pod.securityContext" -}}
+runAsNonRoot: true
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* The labels that the operator gives its driver pods. */}}
+{{- define "joinery.drivers.selector" -}}
+app.kubernetes.io/managed-by: joinery-operator
+joinery.dev/role: driver
+{{- end }}
