@@ -84,8 +84,7 @@ class ApiServer:
         self._processes[name] = process
 
     def _wait_until_ready(self) -> None:
-        context = ssl.create_default_context(cafile=str(self._plane.pki / "ca.crt"))
-        context.load_cert_chain(self._plane.pki / f"{ADMIN}.crt", self._plane.pki / f"{ADMIN}.key")
+        context = admin_context(self._plane)
         deadline = time.monotonic() + _START_SECONDS
         while not is_ready(self.url, context):
             for name, process in self._processes.items():
@@ -95,6 +94,13 @@ class ApiServer:
                         "The tests' API server does not start", facts=f"{facts}; it said:\n{process.log_tail()}"
                     )
             time.sleep(_LOOK_SECONDS)
+
+
+def admin_context(plane: ControlPlane) -> ssl.SSLContext:
+    """The administrator's login at the API server of `plane`."""
+    context = ssl.create_default_context(cafile=str(plane.pki / "ca.crt"))
+    context.load_cert_chain(plane.pki / f"{ADMIN}.crt", plane.pki / f"{ADMIN}.key")
+    return context
 
 
 def is_ready(url: str, context: ssl.SSLContext) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.api_server import ApiServer
+from cluster.providers import Cluster, open_cluster
 
 
 @pytest.fixture(scope="session")
@@ -20,4 +21,18 @@ def api_server() -> Iterator[ApiServer]:
 def api_namespace(api_server: ApiServer) -> Iterator[str]:
     """The name of a namespace of this test's own on `api_server`."""
     with api_server.kubectl.namespace() as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A whole Kubernetes, where pods run; each test makes a namespace of its own (`cluster_namespace`)."""
+    with open_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_namespace(cluster: Cluster) -> Iterator[str]:
+    """The name of a namespace of this test's own on `cluster`."""
+    with cluster.kubectl.namespace() as name:
         yield name

@@ -49,9 +49,12 @@ class Kubectl:
             raise KubectlFailed(f"kubectl {' '.join(arguments)}", done.stderr.strip() or done.stdout.strip())
         return done.stdout
 
-    def apply(self, objects: Path | Mapping[str, Any] | list[Mapping[str, Any]], namespace: str = "default") -> str:
-        """Applies, server-side, a file or a folder of manifests, or objects."""
-        command = ["apply", "--server-side", "--force-conflicts", "--namespace", namespace, "-f"]
+    def apply(self, objects: Path | Mapping[str, Any] | list[Mapping[str, Any]], namespace: str | None = None) -> str:
+        """Applies, server-side, a file or a folder of manifests, or objects. None of them may name a namespace when
+        `namespace` is given."""
+        command = ["apply", "--server-side", "--force-conflicts", "-f"]
+        if namespace is not None:
+            command.insert(1, f"--namespace={namespace}")
         if isinstance(objects, Path):
             return self(*command, str(objects))
         many = objects if isinstance(objects, list) else [objects]

@@ -1,0 +1,68 @@
+"""`python -m cluster build|up|down|status`: this machine's Kubernetes node, for people (PYTHONPATH=tests)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from cluster import binaries, packages
+from cluster.node import Node, only_one
+from joinery_runtime.errors import JoineryError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    build = commands.add_parser("build", help="build the programs ahead (minutes, once)")
+    build.add_argument("tier", choices=("api", "node"), nargs="?", default="node")
+    commands.add_parser("up", help="bring the node up; it stays until `down`, and tests use it")
+    commands.add_parser("down", help="end it and remove all that it kept, images too")
+    commands.add_parser("status", help="say whether it is up; ends with 1 when it is not")
+    arguments = parser.parse_args()
+    try:
+        return _run(arguments)
+    except JoineryError as problem:
+        print(f"joinery: {problem}", file=sys.stderr)
+        return problem.exit_code
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "build":
+        _build(arguments.tier)
+        return 0
+    node = Node()
+    if arguments.command == "up":
+        _up(node)
+    elif arguments.command == "down":
+        with only_one():
+            node.down()
+    return _status(node) if arguments.command != "down" else 0
+
+
+def _build(tier: str) -> None:
+    if tier == "node":
+        packages.install(packages.NODE_PACKAGES)
+    binaries.build(binaries.API_TIER if tier == "api" else binaries.WHOLE_NODE)
+
+
+def _up(node: Node) -> None:
+    if not node.kept:
+        begun = time.monotonic()
+        with only_one():
+            node.up(kept=True)
+        print(f"up in {time.monotonic() - begun:.1f} s")
+
+
+def _status(node: Node) -> int:
+    if not node.kept:
+        print("no node is up")
+        return 1
+    print(f"export KUBECONFIG={node.kubeconfig}")
+    print(f"logs: {node.directory / 'log'}")
+    print(node.kubectl("get", "pods", "--all-namespaces", "--output=wide"), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What the node uses of this machine that no namespace holds: one end of a cable, cgroups, settings of the kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from joinery_runtime.errors import EnvironmentProblem
+
+LINK = "joinery0"
+_CGROUPS = ("sys/fs/cgroup/kubepods", "sys/fs/cgroup/*/kubepods")
+_CGROUP_SECONDS = 10.0
+_KERNEL = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
+_PROC = Path("/proc/sys")
+# Debian keeps some programs where a user's PATH does not look.
+ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+
+
+def run(command: Sequence[str], stdin: IO[bytes] | None = None) -> str:
+    """What it prints. Raises EnvironmentProblem with its own words when it fails."""
+    source = stdin or subprocess.DEVNULL
+    done = subprocess.run(command, stdin=source, capture_output=True, check=False, env=ENVIRONMENT)
+    if done.returncode != 0:
+        raise EnvironmentProblem(
+            "A step of the tests' Kubernetes node failed",
+            facts=f"`{' '.join(command)}` ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()}",
+        )
+    return done.stdout.decode(errors="replace")
+
+
+def add_link(namespace_of: int, host: str, node: str, networks: Sequence[str]) -> None:
+    """A cable from here (address `host`) to eth0 in the network of process `namespace_of` (address `node`), over which
+    `networks` are reached."""
+    inside = ["nsenter", f"--target={namespace_of}", "--net", "ip"]
+    run(["ip", "link", "add", LINK, "type", "veth", "peer", "name", "eth0", "netns", str(namespace_of)])
+    run(["ip", "addr", "add", f"{host}/24", "dev", LINK])
+    run(["ip", "link", "set", LINK, "up"])
+    run([*inside, "addr", "add", f"{node}/24", "dev", "eth0"])
+    run([*inside, "link", "set", "eth0", "up"])
+    run([*inside, "route", "add", "default", "via", host])
+    for network in networks:
+        run(["ip", "route", "add", network, "via", node])
+
+
+def has_link() -> bool:
+    return (Path("/sys/class/net") / LINK).exists()
+
+
+def pod_cgroups() -> list[Path]:
+    """Where a kubelet of this machine keeps its pods' cgroups, one folder per hierarchy."""
+    return [each for pattern in _CGROUPS for each in Path("/").glob(pattern)]
+
+
+def remove_pod_cgroups() -> None:
+    """Of pods whose processes have been killed; the kernel may take a moment to bury them."""
+    deadline = time.monotonic() + _CGROUP_SECONDS
+    for root in pod_cgroups():
+        for folder in sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True):
+            _remove(folder, deadline)
+        _remove(root, deadline)
+
+
+def _remove(cgroup: Path, deadline: float) -> None:
+    while True:
+        try:
+            cgroup.rmdir()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def kernel_settings() -> dict[str, str]:
+    """Those that kubelet changes."""
+    return {name: (_PROC / name).read_text() for name in _KERNEL}
+
+
+def restore_kernel_settings(settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        if (_PROC / name).read_text() != value:
+            (_PROC / name).write_text(value)

@@ -1,0 +1,100 @@
+"""What the whole node is made of: addresses, logins, settings files and the command line of each of its services."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.base_images import COREDNS_IMAGE, PAUSE_IMAGE
+from cluster.binaries import program
+from cluster.certificates import Authority
+from cluster.control_plane import ControlPlane
+from cluster.packages import CNI_PROGRAMS
+
+NODE_NAME = "node1"
+HOST_ADDRESS, NODE_ADDRESS = "10.200.0.1", "10.200.0.2"  # the two ends of the cable to the node
+POD_NETWORK = "10.244.0.0/24"
+_DNS_ADDRESS = "10.96.0.10"  # of the service network
+_API_PORT, _ETCD_PORT, _ETCD_PEER_PORT = 6443, 2379, 2380  # nobody else is in the node's network
+_TEMPLATES = Path(__file__).with_name("node_config")
+_KUBELET, _KUBE_PROXY, _TO_KUBELET = "kubelet", "kube-proxy", "apiserver-to-kubelet"
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """Of a node whose state is in `directory`."""
+
+    directory: Path
+
+    @property
+    def plane(self) -> ControlPlane:
+        return ControlPlane(self.directory, NODE_ADDRESS, _API_PORT, _ETCD_PORT, _ETCD_PEER_PORT)
+
+    @property
+    def coredns(self) -> Path:
+        """The manifest of the cluster's DNS."""
+        return self._settings / "coredns.yaml"
+
+    def write(self) -> None:
+        """The logins and settings that the services read."""
+        self._make_logins(self.plane.make_logins(scheduler=True))
+        values = {
+            "pause_image": PAUSE_IMAGE,
+            "coredns_image": COREDNS_IMAGE,
+            "cni_programs": str(CNI_PROGRAMS),
+            "cni_config": str(self._settings),
+            "pod_network": POD_NETWORK,
+            "dns_address": _DNS_ADDRESS,
+            "resolv_conf": str(self._settings / "resolv.conf"),
+            "pki": str(self.plane.pki),
+            "kubeconfig": str(self.plane.kubeconfig(_KUBE_PROXY)),
+            "node": NODE_NAME,
+        }
+        self._settings.mkdir()
+        for template in _TEMPLATES.iterdir():
+            text = string.Template(template.read_text()).substitute(values)
+            (self._settings / template.name).write_text(text)
+
+    def first_services(self) -> dict[str, list[str]]:
+        """Those that wait for nobody; by name."""
+        pki = self.plane.pki
+        to_kubelet = [
+            f"--kubelet-client-certificate={pki / f'{_TO_KUBELET}.crt'}",
+            f"--kubelet-client-key={pki / f'{_TO_KUBELET}.key'}",
+            f"--kubelet-certificate-authority={pki / 'ca.crt'}",
+            "--kubelet-preferred-address-types=InternalIP",
+        ]
+        return {
+            "etcd": self.plane.etcd(),
+            "kube-apiserver": self.plane.api_server(*to_kubelet),
+            "containerd": ["containerd", f"--config={self._settings / 'containerd.toml'}"],
+        }
+
+    def second_services(self) -> dict[str, list[str]]:
+        """Those that want the first ones ready."""
+        return {
+            "kube-controller-manager": self.plane.controller_manager(["*"]),
+            "kube-scheduler": self.plane.scheduler(),
+            "kubelet": [
+                str(program("kubelet")),
+                f"--config={self._settings / 'kubelet.yaml'}",
+                f"--kubeconfig={self.plane.kubeconfig(_KUBELET)}",
+                f"--hostname-override={NODE_NAME}",
+                f"--node-ip={NODE_ADDRESS}",
+            ],
+            "kube-proxy": [str(program("kube-proxy")), f"--config={self._settings / 'kube-proxy.yaml'}"],
+        }
+
+    @property
+    def _settings(self) -> Path:
+        return self.directory / "settings"
+
+    def _make_logins(self, authority: Authority) -> None:
+        user = f"system:node:{NODE_NAME}"
+        authority.server("kubelet-serving", f"/O=system:nodes/CN={user}", [f"DNS:{NODE_NAME}", f"IP:{NODE_ADDRESS}"])
+        authority.client(_KUBELET, user, ["system:nodes"])
+        authority.client(_KUBE_PROXY, "system:kube-proxy")
+        authority.client(_TO_KUBELET, "apiserver-to-kubelet", ["system:masters"])
+        for client in (_KUBELET, _KUBE_PROXY):
+            authority.kubeconfig(client, self.plane.url, self.plane.kubeconfig(client))

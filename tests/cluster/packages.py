@@ -1,0 +1,66 @@
+"""Debian packages that the whole node needs, installed when this machine lacks them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from joinery_runtime.errors import EnvironmentProblem
+
+CNI_PROGRAMS = Path("/usr/lib/cni")
+# By the program that shows whether a package is there.
+NODE_PACKAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "containerd": "containerd",
+        "runc": "runc",
+        str(CNI_PROGRAMS / "bridge"): "containernetworking-plugins",
+        "conntrack": "conntrack",
+        "ip": "iproute2",
+        "iptables": "iptables",
+        "nsenter": "util-linux",
+        "openssl": "openssl",
+    }
+)
+BUSYBOX: Mapping[str, str] = MappingProxyType({"/bin/busybox": "busybox-static"})
+_LOCK_SECONDS = 300
+
+
+def install(packages: Mapping[str, str]) -> None:
+    """Installs with apt-get those whose program is missing. Raises EnvironmentProblem when that cannot be done."""
+    missing = _missing(packages)
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise EnvironmentProblem(
+            "The tests' Kubernetes node lacks programs",
+            facts=f"not on this machine: {', '.join(sorted(set(packages) & set(missing)))}",
+            todo=f"Install the packages {' '.join(missing.values())} (Debian's names), or run as root on Debian",
+        )
+    apt = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={_LOCK_SECONDS}"]
+    _run([*apt, "update"])
+    _run([*apt, "install", "--yes", "--no-install-recommends", *sorted(missing.values())])
+    if still := _missing(packages):
+        raise EnvironmentProblem("apt-get installed the packages without these programs", facts=", ".join(still))
+
+
+def _missing(packages: Mapping[str, str]) -> dict[str, str]:
+    # Debian keeps iptables and others where a user's PATH does not look.
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    return {program: package for program, package in packages.items() if shutil.which(program, path=path) is None}
+
+
+def _run(command: list[str]) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise EnvironmentProblem(
+            "A package cannot be installed",
+            facts=f"{' '.join(command)} said: {(done.stderr or done.stdout).strip()}",
+            todo="Install it by hand",
+        )

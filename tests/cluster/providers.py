@@ -1,0 +1,150 @@
+"""The whole cluster of the end-to-end tests, from whoever provides one. In this order:
+
+1. `JOINERY_E2E_KUBECONFIG` names the kubeconfig of a cluster that is there. Tests create and delete namespaces, CRDs
+   and cluster roles, so a KUBECONFIG that happens to be set is no consent: say JOINERY_E2E_KUBECONFIG=$KUBECONFIG.
+   `JOINERY_E2E_LOAD_IMAGE` is a command that gives the cluster an image; the path of an OCI archive is added to it.
+   `JOINERY_E2E_HOST` is an address of this machine that the cluster's pods reach.
+2. The node that `python -m cluster up` keeps.
+3. kind, where kind and a Docker that runs are installed.
+4. A node of our own for this run (Linux and root).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Protocol
+
+from cluster.kubectl import Kubectl
+from cluster.node import Node, node_cluster
+from joinery_runtime.errors import EnvironmentProblem
+
+KUBECONFIG, LOAD_IMAGE, HOST = "JOINERY_E2E_KUBECONFIG", "JOINERY_E2E_LOAD_IMAGE", "JOINERY_E2E_HOST"
+
+
+class Cluster(Protocol):
+    """A Kubernetes with nodes, of which tests are administrators."""
+
+    @property
+    def kubeconfig(self) -> Path: ...
+
+    @property
+    def kubectl(self) -> Kubectl: ...
+
+    @property
+    def host_address(self) -> str:
+        """An address of this machine that pods reach. Raises EnvironmentProblem where nobody knows one."""
+
+    def load_image(self, archive: Path) -> None:
+        """Makes the image of an OCI archive known to every node, under the name that the archive gives. Pods take it
+        with `imagePullPolicy: Never` or `IfNotPresent`."""
+
+
+def open_cluster() -> AbstractContextManager[Cluster]:
+    """The cluster for this run; what was made for it goes with the block."""
+    if KUBECONFIG in os.environ:
+        return existing_cluster()
+    if not Node().kept and kind_is_here():
+        return kind_cluster()
+    return node_cluster()
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingCluster:
+    """One that somebody else looks after."""
+
+    kubeconfig: Path
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(self.kubeconfig)
+
+    @property
+    def host_address(self) -> str:
+        return _setting(HOST, "an address of this machine that the cluster's pods reach")
+
+    def load_image(self, archive: Path) -> None:
+        command = _setting(LOAD_IMAGE, "a command that gives the cluster an image, such as `minikube image load`")
+        _run([*shlex.split(command), str(archive)])
+
+
+@contextmanager
+def existing_cluster() -> Iterator[ExistingCluster]:
+    kubeconfig = Path(os.environ[KUBECONFIG]).expanduser()
+    if not kubeconfig.is_file():
+        raise EnvironmentProblem(
+            f"{KUBECONFIG} names no kubeconfig",
+            facts=f"{str(kubeconfig)!r} is not a file",
+            todo=f"Set it to one file, or unset it to have a cluster made (see {__file__})",
+        )
+    yield ExistingCluster(kubeconfig.resolve())
+
+
+@dataclass(frozen=True, slots=True)
+class KindCluster:
+    """A cluster in Docker containers, made by kind."""
+
+    name: str
+    kubeconfig: Path
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(self.kubeconfig)
+
+    @property
+    def host_address(self) -> str:
+        """This machine's end of the network in which kind's containers are."""
+        gateways = _run(["docker", "network", "inspect", "kind", "--format={{range .IPAM.Config}}{{.Gateway}} {{end}}"])
+        return next(each for each in gateways.split() if ip_address(each).version == 4)
+
+    def load_image(self, archive: Path) -> None:
+        _run(["kind", "load", "image-archive", str(archive), f"--name={self.name}"])
+
+
+def kind_is_here() -> bool:
+    """Whether kind is installed and Docker answers."""
+    if shutil.which("kind") is None or shutil.which("docker") is None:
+        return False
+    asked = subprocess.run(["docker", "version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return asked.returncode == 0
+
+
+@contextmanager
+def kind_cluster(*options: str) -> Iterator[KindCluster]:
+    """A new cluster; `options` are further ones of `kind create cluster`, such as --image."""
+    with tempfile.TemporaryDirectory(prefix="joinery-kind-") as directory:
+        made = KindCluster(f"joinery-{uuid.uuid4().hex[:8]}", Path(directory) / "kubeconfig")
+        which = [f"--name={made.name}", f"--kubeconfig={made.kubeconfig}"]
+        try:
+            _run(["kind", "create", "cluster", *which, "--wait=180s", *options])
+            yield made
+        finally:
+            _run(["kind", "delete", "cluster", *which])
+
+
+def _setting(name: str, meaning: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise EnvironmentProblem(
+            f"A test needs more than {KUBECONFIG}", facts=f"{name} is not set", todo=f"Set it to {meaning}"
+        )
+    return value
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise EnvironmentProblem(
+            "The tests' cluster does not do what it was told",
+            facts=f"`{shlex.join(command)}` ended with {done.returncode}: {(done.stderr or done.stdout).strip()}",
+        )
+    return done.stdout

@@ -1,0 +1,180 @@
+"""The node's own network, mounts and processes: namespaces, which end with their first process.
+
+All that is in them ends then, so nothing that the node starts or mounts, none of its bridges, routes and packet filters
+can be left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cluster import machine
+from cluster.kubectl import wait_until
+from cluster.sandbox_init import READY
+from joinery_devkit.processes import ChildProcess, without_frames
+from joinery_runtime.errors import EnvironmentProblem
+
+_WAIT_SECONDS = 20.0
+_LOOK_SECONDS = 0.05
+_NAMESPACES = ("--mount", "--net", "--pid", "--ipc")
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """A process, and no later one that has its number."""
+
+    pid: int
+    created: float
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> _Identity:
+        return cls(process.pid, process.create_time())
+
+    def find(self) -> psutil.Process | None:
+        try:
+            process = psutil.Process(self.pid)
+            alive = process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if alive else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What `stop` must know, also in a later process. `keeper` made the namespaces; its end is that of `first`."""
+
+    keeper: _Identity
+    first: _Identity
+    kept: bool
+    kernel: dict[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> _Record | None:
+        try:
+            fields: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        return cls(_Identity(**fields["keeper"]), _Identity(**fields["first"]), fields["kept"], fields["kernel"])
+
+
+class Sandbox:
+    """One per machine. Its state is in `directory`, which `stop` removes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.logs = directory, directory / "log"
+        self._record = directory / "sandbox.json"
+        self._guarded: ChildProcess | None = None
+        self._services: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def running(self) -> bool:
+        record = _Record.read(self._record)
+        return record is not None and record.first.find() is not None
+
+    @property
+    def kept(self) -> bool:
+        """Whether it runs and goes on whoever ends."""
+        record = _Record.read(self._record)
+        return record is not None and record.kept and self.running
+
+    def start(self, kept: bool) -> None:
+        """Begins anew. Unless it is `kept`, it ends with this process, in whatever way that ends."""
+        self.stop()
+        self.logs.mkdir(parents=True)
+        kernel, log = machine.kernel_settings(), self.logs / "sandbox"
+        options = ["--fork", "--kill-child=KILL", "--propagation=slave", "--mount-proc"]
+        init = [sys.executable, str(Path(__file__).with_name("sandbox_init.py")), str(self.directory)]
+        command = ["unshare", *_NAMESPACES, *options, "--", *init]
+        if kept:
+            keeper = psutil.Process(self._detached("sandbox", command).pid)
+        else:
+            self._guarded = ChildProcess(command, log)
+            keeper = psutil.Process(self._guarded.pid)
+        self._wait_while_starting(lambda: bool(keeper.children()))
+        first = keeper.children()[0]
+        self._record.write_text(json.dumps(asdict(_Record(_Identity.of(keeper), _Identity.of(first), kept, kernel))))
+        self._wait_while_starting((self.directory / READY).exists)
+
+    def connect(self, host: str, node: str, networks: Sequence[str]) -> None:
+        """A cable between this machine (`host`, such as 10.0.0.1) and the node (`node`), over which `networks` are
+        reached."""
+        machine.add_link(self._first(), host, node, networks)
+
+    def spawn(self, name: str, command: Sequence[str]) -> None:
+        """Starts a service in the sandbox; its output is in `logs`/`name`."""
+        self._detached(name, self._inside(command))
+
+    def run(self, command: Sequence[str], stdin: Path | None = None) -> str:
+        """What a command that runs in the sandbox prints."""
+        if stdin is None:
+            return machine.run(self._inside(command))
+        with stdin.open("rb") as source:
+            return machine.run(self._inside(command), source)
+
+    def ended_service(self) -> str | None:
+        """The name of a service that ended by itself, if there is one."""
+        return next((name for name, process in self._services.items() if process.poll() is not None), None)
+
+    def last_words(self, name: str, lines: int = 15) -> str:
+        log = self.logs / name
+        return "\n".join(without_frames(log.read_text(errors="replace"))[-lines:]) if log.exists() else ""
+
+    def stop(self) -> None:
+        """Ends it and removes what it leaves, which is also for one whose owner was killed."""
+        record = _Record.read(self._record)
+        if self._guarded is not None:
+            self._guarded.kill()
+            self._guarded = None
+        if record is not None:
+            if keeper := record.keeper.find():
+                keeper.kill()  # the kernel then ends `first`, and with it everything inside
+            wait_until("the node's namespaces end", lambda: record.first.find() is None and not machine.has_link())
+        for service in self._services.values():
+            service.wait(_WAIT_SECONDS)
+        self._services.clear()
+        if record is not None:
+            machine.remove_pod_cgroups()
+            machine.restore_kernel_settings(record.kernel)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _detached(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self.logs / name).open("ab") as log:
+            self._services[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=machine.ENVIRONMENT,
+                start_new_session=True,
+            )
+        return self._services[name]
+
+    def _inside(self, command: Sequence[str]) -> list[str]:
+        return ["nsenter", f"--target={self._first()}", *_NAMESPACES, "--", *command]
+
+    def _first(self) -> int:
+        record = _Record.read(self._record)
+        assert record is not None, "the sandbox has not been started"
+        return record.first.pid
+
+    def _wait_while_starting(self, met: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while not met():
+            gone = self._guarded is not None and not self._guarded.running()
+            if gone or self.ended_service() or time.monotonic() > deadline:
+                raise EnvironmentProblem(
+                    "The namespaces of the tests' Kubernetes node cannot be made",
+                    facts=self.last_words("sandbox") or f"not within {_WAIT_SECONDS:.0f} s",
+                    todo="They need root and a Linux that lets it make namespaces",
+                )
+            time.sleep(_LOOK_SECONDS)
