@@ -22,6 +22,7 @@ class Settings:
     service_account: str = "joinery-driver"
     namespaces: tuple[str, ...] = ()
     status_port: int = STATUS_PORT
+    metrics_port: int = 8080
     poll_seconds: float = 5.0
     deadline_seconds: float = 300.0
     stuck_seconds: float = 300.0

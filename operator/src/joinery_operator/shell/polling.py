@@ -1,0 +1,150 @@
+"""Asks the drivers that run how they are: `GET http://<pod>:<port>/status`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import aiohttp
+from pydantic import ValidationError
+
+from joinery_operator.names import Names
+from joinery_operator.observed import Manifest
+from joinery_operator.shell.kinds import JOB_KINDS, POD, Key
+from joinery_operator.shell.metrics import Metrics
+from joinery_operator.shell.store import Store, uid_of
+from joinery_runtime.job.crd import DriverStatus
+
+_TIMEOUT = aiohttp.ClientTimeout(total=3.0, sock_connect=1.5)
+_AT_ONCE = 32
+_LONGEST_ANSWER = 256 * 1024
+# Mere figures (lag, rows, watermarks) are written to the status every so many rounds, what matters at once.
+_FIGURES_EVERY = 3
+_FIGURES = {
+    "epoch",
+    "committed",
+    "inputs",
+    "rows_per_second",
+    "rows_in",
+    "rows_out",
+    "late",
+    "state_bytes",
+    "hottest_keys",
+    "executors",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A driver that runs, and its job."""
+
+    job: Key
+    job_uid: str
+    pod_uid: str
+    address: str
+
+
+@dataclass(slots=True)
+class _Answer:
+    pod_uid: str
+    status: DriverStatus
+    rounds_untold: int = 0
+
+
+def current_driver(job: Manifest, store: Store) -> Manifest | None:
+    """The pod of the attempt that the status names."""
+    number = ((job.get("status") or {}).get("driver") or {}).get("number")
+    if number is None:
+        return None
+    return store.get(Key(POD.kind, job["metadata"]["namespace"], Names(job).driver(number)))
+
+
+def targets(store: Store, port: int) -> Iterator[Target]:
+    for kind in JOB_KINDS:
+        for key in store.keys(kind):
+            job = store.get(key)
+            pod = current_driver(job, store) if job else None
+            if job is None or pod is None:
+                continue
+            status = pod.get("status") or {}
+            if status.get("phase") == "Running" and (address := status.get("podIP")):
+                host = f"[{address}]" if ":" in address else address
+                yield Target(key, uid_of(job), uid_of(pod), f"http://{host}:{port}/status")
+
+
+class Poller:
+    """A context manager; `due` is told the jobs whose driver said something that the status should tell."""
+
+    def __init__(self, store: Store, port: int, metrics: Metrics, due: Callable[[Key], None]) -> None:
+        self._store = store
+        self._port = port
+        self._metrics = metrics
+        self._due = due
+        self._answers: dict[str, _Answer] = {}
+
+    async def __aenter__(self) -> Poller:
+        connector = aiohttp.TCPConnector(limit=_AT_ONCE, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, trust_env=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    def last_of(self, job: Manifest) -> DriverStatus | None:
+        """What the driver of the current attempt last said."""
+        answer = self._answers.get(uid_of(job))
+        pod = current_driver(job, self._store)
+        return answer.status if answer and pod and uid_of(pod) == answer.pod_uid else None
+
+    async def round(self) -> None:
+        """Asks every driver once, some at a time."""
+        asked = list(targets(self._store, self._port))
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(target: Target) -> None:
+            async with slots:
+                status = await self._ask(target.address)
+            if status is None:
+                self._metrics.poll_failures.inc()
+            else:
+                self._told(target, status)
+
+        await asyncio.gather(*(ask(target) for target in asked))
+        self._forget({target.job_uid for target in asked})
+
+    async def _ask(self, address: str) -> DriverStatus | None:
+        try:
+            async with self._session.get(address, allow_redirects=False) as response:
+                if response.status != 200:
+                    return None
+                text = await response.content.read(_LONGEST_ANSWER)
+                while more := await response.content.read(_LONGEST_ANSWER):
+                    text += more
+                    if len(text) > _LONGEST_ANSWER:
+                        return None
+            return DriverStatus.model_validate_json(text)
+        except (TimeoutError, aiohttp.ClientError, OSError, ValidationError):
+            return None
+
+    def _told(self, target: Target, status: DriverStatus) -> None:
+        old = self._answers.get(target.job_uid)
+        if old is None or old.pod_uid != target.pod_uid or _matters(old.status, status):
+            self._answers[target.job_uid] = _Answer(target.pod_uid, status)
+            self._due(target.job)
+            return
+        old.rounds_untold += old.status != status or old.rounds_untold > 0
+        old.status = status
+        if old.rounds_untold >= _FIGURES_EVERY:
+            old.rounds_untold = 0
+            self._due(target.job)
+
+    def _forget(self, asked: set[str]) -> None:
+        for uid in self._answers.keys() - asked:
+            if self._store.by_uid(uid) is None:
+                del self._answers[uid]
+
+
+def _matters(old: DriverStatus, new: DriverStatus) -> bool:
+    first_commit = not old.committed and bool(new.committed)
+    return first_commit or old.model_dump(exclude=_FIGURES) != new.model_dump(exclude=_FIGURES)

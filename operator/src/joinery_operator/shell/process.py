@@ -1,0 +1,51 @@
+"""The process: logs in, checks what must be there, and works until SIGTERM."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import kopf
+import structlog
+from kubernetes.aio.client import Configuration
+
+from joinery_operator.settings import Settings
+from joinery_operator.shell import preflight
+from joinery_operator.shell.api import Api
+from joinery_operator.shell.connection import credentials_for_kopf, load_connection
+from joinery_operator.shell.metrics import Metrics
+from joinery_operator.shell.recorder import COMPONENT
+from joinery_operator.shell.shell import Shell
+from joinery_operator.shell.watches import kopf_settings, registry
+from joinery_operator.shell.worker import Reconcile
+
+_log = structlog.get_logger(COMPONENT)
+
+MakeApi = Callable[[Configuration, Metrics], Api]
+
+
+async def serve(
+    settings: Settings, reconcile: Reconcile, kubeconfig: Path | None = None, make_api: MakeApi = Api
+) -> None:
+    """Returns after SIGTERM or SIGINT. Raises EnvironmentProblem for what keeps it from starting."""
+    configuration = await load_connection(kubeconfig)
+
+    async def log_in() -> kopf.ConnectionInfo:
+        # kopf asks again when its token is no longer taken; a kubeconfig's login may then give another one.
+        configuration.api_key.update((await load_connection(kubeconfig)).api_key)
+        return await credentials_for_kopf(configuration)
+
+    metrics = Metrics()
+    async with make_api(configuration, metrics) as api:
+        await preflight.check(api, settings.namespaces)
+        async with Shell(settings, api, reconcile, metrics, socket.gethostname()) as shell:
+            _log.info("the operator works", namespaces=list(settings.namespaces) or "all")
+            await kopf.operator(
+                registry=registry(shell.told, log_in, shell.close),
+                settings=kopf_settings(),
+                standalone=True,
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+            )
+    _log.info("the operator has ended")

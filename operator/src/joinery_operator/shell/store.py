@@ -1,0 +1,144 @@
+"""The last seen copy of every object that the operator watches.
+
+Copies come from watches, from lists, and from answers to the operator's own calls, in any order: the one with the
+greatest resourceVersion is kept (they are comparable numbers), and an object that was seen to be gone stays gone, so
+that a late answer cannot bring it back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from joinery_operator.observed import Children, Manifest
+from joinery_operator.shell.kinds import JOB_KINDS, Key
+
+_GRAVES = 20_000
+
+
+def key_of(manifest: Manifest, kind: str) -> Key:
+    """`kind` is given, because the items of a list do not tell theirs."""
+    metadata = manifest["metadata"]
+    return Key(kind, metadata["namespace"], metadata["name"])
+
+
+def version_of(manifest: Manifest) -> int:
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+def uid_of(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["uid"])
+
+
+def owner_uid(manifest: Manifest) -> str | None:
+    """The uid of the job that controls the object."""
+    for owner in manifest["metadata"].get("ownerReferences", ()):
+        if owner.get("controller") and owner.get("kind") in JOB_KINDS:
+            return str(owner["uid"])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a watch delivered of an object, in contrast to what is known of it."""
+
+    uid: str
+    version: int
+
+
+class Store:
+    """For one event loop: not for threads."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Key, Manifest] = {}
+        self._seen: dict[Key, Seen] = {}
+        self._keys_by_uid: dict[str, Key] = {}
+        self._children: defaultdict[str, set[Key]] = defaultdict(set)
+        self._graves: OrderedDict[str, None] = OrderedDict()
+
+    def get(self, key: Key) -> Manifest | None:
+        return self._objects.get(key)
+
+    def by_uid(self, uid: str) -> Manifest | None:
+        key = self._keys_by_uid.get(uid)
+        return self._objects.get(key) if key else None
+
+    def keys(self, kind: str) -> Iterator[Key]:
+        return (key for key in tuple(self._objects) if key.kind == kind)
+
+    def seen(self, key: Key) -> Seen | None:
+        """What the watch last delivered of it; None when it has not, or when it delivered its end."""
+        return self._seen.get(key)
+
+    def children(self, uid: str) -> Children:
+        """The objects whose controller is the job of this uid."""
+        found: dict[str, dict[str, Manifest]] = {"Pod": {}, "ConfigMap": {}, "Service": {}}
+        for key in sorted(self._children.get(uid, ())):
+            found[key.kind][key.name] = self._objects[key]
+        return Children(found["Pod"], found["ConfigMap"], found["Service"])
+
+    def job_of(self, manifest: Manifest, kind: str) -> Key | None:
+        """The job that a look is due at when this object changes: itself, or its controller."""
+        if kind in JOB_KINDS:
+            return key_of(manifest, kind)
+        uid = owner_uid(manifest)
+        return self._keys_by_uid.get(uid) if uid else None
+
+    def put(self, manifest: Manifest, kind: str) -> bool:
+        """Keeps the copy if it is newer than the one that is here; says whether it did."""
+        key, uid = key_of(manifest, kind), uid_of(manifest)
+        if uid in self._graves:
+            return False
+        old = self._objects.get(key)
+        if old is not None and version_of(old) >= version_of(manifest):
+            return False
+        if old is not None:
+            self._unlink(key, old)
+        self._objects[key] = manifest
+        self._keys_by_uid[uid] = key
+        if kind not in JOB_KINDS and (owner := owner_uid(manifest)):
+            self._children[owner].add(key)
+        return True
+
+    def watched(self, manifest: Manifest, kind: str, deleted: bool) -> bool:
+        """An event of a watch; says whether it told something new."""
+        key = key_of(manifest, kind)
+        if deleted:
+            self._seen.pop(key, None)
+            return self.remove(key, uid_of(manifest))
+        if uid_of(manifest) not in self._graves:
+            self._seen[key] = Seen(uid_of(manifest), version_of(manifest))
+        return self.put(manifest, kind)
+
+    def remove(self, key: Key, uid: str) -> bool:
+        """The object of this uid is gone for good; says whether it was here."""
+        self._graves[uid] = None
+        if len(self._graves) > _GRAVES:
+            self._graves.popitem(last=False)
+        old = self._objects.get(key)
+        if old is None or uid_of(old) != uid:
+            return False
+        del self._objects[key]
+        self._seen.pop(key, None)
+        self._unlink(key, old)
+        return True
+
+    def count(self, kinds: Iterable[str]) -> Mapping[str, int]:
+        counted = Counter(key.kind for key in self._objects)
+        return {kind: counted[kind] for kind in kinds}
+
+    def phases(self) -> Mapping[tuple[str, str], int]:
+        """How many jobs there are by kind and phase."""
+        return Counter(
+            (key.kind, (manifest.get("status") or {}).get("phase") or "New")
+            for key, manifest in self._objects.items()
+            if key.kind in JOB_KINDS
+        )
+
+    def _unlink(self, key: Key, old: Manifest) -> None:
+        self._keys_by_uid.pop(uid_of(old), None)
+        if owner := owner_uid(old):
+            self._children[owner].discard(key)
+            if not self._children[owner]:
+                del self._children[owner]

@@ -1,0 +1,61 @@
+"""`/metrics`, `/healthz` and `/readyz`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from joinery_operator.shell.health import Health
+from joinery_operator.shell.metrics import Metrics
+from joinery_runtime.errors import EnvironmentProblem
+
+_LONGEST_LIST = 20
+
+
+class Web:
+    """A context manager; `collect` brings the gauges up to date before they are read."""
+
+    def __init__(self, port: int, health: Health, metrics: Metrics, collect: Callable[[], None]) -> None:
+        self._port = port
+        self._health = health
+        self._metrics = metrics
+        self._collect = collect
+
+    async def __aenter__(self) -> Web:
+        application = web.Application()
+        application.router.add_get("/metrics", self._serve_metrics)
+        application.router.add_get("/healthz", self._serve_live)
+        application.router.add_get("/readyz", self._serve_ready)
+        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, None, self._port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise EnvironmentProblem(
+                f"Port {self._port} for metrics and probes cannot be used",
+                facts=str(error),
+                todo="Set JOINERY_OPERATOR_METRICS_PORT to a free one",
+            ) from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _serve_metrics(self, _: web.Request) -> web.Response:
+        self._collect()
+        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _serve_live(self, _: web.Request) -> web.Response:
+        return _verdict(self._health.live())
+
+    async def _serve_ready(self, _: web.Request) -> web.Response:
+        return _verdict(self._health.ready())
+
+
+def _verdict(problems: Collection[str]) -> web.Response:
+    if not problems:
+        return web.Response(text="ok\n")
+    return web.Response(status=503, text="\n".join(list(problems)[:_LONGEST_LIST]) + "\n")
