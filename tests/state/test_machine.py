@@ -40,7 +40,7 @@ def without_clock(answer: Any) -> Any:
     if isinstance(answer, EpochRecord):
         return replace(answer, committed_at=0)
     if isinstance(answer, Savepoint):
-        return replace(answer, created_at=0)
+        return replace(answer, created_at=0, lineage="")
     if isinstance(answer, JobRecord):
         return replace(answer, lineage="")  # each store makes its own
     return answer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
@@ -33,6 +33,7 @@ from joinery_runtime.sinks.base import Receipt, Sink, Takeover
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
 from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, StateStore
+from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +88,16 @@ class Driver:
         self._generation = previous or 0
         known = store.record(name)
         if known is not None:
-            compare_with_state(self._identity, known)  # a job that does not fit must not fence the one that runs
+            # A job or a release that does not fit must not fence the one that runs.
+            compare_with_state(self._identity, known)
+            check_versions(known, MIGRATIONS, STATE_VERSION)
             if previous is not None and known.generation != previous:
                 raise self._taken_over()
         self._generation = 0  # until there is an answer, it may be the new one or the old one
         record = store.acquire(name)
         for warning in compare_with_state(self._identity, record):
             self._identity.stateful_warning(warning)
-        if any(s.state_version != STATE_VERSION for s in record.segments):
-            store.migrate(name, record.generation, MIGRATIONS, STATE_VERSION)
-            record = replace(store.record(name) or record, generation=record.generation)
+        record = migrate_pinned(store, record, MIGRATIONS, STATE_VERSION, self._identity.stateful_warning)
         self._generation, self._epoch, self._lineage = record.generation, record.epoch, record.lineage
         self._segments = {s.key: s for s in record.segments}
         self.inputs = input_states((side.input for side in self._spec.sides), record)
@@ -117,8 +118,9 @@ class Driver:
         newest = store.newest_epoch(record.job)
         takeover = _takeover(record, self._pending, newest, store.claims(record.job))
         for sink, receipts in self._receipts(newest.result if newest else {}):
-            # What an earlier definition of the job wrote has been published under that one (`hosts.run`).
-            if newest is not None and self._identity.defines(record):
+            # What an earlier definition of the job wrote has been published under that one (`hosts.run`). Without a
+            # signature the job was started anew: what it wrote before is not its own any more.
+            if newest is not None and record.signature is not None and self._identity.defines(record):
                 sink.publish(newest.epoch, receipts)
             self._recover_sink(sink, takeover)
         if takeover.claims:

@@ -107,7 +107,8 @@ UPDATE {schema}.jobs j SET committed = coalesce(
 ALTER TABLE {schema}.savepoints
     ADD COLUMN committed BIGINT NOT NULL DEFAULT 0,
     ADD COLUMN lineage UUID,
-    ADD COLUMN definition JSON;
+    ADD COLUMN definition JSON,
+    ADD COLUMN rolled_back BOOLEAN NOT NULL DEFAULT FALSE;
 UPDATE {schema}.savepoints s SET
     committed = coalesce((SELECT max(e.epoch) FROM {schema}.epochs e
         WHERE e.pipeline_name = s.pipeline_name AND e.epoch <= s.epoch), 0),

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from joinery_runtime.errors import Fenced, StateError
 from joinery_runtime.state.encoding import decode_json, decode_optional
-from joinery_runtime.state.store import EpochCommit, Json, SegmentMeta, Standing
+from joinery_runtime.state.store import EpochCommit, Json, Savepoint, SegmentMeta, Standing
 
 EPOCH_LOG_LENGTH = 10_000
 """Epoch numbers that the log goes back from the newest commit; older ones are trimmed by each commit."""
@@ -52,15 +52,6 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class PinFacts:
-    """What is stored of a savepoint: the epoch that its state stands on, and the life of the job that it is of."""
-
-    name: str
-    committed: int
-    lineage: str
-
-
-@dataclass(frozen=True, slots=True)
 class SegmentFacts:
     """`generation` and `epoch` are those that the segment was staged under."""
 
@@ -77,7 +68,7 @@ def no_job(job: str) -> StateError:
     )
 
 
-def check_roll_back(facts: JobFacts, pin: PinFacts) -> bool:
+def check_roll_back(facts: JobFacts, pin: Savepoint) -> bool:
     """Whether the job was started anew since, so that all of the savepoint has to come back. Raises StateError."""
     if facts.committed != pin.committed:
         raise StateError(
@@ -88,7 +79,7 @@ def check_roll_back(facts: JobFacts, pin: PinFacts) -> bool:
     return facts.lineage != pin.lineage
 
 
-def check_start_anew(facts: JobFacts, pin: PinFacts) -> bool:
+def check_start_anew(facts: JobFacts, pin: Savepoint) -> bool:
     """Whether there is something to drop; False: the job was started anew since this savepoint. Raises StateError."""
     if facts.lineage != pin.lineage:
         return False
@@ -134,12 +125,16 @@ def require_job(facts: JobFacts | None, job: str) -> JobFacts:
 def check_owner(facts: JobFacts | None, job: str, generation: int) -> JobFacts:
     """Raises Fenced unless `generation` is the job's newest one."""
     if facts is not None and facts.generation != generation:
-        raise Fenced(
-            f"This driver no longer owns job {job}",
-            facts=f"its generation is {generation}, the store's is {facts.generation}",
-            todo="A newer driver, a restored savepoint or a deletion took over; this driver must stop",
-        )
+        raise fenced(job, generation, str(facts.generation))
     return require_job(facts, job)
+
+
+def fenced(job: str, generation: int, by: str) -> Fenced:
+    return Fenced(
+        f"This driver no longer owns job {job}",
+        facts=f"its generation is {generation}, the store's is {by}",
+        todo="A newer driver, a restored savepoint or a deletion took over; this driver must stop",
+    )
 
 
 def check_plan(facts: JobFacts | None, job: str, generation: int, plan: str, definition: str) -> bool:

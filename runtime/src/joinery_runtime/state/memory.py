@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from joinery_runtime.state import decisions
-from joinery_runtime.state.decisions import JobFacts, PinFacts, SegmentFacts, Status
+from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
 from joinery_runtime.state.encoding import decode_json, decode_optional, encode_json
 from joinery_runtime.state.migrations import check_chain, migrate_segment
 from joinery_runtime.state.store import (
@@ -46,11 +46,6 @@ class _Pin:
     signature: str | None
     keys: frozenset[str]
     definition: str | None
-    lineage: str
-
-    @property
-    def facts(self) -> PinFacts:
-        return PinFacts(self.savepoint.name, self.savepoint.committed, self.lineage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +245,9 @@ class MemoryStore:
             metas = [item.meta for item in entry.live().values()]
             rows, size = sum(meta.rows for meta in metas), sum(meta.bytes for meta in metas)
             facts, keys = entry.facts, frozenset(meta.key for meta in metas)
-            savepoint = Savepoint(name, facts.epoch, self._clock(), rows, size, facts.committed)
+            savepoint = Savepoint(name, facts.epoch, self._clock(), rows, size, facts.committed, facts.lineage)
             offsets, signature = dict(entry.offsets), entry.signature
-            entry.pins[name] = _Pin(savepoint, offsets, signature, keys, facts.definition, facts.lineage)
+            entry.pins[name] = _Pin(savepoint, offsets, signature, keys, facts.definition)
             return savepoint
 
     def savepoints(self, job: str) -> list[Savepoint]:
@@ -270,17 +265,18 @@ class MemoryStore:
         with self._lock:
             entry = self._existing(job)
             pin = self._pin(entry, name)
-            if decisions.check_roll_back(entry.facts, pin.facts):
+            if decisions.check_roll_back(entry.facts, pin.savepoint):
                 self._restore(entry, pin)
             else:
                 entry.make_live(pin.keys)
                 entry.facts = replace(entry.facts, generation=entry.facts.generation + 1)
+            entry.pins[name] = replace(pin, savepoint=replace(pin.savepoint, rolled_back=True))
             return entry.record(self._clock())
 
     def start_anew(self, job: str, name: str) -> JobRecord:
         with self._lock:
             entry = self._existing(job)
-            if decisions.check_start_anew(entry.facts, self._pin(entry, name).facts):
+            if decisions.check_start_anew(entry.facts, self._pin(entry, name).savepoint):
                 entry.make_live(())
                 entry.offsets, entry.signature = {}, None
                 self._reset(entry)
@@ -344,7 +340,7 @@ class MemoryStore:
         entry.offsets, entry.signature = dict(pin.offsets), pin.signature
         self._reset(entry)
         entry.facts = replace(
-            entry.facts, definition=pin.definition, committed=pin.savepoint.committed, lineage=pin.lineage
+            entry.facts, definition=pin.definition, committed=pin.savepoint.committed, lineage=pin.savepoint.lineage
         )
 
     @staticmethod

@@ -17,7 +17,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.state import decisions, statements
 from joinery_runtime.state.connection import Connection, GuardedConnection
 from joinery_runtime.state.ddl import ensure_schema
-from joinery_runtime.state.decisions import JobFacts, PinFacts, SegmentFacts, Status
+from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
 from joinery_runtime.state.encoding import (
     decode_json,
     decode_optional,
@@ -220,6 +220,7 @@ class PostgresStore:
             else:
                 self._run(connection, statements.RESTORE_SEGMENTS, job, name=name)
                 self._run(connection, statements.FENCE, job)
+            self._run(connection, statements.MARK_ROLLED_BACK, job, name=name)
             return self._record(connection, job)
 
     def start_anew(self, job: str, name: str) -> JobRecord:
@@ -368,11 +369,11 @@ class PostgresStore:
     def _savepoints(self, connection: Connection, job: str) -> dict[str, Savepoint]:
         return {row[0]: Savepoint(*row) for row in self._run(connection, statements.SAVEPOINTS, job)}
 
-    def _pin(self, connection: Connection, job: str, name: str) -> PinFacts:
-        row = self._run(connection, statements.PIN, job, name=name).fetchone()
-        if row is None:
-            raise decisions.no_savepoint(job, name, list(self._savepoints(connection, job)))
-        return PinFacts(*row)
+    def _pin(self, connection: Connection, job: str, name: str) -> Savepoint:
+        existing = self._savepoints(connection, job)
+        if name not in existing:
+            raise decisions.no_savepoint(job, name, list(existing))
+        return existing[name]
 
     def _restore(self, connection: Connection, facts: JobFacts, name: str) -> None:
         with connection.pipeline():

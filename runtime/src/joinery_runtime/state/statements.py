@@ -152,10 +152,10 @@ FROM {schema}.jobs WHERE pipeline_name = %(job)s
 """
 
 SAVEPOINTS = """
-SELECT name, epoch, (extract(epoch FROM created_at) * 1000)::bigint, rows, bytes, committed
+SELECT name, epoch, (extract(epoch FROM created_at) * 1000)::bigint, rows, bytes, committed, lineage::text, rolled_back
 FROM {schema}.savepoints WHERE pipeline_name = %(job)s ORDER BY name COLLATE "C"
 """
-PIN = "SELECT name, committed, lineage::text FROM {schema}.savepoints WHERE pipeline_name = %(job)s AND name = %(name)s"
+MARK_ROLLED_BACK = "UPDATE {schema}.savepoints SET rolled_back = TRUE WHERE pipeline_name = %(job)s AND name = %(name)s"
 
 DELETE_SAVEPOINT = "DELETE FROM {schema}.savepoints WHERE pipeline_name = %(job)s AND name = %(name)s"
 

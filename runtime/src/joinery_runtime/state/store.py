@@ -111,14 +111,17 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """Pinned state. `epoch` is the last number that had been used, `committed` the epoch that the state stands on."""
+    """Pinned state. `epoch` is the last number that had been used, `committed` the epoch that the state stands on,
+    `lineage` the life of the job; `rolled_back` says that `roll_back` has been here. Times are epoch milliseconds."""
 
     name: str
     epoch: int
     created_at: int
     rows: int
     bytes: int
-    committed: int = 0
+    committed: int
+    lineage: str
+    rolled_back: bool = False
 
 
 Migration = Callable[[bytes], bytes]

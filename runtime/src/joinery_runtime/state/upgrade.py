@@ -1,0 +1,194 @@
+"""Bringing a job's state to a release's `state_version`, with a way back: what lies before is pinned first.
+
+Every step may be repeated: who was killed after the pin, or after the migration, does the same again.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from joinery_runtime.core.segment import SegmentMeta, decode
+from joinery_runtime.errors import IncompatibleState, StateError, StoreUnavailable
+from joinery_runtime.state import decisions
+from joinery_runtime.state.migrations import check_chain, migrate
+from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateStore
+
+KEPT_PINS = 3
+"""Automatic savepoints that are kept, the newest ones."""
+
+_AUTOMATIC = re.compile(r"before-state-version-\d+-epoch-\d+|rollout-.+")
+_TRIES = 5
+_BATCH = 32  # segments in memory at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """`how` it came about; "kept" is one of another epoch, that has done its service."""
+
+    savepoint: Savepoint
+    how: Literal["created", "there already", "created anew", "kept"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What a migration would do. `versions` are those that live segments have; sizes are of the segments to migrate."""
+
+    versions: tuple[int, ...]
+    target: int
+    segments: int
+    to_migrate: int
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+
+
+def is_automatic(name: str) -> bool:
+    """Whether a savepoint of this name was made by a rollout or a migration, and not by hand."""
+    return _AUTOMATIC.fullmatch(name) is not None
+
+
+def migrate_pinned(
+    store: StateStore, record: JobRecord, chain: Mapping[int, Migration], target: int, say: Callable[[str], None]
+) -> JobRecord:
+    """The record with every live segment at `target`. Raises IncompatibleState before anything is written."""
+    check_versions(record, chain, target)
+    if not older(record, target):
+        return record
+    pin = ensure_pin(store, record, f"before-state-version-{target}-epoch-{record.committed}", done=False)
+    count = store.migrate(record.job, record.generation, chain, target)
+    say(
+        f"{count} segments of the state were migrated to state_version {target}. "
+        f"Savepoint {pin.savepoint.name} keeps them as they were, for a return to the earlier release"
+    )
+    prune_pins(store, record.job, pin.savepoint.name)
+    return reread(store, record)
+
+
+def reread(store: StateStore, record: JobRecord) -> JobRecord:
+    """As it is now. Raises Fenced if another driver owns the job by now."""
+    now = store.record(record.job)
+    if now is None or now.generation != record.generation:
+        raise decisions.fenced(record.job, record.generation, "another one" if now is None else str(now.generation))
+    return now
+
+
+def check_versions(record: JobRecord, chain: Mapping[int, Migration], target: int) -> None:
+    """Raises IncompatibleState: a step is missing, or the state is newer than `target`."""
+    check_chain((meta.state_version for meta in record.segments), target, chain)
+
+
+def older(record: JobRecord, target: int) -> list[SegmentMeta]:
+    return [meta for meta in record.segments if meta.state_version < target]
+
+
+def ensure_pin(store: StateStore, record: JobRecord, name: str, *, done: bool) -> Pin:
+    """A savepoint `name` of the state as it is. `done` says that what it is made for has been done already.
+
+    One that stands on the same epoch is taken as it is. An automatic one of another epoch is made anew, unless what
+    it was made for has just been done and went on since: then it is kept. Raises StateError for another one.
+    """
+    pins = {pin.name: pin for pin in store.savepoints(record.job)}
+    pin = pins.get(name)
+    if pin is None:
+        return Pin(store.create_savepoint(record.job, name), "created")
+    if pin.committed == record.committed and not _is_over(pin, pins):
+        return Pin(pin, "there already")
+    if not is_automatic(name):
+        raise StateError(
+            f"Savepoint {name} of job {record.job} is of another epoch",
+            facts=f"its state stands on epoch {pin.committed}, the job's on {record.committed}",
+            todo=f"Give another name, or delete it first: joinery state savepoint JOB {name} --delete",
+        )
+    if done and not _is_over(pin, pins):
+        return Pin(pin, "kept")
+    store.delete_savepoint(record.job, name)
+    return Pin(store.create_savepoint(record.job, name), "created anew")
+
+
+def _is_over(pin: Savepoint, pins: Mapping[str, Savepoint]) -> bool:
+    """Whether what an automatic savepoint was made for has ended: it was rolled back, or another one came after it."""
+    if not is_automatic(pin.name):
+        return False
+    return pin.rolled_back or any(is_automatic(o.name) and o.created_at > pin.created_at for o in pins.values())
+
+
+def prune_pins(store: StateStore, job: str, keep: str) -> list[str]:
+    """Deletes automatic savepoints but the newest and `keep`; returns their names."""
+    automatic = [pin for pin in store.savepoints(job) if is_automatic(pin.name)]
+    newest_first = sorted(automatic, key=lambda pin: (pin.name == keep, pin.created_at), reverse=True)
+    names = [pin.name for pin in newest_first[KEPT_PINS:]]
+    for name in names:
+        store.delete_savepoint(job, name)
+    return names
+
+
+def rehearse(store: StateStore, record: JobRecord, chain: Mapping[int, Migration], target: int) -> Rehearsal:
+    """Runs the migration of every live segment and writes nothing. Raises IncompatibleState.
+
+    May run beside a driver: where a segment goes while it is to be read, those that replaced it are taken.
+    """
+    started = time.monotonic()
+    check_versions(record, chain, target)
+    sizes: dict[str, int] = {}
+    for now, blobs in read_live(store, record, lambda now: older(now, target)):
+        check_versions(now, chain, target)
+        metas = {meta.key: meta for meta in now.segments}
+        sizes |= {key: _rewritten_bytes(metas[key], blob, chain, target) for key, blob in blobs.items()}
+        record = now
+    migrated = [meta for meta in older(record, target) if meta.key in sizes]
+    return Rehearsal(
+        versions=tuple(sorted({meta.state_version for meta in record.segments})),
+        target=target,
+        segments=len(record.segments),
+        to_migrate=len(migrated),
+        bytes_before=sum(meta.bytes for meta in migrated),
+        bytes_after=sum(sizes[meta.key] for meta in migrated),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _rewritten_bytes(meta: SegmentMeta, blob: bytes, chain: Mapping[int, Migration], target: int) -> int:
+    rewritten = migrate(blob, meta.state_version, target, chain)
+    rows = _rows(rewritten)
+    if rows != meta.rows:
+        raise IncompatibleState(
+            f"The migration to state_version {target} does not keep the rows of segment {meta.key}",
+            facts=f"it had {meta.rows}, and {'cannot be read' if rows is None else f'has {rows}'} after it",
+            todo="Nothing was changed: go on with the release that wrote this state, and report this",
+        )
+    return len(rewritten)
+
+
+def _rows(blob: bytes) -> int | None:
+    try:
+        return int(decode(blob).num_rows)
+    except (ValueError, OSError):  # what Arrow says of bytes that are no file of its own
+        return None
+
+
+def read_live(
+    store: StateStore, record: JobRecord, choose: Callable[[JobRecord], list[SegmentMeta]]
+) -> Iterator[tuple[JobRecord, dict[str, bytes]]]:
+    """The blobs of the live segments that `choose` names, a batch at a time, with the record that they are of.
+
+    A driver that runs may replace a segment before it is read: then the newest record is asked. Raises StateError if
+    one is missing all the same.
+    """
+    done: set[str] = set()
+    tries = 0
+    while wanted := [meta.key for meta in choose(record) if meta.key not in done][:_BATCH]:
+        try:
+            yield record, store.read_segments(record.job, wanted)
+            done.update(wanted)
+        except StoreUnavailable:
+            raise
+        except StateError:
+            now = store.record(record.job)
+            tries += 1
+            if now is None or now.segments == record.segments or tries == _TRIES:
+                raise
+            record = now
