@@ -14,7 +14,7 @@ from job.resources import job
 from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time
 from joinery_runtime.core.spec import END_OF_TIME
 from joinery_runtime.engine.loop import Progress
-from joinery_runtime.engine.report import EpochReport
+from joinery_runtime.engine.report import EpochReport, Totals
 from joinery_runtime.errors import StoreUnavailable
 
 JOB = job()
@@ -38,6 +38,7 @@ def report(epoch: int = 7, rows_in: Mapping[str, int] | None = None, **changes: 
         "segments": 4,
         "state_rows": 3000,
         "state_bytes": 2_500_000,
+        "totals": Totals(),
     }
     return EpochReport(epoch=epoch, **(values | changes))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Protocol, TextIO
@@ -18,6 +18,7 @@ from rich.table import Table
 from joinery_runtime.core.spec import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import Listener, Progress
+from joinery_runtime.engine.rates import Rates
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import StreamJoin
 
@@ -100,7 +101,7 @@ class TableProgress:
 
     def __init__(self, job: StreamJoin, live: Live, clock: Callable[[], float] = time.monotonic) -> None:
         self._job, self._live, self._clock = job, live, clock
-        self._rates = _Rates(clock())
+        self._rates = Rates(clock(), RATE_WINDOW_S)
         self._dropped: dict[str, Counter[str]] = {side.name: Counter() for side in job.spec.inputs}
         self._started_at = clock()
         self._rows_in: Counter[str] = Counter()
@@ -123,7 +124,7 @@ class TableProgress:
         self._live.console.print(markup, highlight=False)
 
     def _started(self, driver: Driver) -> None:
-        self._rates = _Rates(self._clock())
+        self._rates = Rates(self._clock(), RATE_WINDOW_S)
         again = f", epoch {driver.epoch + 1} is replayed" if driver.replays else ""
         self._say(f"{self._job.name}: generation {driver.generation}, after epoch {driver.epoch}{again}")
 
@@ -132,7 +133,7 @@ class TableProgress:
 
     def _committed(self, progress: Progress) -> None:
         report, now = progress.report, self._clock()
-        self._rates.add(now, progress)
+        self._rates.add(now, progress.seconds, {**report.rows_in, _OUT: report.rows_out})
         self._rows_in.update(report.rows_in)
         self._rows_out += report.rows_out
         for name, counts in report.dropped.items():
@@ -163,28 +164,6 @@ class TableProgress:
 
 
 _OUT = "$out"  # no input has this name
-
-
-class _Rates:
-    """Rows per second over the epochs that were committed in the last RATE_WINDOW_S."""
-
-    def __init__(self, since: float) -> None:
-        self._since = since
-        self._epochs: deque[tuple[float, float, Mapping[str, int]]] = deque()  # start, end, rows
-
-    def add(self, now: float, progress: Progress) -> None:
-        rows = {**progress.report.rows_in, _OUT: progress.report.rows_out}
-        self._epochs.append((now - progress.seconds, now, rows))
-        while self._epochs[0][1] < now - RATE_WINDOW_S:
-            self._epochs.popleft()
-
-    def per_second(self, now: float) -> dict[str, float]:
-        # Waiting counts as time too, and so does the whole of an epoch that began before the window.
-        span = now - min(self._epochs[0][0], max(now - RATE_WINDOW_S, self._since))
-        totals: Counter[str] = Counter()
-        for _, _, rows in self._epochs:
-            totals.update(rows)
-        return {name: count / max(span, 0.001) for name, count in totals.items()}
 
 
 def why_ended(*, stopped: bool) -> str:

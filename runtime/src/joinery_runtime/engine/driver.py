@@ -14,12 +14,13 @@ from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
 from joinery_runtime.core.spec import PARTS, JoinSpec
 from joinery_runtime.engine.arrivals import check_arrivals, refuse_dead
 from joinery_runtime.engine.host import Host
+from joinery_runtime.engine.hot_keys import HottestKeys
 from joinery_runtime.engine.identity import JobIdentity, compare_with_state
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states, partition_id
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, Outcome, next_action, resolve_commit
-from joinery_runtime.engine.report import EpochReport, epoch_report, result_json
+from joinery_runtime.engine.report import EpochReport, StateSize, Totals, epoch_report, result_json
 from joinery_runtime.errors import (
     DataLoss,
     Fenced,
@@ -63,6 +64,9 @@ class Driver:
         self._lineage = ""
         self._gone: frozenset[PartitionRef] = frozenset()
         self._again = False  # the pending plan may be old: what it names may be gone
+        self._hottest = HottestKeys()
+        self.totals = Totals()
+        self.committed_at_ms: int | None = None  # of the newest epoch that was there at recovery, by the store's clock
         self.inputs: dict[str, InputState] = {}
         self.replays = False
 
@@ -75,6 +79,15 @@ class Driver:
     def epoch(self) -> int:
         """The newest committed epoch, 0 before the first."""
         return self._epoch
+
+    @property
+    def state(self) -> StateSize:
+        return StateSize.of(self._segments.values())
+
+    @property
+    def backlog(self) -> Mapping[str, int]:
+        """Records per input that the newest look for work found unread."""
+        return self._parts.planner.backlog
 
     # --- recover ----------------------------------------------------------------------------------------------------
 
@@ -116,6 +129,8 @@ class Driver:
     def _recover_sinks(self, record: JobRecord) -> None:
         store = self._parts.store
         newest = store.newest_epoch(record.job)
+        if newest is not None:
+            self.totals, self.committed_at_ms = Totals.of(newest.result), newest.committed_at
         takeover = _takeover(record, self._pending, newest, store.claims(record.job))
         for sink, receipts in self._receipts(newest.result if newest else {}):
             # What an earlier definition of the job wrote has been published under that one (`hosts.run`). Without a
@@ -233,7 +248,8 @@ class Driver:
         inputs = self._inputs_after(plan, outcome)
         self._parts.planner.learn(outcome.read.partitions, self.inputs)
         next_plan = None if last else self._next_plan(plan.epoch + 1, inputs)
-        result = result_json(plan, outcome)
+        totals = self.totals.after(plan, outcome)
+        result = result_json(plan, outcome, totals)
         commit = EpochCommit(
             epoch=plan.epoch,
             plan=plan.to_json(),
@@ -253,11 +269,14 @@ class Driver:
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
         self._segments = {k: s for k, s in (self._segments | staged).items() if k not in gone}
-        self._epoch, self.inputs, self._pending = plan.epoch, inputs, next_plan
+        self._epoch, self.inputs, self._pending, self.totals = plan.epoch, inputs, next_plan, totals
+        self._hottest.learn(plan.shards, {shard: summary.hottest for shard, summary in outcome.shards.items()})
         self._gone, self._again = frozenset(), False
         if plan.checkpoint:
             self._sweep()
-        return epoch_report(plan, outcome, self._segments.values(), self._parts.planner)
+        return epoch_report(
+            plan, outcome, state=self.state, totals=totals, hottest=self._hottest.top(), planner=self._parts.planner
+        )
 
     def _check_partitions(self, plan: EpochPlan) -> None:
         """What was read is committed only while its partitions are ours, and still those that were planned."""

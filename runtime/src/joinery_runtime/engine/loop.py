@@ -26,14 +26,19 @@ class Progress:
     seconds: float
 
 
+def _unheard(_: Driver) -> None:
+    """Turns of the loop are for who looks at the whole of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What a caller hears: `started(driver)` after recovery, `committed`, and `trouble` with the seconds until the next
-    try when the store is away or partitions are."""
+    """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` with the seconds until the next
+    try when the store is away or partitions are, and `turned` before each look for new records."""
 
     started: Callable[[Driver], None]
     committed: Callable[[Progress], None]
     trouble: Callable[[JoineryError, float], None]
+    turned: Callable[[Driver], None] = _unheard
 
 
 MakeDriver = Callable[[], Driver]
@@ -45,7 +50,7 @@ def run_until_stopped(
     """Returns after the epoch during which `stop` was set, or when every input has ended; with `settle`, as soon as no
     plan is pending. A StoreUnavailable makes a new driver that recovers as after a crash, unless another process has
     taken the job over meanwhile; it is raised after RECOVER_TRIES tries without a committed epoch."""
-    waits = _Backoff(RECOVER_FIRST_S, RECOVER_LAST_S)
+    waits = Backoff(RECOVER_FIRST_S, RECOVER_LAST_S)
     previous: int | None = None
     while True:
         driver = make_driver()
@@ -66,11 +71,12 @@ class _Run:
 
     def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: Listener) -> None:
         self._driver, self._planner, self._stop, self._listener = driver, planner, stop, listener
-        self._polls = _Backoff(POLL_FIRST_S, POLL_LAST_S)
+        self._polls = Backoff(POLL_FIRST_S, POLL_LAST_S)
 
-    def go(self, recoveries: _Backoff, *, settle: bool) -> None:
+    def go(self, recoveries: Backoff, *, settle: bool) -> None:
         self._listener.started(self._driver)
         while not self._stop.is_set() and not (settle and not self._driver.pending):
+            self._listener.turned(self._driver)
             if self._epoch(settle=settle):
                 self._polls.reset()
                 recoveries.reset()
@@ -112,7 +118,7 @@ def _waiting(driver: Driver) -> PartitionsLost:
     )
 
 
-class _Backoff:
+class Backoff:
     """Doubling waits in seconds; `count` says how many there have been since the last reset."""
 
     def __init__(self, first: float, last: float) -> None:

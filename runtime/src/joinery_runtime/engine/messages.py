@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.sinks.base import Receipt
@@ -79,7 +80,8 @@ class ReadSummary:
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """One attempt of one shard: rows in and out, late rows per input, staged and replaced segments, receipt."""
+    """One attempt of one shard: rows in and out, late rows per input, staged and replaced segments, receipt; `hottest`
+    are the keys with the most rows in the state before the epoch, None where they were not counted."""
 
     shard: int
     rows_in: int = 0
@@ -88,6 +90,7 @@ class ShardSummary:
     staged: tuple[SegmentMeta, ...] = ()
     replaced: tuple[str, ...] = ()
     receipt: Receipt | None = None
+    hottest: tuple[KeyRows, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,87 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from joinery_runtime.core.segment import SegmentMeta
 from joinery_runtime.core.spec import Watermark
+from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan, partition_id
 from joinery_runtime.engine.planner import Planner
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts since the job's state began. They travel from one epoch's result to the next, so they outlive drivers.
+
+    `dropped` counts per input and reason (`late` is one), `dead` per input, `lost` over all inputs.
+    """
+
+    rows_in: Mapping[str, int] = field(default_factory=dict)
+    rows_out: int = 0
+    dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    dead: Mapping[str, int] = field(default_factory=dict)
+    lost: int = 0
+
+    @property
+    def late(self) -> int:
+        return sum(counts.get("late", 0) for counts in self.dropped.values())
+
+    def after(self, plan: EpochPlan, outcome: EpochOutcome) -> Totals:
+        """With one epoch more."""
+        dropped = _dropped(outcome)
+        return Totals(
+            rows_in=_sum(self.rows_in, _rows_in(outcome)),
+            rows_out=self.rows_out + _rows_out(outcome),
+            dropped={
+                name: _sum(self.dropped.get(name, {}), dropped.get(name, {})) for name in {**self.dropped, **dropped}
+            },
+            dead=_sum(self.dead, _dead(outcome)),
+            lost=self.lost + sum(_lost(plan, outcome).values()),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows_in": dict(self.rows_in),
+            "rows_out": self.rows_out,
+            "dropped": {name: dict(counts) for name, counts in self.dropped.items()},
+            "dead": dict(self.dead),
+            "lost": self.lost,
+        }
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> Totals:
+        """What the newest result says; one of a release that kept no totals counts as the first epoch."""
+        if "totals" in result:
+            return cls(**result["totals"])
+        rows_in: Counter[str] = Counter()
+        for place, count in result.get("rows_in", {}).items():
+            rows_in[place.partition(":")[0]] += count
+        lost = sum(result.get("lost", {}).values())
+        return cls(dict(rows_in), result.get("rows_out", 0), result.get("dropped", {}), {}, lost)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """What the live segments hold; `bytes` are as stored."""
+
+    segments: int
+    rows: int
+    bytes: int
+
+    @classmethod
+    def of(cls, segments: Iterable[SegmentMeta]) -> StateSize:
+        live = list(segments)
+        return cls(len(live), sum(s.rows for s in live), sum(s.bytes for s in live))
+
+
+@dataclass(frozen=True, slots=True)
 class EpochReport:
     """One committed epoch in numbers. `dropped` counts per input and reason, `backlog` records still unread per input,
-    `watermarks` are those that were in force, `lost` records that the broker had deleted, per partition."""
+    `watermarks` are those that were in force, `lost` records that the broker had deleted, per partition; `hottest`
+    keys are as of the newest checkpoint."""
 
     epoch: int
     rows_in: Mapping[str, int]
@@ -30,48 +97,76 @@ class EpochReport:
     segments: int
     state_rows: int
     state_bytes: int
+    totals: Totals
+    hottest: tuple[KeyRows, ...] = ()
 
 
 def epoch_report(
-    plan: EpochPlan, outcome: EpochOutcome, segments: Iterable[SegmentMeta], planner: Planner
+    plan: EpochPlan,
+    outcome: EpochOutcome,
+    *,
+    state: StateSize,
+    totals: Totals,
+    hottest: tuple[KeyRows, ...],
+    planner: Planner,
 ) -> EpochReport:
-    live = list(segments)
-    rows_in: Counter[str] = Counter(dict.fromkeys(plan.watermarks, 0))
-    dead: Counter[str] = Counter()
-    for read in outcome.read.partitions:
-        rows_in[read.partition.input] += read.records
-        dead[read.partition.input] += read.dead
     return EpochReport(
         epoch=plan.epoch,
-        rows_in=rows_in,
-        rows_out=sum(s.rows_out for s in outcome.shards.values()),
+        rows_in=_sum(dict.fromkeys(plan.watermarks, 0), _rows_in(outcome)),
+        rows_out=_rows_out(outcome),
         dropped=_dropped(outcome),
-        dead=dead,
+        dead=_dead(outcome),
         watermarks=plan.watermarks,
         backlog=planner.backlog,
         lost=_lost(plan, outcome),
-        segments=len(live),
-        state_rows=sum(s.rows for s in live),
-        state_bytes=sum(s.bytes for s in live),
+        segments=state.segments,
+        state_rows=state.rows,
+        state_bytes=state.bytes,
+        totals=totals,
+        hottest=hottest,
     )
 
 
-def result_json(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, Any]:
-    """The result document of the epoch log: counts, and the receipts that recovery publishes again."""
+def result_json(plan: EpochPlan, outcome: EpochOutcome, totals: Totals) -> dict[str, Any]:
+    """The result document of the epoch log: counts, totals with this epoch, and the receipts that recovery publishes
+    again."""
     dead = outcome.read.dead_letters
     return {
         "rows_in": {
             f"{r.partition.input}:{r.partition.topic}/{r.partition.partition}": r.records
             for r in outcome.read.partitions
         },
-        "rows_out": sum(s.rows_out for s in outcome.shards.values()),
+        "rows_out": _rows_out(outcome),
         "dropped": {name: dict(counts) for name, counts in _dropped(outcome).items()},
-        "dead": sum(r.dead for r in outcome.read.partitions),
+        "dead": sum(_dead(outcome).values()),
         "lost": _lost(plan, outcome),
+        "totals": totals.to_json(),
         "staged": sum(len(s.staged) for s in outcome.shards.values()),
         "output": [s.receipt for s in outcome.shards.values() if s.receipt is not None],
         "dead_letters": [dead] if dead is not None else [],
     }
+
+
+def _sum(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
+
+
+def _rows_in(outcome: EpochOutcome) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for read in outcome.read.partitions:
+        counts[read.partition.input] += read.records
+    return counts
+
+
+def _rows_out(outcome: EpochOutcome) -> int:
+    return sum(summary.rows_out for summary in outcome.shards.values())
+
+
+def _dead(outcome: EpochOutcome) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for read in outcome.read.partitions:
+        counts[read.partition.input] += read.dead
+    return counts
 
 
 def _lost(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:

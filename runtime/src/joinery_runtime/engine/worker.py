@@ -24,6 +24,7 @@ from joinery_runtime.core.shards import HashRange, shard_range
 from joinery_runtime.core.spec import LEFT, PARTS, RIGHT, JoinSpec
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.dead_letters import DeadLetters
+from joinery_runtime.engine.hot_keys import KeptRun, KeyCounter, KeyRows
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, SinkWriter
 from joinery_runtime.sources import Decoder
@@ -81,6 +82,7 @@ class Worker:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts, self._spec = parts, parts.spec
         self._cache = SegmentCache(parts.cache, parts.store, parts.job)
+        self._counter = KeyCounter(parts.spec)
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -125,8 +127,9 @@ class Worker:
         arrivals = _arrivals(blocks)
         watermarks = self._spec.watermarks(work.plan.watermarks)
         merges = self._merges(work, mine, owned)
+        hottest = self._hottest(work, mine, owned) if work.plan.checkpoint else None
         if arrivals == (None, None) and not merges:
-            return ShardSummary(shard)
+            return ShardSummary(shard, hottest=hottest)
         state = tuple(self._state(mine, part, owned) if arrivals[1 - side] else [] for side, part in enumerate(PARTS))
         epoch = JoinEpoch(self._spec, arrivals, (state[LEFT], state[RIGHT]), watermarks, ordered=self._parts.ordered)
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
@@ -142,7 +145,13 @@ class Worker:
             staged=staged,
             replaced=tuple(s.key for group in merges for s in group),
             receipt=receipt,
+            hottest=hottest,
         )
+
+    def _hottest(self, work: EpochWork, mine: Sequence[SegmentMeta], owned: HashRange) -> tuple[KeyRows, ...]:
+        self._counter.retain({s.key for s in work.segments})
+        runs = zip(mine, self._cache.get(mine), strict=True)
+        return self._counter.count([KeptRun(s.key, PARTS.index(s.part), run.within(owned)) for s, run in runs])
 
     def _state(self, segments: Sequence[SegmentMeta], part: str, owned: HashRange) -> list[Run]:
         return [run.within(owned) for run in self._cache.get([s for s in segments if s.part == part])]

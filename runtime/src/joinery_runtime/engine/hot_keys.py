@@ -1,0 +1,130 @@
+"""The join keys with the most rows in the state: counted where the segments are, at checkpoints, and bounded.
+
+A segment is sorted by key hash, so a key's rows in it are one run of equal hashes. Each segment's longest runs are
+found once in a process (it is immutable); the keys among them are then counted in all segments of the shard. A key that
+is among the longest of no single segment is missed, however many segments it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.columns import TS
+from joinery_runtime.core.segment import Run
+from joinery_runtime.core.spec import JoinSpec
+
+TOP = 10
+LONGEST_RUNS = 64  # per segment, and per shard after they are put together
+LONGEST_VALUE = 100  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRows:
+    """A join key as text (`column=value, ...`, the left input's names) and its rows in the state."""
+
+    key: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """The part of a segment that belongs to a shard; `side` is whose rows it holds."""
+
+    segment: str
+    side: int
+    run: Run
+
+
+class KeyCounter:
+    """Counts keys in one process; remembers what it found in each segment."""
+
+    def __init__(self, spec: JoinSpec) -> None:
+        self._spec = spec
+        # By segment and first hash: of a segment that spans shards, each has a part.
+        self._longest: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def count(self, kept: Sequence[KeptRun]) -> tuple[KeyRows, ...]:
+        """The TOP keys of these runs, most rows first."""
+        filled = [part for part in kept if len(part.run)]
+        if not filled:
+            return ()
+        hashes = self._candidates(filled)
+        counts = np.zeros(len(hashes), dtype=np.int64)
+        for part in filled:
+            counts += _occurrences(part.run.hash, hashes)
+        order = np.argsort(-counts, kind="stable")[:TOP]
+        return tuple(KeyRows(self._text(filled, hashes[i]), int(counts[i])) for i in order if counts[i])
+
+    def retain(self, segments: Collection[str]) -> None:
+        self._longest = {key: found for key, found in self._longest.items() if key[0] in segments}
+
+    def _candidates(self, kept: Iterable[KeptRun]) -> np.ndarray:
+        found = [self._longest_of(part) for part in kept]
+        hashes, inverse = np.unique(np.concatenate([h for h, _ in found]), return_inverse=True)
+        rows = np.bincount(inverse, weights=np.concatenate([n for _, n in found]))
+        return np.asarray(hashes[np.argsort(-rows, kind="stable")[:LONGEST_RUNS]])
+
+    def _longest_of(self, part: KeptRun) -> tuple[np.ndarray, np.ndarray]:
+        key = (part.segment, int(part.run.hash[0]))
+        if key not in self._longest:
+            self._longest[key] = longest_runs(part.run.hash)
+        return self._longest[key]
+
+    def _text(self, kept: Iterable[KeptRun], wanted: np.uint64) -> str:
+        for part in kept:
+            at = int(np.searchsorted(part.run.hash, wanted))
+            if at < len(part.run) and part.run.hash[at] == wanted:
+                return self._key_of(part, at)
+        raise AssertionError("a key that was counted is there")
+
+    def _key_of(self, part: KeptRun, row: int) -> str:
+        side, names = self._spec.sides[part.side], self._spec.sides[0].keys
+        columns = [TS if key == side.event_time else key for key in side.keys]
+        values = [_shown(part.run.batch.column(column)[row]) for column in columns]
+        return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+
+
+def longest_runs(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of sorted uint64[n], n > 0: the values that occur most often (at most LONGEST_RUNS), and how often."""
+    starts = np.concatenate(([0], np.flatnonzero(hashes[1:] != hashes[:-1]) + 1))
+    lengths = np.diff(starts, append=len(hashes))
+    if len(lengths) > LONGEST_RUNS:
+        # By counting: a partition of so many equal lengths takes twenty times as long.
+        at_least = np.cumsum(np.bincount(lengths)[::-1])[::-1]
+        shortest = int(np.flatnonzero(at_least >= LONGEST_RUNS)[-1])
+        longer, as_long = np.flatnonzero(lengths > shortest), np.flatnonzero(lengths == shortest)
+        chosen = np.concatenate((longer, as_long))[:LONGEST_RUNS]
+        starts, lengths = starts[chosen], lengths[chosen]
+    return hashes[starts], lengths
+
+
+def _occurrences(hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return np.searchsorted(hashes, wanted, side="right") - np.searchsorted(hashes, wanted, side="left")
+
+
+def _shown(value: pa.Scalar) -> str:
+    plain = value.as_py()
+    text = plain.hex() if isinstance(plain, bytes) else str(plain)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+
+
+class HottestKeys:
+    """The job's hottest keys, from what its shards told last: no key is in two shards."""
+
+    def __init__(self) -> None:
+        self._shards = 0
+        self._by_shard: dict[int, tuple[KeyRows, ...]] = {}
+
+    def learn(self, shards: int, told: Mapping[int, tuple[KeyRows, ...] | None]) -> None:
+        """What the shards of an epoch with that many shards told; None: nothing this time."""
+        if shards != self._shards:
+            self._shards, self._by_shard = shards, {}
+        self._by_shard.update({shard: keys for shard, keys in told.items() if keys is not None})
+
+    def top(self) -> tuple[KeyRows, ...]:
+        every = [key for keys in self._by_shard.values() for key in keys]
+        return tuple(sorted(every, key=lambda key: (-key.rows, key.key))[:TOP])
