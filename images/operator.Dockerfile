@@ -2,12 +2,11 @@
 #     docker build -f images/operator.Dockerfile -t joinery-operator .
 ARG BASE=debian:12.15-slim
 
+# The first two stages are the same for both images, so that they are built once.
 FROM ${BASE} AS base
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3 tini \
-    && apt-get clean \
-    && rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log \
-    && useradd --uid 1000 --gid 0 --create-home --shell /usr/sbin/nologin joinery
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log
 
 FROM base AS pip
 RUN apt-get update \
@@ -23,7 +22,8 @@ ARG PIP_CERT
 COPY requirements/operator.txt /build/
 RUN python3 -m pip wheel --quiet --require-hashes --no-build-isolation --wheel-dir /build/wheels -r /build/operator.txt \
     && python3 -m venv --without-pip /opt/joinery \
-    && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index /build/wheels/*.whl
+    && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index /build/wheels/*.whl \
+    && rm -r /build
 
 FROM pip AS code
 COPY runtime/pyproject.toml /build/runtime/
@@ -39,6 +39,7 @@ RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /bui
     && rm /layer/opt/joinery/bin/joinery
 
 FROM base
+RUN useradd --uid 1000 --gid 0 --create-home --shell /usr/sbin/nologin joinery
 LABEL org.opencontainers.image.title="joinery-operator" \
       org.opencontainers.image.description="Kubernetes operator for Joinery's StreamJoin and SessionWindow" \
       org.opencontainers.image.licenses="Apache-2.0"

@@ -2,15 +2,11 @@
 #     docker build -f images/runtime.Dockerfile -t joinery-runtime .
 ARG BASE=debian:12.15-slim
 
+# The first two stages are the same for both images, so that they are built once.
 FROM ${BASE} AS base
-# A slim base has no man pages, and the Java package wants their folder.
-RUN mkdir -p /usr/share/man/man1 \
-    && apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openjdk-17-jre-headless python3 tini \
-    && apt-get clean \
-    && rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log /usr/share/man/man1 \
-    && ln -s java-17-openjdk-* /usr/lib/jvm/java-17 \
-    && useradd --uid 185 --gid 0 --create-home --shell /usr/sbin/nologin joinery
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3 tini \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log
 
 FROM base AS pip
 RUN apt-get update \
@@ -32,7 +28,9 @@ RUN python3 -m pip wheel --quiet --require-hashes --no-build-isolation --wheel-d
     && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index /build/wheels/*.whl \
     && cd /opt/joinery/lib/python3.11/site-packages \
     && rm -r pyspark/data pyspark/examples pyspark/jars/rocksdbjni-*.jar \
-    && rm -r pyarrow/include pyarrow/tests pyarrow/libarrow_flight.so* pyarrow/_flight.*.so pyarrow/libarrow_python_flight.so*
+    && rm -r pyarrow/include pyarrow/tests pyarrow/_flight.*.so pyarrow/libarrow_flight.so* \
+        pyarrow/libarrow_python_flight.so* \
+    && rm -r /build
 
 FROM pip AS code
 COPY runtime/pyproject.toml /build/runtime/
@@ -44,6 +42,13 @@ RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /bui
         /build/wheels/*.whl
 
 FROM base
+# A slim base has no man pages, and the Java package wants their folder.
+RUN mkdir -p /usr/share/man/man1 \
+    && apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openjdk-17-jre-headless \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log \
+    && ln -s java-17-openjdk-* /usr/lib/jvm/java-17 \
+    && useradd --uid 185 --gid 0 --create-home --shell /usr/sbin/nologin joinery
 LABEL org.opencontainers.image.title="joinery-runtime" \
       org.opencontainers.image.description="Streaming joins on Spark with state and offsets together in Postgres" \
       org.opencontainers.image.licenses="Apache-2.0"

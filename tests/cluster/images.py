@@ -11,10 +11,11 @@ import os
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 # A zip made from an image's files, as Spark does, takes no time before 1980.
 MODIFIED = 315_619_200
@@ -24,14 +25,11 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Blob(NamedTuple):
-    """One content-addressed part of an image: where it is, its sha256 and its size in bytes."""
+    """One content-addressed part of an image; its size is in bytes."""
 
-    content: Path | bytes
+    path: Path
     digest: str
     size: int
-
-    def descriptor(self, kind: str) -> dict[str, Any]:
-        return {"mediaType": f"{MEDIA}.{kind}", "digest": f"sha256:{self.digest}", "size": self.size}
 
 
 def oci_archive(
@@ -51,22 +49,35 @@ def oci_archive(
     `layers` are folders and uncompressed layer tars, the lowest first; a folder's owners and modes are taken as they
     are, its times are not. PATH is set unless `env` does.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
-        scratch = Path(folder)
-        tars = [_as_tar(layer, scratch / f"{number}.tar") for number, layer in enumerate(layers)]
-        blobs = [_file_blob(tar) for tar in tars]
-        settings = {
-            "Entrypoint": list(entrypoint),
-            "Cmd": list(cmd),
-            "Env": [f"{key}={value}" for key, value in {"PATH": PATH, **env}.items()],
-            "User": user,
-            "WorkingDir": workdir,
-            "Labels": dict(labels),
-        }
-        part = scratch / "archive"
-        _write(part, name, blobs, {key: value for key, value in settings.items() if value})
-        part.replace(target)
+    settings = {
+        "Entrypoint": list(entrypoint),
+        "Cmd": list(cmd),
+        "Env": [f"{key}={value}" for key, value in {"PATH": PATH, **env}.items()],
+        "User": user,
+        "WorkingDir": workdir,
+        "Labels": dict(labels),
+    }
+    config: dict[str, Any] = {
+        "architecture": _architecture(),
+        "os": "linux",
+        "config": {key: value for key, value in settings.items() if value},
+        "rootfs": {"type": "layers", "diff_ids": []},
+    }
+    with _archive(target) as (scratch, tar):
+        _finish(tar, name, config, [], _blobs(layers, scratch))
+    return target
+
+
+def derived(archive: Path, target: Path, name: str, layers: Sequence[Path] = ()) -> Path:
+    """Write the one image in `archive`, whatever tool made it, as `name` to `target`, with `layers` on top."""
+    with tarfile.open(archive) as source, _archive(target) as (scratch, tar):
+        (entry,) = _read(source, "index.json")["manifests"]
+        manifest = _read(source, _blob_name(entry["digest"]))
+        config = _read(source, _blob_name(manifest["config"]["digest"]))
+        below = manifest["layers"]
+        for digest, size in {layer["digest"]: layer["size"] for layer in below}.items():
+            _put(tar, _blob_name(digest), _open(source, _blob_name(digest)), size)
+        _finish(tar, name, config, below, _blobs(layers, scratch))
     return target
 
 
@@ -77,47 +88,77 @@ def folder_tar(folder: Path, target: Path) -> Path:
     return target
 
 
-def _as_tar(layer: Path, scratch: Path) -> Path:
-    return folder_tar(layer, scratch) if layer.is_dir() else layer
+@contextmanager
+def _archive(target: Path) -> Iterator[tuple[Path, tarfile.TarFile]]:
+    """A folder for scratch files, and the tar that becomes `target` when the block has ended well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+        with tarfile.open(Path(folder, "archive"), "w") as tar:
+            yield Path(folder), tar
+        Path(folder, "archive").replace(target)
 
 
-def _file_blob(path: Path) -> Blob:
+def _blobs(layers: Iterable[Path], scratch: Path) -> list[Blob]:
+    tars = (
+        folder_tar(layer, scratch / f"{number}.tar") if layer.is_dir() else layer for number, layer in enumerate(layers)
+    )
+    return [_blob(tar) for tar in tars]
+
+
+def _blob(path: Path) -> Blob:
     with path.open("rb") as file:
         return Blob(path, hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
 
 
-def _json_blob(value: object) -> Blob:
-    content = json.dumps(value, sort_keys=True).encode()
-    return Blob(content, hashlib.sha256(content).hexdigest(), len(content))
-
-
-def _write(archive: Path, name: str, layers: Sequence[Blob], settings: Mapping[str, object]) -> None:
-    platform = {"architecture": _architecture(), "os": "linux"}
-    diff_ids = [f"sha256:{layer.digest}" for layer in layers]
-    config = _json_blob({**platform, "config": settings, "rootfs": {"type": "layers", "diff_ids": diff_ids}})
-    manifest = _json_blob(
-        {
-            "schemaVersion": 2,
-            "mediaType": f"{MEDIA}.manifest.v1+json",
-            "config": config.descriptor("config.v1+json"),
-            "layers": [layer.descriptor("layer.v1.tar") for layer in layers],
-        }
-    )
+def _finish(
+    tar: tarfile.TarFile, name: str, config: dict[str, Any], below: Sequence[Mapping[str, Any]], tops: Sequence[Blob]
+) -> None:
+    """Adds the layers `tops` and all that describes the image, over the layers `below`, which are in the tar."""
+    for top in {top.digest: top for top in tops}.values():
+        with top.path.open("rb") as file:
+            _put(tar, _blob_name(f"sha256:{top.digest}"), file, top.size)
+    added = [{"mediaType": f"{MEDIA}.layer.v1.tar", "digest": f"sha256:{top.digest}", "size": top.size} for top in tops]
+    config["rootfs"]["diff_ids"] += [layer["digest"] for layer in added]
+    config.setdefault("history", []).extend({"created_by": "tests/cluster/images.py"} for _ in added)
+    settings = _put_json(tar, "config", config)
+    manifest = {"schemaVersion": 2, "mediaType": f"{MEDIA}.manifest.v1+json", "config": settings}
+    entry = _put_json(tar, "manifest", {**manifest, "layers": [*below, *added]})
     names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
-    entry = {**manifest.descriptor("manifest.v1+json"), "platform": platform, "annotations": names}
-    index = _json_blob({"schemaVersion": 2, "mediaType": f"{MEDIA}.index.v1+json", "manifests": [entry]})
-    with tarfile.open(archive, "w") as tar:
-        _put(tar, "oci-layout", _json_blob({"imageLayoutVersion": "1.0.0"}))
-        _put(tar, "index.json", index)
-        for blob in {blob.digest: blob for blob in (config, manifest, *layers)}.values():
-            _put(tar, f"blobs/sha256/{blob.digest}", blob)
+    entry |= {"platform": {key: config[key] for key in ("architecture", "os")}, "annotations": names}
+    index = {"schemaVersion": 2, "mediaType": f"{MEDIA}.index.v1+json", "manifests": [entry]}
+    for file_name, value in (("index.json", index), ("oci-layout", {"imageLayoutVersion": "1.0.0"})):
+        content = json.dumps(value, sort_keys=True).encode()
+        _put(tar, file_name, io.BytesIO(content), len(content))
 
 
-def _put(tar: tarfile.TarFile, name: str, blob: Blob) -> None:
+def _put_json(tar: tarfile.TarFile, kind: str, value: object) -> dict[str, Any]:
+    """Adds a blob and returns its descriptor."""
+    content = json.dumps(value, sort_keys=True).encode()
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    _put(tar, _blob_name(digest), io.BytesIO(content), len(content))
+    return {"mediaType": f"{MEDIA}.{kind}.v1+json", "digest": digest, "size": len(content)}
+
+
+def _put(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
     entry = tarfile.TarInfo(name)
-    entry.size, entry.mode, entry.mtime = blob.size, 0o644, MODIFIED
-    with blob.content.open("rb") if isinstance(blob.content, Path) else io.BytesIO(blob.content) as file:
-        tar.addfile(entry, file)
+    entry.size, entry.mode, entry.mtime = size, 0o644, MODIFIED
+    tar.addfile(entry, content)
+
+
+def _read(source: tarfile.TarFile, name: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.load(_open(source, name))
+    return value
+
+
+def _open(source: tarfile.TarFile, name: str) -> IO[bytes]:
+    file = source.extractfile(name)
+    if file is None:
+        raise ValueError(f"{name} is no file in {source.name!r}")
+    return file
+
+
+def _blob_name(digest: str) -> str:
+    return "blobs/" + digest.replace(":", "/")
 
 
 def _architecture() -> str:

@@ -1,0 +1,76 @@
+"""A stand-in for the registry's debian:<release>-slim, made by debootstrap from this machine's own Debian mirror."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+from cluster.image_store import ImageStore
+from joinery_runtime.errors import EnvironmentProblem
+
+SUITE = "bookworm"
+RELEASE = 12
+
+# What the slim images leave out as well.
+_LEFT_OUT = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
+_KEPT = ("/usr/share/doc/*/copyright",)
+_DOCKERFILE = 'FROM scratch\nADD root.tar /\nCMD ["bash"]\n'
+
+
+def base_image(store: ImageStore, log: Path) -> str:
+    """The base image's name; it is made when the store has none by this recipe."""
+    name = f"localhost/joinery-debian:{SUITE}-{sha256(Path(__file__).read_bytes()).hexdigest()[:12]}"
+    if not store.has(name):
+        with tempfile.TemporaryDirectory(dir=store.folder) as scratch:
+            context = Path(scratch)
+            root_tar(context / "root.tar", log)
+            (context / "Dockerfile").write_text(_DOCKERFILE)
+            store.build(context / "Dockerfile", name, context, {}, log)
+    return name
+
+
+def root_tar(target: Path, log: Path) -> Path:
+    """Writes the root file system of a minimal Debian as a layer tar. Needs root."""
+    sources = debian_sources()
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        root = Path(scratch) / "root"
+        with log.open("w") as output:
+            command = ["debootstrap", "--variant=minbase", SUITE, str(root), sources[SUITE]]
+            done = subprocess.run(command, check=False, stdout=output, stderr=subprocess.STDOUT)
+        if done.returncode != 0:
+            raise EnvironmentProblem("There is no base image", facts="debootstrap failed", todo=f"Its log is {log}")
+        _slim(root, sources)
+        subprocess.run(["tar", "--numeric-owner", "--sort=name", "-C", str(root), "-cf", str(target), "."], check=True)
+    return target
+
+
+def _slim(root: Path, sources: dict[str, str]) -> None:
+    lines = [f"deb {address} {suite} main" for suite, address in sources.items()]
+    (root / "etc/apt/sources.list").write_text("\n".join([*lines, ""]))
+    rules = [*(f"path-exclude {path}" for path in _LEFT_OUT), *(f"path-include {path}" for path in _KEPT)]
+    (root / "etc/dpkg/dpkg.cfg.d/slim").write_text("\n".join([*rules, ""]))
+    for folder in ("share/info", "share/locale", "share/man"):
+        subprocess.run(["find", str(root / "usr" / folder), "-mindepth", "1", "-delete"], check=True)
+    subprocess.run(
+        ["find", str(root / "usr/share/doc"), "-type", "f", "!", "-name", "copyright", "-delete"], check=True
+    )
+    for folder in ("var/cache/apt/archives", "var/lib/apt/lists", "var/log"):
+        subprocess.run(["find", str(root / folder), "-type", "f", "-delete"], check=True)
+
+
+def debian_sources() -> dict[str, str]:
+    """The address of each suite of the release, as this machine's apt is set up; the first suite is SUITE itself."""
+    wanted = (SUITE, f"{SUITE}-updates", f"{SUITE}-security")
+    question = ["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
+    answer = subprocess.run(question, check=True, stdout=subprocess.PIPE, text=True).stdout
+    targets = [line.split() for line in answer.splitlines()]
+    found = {suite: address for suite, component, address in targets if suite in wanted and component == "main"}
+    if SUITE not in found:
+        raise EnvironmentProblem(
+            "There is no base image",
+            facts=f"apt on this machine knows no mirror with the suite {SUITE}",
+            todo=f"Run on Debian {RELEASE}, or add its sources to apt",
+        )
+    return {suite: found[suite] for suite in wanted if suite in found}

@@ -1,0 +1,114 @@
+"""The project's images as archives, built from images/*.Dockerfile without a registry or a Docker daemon.
+
+The Dockerfiles are the one list of what is in the images; the base image alone is made here (`image_base`), since its
+registry may be out of reach. Layers stay in the user's cache, so a change of our code costs seconds; deleting that
+folder costs the minutes of a first build.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cluster.image_base import base_image
+from cluster.image_store import ImageStore, require_programs
+from cluster.image_variants import FAILING_MIGRATION, FAILING_START, MIGRATING, Variant, files_of
+from cluster.images import derived
+from joinery_devkit.environment import cache_directory
+
+PROJECT = Path(__file__).parents[2]
+TAG = "test"
+
+
+def runtime_image(target_dir: Path, tag: str = TAG) -> Path:
+    """The archive of `localhost/joinery-runtime:<tag>`: drivers, executors, `joinery state ...`."""
+    return _archive("runtime", target_dir, tag)
+
+
+def operator_image(target_dir: Path, tag: str = TAG) -> Path:
+    """The archive of `localhost/joinery-operator:<tag>`."""
+    return _archive("operator", target_dir, tag)
+
+
+def migrating_runtime_image(target_dir: Path, tag: str = "migrating") -> Path:
+    """A runtime with the next state version and a migration to it that works."""
+    return _variant(MIGRATING, target_dir, tag)
+
+
+def failing_migration_runtime_image(target_dir: Path, tag: str = "failing-migration") -> Path:
+    """A runtime with the next state version and a migration that fails, in a dry run as well."""
+    return _variant(FAILING_MIGRATION, target_dir, tag)
+
+
+def failing_start_runtime_image(target_dir: Path, tag: str = "failing-start") -> Path:
+    """A runtime whose migration to the next state version works, and whose driver then ends before its first epoch."""
+    return _variant(FAILING_START, target_dir, tag)
+
+
+def layered(base: Path, extra_files: Mapping[str, bytes], name: str) -> Path:
+    """The archive `base` with `extra_files` (paths from the root; readable by all) on top, as the image `name`. It is
+    written beside `base`, under a name made of `name`."""
+    with TemporaryDirectory(dir=base.parent) as folder:
+        for path, content in extra_files.items():
+            file = Path(folder, path.lstrip("/"))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+            file.chmod(0o644)
+        for directory in (Path(folder), *(path for path in Path(folder).rglob("*") if path.is_dir())):
+            directory.chmod(0o755)
+        return derived(base, base.parent / _file_name(name), name, [Path(folder)])
+
+
+def _variant(variant: Variant, target_dir: Path, tag: str) -> Path:
+    return layered(runtime_image(target_dir), files_of(variant), f"localhost/joinery-runtime:{tag}")
+
+
+def _archive(kind: str, target_dir: Path, tag: str) -> Path:
+    name = f"localhost/joinery-{kind}:{tag}"
+    with image_store() as store:
+        identity = built(store, kind)
+        exported = store.folder / f"{kind}-{identity}.tar"
+        if not exported.is_file():
+            _export(store, identity, exported)
+        return derived(exported, target_dir / _file_name(name), name)
+
+
+def _file_name(name: str) -> str:
+    return name.rpartition("/")[2].replace(":", "-") + ".tar"
+
+
+@contextmanager
+def image_store() -> Iterator[ImageStore]:
+    """The store in the user's cache, for one process at a time."""
+    require_programs()
+    store = ImageStore(cache_directory() / "images")
+    store.folder.mkdir(parents=True, exist_ok=True)
+    with (store.folder / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield store
+
+
+def built(store: ImageStore, kind: str) -> str:
+    """The id of the image of images/<kind>.Dockerfile as the checkout is now."""
+    begun = time.monotonic()
+    base = base_image(store, store.folder / "base.log")
+    dockerfile = PROJECT / "images" / f"{kind}.Dockerfile"
+    name = f"localhost/joinery-{kind}:latest"
+    identity = store.build(dockerfile, name, PROJECT, {"BASE": base}, store.folder / f"{kind}.log")
+    print(f"joinery: image {kind}: built in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    return identity
+
+
+def _export(store: ImageStore, identity: str, target: Path) -> None:
+    """Exports an image, and forgets the one of before: only the newest of each kind is kept."""
+    part = target.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    store.export(identity, part)
+    for earlier in target.parent.glob(f"{target.name.partition('-')[0]}-*.tar"):
+        earlier.unlink()
+    part.rename(target)

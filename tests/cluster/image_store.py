@@ -1,0 +1,107 @@
+"""buildah with a store of its own in the cache of the user: Dockerfiles are built without a daemon or a registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from joinery_runtime.errors import EnvironmentProblem
+
+PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap"}
+_LAST_LINES = 20
+
+
+def require_programs() -> None:
+    """Installs the Debian packages of what is missing. Raises EnvironmentProblem where that cannot be done."""
+    missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
+    if os.geteuid() != 0 or (missing and shutil.which("apt-get") is None):
+        raise EnvironmentProblem(
+            "The images cannot be built on this machine",
+            facts=f"needed: root, and {', '.join(PROGRAMS.values())}; missing packages: {', '.join(missing) or 'none'}",
+            todo="Run as root on Debian or Ubuntu, or build images/*.Dockerfile with Docker",
+        )
+    if missing:
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+            subprocess.run(["apt-get", "-qq", *command], env=quiet, check=True, stdout=subprocess.DEVNULL)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageStore:
+    """Images, and the layers of their steps, in `folder`; each is there whole or not at all, whatever ended a build."""
+
+    folder: Path
+
+    def build(self, dockerfile: Path, name: str, context: Path, arguments: Mapping[str, str], log: Path) -> str:
+        """Builds what is not built yet and returns the image's id. Raises EnvironmentProblem with the log's end."""
+        options = [option for key, value in arguments.items() for option in ("--build-arg", f"{key}={value}")]
+        with tempfile.TemporaryDirectory(dir=self.folder) as scratch, log.open("w") as output:
+            identity = Path(scratch) / "id"
+            command = ["build", "--layers", "--isolation=chroot", "--format=oci", "--pull=never", *_trust(options)]
+            command += [f"--file={dockerfile}", f"--tag={name}", f"--iidfile={identity}", str(context)]
+            done = subprocess.run(self._command(command), check=False, stdout=output, stderr=subprocess.STDOUT)
+            if done.returncode != 0:
+                raise _failed(name, done.returncode, log)
+            return identity.read_text().removeprefix("sha256:")
+
+    def has(self, name: str) -> bool:
+        return bool(self._ask(["images", "--quiet", "--filter", f"reference={name}"]).strip())
+
+    def export(self, image: str, target: Path) -> None:
+        """Writes an image as an OCI archive with compressed layers."""
+        self._ask(["push", "--quiet", "--compression-format=zstd", image, f"oci-archive:{target}"])
+
+    def settings(self, image: str) -> dict[str, Any]:
+        """What the image says of how to run it: User, Env, Entrypoint, Cmd, WorkingDir, Labels."""
+        found: dict[str, Any] = json.loads(self._ask(["inspect", "--type=image", image]))["OCIv1"]["config"]
+        return found
+
+    @contextmanager
+    def mounted(self, image: str) -> Iterator[Path]:
+        """The union of the image's layers as a folder."""
+        container = self._ask(["from", "--pull-never", image]).strip()
+        try:
+            yield Path(self._ask(["mount", container]).strip())
+        finally:
+            self._ask(["rm", container])
+
+    def _ask(self, arguments: Sequence[str]) -> str:
+        return subprocess.run(self._command(arguments), check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def _command(self, arguments: Sequence[str]) -> list[str]:
+        # What is mounted at the moment must be forgotten with the machine's next start.
+        running = Path("/run/joinery-images") / sha256(str(self.folder).encode()).hexdigest()[:12]
+        return ["buildah", f"--root={self.folder / 'storage'}", f"--runroot={running}", *arguments]
+
+
+def _trust(options: Sequence[str]) -> list[str]:
+    """The options, and this machine's certificates and package index for the steps that download."""
+    certificates = next((path for name in _CERTIFICATES if (path := os.environ.get(name))), _DEBIAN_CERTIFICATES)
+    index = os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX")
+    trusted = list(options)
+    if Path(certificates).is_file():
+        trusted += ["--volume", f"{certificates}:{_INSIDE}:ro", "--build-arg", f"PIP_CERT={_INSIDE}"]
+    return [*trusted, "--build-arg", f"PIP_INDEX_URL={index}"] if index else trusted
+
+
+_CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+_DEBIAN_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+_INSIDE = "/run/certificates.crt"
+
+
+def _failed(name: str, code: int, log: Path) -> EnvironmentProblem:
+    last_words = "\n".join(log.read_text().splitlines()[-_LAST_LINES:])
+    return EnvironmentProblem(
+        f"The image {name} cannot be built",
+        facts=f"buildah ended with {code}:\n{last_words}",
+        todo=f"The whole log is {log}",
+    )

@@ -1,0 +1,62 @@
+"""Releases of the runtime that do not exist: the checkout's sources with a higher state version, as checked edits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[2] / "runtime" / "src" / "joinery_runtime"
+INSTALLED = "opt/joinery/lib/python3.11/site-packages/joinery_runtime"
+
+_VERSION = re.compile(r"^STATE_VERSION = (\d+)$", re.MULTILINE)
+_CHAIN = re.compile(r"^MIGRATIONS: Mapping\[int, Migration\] = \{\}$", re.MULTILINE)
+_START = re.compile(r"^    job = with_secrets\(job\)$", re.MULTILINE)
+
+_STEP = """
+def _to_next(blob: bytes) -> bytes:
+    from joinery_runtime.core.segment import decode, encode
+
+    batch = decode(blob)
+    {work}
+
+
+MIGRATIONS: Mapping[int, Migration] = {{STATE_VERSION - 1: _to_next}}"""
+_WORKS = 'return encode(batch.replace_schema_metadata({"state_version": str(STATE_VERSION)}))'
+_FAILS = 'raise ValueError(f"a segment of {batch.num_rows} rows cannot be brought to the next version")'
+_NO_START = '    raise JoineryError("This release does not start", facts="a test asked for that", todo="Go back")'
+
+Edit = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Edits by the source file's path inside the package."""
+
+    edits: Mapping[str, Edit]
+
+
+def _replaced(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> Edit:
+    def edit(source: str) -> str:
+        edited, count = pattern.subn(replacement, source)
+        if count != 1:
+            raise ValueError(f"{pattern.pattern!r} is {count} times in the source, not once: adapt image_variants.py")
+        return edited
+
+    return edit
+
+
+_NEXT_VERSION = _replaced(_VERSION, lambda found: f"STATE_VERSION = {int(found[1]) + 1}")
+_WORKING = _replaced(_CHAIN, lambda _: _STEP.format(work=_WORKS))
+_FAILING = _replaced(_CHAIN, lambda _: _STEP.format(work=_FAILS))
+_ENDING = _replaced(_START, lambda found: f"{found[0]}\n{_NO_START}")
+
+MIGRATING = Variant({"core/segment.py": _NEXT_VERSION, "state/migrations.py": _WORKING})
+FAILING_MIGRATION = Variant({"core/segment.py": _NEXT_VERSION, "state/migrations.py": _FAILING})
+FAILING_START = Variant({**MIGRATING.edits, "hosts/run.py": _ENDING})
+
+
+def files_of(variant: Variant) -> dict[str, bytes]:
+    """The edited files by their path in the image."""
+    return {f"{INSTALLED}/{path}": edit((SOURCES / path).read_text()).encode() for path, edit in variant.edits.items()}
