@@ -98,9 +98,11 @@ class Feeder:
         self._clock_ms = 1_760_000_000_000
         self._number = 0
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feeder")
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Feeder:
+        self._done.clear()
+        self._thread = threading.Thread(target=self._run, name="feeder")
         self._thread.start()
         return self
 
@@ -108,9 +110,10 @@ class Feeder:
         self.stop()
 
     def stop(self) -> None:
-        """After this, no record follows."""
+        """After this, no record follows until it is entered again."""
         self._done.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def tick(self) -> None:
         """Some records, and on goes their clock. Not while it runs by itself."""
@@ -143,10 +146,10 @@ class Feeder:
 
 
 class Log:
-    """What a job's store knows of it."""
+    """What a store knows of a job."""
 
-    def __init__(self, job: Job) -> None:
-        self._name, self._store = job.name, PostgresStore(job.dsn, job.schema)
+    def __init__(self, name: str, dsn: str, schema: str) -> None:
+        self._name, self._store = name, PostgresStore(dsn, schema)
 
     def close(self) -> None:
         self._store.close()
@@ -165,7 +168,7 @@ class Log:
 
 @contextmanager
 def log_of(job: Job) -> Iterator[Log]:
-    log = Log(job)
+    log = Log(job.name, job.dsn, job.schema)
     try:
         yield log
     finally:
@@ -209,7 +212,8 @@ def judge_topics(path: Path, job: Job, log: Sequence[Mapping[str, Any]]) -> Verd
 
 
 def read_inputs(job: StreamJoin, bootstrap: str) -> dict[str, list[Record]]:
-    return {side.name: read_topic(bootstrap, f"{job.name}.{side.name}") for side in job.spec.inputs}
+    topics = {side.name: side.kafka.topic for side in job.spec.inputs if side.kafka is not None}
+    return {name: read_topic(bootstrap, topic or "") for name, topic in topics.items()}
 
 
 def expected_rows(

@@ -1,0 +1,119 @@
+"""One node with one installed operator for all tests here, the project's images, a Kafka and a Postgres beside it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cluster.binaries import program
+from cluster.image_build import (
+    failing_migration_runtime_image,
+    failing_start_runtime_image,
+    migrating_runtime_image,
+    operator_image,
+    runtime_image,
+)
+from cluster.providers import Cluster
+from e2e.kill_harness import Job, create_topics
+from joinery_devkit.kafka import KafkaBroker
+from joinery_runtime.core.segment import STATE_VERSION
+from kubernetes_e2e.cluster_job import ClusterJob
+
+CHART = Path(__file__).parents[2] / "charts" / "joinery"
+OPERATOR_NAMESPACE = "joinery-system"
+_RUNTIME = "localhost/joinery-runtime"
+_INSTALL_S = 180
+
+
+@dataclass(frozen=True)
+class Images:
+    """Names that the node knows. The later three are releases with the next state version: a migration that works, one
+    that does not, and one whose driver ends before its first epoch."""
+
+    runtime: str = f"{_RUNTIME}:test"
+    migrating: str = f"{_RUNTIME}:migrating"
+    failing_migration: str = f"{_RUNTIME}:failing-migration"
+    failing_start: str = f"{_RUNTIME}:failing-start"
+    next_version: int = STATE_VERSION + 1
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Images:
+    for build in (
+        operator_image,
+        runtime_image,
+        migrating_runtime_image,
+        failing_migration_runtime_image,
+        failing_start_runtime_image,
+    ):
+        archive = build(tmp_path_factory.mktemp("images"))
+        cluster.load_image(archive)
+        archive.unlink()
+    return Images()
+
+
+@pytest.fixture(scope="session")
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """The jobs' namespace, which refuses pods that are not restricted."""
+    with cluster.kubectl.namespace("joins") as name:
+        level = "pod-security.kubernetes.io/enforce=restricted"
+        cluster.kubectl("label", "namespace", name, level)
+        yield name
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster, images: Images, namespace: str) -> Iterator[None]:
+    """Installed as the README says, cluster-wide, and removed in the end."""
+    helm(
+        cluster,
+        *("upgrade", "--install", "joinery", str(CHART), "--create-namespace", "--wait", f"--timeout={_INSTALL_S}s"),
+        *("--set", "image.repository=localhost/joinery-operator,image.tag=test"),
+        *("--set", f"runtime.image.repository={_RUNTIME},runtime.image.tag=test"),
+        *("--set", f"drivers.namespaces={{{namespace}}}"),
+    )
+    yield
+    helm(cluster, "uninstall", "joinery", "--wait")
+
+
+def helm(cluster: Cluster, *arguments: str) -> str:
+    """In the operator's namespace."""
+    command = [program("helm"), f"--kubeconfig={cluster.kubeconfig}", "--namespace", OPERATOR_NAMESPACE, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        told = cluster.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "yaml")
+        raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{told}")
+    return done.stdout
+
+
+MakeJob = Callable[..., ClusterJob]
+
+
+@pytest.fixture(scope="session")
+def make_job(
+    cluster: Cluster,
+    operator: None,
+    images: Images,
+    namespace: str,
+    cluster_kafka: KafkaBroker,
+    cluster_postgres: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> MakeJob:
+    """Makes a job with topics of its own, both outputs in Kafka, exactly once. It is applied by the test."""
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "state-db"},
+        "stringData": {"dsn": cluster_postgres},
+    }
+    cluster.kubectl.apply(secret, namespace)
+
+    def make(name: str) -> ClusterJob:
+        job = Job(name, cluster_kafka.bootstrap, cluster_postgres)
+        create_topics(cluster_kafka, job)
+        return ClusterJob(job, namespace, cluster.kubectl, images.runtime, tmp_path_factory.mktemp(name))
+
+    return make

@@ -1,0 +1,188 @@
+"""The life of one job on a real node, from `helm install` on: whatever happens to it, every pair goes out once.
+
+The tests go on from one another, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kubernetes_e2e.cluster_job import ClusterJob
+from kubernetes_e2e.conftest import OPERATOR_NAMESPACE, Images, MakeJob
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def job(make_job: MakeJob) -> Iterator[ClusterJob]:
+    job = make_job("life")
+    yield job
+    job.log.close()
+
+
+def test_it_runs_with_two_executors(job: ClusterJob) -> None:
+    job.apply()
+    with job.feeder:
+        job.wait_until_running()
+        assert len(job.running("executor")) == 2
+    assert job.judge().ok
+    assert job.status["epoch"] > 0
+
+
+def test_its_executors_belong_to_its_driver(job: ClusterJob) -> None:
+    driver = job.driver()
+    for executor in job.running("executor"):
+        (owner,) = executor["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("Pod", driver["metadata"]["uid"])
+    (owner,) = driver["metadata"]["ownerReferences"]
+    assert owner["uid"] == job.resource["metadata"]["uid"]
+
+
+def test_its_driver_is_deleted(job: ClusterJob) -> None:
+    before = job.driver()["metadata"]["uid"]
+    with job.feeder:
+        job.kubectl("delete", "pod", job.driver()["metadata"]["name"], "-n", job.namespace, "--grace-period=1")
+        job.wait("another driver", lambda: [p["metadata"]["uid"] for p in job.running("driver")] not in ([], [before]))
+        job.wait_until_running()
+    job.judge()
+
+
+def test_an_executor_is_deleted(job: ClusterJob) -> None:
+    driver = job.driver()["metadata"]["uid"]
+    with job.feeder:
+        victim = job.running("executor")[0]["metadata"]["name"]
+        job.kubectl("delete", "pod", victim, "-n", job.namespace, "--grace-period=0", "--force")
+        job.wait_until_running()
+    job.judge()
+    assert job.driver()["metadata"]["uid"] == driver
+    assert victim not in [pod["metadata"]["name"] for pod in job.pods("executor")]
+
+
+def test_the_operator_is_gone_and_comes_back(job: ClusterJob) -> None:
+    driver = job.driver()["metadata"]["uid"]
+    with job.feeder:
+        _scale_operator(job, 0)
+        job.apply(cleanup="deleteState")
+        job.wait_for_more_epochs(5)
+        _scale_operator(job, 1)
+        job.wait_until_running()
+    job.judge()
+    assert job.driver()["metadata"]["uid"] == driver, "an operator that starts leaves jobs as they are"
+
+
+def test_it_is_suspended_and_resumed(job: ClusterJob) -> None:
+    with job.feeder:
+        job.apply(suspend=True)
+        job.wait("it is suspended", lambda: job.status.get("phase") == "Suspended")
+        assert job.pods("driver") == job.pods("executor") == []
+        job.apply(suspend=False)
+        job.wait_until_running()
+    job.judge()
+
+
+def test_its_shards_and_executors_are_changed(job: ClusterJob) -> None:
+    with job.feeder:
+        executor = {**job.manifest["spec"]["spark"]["executor"], "instances": 1}
+        job.apply(shards=7, spark={**job.manifest["spec"]["spark"], "executor": executor})
+        job.wait_until_running()
+    job.judge()
+    assert job.log.entries()[-1]["plan"]["shards"] == 7
+
+
+def test_a_change_that_does_not_fit_its_state_is_refused(job: ClusterJob) -> None:
+    """Another key: the driver that runs goes on."""
+    before, fitting = job.driver()["metadata"]["uid"], job.manifest["spec"]["joins"]
+    with job.feeder:
+        job.apply(joins=[{**fitting[0], "keys": {"orders.amount": "payments.paid"}}])
+        job.wait("it is refused", lambda: job.condition("StateCompatible").get("status") == "False")
+        assert "orders.id" in job.condition("StateCompatible")["message"]
+        job.wait_for_more_epochs(3)
+        assert job.driver()["metadata"]["uid"] == before
+        job.apply(joins=fitting)
+        job.wait_until_running()
+    job.judge()
+    assert job.driver()["metadata"]["uid"] == before
+
+
+def test_an_image_whose_migration_would_fail_is_refused(job: ClusterJob, images: Images) -> None:
+    """The dry run says so, and the driver that runs goes on."""
+    before = job.driver()["metadata"]["uid"]
+    with job.feeder:
+        job.apply_spark(image=images.failing_migration)
+        job.wait("it is refused", lambda: job.condition("StateCompatible").get("status") == "False")
+        assert "cannot be brought to the next version" in job.condition("StateCompatible")["message"]
+        job.wait_for_more_epochs(3)
+    job.judge()
+    assert job.driver()["metadata"]["uid"] == before
+
+
+def test_an_image_that_fails_after_its_migration_is_rolled_back(job: ClusterJob, images: Images) -> None:
+    with job.feeder:
+        job.apply_spark(image=images.failing_start)
+        job.wait("it is refused", lambda: job.status.get("refused") is not None and "rollout" not in job.status)
+        job.wait("the old image runs", lambda: _images(job) == [images.runtime])
+        job.wait_for_more_epochs(3)
+        assert "does not start" in job.status["refused"]["message"]
+        assert job.condition("Degraded")["status"] == "True"
+        assert images.next_version not in _state_versions(job)
+        job.apply_spark(image=images.runtime)
+        job.wait_until_running()
+    job.judge()
+    assert job.condition("Degraded")["status"] == "False"
+
+
+def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, images: Images) -> None:
+    with job.feeder:
+        job.apply_spark(image=images.migrating)
+        job.wait_until_running()
+    job.judge()
+    assert _images(job) == [images.migrating]
+    assert _state_versions(job) == {images.next_version}
+
+
+def test_deleted_with_its_state_it_leaves_nothing(job: ClusterJob) -> None:
+    assert job.log.record() is not None
+    job.delete()
+    job.wait("its children are gone", lambda: not _children(job))
+    assert job.log.record() is None
+
+
+def test_deleted_without_its_state_it_goes_on_when_it_is_back(make_job: MakeJob) -> None:
+    job = make_job("back")
+    for _ in range(2):
+        job.apply()
+        with job.feeder:
+            job.wait_until_running()
+        job.wait_until_read()
+        job.delete()
+        job.wait("its children are gone", lambda job=job: not _children(job))
+    job.judge()
+    job.log.close()
+
+
+def _scale_operator(job: ClusterJob, replicas: int) -> None:
+    (name,) = job.kubectl.names("deployments", OPERATOR_NAMESPACE)
+    job.kubectl("scale", f"deployment/{name}", f"--replicas={replicas}", "-n", OPERATOR_NAMESPACE)
+    job.wait("the operator is there, or gone", lambda: _operators(job) == replicas)
+
+
+def _operators(job: ClusterJob) -> int:
+    return len(job.kubectl.names("pods", OPERATOR_NAMESPACE, "app.kubernetes.io/name=joinery"))
+
+
+def _images(job: ClusterJob) -> list[str]:
+    return [pod["spec"]["containers"][0]["image"] for pod in job.running("driver")]
+
+
+def _state_versions(job: ClusterJob) -> set[int]:
+    record = job.log.record()
+    assert record is not None
+    return {segment.state_version for segment in record.segments}
+
+
+def _children(job: ClusterJob) -> list[str]:
+    """Of every kind that the operator or Spark makes in a namespace, executors included."""
+    kinds = "pods,services,configmaps,persistentvolumeclaims"
+    return job.kubectl.names(kinds, job.namespace, f"joinery.dev/job={job.job.name}")
