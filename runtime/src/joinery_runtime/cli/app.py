@@ -14,20 +14,16 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError
-from joinery_runtime.job import StreamJoin, load_job, located
+from joinery_runtime.cli.common import JobFile, checked, load, say
+from joinery_runtime.cli.state_commands import state
+from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.job import explain as explain_job
 
 app = App(name="joinery", help="Streaming joins on Spark, state and offsets together in Postgres.",
           version=version("joinery-runtime"), result_action="return_value")  # fmt: skip
-state = App(name="state", help="Look into a job's state and its epoch log, and reset its offsets.")
 app.command(state)
 
-JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin as YAML or JSON.")]
 Shards = Annotated[int, Parameter(validator=Number(gte=1, lte=4096))]
-Count = Annotated[int, Parameter(validator=Number(gte=0))]
-Flag = Annotated[bool, Parameter(negative=())]
-Stored = dict[str, tuple[str, ...]] | None  # columns that are stored, per input; None without the engine
 
 _GET_ENGINE = "Install joinery-runtime[engine]"
 
@@ -48,40 +44,19 @@ def _missing(error: ModuleNotFoundError) -> str:
     return f"the Python package {error.name} is not installed. {_GET_ENGINE}"
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - the command line's own answer
-
-
-def _load(job_file: Path) -> StreamJoin:
-    return _checked(job_file)[0]
-
-
-def _checked(job_file: Path) -> tuple[StreamJoin, Stored]:
-    """The job, and what its segments keep: to know that, `where` is compiled. Without the engine neither is done."""
-    job = load_job(job_file)
-    try:
-        from joinery_runtime.core.compile import compile_join, stored_columns  # noqa: PLC0415
-    except ModuleNotFoundError:
-        return job, None
-    try:
-        return job, stored_columns(compile_join(job))
-    except JobError as error:
-        raise located(error, job_file) from error
-
-
 @app.command
 def validate(job_file: JobFile) -> None:
     """Checks a job file and reports every mistake at once, each with its path. Exit code 2 when there is one."""
-    job, stored = _checked(job_file)
+    job, stored = checked(job_file)
     unchecked = "" if stored is not None or job.step.where is None else f", but `where` was not checked: {_GET_ENGINE}"
-    _say(f"{job_file}: valid{unchecked}")
+    say(f"{job_file}: valid{unchecked}")
 
 
 @app.command
 def explain(job_file: JobFile) -> None:
     """Prints the plan: inputs, keys, bounds, how long rows are kept, and the state that is to be expected."""
-    job, stored = _checked(job_file)
-    _say(explain_job(job, stored).render())
+    job, stored = checked(job_file)
+    say(explain_job(job, stored).render())
 
 
 @app.command
@@ -95,7 +70,7 @@ def run(job_file: JobFile, *, master: str | None = None) -> None:
     """
     from joinery_runtime.cli.run import run_command  # noqa: PLC0415
 
-    run_command(_load(job_file), master)
+    run_command(load(job_file), master)
 
 
 @app.command
@@ -119,8 +94,8 @@ def trace(
     """
     from joinery_runtime.cli.trace import trace_command  # noqa: PLC0415
 
-    for line in trace_command(_load(job_file), steps, store, shards):
-        _say(json.dumps(line))
+    for line in trace_command(load(job_file), steps, store, shards):
+        say(json.dumps(line))
 
 
 @app.command
@@ -136,7 +111,7 @@ def crds(*, folder: Path | None = None) -> None:
 
     texts = {file_name(kind): to_yaml(custom_resource_definition(kind)) for kind in KINDS}
     if folder is None:
-        _say("---\n".join(texts.values()).rstrip("\n"))
+        say("---\n".join(texts.values()).rstrip("\n"))
         return
     for name, text in texts.items():
         _write(folder / name, text)
@@ -150,57 +125,3 @@ def _write(path: Path, text: str) -> None:
         raise EnvironmentProblem(
             f"{path} cannot be written", facts=error.strerror or str(error), todo="Name another --folder"
         ) from error
-
-
-@state.command
-def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
-    """Prints the epoch log, one JSON object per committed epoch: its plan (ranges, watermarks) and its result."""
-    from joinery_runtime.cli.state import epoch_lines  # noqa: PLC0415
-
-    for line in epoch_lines(_load(job_file), after, limit):
-        _say(json.dumps(line))
-
-
-@state.command
-def reset(
-    job_file: JobFile,
-    *,
-    name: Annotated[str, Parameter(name="--input")],
-    to: Literal["earliest", "latest"] | None = None,
-    to_time: str | None = None,
-    to_offset: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
-    dry_run: Flag = False,
-    drop_planned: Flag = False,
-) -> None:
-    """Sets where a Kafka input is read on from, and says per partition what is read again or skipped.
-
-    A running driver is fenced. Watermark and state stay as they are.
-
-    Parameters
-    ----------
-    name
-        The input.
-    to
-        All partitions: the first record that the broker has, or what comes next.
-    to_time
-        All partitions: the first record whose Kafka timestamp is this or later; RFC 3339 or milliseconds since 1970.
-    to_offset
-        PARTITION=OFFSET, or TOPIC:PARTITION=OFFSET if the input has several topics; others stay where they are.
-    dry_run
-        Only say what would change.
-    drop_planned
-        Drop an epoch that is planned and not committed: rows of it may repeat in a Kafka output.
-    """
-    from joinery_runtime.cli.reset import reset_command  # noqa: PLC0415
-    from joinery_runtime.cli.reset_target import parse_target  # noqa: PLC0415
-
-    target = parse_target(to, to_time, to_offset)
-    reset_command(_load(job_file), name, target, dry_run=dry_run, drop_planned=drop_planned, say=_say)
-
-
-@state.command
-def ls(job_file: JobFile) -> None:
-    """Prints where the job stands and its live segments."""
-    from joinery_runtime.cli.state import listing  # noqa: PLC0415
-
-    _say(listing(_load(job_file)))

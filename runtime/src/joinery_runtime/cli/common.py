@@ -1,0 +1,50 @@
+"""What the commands share: their arguments, reading a job file, and how they answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import StreamJoin, load_job, located
+
+JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin as YAML or JSON.")]
+Count = Annotated[int, Parameter(validator=Number(gte=0))]
+Flag = Annotated[bool, Parameter(negative=())]
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="JSON also on a terminal.")]
+Stored = dict[str, tuple[str, ...]] | None  # columns that are stored, per input; None without the engine
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - the command line's own answer
+
+
+def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -> None:
+    """The same in two forms: text on a terminal, a line of JSON for programs."""
+    if as_json or not sys.stdout.isatty():
+        say(json.dumps(document))
+    else:
+        say("\n".join(text))
+
+
+def load(job_file: Path) -> StreamJoin:
+    return checked(job_file)[0]
+
+
+def checked(job_file: Path) -> tuple[StreamJoin, Stored]:
+    """The job, and what its segments keep: to know that, `where` is compiled. Without the engine neither is done."""
+    job = load_job(job_file)
+    try:
+        from joinery_runtime.core.compile import compile_join, stored_columns  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return job, None
+    try:
+        return job, stored_columns(compile_join(job))
+    except JobError as error:
+        raise located(error, job_file) from error
