@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.api_server import ApiServer
+from cluster.postgres import postgres_at
 from cluster.providers import Cluster, open_cluster
+from joinery_devkit.kafka import KafkaBroker
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,17 @@ def cluster_namespace(cluster: Cluster) -> Iterator[str]:
     """The name of a namespace of this test's own on `cluster`."""
     with cluster.kubectl.namespace() as name:
         yield name
+
+
+@pytest.fixture(scope="session")
+def cluster_kafka(cluster: Cluster) -> Iterator[KafkaBroker]:
+    """A broker on this machine that the pods of `cluster` reach at its `bootstrap`, and tests as well."""
+    with KafkaBroker(host=cluster.host_address) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def cluster_postgres(cluster: Cluster) -> Iterator[str]:
+    """The DSN of a Postgres on this machine that the pods of `cluster` reach, and tests as well."""
+    with postgres_at(cluster.host_address) as dsn:
+        yield dsn

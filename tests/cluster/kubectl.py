@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,7 @@ class Kubectl:
             raise KubectlFailed(f"kubectl {' '.join(arguments)}", done.stderr.strip() or done.stdout.strip())
         return done.stdout
 
-    def apply(self, objects: Path | Mapping[str, Any] | list[Mapping[str, Any]], namespace: str | None = None) -> str:
+    def apply(self, objects: Path | Mapping[str, Any] | Sequence[Mapping[str, Any]], namespace: str | None = None) -> str:
         """Applies, server-side, a file or a folder of manifests, or objects. None of them may name a namespace when
         `namespace` is given."""
         command = ["apply", "--server-side", "--force-conflicts", "-f"]
@@ -57,7 +57,7 @@ class Kubectl:
             command.insert(1, f"--namespace={namespace}")
         if isinstance(objects, Path):
             return self(*command, str(objects))
-        many = objects if isinstance(objects, list) else [objects]
+        many = [objects] if isinstance(objects, Mapping) else objects
         return self(*command, "-", stdin=yaml.safe_dump_all(many))
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ class Kubectl:
         items: list[dict[str, Any]] = json.loads(text)["items"]
         return items
 
-    def names(self, kind: str, namespace: str = "default", selector: str = "") -> list[str]:
+    def names(self, kind: str, namespace: str = "default", selector: str = "") -> Sequence[str]:
         return [each["metadata"]["name"] for each in self.list(kind, namespace, selector)]
 
     @contextmanager

@@ -1,5 +1,7 @@
 """Listeners that some clients use and others do not: cut off by a proxy, or with TLS and a login."""
 
+import errno
+import socket
 import ssl
 
 import pytest
@@ -72,6 +74,17 @@ def test_the_certificate_names_the_address(broker):
     context = ssl.create_default_context(cadata=broker.secure_access.secret["ssl.ca.pem"])
     (authority,) = context.get_ca_certs()
     assert authority["subjectAltName"] == (("IP Address", "127.0.0.1"), ("DNS", "localhost"))
+
+
+def test_a_broker_of_another_address_serves_clients_there_and_not_on_loopback():
+    with KafkaBroker(host="127.0.0.2", secure=True) as other:
+        other.create_topic("t")
+        access = other.secure_access
+        for bootstrap, settings in ((other.bootstrap, {}), (access.bootstrap, {**access.plain, **access.secret})):
+            assert bootstrap.startswith("127.0.0.2:")
+            assert delivered({"bootstrap.servers": bootstrap, **settings}, 30)
+            with socket.socket() as probe:
+                assert probe.connect_ex(("127.0.0.1", int(bootstrap.rpartition(":")[2]))) == errno.ECONNREFUSED
 
 
 def test_partitions_are_added(broker):

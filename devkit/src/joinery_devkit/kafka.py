@@ -1,4 +1,4 @@
-"""A real Kafka on this machine, one broker or several: KRaft, loopback, its own ports and data directory."""
+"""A real Kafka on this machine, one broker or several: KRaft, its own ports and data directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Self
 from confluent_kafka import KafkaException
 
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_devkit.kafka_node import MAIN, KafkaNode, Listener, Quorum, kafka_jars
+from joinery_devkit.kafka_node import LOOPBACK, MAIN, KafkaNode, Listener, Quorum, kafka_jars
 from joinery_devkit.kafka_tls import SecureAccess, Security
 from joinery_devkit.processes import deadline_after, free_port
 from joinery_devkit.tcp_proxy import TcpProxy
@@ -33,7 +33,8 @@ class KafkaCluster(KafkaAdmin):
     any timestamp are accepted and none expires. After `stop` or `kill`, `start` brings back the same data on the same
     ports. With three brokers any one may be down; of two, only the second (the first is the only controller).
 
-    `proxied` adds a listener that is reached through `proxies`, one per broker: clients that connect to
+    Clients connect to `host`, an address of this machine: another than loopback lets in clients outside, such as pods.
+    `proxied` adds a listener (of loopback) that is reached through `proxies`, one per broker: clients that connect to
     `proxied_bootstrap` can be cut off while others go on. `secure` adds a SASL_SSL listener (`secure_access`).
     """
 
@@ -43,12 +44,14 @@ class KafkaCluster(KafkaAdmin):
         directory: Path | str | None = None,
         properties: Mapping[str, str] | None = None,
         *,
+        host: str = LOOPBACK,
         proxied: bool = False,
         secure: bool = False,
     ) -> None:
+        self._host = host
         self._temporary = directory is None
         self.directory = Path(directory) if directory is not None else Path(tempfile.mkdtemp(prefix="joinery-kafka-"))
-        self._security = Security(self.directory) if secure else None
+        self._security = Security(self.directory, host) if secure else None
         self.proxies = [TcpProxy(free_port()) for _ in range(brokers if proxied else 0)]
         voting = range(1, brokers + 1 if brokers > 2 else 2)
         quorum = Quorum(brokers, {number: free_port() for number in voting})
@@ -136,12 +139,13 @@ class KafkaCluster(KafkaAdmin):
         return self.directory if brokers == 1 else self.directory / f"broker-{number}"
 
     def _listeners(self, number: int) -> list[Listener]:
-        listeners = [Listener(MAIN, free_port())]
+        listeners = [Listener(MAIN, free_port(), self._host)]
         if self.proxies:
             proxy = self.proxies[number - 1]
             listeners.append(Listener("PROXIED", proxy.target_port, advertised=proxy.port))
         if self._security is not None:
-            listeners.append(Listener("SECURE", free_port(), "SASL_SSL", settings=self._security.settings("SECURE")))
+            settings = self._security.settings("SECURE")
+            listeners.append(Listener("SECURE", free_port(), self._host, "SASL_SSL", settings=settings))
         return listeners
 
     def _bootstrap(self, name: str) -> str:
@@ -174,10 +178,11 @@ class KafkaBroker(KafkaCluster):
         directory: Path | str | None = None,
         properties: Mapping[str, str] | None = None,
         *,
+        host: str = LOOPBACK,
         proxied: bool = False,
         secure: bool = False,
     ) -> None:
-        super().__init__(1, directory, properties, proxied=proxied, secure=secure)
+        super().__init__(1, directory, properties, host=host, proxied=proxied, secure=secure)
 
     @property
     def pid(self) -> int | None:

@@ -1,4 +1,4 @@
-"""One Kafka process of a test broker or cluster: its settings, directory and ports. KRaft, loopback only."""
+"""One Kafka process of a test broker or cluster: its settings, directory and ports. KRaft."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from joinery_devkit.processes import ChildProcess, without_frames
 from joinery_runtime.errors import EnvironmentProblem
 
 KAFKA_VERSION = "4.1.2"
+LOOPBACK = "127.0.0.1"
 MAIN = "PLAINTEXT"  # the listener that everybody uses, the brokers among themselves too
 _LOG4J_BINDING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
 _JAVA_OPTIONS = ("-Xms128m", "-Xmx512m", "-XX:+UseG1GC", "-Djava.awt.headless=true", "-Dlog4j2.level=WARN")
@@ -58,17 +59,19 @@ def kafka_java(main_class: str, *arguments: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A port where clients connect. `advertised` is the port that they are told (a proxy's), by default the same."""
+    """A port of the address `host` where clients connect. `advertised` is the port that they are told (a proxy's), by
+    default the same."""
 
     name: str
     port: int
+    host: str = LOOPBACK
     protocol: str = "PLAINTEXT"
     advertised: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.advertised or self.port}"
+        return f"{self.host}:{self.advertised or self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Quorum:
 
     def settings(self) -> dict[str, str]:
         return {
-            "controller.quorum.voters": ",".join(f"{n}@127.0.0.1:{port}" for n, port in self.voters.items()),
+            "controller.quorum.voters": ",".join(f"{n}@{LOOPBACK}:{port}" for n, port in self.voters.items()),
             # One node has nobody to hand its partitions to.
             "controlled.shutdown.enable": str(self.brokers > 1).lower(),
             **{f"{topic}.replication.factor": str(self.brokers) for topic in _REPLICATED},
@@ -139,12 +142,12 @@ class KafkaNode:
 
     def _own(self) -> dict[str, str]:
         control = self._quorum.voters.get(self.number)
-        bound = [f"{each.name}://127.0.0.1:{each.port}" for each in self.listeners]
+        bound = [f"{each.name}://{each.host}:{each.port}" for each in self.listeners]
         protocols = {"CONTROLLER": "PLAINTEXT", **{each.name: each.protocol for each in self.listeners}}
         own = {
             "process.roles": "broker" if control is None else "broker,controller",
             "node.id": str(self.number),
-            "listeners": ",".join(bound if control is None else [*bound, f"CONTROLLER://127.0.0.1:{control}"]),
+            "listeners": ",".join(bound if control is None else [*bound, f"CONTROLLER://{LOOPBACK}:{control}"]),
             "advertised.listeners": ",".join(f"{each.name}://{each.bootstrap}" for each in self.listeners),
             "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in protocols.items()),
             "log.dirs": str(self.directory / "data"),

@@ -35,8 +35,8 @@ class SecureAccess:
 class Security:
     """The listener's half and the client's half, in files of `directory`, with a password drawn for this broker."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, host: str) -> None:
+        self._directory, self._host = directory, host
         self._password = secrets.token_urlsafe(18)
 
     def prepare(self) -> None:
@@ -44,7 +44,7 @@ class Security:
         self._directory.mkdir(parents=True, exist_ok=True)
         for side in ("server", "client"):
             if not self._certificate(side).exists():
-                key, certificate = _self_signed(self._directory / f"{side}.jks")
+                key, certificate = _self_signed(self._directory / f"{side}.jks", self._host)
                 self._key(side).write_text(key)
                 self._certificate(side).write_text(certificate)
         self._both("server").write_text(self._key("server").read_text() + self._certificate("server").read_text())
@@ -83,12 +83,13 @@ class Security:
         return self._directory / f"{side}.pem"
 
 
-def _self_signed(store: Path) -> tuple[str, str]:
-    """A new private key and a certificate of it for 127.0.0.1, as PEM. `store` is where keytool may write meanwhile."""
+def _self_signed(store: Path, host: str) -> tuple[str, str]:
+    """A new private key and a certificate of it for the address `host`, as PEM. keytool may write to `store`
+    meanwhile."""
     store.unlink(missing_ok=True)
     command = [str(Path(java_command()).resolve().with_name("keytool")), "-genkeypair", "-keystore", str(store)]
     passwords = ["-storetype", "JKS", "-storepass", _STORE_PASSWORD, "-keypass", _STORE_PASSWORD]
-    subject = ["-alias", "it", "-dname", f"CN={store.stem}", "-ext", "san=ip:127.0.0.1,dns:localhost", "-ext", "bc:c"]
+    subject = ["-alias", "it", "-dname", f"CN={store.stem}", "-ext", f"san=ip:{host},dns:localhost", "-ext", "bc:c"]
     size = ["-keyalg", "RSA", "-keysize", "2048", "-validity", "3650"]
     done = subprocess.run([*command, *passwords, *subject, *size], capture_output=True, text=True, check=False)
     if done.returncode != 0:
