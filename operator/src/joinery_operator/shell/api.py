@@ -53,7 +53,9 @@ class Conflict(ApiError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
+    """Of one request; status 0: none came."""
+
     status: int
     body: Any
     retry_after: str | None = None
@@ -165,7 +167,7 @@ class Api:
 
     async def _try(
         self, verb: str, resource: Resource, method: str, address: str, headers: dict[str, str], body: Manifest | None
-    ) -> _Answer:
+    ) -> Answer:
         async with self._slots:
             start = monotonic()
             answer = await self._send(method, address, headers, body)
@@ -173,7 +175,7 @@ class Api:
             self._metrics.api_seconds.labels(verb).observe(monotonic() - start)
             return answer
 
-    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> _Answer:
+    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> Answer:
         """One request; status 0 where there was no answer."""
         configuration = self._configuration
         sent = dict(headers)
@@ -186,8 +188,8 @@ class Api:
             response = await self._client.call_api(method, url, sent, body, _request_timeout=_TIMEOUT)
             text = await response.read()  # type: ignore[no-untyped-call]
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            return _Answer(0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"})
-        return _Answer(response.status, _parsed(text), response.headers.get("Retry-After"))
+            return Answer(0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"})
+        return Answer(response.status, _parsed(text), response.headers.get("Retry-After"))
 
 
 def _parsed(text: bytes) -> Any:
@@ -206,7 +208,7 @@ def _pause(usual: float, retry_after: str | None) -> float:
     return min(max(usual, asked), _LONGEST_PAUSE)
 
 
-def _error(what: str, answer: _Answer) -> ApiError:
+def _error(what: str, answer: Answer) -> ApiError:
     body = answer.body if isinstance(answer.body, Mapping) else {}
     known = {404: NotFound, 409: Conflict}.get(answer.status, ApiError)
     return known(what, answer.status, body.get("reason", ""), body.get("message", ""))

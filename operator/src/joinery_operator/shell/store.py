@@ -54,6 +54,7 @@ class Store:
         self._objects: dict[Key, Manifest] = {}
         self._seen: dict[Key, Seen] = {}
         self._keys_by_uid: dict[str, Key] = {}
+        self._owners: dict[Key, str] = {}
         self._children: defaultdict[str, set[Key]] = defaultdict(set)
         self._graves: OrderedDict[str, None] = OrderedDict()
 
@@ -80,9 +81,10 @@ class Store:
 
     def job_of(self, manifest: Manifest, kind: str) -> Key | None:
         """The job that a look is due at when this object changes: itself, or its controller."""
+        key = key_of(manifest, kind)
         if kind in JOB_KINDS:
-            return key_of(manifest, kind)
-        uid = owner_uid(manifest)
+            return key
+        uid = owner_uid(manifest) or self._owners.get(key)
         return self._keys_by_uid.get(uid) if uid else None
 
     def put(self, manifest: Manifest, kind: str) -> bool:
@@ -93,11 +95,15 @@ class Store:
         old = self._objects.get(key)
         if old is not None and version_of(old) >= version_of(manifest):
             return False
+        owner = owner_uid(manifest)
         if old is not None:
+            # A child that others took the reference from is still its job's, to be repaired.
+            owner = owner or (self._owners.get(key) if uid_of(old) == uid else None)
             self._unlink(key, old)
         self._objects[key] = manifest
         self._keys_by_uid[uid] = key
-        if kind not in JOB_KINDS and (owner := owner_uid(manifest)):
+        if owner and kind not in JOB_KINDS:
+            self._owners[key] = owner
             self._children[owner].add(key)
         return True
 
@@ -138,7 +144,7 @@ class Store:
 
     def _unlink(self, key: Key, old: Manifest) -> None:
         self._keys_by_uid.pop(uid_of(old), None)
-        if owner := owner_uid(old):
+        if owner := self._owners.pop(key, None):
             self._children[owner].discard(key)
             if not self._children[owner]:
                 del self._children[owner]

@@ -1,0 +1,160 @@
+"""An API server in memory, as far as the operator's own calls go: versions, conflicts, uids, owners, finalizers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from kubernetes.aio.client import Configuration
+
+from joinery_operator.observed import Manifest
+from joinery_operator.shell.api import Api, Answer
+from joinery_operator.shell.kinds import BY_KIND, Resource
+from joinery_operator.shell.metrics import Metrics
+
+_BY_PLURAL = {resource.plural: resource for resource in BY_KIND.values()}
+Id = tuple[str, str, str]  # plural, namespace, name
+
+
+class MemoryServer:
+    """`calls` are the requests so far, as "POST pods"; `before` is called with each before it is served, and may return
+    an answer in its place."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Id, dict[str, Any]] = {}
+        self.calls: list[str] = []
+        self.before: Callable[[str, str], tuple[int, Any] | None] = lambda method, path: None
+        self._versions = count(1)
+        self._uids = count(1)
+
+    def add(self, manifest: Manifest) -> dict[str, Any]:
+        """Puts an object in, as a user would."""
+        status, body = self._create(BY_KIND[manifest["kind"]], manifest["metadata"]["namespace"], manifest)
+        assert status == 201, body
+        return body
+
+    def change(self, kind: str, namespace: str, name: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Changes an object, as a user or the kubelet would."""
+        found = self.objects[BY_KIND[kind].plural, namespace, name]
+        change(found)
+        return copy.deepcopy(self._touched(found))
+
+    def remove(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
+        return self._touched(self.objects.pop((BY_KIND[kind].plural, namespace, name)))
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        return copy.deepcopy(self.objects.get((BY_KIND[kind].plural, namespace, name)))
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(name for plural, _, name in self.objects if plural == BY_KIND[kind].plural)
+
+    def serve(self, method: str, address: str, body: Manifest | None) -> tuple[int, Any]:
+        url = urlsplit(address)
+        parts = url.path.strip("/").split("/")[2 if url.path.startswith("/api/") else 3 :]
+        namespace = parts[1] if parts[:1] == ["namespaces"] else ""
+        plural, name, subresource = [*(parts[2:] if namespace else parts), "", "", ""][:3]
+        self.calls.append(f"{method} {plural}{'/' if subresource else ''}{subresource}")
+        instead = self.before(method, url.path)
+        if instead is not None:
+            return instead
+        if not plural:
+            return 200, {"resources": [{"name": each} for each in _BY_PLURAL]}
+        if plural == "selfsubjectaccessreviews":
+            return 201, {"status": {"allowed": True}}
+        body = copy.deepcopy(body)
+        resource = _BY_PLURAL[plural]
+        match method:
+            case "POST":
+                return self._create(resource, namespace, body or {})
+            case "GET" if not name:
+                return self._list(resource, namespace, "resourceVersion" in parse_qs(url.query))
+        found = self.objects.get((plural, namespace, name))
+        if found is None:
+            return _refusal(404, "NotFound", f'{plural} "{name}" not found')
+        match method:
+            case "PUT":
+                return self._replace_status(found, body or {})
+            case "PATCH":
+                return self._patch((plural, namespace, name), found, body or {})
+            case "DELETE":
+                return self._delete((plural, namespace, name), found, body or {})
+        return 200, copy.deepcopy(found)
+
+    def _create(self, resource: Resource, namespace: str, body: Manifest) -> tuple[int, Any]:
+        made = json.loads(json.dumps(body))
+        key = (resource.plural, namespace, made["metadata"]["name"])
+        if key in self.objects:
+            return _refusal(409, "AlreadyExists", f'{resource.plural} "{key[2]}" already exists')
+        made["metadata"] |= {"namespace": namespace, "uid": f"uid-{next(self._uids)}", "generation": 1}
+        self.objects[key] = made
+        return 201, copy.deepcopy(self._touched(made))
+
+    def _list(self, resource: Resource, namespace: str, metadata_only: bool) -> tuple[int, Any]:
+        items = [
+            {"metadata": each["metadata"]} if metadata_only else each
+            for (plural, its_namespace, _), each in self.objects.items()
+            if plural == resource.plural and namespace in {"", its_namespace}
+        ]
+        return 200, copy.deepcopy({"metadata": {"resourceVersion": str(next(self._versions))}, "items": items})
+
+    def _replace_status(self, found: dict[str, Any], body: Manifest) -> tuple[int, Any]:
+        if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            return _refusal(409, "Conflict", "the object has been modified")
+        found["status"] = body["status"]
+        return 200, copy.deepcopy(self._touched(found))
+
+    def _patch(self, key: Id, found: dict[str, Any], body: Manifest) -> tuple[int, Any]:
+        asked = body.get("metadata", {}).get("resourceVersion")
+        if asked is not None and asked != found["metadata"]["resourceVersion"]:
+            return _refusal(409, "Conflict", "the object has been modified")
+        _merge(found, body)
+        if found["metadata"].get("deletionTimestamp") and not found["metadata"].get("finalizers"):
+            del self.objects[key]
+        return 200, copy.deepcopy(self._touched(found))
+
+    def _delete(self, key: Id, found: dict[str, Any], body: Manifest) -> tuple[int, Any]:
+        uid = found["metadata"]["uid"]
+        if body.get("preconditions", {}).get("uid", uid) != uid:
+            return _refusal(409, "Conflict", "the UID in the precondition does not match")
+        if found["kind"] == "Pod" and (found.get("status") or {}).get("phase") == "Running":
+            found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            return 200, copy.deepcopy(self._touched(found))
+        del self.objects[key]
+        return 200, {"kind": "Status", "status": "Success"}
+
+    def _touched(self, found: dict[str, Any]) -> dict[str, Any]:
+        found["metadata"]["resourceVersion"] = str(next(self._versions))
+        return found
+
+
+class MemoryApi(Api):
+    """The operator's client, whose requests go to a MemoryServer. `pauses` are those between tries."""
+
+    def __init__(self, server: MemoryServer, metrics: Metrics | None = None) -> None:
+        self.pauses: list[float] = []
+        self.server = server
+        super().__init__(Configuration(), metrics or Metrics(), self._pause)
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> Answer:
+        return Answer(*self.server.serve(method, address, body))
+
+
+def _merge(target: dict[str, Any], patch: Manifest) -> None:
+    for name, value in patch.items():
+        if value is None:
+            target.pop(name, None)
+        elif isinstance(value, dict):
+            _merge(target.setdefault(name, {}), value)
+        else:
+            target[name] = value
+
+
+def _refusal(code: int, reason: str, message: str) -> tuple[int, Any]:
+    return code, {"kind": "Status", "code": code, "reason": reason, "message": message}
