@@ -27,7 +27,7 @@ _LENGTH = 10
 def revision(kind: Kind, resource: Manifest, image: str) -> str:
     """The hash of what a driver of this resource with this image would see. Raises pydantic's ValidationError for a
     resource that is no valid job."""
-    job = kind.model.model_validate(resource)
+    job = kind.model.model_validate(resource, by_alias=True, by_name=False)
     spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     spec = {name: value for name, value in spec.items() if name not in _NOT_FOR_DRIVERS}
     # The resolved image stands for it: naming the image that runs already changes nothing.

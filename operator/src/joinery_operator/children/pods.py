@@ -27,6 +27,7 @@ MAIN_CONTAINER = "joinery"
 """In every pod that the operator makes; a pod template's container of this name is merged with it."""
 MIGRATE_CONTAINER, RESTORE_CONTAINER = "migrate", "restore"
 
+_COMMAND = "joinery"
 _JOB = f"{CONFIG}/{JOB_FILE}"
 _ENDING = "/dev/termination-log"
 # A command that looks at the state, without Spark.
@@ -54,7 +55,7 @@ def driver_pod(
         raise ValueError("an attempt either migrates or restores")
     container = {
         **_container(job, image, revision),
-        "args": ["run", _JOB, "--master", MASTER, "--status-port", str(settings.status_port)],
+        "args": [_COMMAND, "run", _JOB, "--master", MASTER, "--status-port", str(settings.status_port)],
         "ports": [_port("status", settings.status_port), _port("spark-ui", UI_PORT)],
         "resources": _resources(
             job.spec.spark.driver.core_request or job.spec.spark.driver.cores, driver_memory(job.spec.spark)
@@ -76,7 +77,7 @@ def check_pod(
 ) -> Manifest:
     """Whether a changed job fits its state, and its migration works. Needs the revision's ConfigMap. Raises
     ChildError."""
-    container = _state_container(job, image, revision, ["state", "check", _JOB])
+    container = _state_container(job, image, revision, [_COMMAND, "state", "check", _JOB])
     return _pod(job, resource, revision, settings, templates, "check", container)
 
 
@@ -84,7 +85,7 @@ def delete_state_pod(
     job: StreamJoin, resource: Manifest, revision: str, image: str, settings: Settings, templates: Templates
 ) -> Manifest:
     """Deletes the state of a job that is being deleted. Needs the revision's ConfigMap. Raises ChildError."""
-    container = _state_container(job, image, revision, ["state", "delete", _JOB, "--yes"])
+    container = _state_container(job, image, revision, [_COMMAND, "state", "delete", _JOB, "--yes"])
     return _pod(job, resource, revision, settings, templates, "delete-state", container)
 
 
@@ -173,9 +174,9 @@ def _before(migrate: str | None, anew: bool, restore: str | None) -> tuple[str, 
     """Name and arguments of what runs before the driver."""
     if migrate is not None:
         more = ["--anew"] if anew else []
-        return MIGRATE_CONTAINER, ["state", "migrate", _JOB, "--savepoint", migrate, *more]
+        return MIGRATE_CONTAINER, [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *more]
     if restore is not None:
-        return RESTORE_CONTAINER, ["state", "restore", _JOB, "--savepoint", restore, "--before-first-commit"]
+        return RESTORE_CONTAINER, [_COMMAND, "state", "restore", _JOB, "--savepoint", restore, "--before-first-commit"]
     return None
 
 

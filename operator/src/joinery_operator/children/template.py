@@ -22,7 +22,8 @@ Templates = Mapping[str, Manifest | None]
 _POD_LISTS = {"volumes": "name", "imagePullSecrets": "name"}
 _CONTAINER_LISTS = {"env": "name", "volumeMounts": "mountPath", "ports": "name"}
 _CONTAINERS = ("containers", "initContainers")
-_LISTS = (*_CONTAINERS, *_POD_LISTS, "tolerations")
+# What is only the operator's to say, also where it says nothing: a container that checks has no probes.
+_OURS = {"command", "args", "startupProbe", "livenessProbe", "readinessProbe"}
 
 
 def template_of(ref: TemplateRef | None, templates: Templates, place: str) -> Manifest:
@@ -79,13 +80,19 @@ def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_container
 
 def merged_container(template: Manifest, ours: Manifest) -> dict[str, Any]:
     """Our container over the template's of the same name."""
-    lists = {key: both for key, name in _CONTAINER_LISTS.items() if (both := _both(template, ours, key, name))}
-    return {**_over(template, ours), **lists}
+    kept = {key: value for key, value in template.items() if key not in _OURS}
+    merged = _over(kept, ours)
+    for key, name in _CONTAINER_LISTS.items():
+        if both := by_key(kept.get(key) or (), ours.get(key, ()), name):
+            merged[key] = both
+    if "resources" in ours:
+        merged["resources"] = _over(kept.get("resources") or {}, ours["resources"])
+    return merged
 
 
 def by_key(theirs: Sequence[Manifest], ours: Sequence[Manifest], key: str) -> list[Manifest]:
     """Ours first, so that what comes later may refer to it; then theirs that have another name."""
-    taken = {each[key] for each in ours}
+    taken = {each.get(key) for each in ours}
     return [*ours, *(each for each in theirs if each.get(key) not in taken)]
 
 
@@ -94,16 +101,16 @@ def _main(theirs: Sequence[Manifest], ours: Manifest) -> dict[str, Any]:
     return merged_container(template, ours)
 
 
-def _both(template: Manifest, ours: Manifest, key: str, name: str) -> list[Manifest]:
-    return by_key(template.get(key) or (), ours.get(key, ()), name)
-
-
 def _over(theirs: Manifest, ours: Manifest) -> dict[str, Any]:
-    """Mappings entry by entry, all else as a whole."""
+    """Ours, with the entries of mappings that only theirs have. No deeper: a half of a capability list, of a seccomp
+    profile or of a probe means something else than the whole."""
     merged = dict(theirs)
     for key, value in ours.items():
         below = merged.get(key)
-        merged[key] = _over(below, value) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = {**below, **value}
+        else:
+            merged[key] = value
     return merged
 
 
@@ -122,22 +129,28 @@ def _problems(pod: object) -> Iterator[str]:
     for key in ("labels", "annotations"):
         if not isinstance(metadata.get(key) or {}, Mapping):
             yield f"metadata.{key} is no mapping"
-    for key in _LISTS:
-        yield from _list_problems(f"spec.{key}", spec.get(key), named=key != "tolerations")
     for key in _CONTAINERS:
-        for i, container in enumerate(spec.get(key) or ()):
-            for part, name in _CONTAINER_LISTS.items():
-                yield from _list_problems(f"spec.{key}[{i}].{part}", container.get(part), named=name == "name" != part)
+        containers = spec.get(key)
+        yield from _list_problems(f"spec.{key}", containers)
+        for i, container in enumerate(containers if isinstance(containers, list) else ()):
+            yield from _container_problems(f"spec.{key}[{i}]", container)
+    for key in (*_POD_LISTS, "tolerations"):
+        yield from _list_problems(f"spec.{key}", spec.get(key))
 
 
-def _list_problems(at: str, entries: object, *, named: bool) -> Iterator[str]:
-    if entries is None:
+def _container_problems(at: str, container: object) -> Iterator[str]:
+    if not isinstance(container, Mapping):
         return
-    if not isinstance(entries, list):
+    if not isinstance(container.get("name"), str):
+        yield f"{at} has no name"
+    for key in _CONTAINER_LISTS:
+        yield from _list_problems(f"{at}.{key}", container.get(key))
+    if not isinstance(container.get("resources") or {}, Mapping):
+        yield f"{at}.resources is no mapping"
+
+
+def _list_problems(at: str, entries: object) -> Iterator[str]:
+    if entries is not None and not isinstance(entries, list):
         yield f"{at} is no list"
         return
-    for i, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
-            yield f"{at}[{i}] is no mapping"
-        elif named and not isinstance(entry.get("name"), str):
-            yield f"{at}[{i}] has no name"
+    yield from (f"{at}[{i}] is no mapping" for i, entry in enumerate(entries or ()) if not isinstance(entry, Mapping))

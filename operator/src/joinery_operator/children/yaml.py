@@ -10,10 +10,11 @@ from ruamel.yaml import YAML
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
-    """Block style, without anchors, keys sorted."""
+    """Block style, without anchors, keys sorted. Only ASCII: line ends of Unicode would come back as spaces."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 4096
+    yaml.allow_unicode = False
     yaml.representer.ignore_aliases = lambda _: True
     text = StringIO()
     yaml.dump(document, text)

@@ -1,0 +1,56 @@
+import shlex
+
+import pytest
+
+
+@pytest.fixture(params=["check", "delete_state"])
+def pod(request, job):
+    return getattr(job, request.param)()
+
+
+def test_they_meet_the_restricted_standard(pod, violations):
+    assert violations(pod) == []
+
+
+def test_they_need_no_rights_and_end_by_themselves(pod):
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert not pod["spec"]["containers"][0].keys() & {"livenessProbe", "readinessProbe", "startupProbe", "ports"}
+
+
+def test_they_see_the_revisions_job_and_all_secrets(pod, job):
+    driver = job.driver()
+    assert pod["spec"]["volumes"] == driver["spec"]["volumes"]
+    assert pod["spec"]["containers"][0]["volumeMounts"] == driver["spec"]["containers"][0]["volumeMounts"]
+    assert pod["spec"]["containers"][0]["image"] == job.image
+
+
+def test_the_check(job):
+    pod = job.check()
+    assert pod["metadata"]["name"] == "orders-check-abc"
+    assert pod["metadata"]["labels"]["joinery.dev/role"] == "check"
+    assert shlex.join(pod["spec"]["containers"][0]["args"]) == "joinery state check /etc/joinery/job.yaml"
+
+
+def test_the_end_of_the_state(job):
+    pod = job.delete_state()
+    assert pod["metadata"]["name"] == "orders-delete-state"
+    assert pod["metadata"]["labels"]["joinery.dev/role"] == "delete-state"
+    assert shlex.join(pod["spec"]["containers"][0]["args"]) == "joinery state delete /etc/joinery/job.yaml --yes"
+
+
+def test_they_are_no_drivers_for_the_service(pod, job):
+    assert pod["metadata"]["labels"]["joinery.dev/role"] != "driver"
+
+
+def test_a_templates_other_containers_would_keep_them_from_ending(job):
+    text = """
+    kind: Pod
+    spec:
+      initContainers: [{name: proxy, image: p, restartPolicy: Always}]
+      containers: [{name: logger, image: l}, {name: joinery, env: [{name: A, value: b}]}]
+    """
+    found = job.with_template(text).check()["spec"]
+    assert [container["name"] for container in found["containers"]] == ["joinery"]
+    assert {"name": "A", "value": "b"} in found["containers"][0]["env"]
+    assert [container["name"] for container in found["initContainers"]] == ["proxy"]

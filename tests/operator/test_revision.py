@@ -1,0 +1,147 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from joinery_operator.children import ChildError
+from joinery_operator.revision import resolved_image, revision
+from joinery_operator.settings import Settings
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.crd import KINDS
+
+KIND = next(kind for kind in KINDS if kind.name == "StreamJoin")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "orders-payments.yaml"
+RESOURCE = YAML(typ="safe", pure=True).load(EXAMPLE.read_text())
+IMAGE = "joinery:1"
+
+
+def edited(path="", value=None):
+    """The example with another value at a path such as `spec.joins.0.type`."""
+    resource = copy.deepcopy(RESOURCE)
+    *parents, last = path.split(".")
+    at = resource
+    for step in parents:
+        at = at[int(step)] if isinstance(at, list) else at.setdefault(step, {})
+    at[last] = value
+    return resource
+
+
+def of(resource, image=IMAGE):
+    return revision(KIND, resource, image)
+
+
+BASE = of(RESOURCE)
+
+
+def test_it_is_ten_hex_digits_and_the_same_for_every_release():
+    assert len(BASE) == 10
+    assert int(BASE, 16) >= 0
+    # Another value here restarts every job of every installation that upgrades.
+    assert BASE == "47948d63c9"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.shards", 4),
+        ("spec.spark.executor.instances", 3),
+        ("spec.spark.executor.memory", "4g"),
+        ("spec.spark.driver.nodeSelector", {"disk": "ssd"}),
+        ("spec.spark.conf", {"spark.task.maxFailures": 8}),
+        ("spec.joins.0.where", "orders.amount > 1"),
+        ("spec.joins.0.interval.upper", "11m"),
+        ("spec.inputs.0.kafka.topic", "orders2"),
+        ("spec.inputs.0.kafka.properties", {"fetch.min.bytes": 5}),
+        ("spec.trigger.maxRecordsPerEpoch", 10),
+        ("metadata.annotations", {"joinery.dev/restartedAt": "2026-11-21T10:00:00Z"}),
+    ],
+)
+def test_what_a_driver_sees_makes_another_revision(path, value):
+    assert of(edited(path, value)) != BASE
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.suspend", True),
+        ("spec.cleanup", "deleteState"),
+        ("spec.upgrade", {"mode": "stateless"}),
+        ("status", {"phase": "Running"}),
+        ("metadata.labels", {"a": "b"}),
+        ("metadata.annotations", {"kubectl.kubernetes.io/last-applied-configuration": "{}"}),
+        ("metadata.resourceVersion", "7"),
+        ("metadata.generation", 7),
+        ("metadata.finalizers", ["joinery.dev/state"]),
+        ("spec.spark.image", IMAGE),
+        # The same, said in another way.
+        ("spec.joins.0.allowedLateness", "30000ms"),
+        ("spec.joins.0.interval.upper", "600s"),
+        ("spec.inputs.0.watermark.idleTimeout", 60_000),
+        ("spec.inputs.0.kafka.stopAt", {}),
+    ],
+)
+def test_what_no_driver_sees_makes_none(path, value):
+    assert of(edited(path, value)) == BASE
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.shards", 8),
+        ("spec.delivery", "exactlyOnce"),
+        ("spec.spark", {}),
+        ("spec.spark", {"driver": {"cores": 1, "memory": "1g"}, "executor": {"instances": 2}, "conf": {}}),
+        ("spec.stateStore", {"checkpointInterval": "1m"}),
+        ("spec.inputs.0.kafka.onDataLoss", "fail"),
+    ],
+)
+def test_a_default_that_is_spelled_out_changes_nothing(path, value):
+    assert of(edited(path, value)) == BASE
+
+
+def test_all_defaults_filled_in_as_the_api_server_does_change_nothing():
+    filled = StreamJoin.model_validate(RESOURCE).model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert filled["spec"]["trigger"]
+    assert of({**RESOURCE, "spec": filled["spec"]}) == BASE
+
+
+def test_another_image_is_another_revision():
+    assert of(RESOURCE, "joinery:2") != BASE
+    assert of(edited("spec.spark.image", "joinery:2"), "joinery:2") == of(RESOURCE, "joinery:2")
+
+
+@given(st.randoms())
+def test_the_order_of_keys_does_not_matter(random):
+    def shuffled(value):
+        if isinstance(value, dict):
+            items = list(value.items())
+            random.shuffle(items)
+            return {key: shuffled(each) for key, each in items}
+        return [shuffled(each) for each in value] if isinstance(value, list) else value
+
+    assert of(shuffled(json.loads(json.dumps(RESOURCE)))) == BASE
+
+
+def image(spec_image=None, installed="", in_force=None, changed=False):
+    job = StreamJoin.model_validate(edited("spec.spark", {"image": spec_image} if spec_image else {}))
+    return resolved_image(job, Settings(runtime_image=installed), in_force, changed)
+
+
+def test_the_jobs_own_image_comes_first():
+    assert image("own", "installed", "running") == "own"
+
+
+def test_without_one_the_job_keeps_what_it_runs_with_while_nothing_changes():
+    assert image(None, "installed:2", "installed:1") == "installed:1"
+    assert image(None, "installed:2", "installed:1", changed=True) == "installed:2"
+    assert image(None, "installed:2", None) == "installed:2"
+    assert image(None, "", "installed:1", changed=True) == "installed:1"
+
+
+def test_no_image_at_all_says_where_to_name_one():
+    with pytest.raises(ChildError, match=r"orders-payments has no image.*spec\.spark\.image"):
+        image()
