@@ -1,0 +1,79 @@
+"""Renders charts/joinery, and takes rendered objects apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "joinery"
+NAMESPACE = "joinery-system"
+Manifest = dict[str, Any]
+
+
+class HelmFailed(AssertionError):
+    """What Helm printed when it refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    objects: Sequence[Manifest]
+    by_name: dict[tuple[str, str], list[Manifest]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found: dict[tuple[str, str], list[Manifest]] = {}
+        for each in self.objects:
+            found.setdefault((each["kind"], each["metadata"]["name"]), []).append(each)
+        object.__setattr__(self, "by_name", found)
+
+    def one(self, kind: str, name: str) -> Manifest:
+        (found,) = self.by_name[kind, name]
+        return found
+
+    def of(self, kind: str) -> list[Manifest]:
+        return [each for each in self.objects if each["kind"] == kind]
+
+    def pods(self) -> Iterator[tuple[str, Manifest]]:
+        """Every pod's spec, with the name of what it belongs to."""
+        for each in self.objects:
+            if each["kind"] == "Pod":
+                yield each["metadata"]["name"], each["spec"]
+            elif "template" in each.get("spec", {}):
+                yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+    @property
+    def operator(self) -> Manifest:
+        """The operator's container."""
+        (container,) = self.one("Deployment", "joinery-operator")["spec"]["template"]["spec"]["containers"]
+        return container
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {each["name"]: each["value"] for each in self.operator["env"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    helm: Path
+
+    def render(self, values: Manifest | None = None, release: str = "joinery") -> Rendered:
+        """All objects, those of hooks included. Raises HelmFailed."""
+        command = ["template", release, str(CHART), "--namespace", NAMESPACE, "--kube-version", "1.34.0"]
+        text = self.run(*command, *_flags(values))
+        return Rendered([each for each in yaml.safe_load_all(text) if each is not None])
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run([self.helm, *arguments], capture_output=True, text=True, check=False, timeout=120)
+        if done.returncode != 0:
+            raise HelmFailed(done.stderr + done.stdout)
+        return done.stdout
+
+
+def _flags(values: Manifest | None) -> list[str]:
+    return [f"--set-json={name}={json.dumps(value)}" for name, value in (values or {}).items()]

@@ -1,0 +1,278 @@
+"""What the chart renders, for a table of values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.rendering import NAMESPACE, ROOT, Chart, Manifest, Rendered
+
+pytestmark = pytest.mark.services
+
+DIGEST = "sha256:" + "a" * 64
+ALL_ON: dict[str, Any] = {
+    "metrics.podMonitor.enabled": True,
+    "metrics.dashboard.enabled": True,
+    "networkPolicy.enabled": True,
+    "demoPostgres": {"enabled": True, "secretName": "demo"},
+    "drivers.persistentVolumeClaims": True,
+    "imagePullSecrets": [{"name": "registry"}],
+}
+TABLE: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "namespaced": {"watch.namespaces": ["jobs", "more-jobs"]},
+    "all-on": ALL_ON,
+    "all-on-namespaced": {**ALL_ON, "watch.namespaces": ["jobs"]},
+    "everything-by-others": {
+        "crds.install": False,
+        "rbac": {"create": False, "aggregate": False},
+        "drivers.serviceAccount.create": False,
+        "operator.serviceAccount": {"create": False, "name": "mine"},
+    },
+    "placed": {
+        "operator.nodeSelector": {"pool": "system"},
+        "operator.tolerations": [{"key": "system", "operator": "Exists"}],
+        "operator.affinity": {"nodeAffinity": {}},
+        "operator.priorityClassName": "high",
+        "operator.podLabels": {"team": "data"},
+        "operator.podAnnotations": {"note": "x"},
+    },
+}
+BUILT_IN = {
+    "admissionregistration.k8s.io", "apiextensions.k8s.io", "apps", "networking.k8s.io", "rbac.authorization.k8s.io",
+    "monitoring.coreos.com",
+}  # fmt: skip
+CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+
+
+@pytest.fixture(params=TABLE.values(), ids=TABLE.keys(), scope="module")
+def rendered(chart: Chart, request: pytest.FixtureRequest) -> Rendered:
+    return chart.render(request.param)
+
+
+def test_every_pod_is_restricted(rendered: Rendered) -> None:
+    """The rules of Kubernetes' restricted Pod Security profile, and a read-only root."""
+    pods = dict(rendered.pods())
+    assert {"joinery-operator", "joinery-test-ready"} <= set(pods)
+    for name, spec in pods.items():
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
+        assert all("emptyDir" in volume for volume in spec.get("volumes", [])), name
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            }
+            assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+
+
+def test_only_the_operator_talks_to_the_api(rendered: Rendered) -> None:
+    tokens = {name: spec["automountServiceAccountToken"] for name, spec in rendered.pods()}
+    assert [name for name, mounted in tokens.items() if mounted] == ["joinery-operator"]
+
+
+def test_no_right_is_a_wildcard_or_about_secrets(rendered: Rendered) -> None:
+    for role in (*rendered.of("Role"), *rendered.of("ClusterRole")):
+        for rule in role["rules"]:
+            listed = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            assert not [word for word in listed if "*" in word]
+            assert "secrets" not in rule["resources"]
+            assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+            assert not [
+                resource for resource in rule["resources"] if resource in {"pods/exec", "serviceaccounts/token"}
+            ]
+
+
+def test_no_secret_is_rendered(rendered: Rendered) -> None:
+    assert not rendered.of("Secret")
+    for _, spec in rendered.pods():
+        for container in spec["containers"]:
+            assert not [each for each in container.get("env", ()) if "PASSWORD" in each["name"] and "value" in each]
+
+
+def test_labels_and_namespaces_are_said(rendered: Rendered) -> None:
+    for each in rendered.objects:
+        labels = each["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "joinery"
+        assert labels["app.kubernetes.io/instance"] == "joinery"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert ("namespace" in each["metadata"]) is (each["kind"] not in CLUSTER_SCOPED)
+        group = each["apiVersion"].rpartition("/")[0]
+        assert group in BUILT_IN or not group
+
+
+def test_what_is_bound_exists(rendered: Rendered) -> None:
+    """Every binding's role is rendered in its place, and what selects pods selects some."""
+    roles = {
+        (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])
+        for each in (*rendered.of("Role"), *rendered.of("ClusterRole"))
+    }
+    for binding in (*rendered.of("RoleBinding"), *rendered.of("ClusterRoleBinding")):
+        reference = binding["roleRef"]
+        assert (reference["kind"], binding["metadata"].get("namespace"), reference["name"]) in roles
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in rendered.of("Deployment")]
+    selectors = [
+        *(each["spec"]["selector"] for each in rendered.of("Service")),
+        *(each["spec"]["selector"]["matchLabels"] for each in rendered.of("Deployment")),
+        *(each["spec"]["podSelector"]["matchLabels"] for each in rendered.of("NetworkPolicy")),
+    ]
+    for selector in selectors:
+        assert [each for each in labels if selector.items() <= each.items()], selector
+
+
+def _rules(role: Manifest) -> dict[str, set[str]]:
+    return {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
+
+
+OPERATOR_RULES = {
+    "streamjoins": {"get", "list", "watch", "patch"},
+    "streamjoins/status": {"update"},
+    "streamjoins/finalizers": {"update"},
+    "pods": {"get", "list", "watch", "create", "patch", "delete"},
+    "configmaps": {"get", "list", "watch", "create", "patch", "delete"},
+    "services": {"get", "list", "watch", "create", "patch", "delete"},
+    "events": {"create", "patch"},
+}
+DRIVER_RULES = {"pods": {"get", "list", "watch", "create", "delete", "deletecollection"}}
+
+
+def _but_other_kinds(rules: dict[str, set[str]]) -> dict[str, set[str]]:
+    return {name: verbs for name, verbs in rules.items() if not name.startswith("sessionwindows")}
+
+
+def test_cluster_wide_rights(chart: Chart) -> None:
+    rendered = chart.render()
+    assert _but_other_kinds(_rules(rendered.one("ClusterRole", "joinery-operator"))) == OPERATOR_RULES
+    (subject,) = rendered.one("ClusterRoleBinding", "joinery-operator")["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": "joinery-operator", "namespace": NAMESPACE}
+    assert [each["metadata"]["namespace"] for each in rendered.of("Role")] == [NAMESPACE]
+    assert _rules(rendered.one("Role", "joinery-driver")) == DRIVER_RULES
+    assert "JOINERY_OPERATOR_NAMESPACES" not in rendered.environment
+
+
+def test_namespaced_rights(chart: Chart) -> None:
+    rendered = chart.render({"watch.namespaces": ["jobs", "more"], "rbac.aggregate": False})
+    assert not rendered.of("ClusterRole")
+    assert not rendered.of("ClusterRoleBinding")
+    roles = rendered.by_name["Role", "joinery-operator"]
+    assert [each["metadata"]["namespace"] for each in roles] == ["jobs", "more"]
+    assert all(_but_other_kinds(_rules(each)) == OPERATOR_RULES for each in roles)
+    for binding in rendered.by_name["RoleBinding", "joinery-operator"]:
+        assert binding["subjects"][0]["namespace"] == NAMESPACE
+    accounts = rendered.by_name["ServiceAccount", "joinery-driver"]
+    assert [each["metadata"]["namespace"] for each in accounts] == ["jobs", "more"]
+    assert rendered.environment["JOINERY_OPERATOR_NAMESPACES"] == "jobs,more"
+
+
+def test_drivers_have_their_own_namespaces(chart: Chart) -> None:
+    rendered = chart.render({"drivers.namespaces": ["jobs"], "drivers.persistentVolumeClaims": True})
+    assert rendered.one("ServiceAccount", "joinery-driver")["metadata"]["namespace"] == "jobs"
+    assert rendered.one("RoleBinding", "joinery-driver")["subjects"][0]["namespace"] == "jobs"
+    assert _rules(rendered.one("Role", "joinery-driver")) == {**DRIVER_RULES, "persistentvolumeclaims": {"create"}}
+
+
+def test_one_operator_at_a_time(chart: Chart) -> None:
+    spec = chart.render().one("Deployment", "joinery-operator")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    operator = spec["template"]["spec"]["containers"][0]
+    assert operator["ports"] == [{"name": "metrics", "containerPort": 8080}]
+    assert operator["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert operator["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+
+
+@pytest.mark.parametrize(
+    ("image", "written"),
+    [
+        ({}, "joinery-operator:0.1.0"),
+        ({"image.tag": "7"}, "joinery-operator:7"),
+        ({"image.repository": "local:5000/op", "image.tag": "7"}, "local:5000/op:7"),
+        ({"image.tag": "7", "image.digest": DIGEST}, f"joinery-operator@{DIGEST}"),
+    ],
+)
+def test_images(chart: Chart, image: dict[str, str], written: str) -> None:
+    rendered = chart.render(image)
+    assert rendered.operator["image"] == written
+    assert rendered.one("Pod", "joinery-test-ready")["spec"]["containers"][0]["image"] == written
+    assert rendered.environment["JOINERY_OPERATOR_RUNTIME_IMAGE"] == "joinery-runtime:0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "name"),
+    [
+        ("joinery", {}, "joinery-operator"),
+        ("prod", {}, "prod-joinery-operator"),
+        ("prod", {"nameOverride": "streams"}, "prod-streams-operator"),
+        ("prod", {"fullnameOverride": "streams"}, "streams-operator"),
+    ],
+)
+def test_names(chart: Chart, release: str, values: dict[str, str], name: str) -> None:
+    rendered = chart.render(values, release)
+    assert [each["metadata"]["name"] for each in rendered.of("Deployment")] == [name]
+
+
+def test_definitions_are_those_of_crds(chart: Chart) -> None:
+    """Helm parses and upgrades them like all else; kept, they outlive the release."""
+    rendered = chart.render()
+    sources = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").iterdir())]
+    assert sources
+    assert [each["spec"] for each in rendered.of("CustomResourceDefinition")] == [each["spec"] for each in sources]
+    for each in rendered.of("CustomResourceDefinition"):
+        assert each["metadata"]["annotations"] == {
+            "argocd.argoproj.io/sync-wave": "-1",
+            "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+            "helm.sh/resource-policy": "keep",
+        }
+
+
+def test_definitions_can_be_left_to_others_or_to_the_release(chart: Chart) -> None:
+    assert not chart.render({"crds.install": False}).of("CustomResourceDefinition")
+    (first, *_) = chart.render({"crds.keep": False}).of("CustomResourceDefinition")
+    assert first["metadata"]["annotations"] == {"argocd.argoproj.io/sync-wave": "-1"}
+
+
+def test_options_are_off_by_default(chart: Chart) -> None:
+    kinds = {each["kind"] for each in chart.render().objects}
+    assert not kinds & {"PodMonitor", "NetworkPolicy"}
+    names = {each["metadata"]["name"] for each in chart.render().objects}
+    assert not {name for name in names if "dashboard" in name or "postgres" in name}
+
+
+def test_monitors_find_operator_and_drivers(chart: Chart) -> None:
+    on = {"metrics.podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
+    rendered = chart.render(on)
+    for each in rendered.of("PodMonitor"):
+        assert each["metadata"]["labels"]["release"] == "prometheus"
+    operator = rendered.one("PodMonitor", "joinery-operator")["spec"]
+    labels = rendered.one("Deployment", "joinery-operator")["spec"]["template"]["metadata"]["labels"]
+    assert operator["selector"]["matchLabels"].items() <= labels.items()
+    assert operator["podMetricsEndpoints"][0]["port"] == "metrics"
+    drivers = rendered.one("PodMonitor", "joinery-drivers")["spec"]
+    assert drivers["namespaceSelector"] == {"any": True}
+    namespaced = chart.render({**on, "watch.namespaces": ["jobs"]})
+    assert namespaced.one("PodMonitor", "joinery-drivers")["spec"]["namespaceSelector"] == {"matchNames": ["jobs"]}
+
+
+def test_the_dashboard_is_whole(chart: Chart) -> None:
+    config_map = chart.render({"metrics.dashboard.enabled": True}).one("ConfigMap", "joinery-dashboard")
+    assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+    dashboard = json.loads(config_map["data"]["joinery.json"])
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len(panels) > 10
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    for panel in panels:
+        assert panel["targets"], panel["title"]
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+
+
+def test_the_metrics_port_can_be_closed(chart: Chart) -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
+    rendered = chart.render({"networkPolicy": {"enabled": True, "metricsFrom": peers}})
+    (rule,) = rendered.one("NetworkPolicy", "joinery-operator")["spec"]["ingress"]
+    assert rule == {"ports": [{"protocol": "TCP", "port": "metrics"}], "from": peers}

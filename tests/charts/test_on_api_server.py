@@ -1,0 +1,199 @@
+"""The chart on a real API server: installed, upgraded and removed by Helm, applied server-side, judged by RBAC and Pod
+Security. No node and no Deployment controller are there, so pods are judged by dry runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.rendering import CHART, ROOT, Chart
+from cluster.api_server import ApiServer
+from cluster.kubectl import Kubectl, KubectlFailed
+
+pytestmark = pytest.mark.services
+
+EXAMPLES = ROOT / "examples" / "kubernetes"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release named after its namespace, which is a restricted one."""
+
+    chart: Chart
+    kubectl: Kubectl
+    namespace: str
+
+    @property
+    def name(self) -> str:
+        return self.namespace
+
+    @property
+    def operator(self) -> str:
+        return f"{self.name}-joinery-operator"
+
+    def helm(self, *arguments: str) -> str:
+        target = ["--namespace", self.namespace, "--kubeconfig", str(self.kubectl.kubeconfig)]
+        return self.chart.run(*arguments, *target)
+
+    def install(self, folder: Path = CHART, verb: str = "install", **values: Any) -> str:
+        flags = [f"--set-json={name.replace('__', '.')}={json.dumps(value)}" for name, value in values.items()]
+        # The definitions are the cluster's, and another test may have brought them.
+        return self.helm(verb, self.name, str(folder), "--take-ownership", *flags)
+
+
+@pytest.fixture
+def release(chart: Chart, api_server: ApiServer, api_namespace: str) -> Iterator[Release]:
+    kubectl = api_server.kubectl
+    kubectl("label", "namespace", api_namespace, "pod-security.kubernetes.io/enforce=restricted")
+    release = Release(chart, kubectl, api_namespace)
+    yield release
+    release.helm("uninstall", release.name, "--ignore-not-found")
+
+
+def test_helm_installs_and_kubernetes_takes_every_pod(release: Release) -> None:
+    notes = release.install().partition("NOTES:\n")[2]
+    assert f"It was made in: {release.namespace}." in notes
+    assert "PRODUCTION" not in notes
+    deployment = release.kubectl.get("deployment", release.operator, release.namespace)
+    assert deployment is not None
+    _dry_run_pod(release, deployment["spec"]["template"])
+    hooks = list(yaml.safe_load_all(release.helm("get", "hooks", release.name)))
+    assert [each["kind"] for each in hooks] == ["Pod"]
+    _dry_run_pod(release, hooks[0])
+
+
+def test_the_demo_database_is_taken_and_warned_of(release: Release) -> None:
+    notes = release.install(demoPostgres={"enabled": True, "secretName": "demo"}).partition("NOTES:\n")[2]
+    assert "IT IS NO PRODUCTION DATABASE" in notes
+    deployment = release.kubectl.get("deployment", f"{release.name}-joinery-demo-postgres", release.namespace)
+    assert deployment is not None
+    _dry_run_pod(release, deployment["spec"]["template"])
+
+
+def test_a_pod_that_is_not_restricted_is_refused_there(release: Release) -> None:
+    """So that the two tests above mean something."""
+    with pytest.raises(KubectlFailed, match="violates PodSecurity"):
+        _dry_run_pod(release, {"metadata": {}, "spec": {"containers": [{"name": "x", "image": "x"}]}})
+
+
+def _dry_run_pod(release: Release, template: dict[str, Any]) -> None:
+    metadata = {"name": "judged", "labels": template["metadata"].get("labels", {})}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    release.kubectl("create", "--dry-run=server", "-n", release.namespace, "-f", "-", stdin=yaml.safe_dump(pod))
+
+
+def test_an_upgrade_upgrades_the_definitions_and_a_removal_keeps_them(release: Release, tmp_path: Path) -> None:
+    definition = "streamjoins.joinery.dev"
+    release.install(_chart_with_older_definition(tmp_path))
+    assert _columns(release.kubectl, definition) == []
+    release.install(verb="upgrade")
+    assert _columns(release.kubectl, definition)
+    release.helm("uninstall", release.name)
+    assert _columns(release.kubectl, definition)
+    assert release.kubectl.get("deployment", release.operator, release.namespace) is None
+
+
+def _chart_with_older_definition(folder: Path) -> Path:
+    older = folder / "joinery"
+    shutil.copytree(CHART, older)
+    path = older / "files/crds/joinery.dev_streamjoins.yaml"
+    definition = yaml.safe_load(path.read_text())
+    for version in definition["spec"]["versions"]:
+        version["additionalPrinterColumns"] = []
+    path.write_text(yaml.safe_dump(definition, sort_keys=False))
+    return older
+
+
+def _columns(kubectl: Kubectl, definition: str) -> list[str]:
+    found = kubectl.get("crd", definition)
+    assert found is not None
+    return [each["name"] for each in found["spec"]["versions"][0].get("additionalPrinterColumns", [])]
+
+
+def test_rights_cluster_wide(release: Release, tmp_path: Path) -> None:
+    release.install()
+    operator = release.kubectl.log_in_as(release.operator, release.namespace, tmp_path / "operator")
+    for place in (["-n", "default"], ["--all-namespaces"]):
+        assert _may(operator, "watch", "streamjoins.joinery.dev", *place)
+        assert _may(operator, "list", "pods", *place)
+    assert _may(operator, "update", "streamjoins.joinery.dev", "--subresource=status", "-n", "default")
+    assert not _may(operator, "create", "pods", "--subresource=exec", "-n", "default")
+    for verb, resource in (("get", "secrets"), ("update", "streamjoins.joinery.dev"), ("create", "roles")):
+        assert not _may(operator, verb, resource, "-n", "default")
+
+
+def test_rights_in_namespaces_only(release: Release, tmp_path: Path) -> None:
+    release.install(watch__namespaces=[release.namespace])
+    operator = release.kubectl.log_in_as(release.operator, release.namespace, tmp_path / "operator")
+    driver = release.kubectl.log_in_as("joinery-driver", release.namespace, tmp_path / "driver")
+    assert _may(operator, "watch", "streamjoins.joinery.dev", "-n", release.namespace)
+    assert not _may(operator, "watch", "streamjoins.joinery.dev", "-n", "default")
+    assert not _may(operator, "list", "pods", "--all-namespaces")
+    for verb in ("get", "list", "watch", "create", "delete", "deletecollection"):
+        assert _may(driver, verb, "pods", "-n", release.namespace)
+        assert not _may(driver, verb, "pods", "-n", "default")
+    for resource in ("streamjoins.joinery.dev", "configmaps", "secrets", "services"):
+        assert not _may(driver, "get", resource, "-n", release.namespace)
+
+
+def _may(kubectl: Kubectl, *what: str) -> bool:
+    try:
+        return kubectl("auth", "can-i", *what).strip() == "yes"
+    except KubectlFailed as refused:
+        if refused.message != "no":
+            raise
+        return False
+
+
+def test_a_second_apply_of_the_plain_manifests_changes_nothing(api_server: ApiServer) -> None:
+    kubectl = api_server.kubectl
+    folder = ROOT / "deploy"
+    apply = ("apply", "--server-side", "--force-conflicts", "-k", str(folder))
+    kubectl(*apply)
+    try:
+        before = _versions(kubectl, folder)
+        kubectl(*apply)
+        assert _versions(kubectl, folder) == before
+    finally:
+        kubectl("delete", "namespace", "joinery-system", "--wait=false")
+
+
+def _versions(kubectl: Kubectl, folder: Path) -> list[str]:
+    """The resourceVersion of every object."""
+    items = json.loads(kubectl("get", "-k", str(folder), "-o", "json"))["items"]
+    return [each["metadata"]["resourceVersion"] for each in items]
+
+
+def test_a_synced_job_shows_no_difference(api_server: ApiServer, api_namespace: str) -> None:
+    """What ArgoCD and Flux compare: the object, and what a server-side dry run of the same file makes of it, also after
+    the operator has written its status and finalizer."""
+    kubectl = api_server.kubectl
+    kubectl.apply(ROOT / "crds")
+    kubectl("wait", "--for=condition=Established", "crd/streamjoins.joinery.dev")
+    kubectl.apply(EXAMPLES / "orders-payments.yaml", api_namespace)
+    _as_the_operator(kubectl, api_namespace)
+    live = kubectl.get("streamjoin", "orders-payments", api_namespace)
+    dry_run = kubectl(
+        "apply", "--server-side", "--dry-run=server", "-n", api_namespace, "-o", "json",
+        "-f", str(EXAMPLES / "orders-payments.yaml"),
+    )  # fmt: skip
+    assert live is not None
+    assert live["status"]["phase"] == "Running"
+    assert json.loads(dry_run) == live
+
+
+def _as_the_operator(kubectl: Kubectl, namespace: str) -> None:
+    status = {"status": {"phase": "Running", "observedGeneration": 1, "lag": 5, "executors": 2}}
+    finalizers = {"metadata": {"finalizers": ["joinery.dev/delete-state"]}}
+    for body, more in ((status, ["--subresource=status"]), (finalizers, [])):
+        kubectl(
+            "patch", "streamjoin", "orders-payments", "-n", namespace, "--type=merge",
+            "--field-manager=joinery-operator", f"--patch={json.dumps(body)}", *more,
+        )  # fmt: skip

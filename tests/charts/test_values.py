@@ -1,0 +1,93 @@
+"""What values.schema.json takes and refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.rendering import CHART, Chart, HelmFailed
+from joinery_operator.settings import Settings, settings_from
+
+pytestmark = pytest.mark.services
+
+
+def test_the_chart_is_well_made(chart: Chart) -> None:
+    assert "1 chart(s) linted, 0 chart(s) failed" in chart.run("lint", "--strict", str(CHART))
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"watchNamespaces": ["a"]}, "watchNamespaces"),
+        ({"image": {"repo": "x"}}, "repo"),
+        ({"image.pullPolicy": "Sometimes"}, "pullPolicy"),
+        ({"image.digest": "sha256:short"}, "digest"),
+        ({"image.repository": ""}, "repository"),
+        ({"watch.namespaces": "jobs"}, "namespaces"),
+        ({"watch.namespaces": ["Not_A_Namespace"]}, "namespaces"),
+        ({"watch.namespaces": ["jobs", "jobs"]}, "namespaces"),
+        ({"operator.replicas": 2}, "replicas"),
+        ({"operator.settings": {"pollSeconds": 0}}, "pollSeconds"),
+        ({"operator.settings": {"stopGraceSeconds": 1.5}}, "stopGraceSeconds"),
+        ({"operator.settings": {"pollMinutes": 1}}, "pollMinutes"),
+        ({"operator.resources": {"claims": []}}, "claims"),
+        ({"operator.podLabels": {"number": 1}}, "podLabels"),
+        ({"crds.install": "yes"}, "install"),
+        ({"metrics.podMonitor.interval": "often"}, "interval"),
+        ({"imagePullSecrets": ["registry"]}, "imagePullSecrets"),
+        ({"demoPostgres.enabled": True}, "secretName"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(chart: Chart, values: dict[str, Any], named: str) -> None:
+    with pytest.raises(HelmFailed) as refusal:
+        chart.render(values)
+    assert "values don't meet the specifications of the schema" in str(refusal.value)
+    assert named in str(refusal.value)
+
+
+def test_the_schema_knows_every_default_and_nothing_else() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert _undescribed(defaults, schema, "") == []
+    assert set(schema["properties"]) - set(defaults) == {"global"}
+
+
+def _undescribed(value: Any, schema: dict[str, Any], at: str) -> list[str]:
+    """Defaults that the schema does not name, and objects that it does not close."""
+    if not isinstance(value, dict) or "properties" not in schema:
+        return []
+    found = [] if schema.get("additionalProperties") is False else [f"{at} is open"]
+    for name, below in value.items():
+        known = schema["properties"].get(name)
+        found += [f"{at}.{name}"] if known is None else _undescribed(below, known, f"{at}.{name}")
+    return found
+
+
+def test_every_time_of_the_operator_can_be_set(chart: Chart) -> None:
+    times = {each.name: each for each in fields(Settings) if each.name.endswith("_seconds")}
+    camel = {"".join([head, *map(str.title, rest)]): name for name in times for head, *rest in [name.split("_")]}
+    environment = chart.render({"operator.settings": dict.fromkeys(camel, 7)}).environment
+    settings = settings_from(environment)
+    assert {name: getattr(settings, name) for name in times} == dict.fromkeys(times, 7)
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(schema["properties"]["operator"]["properties"]["settings"]["properties"]) == set(camel)
+    comments = (CHART / "values.yaml").read_text()
+    for name, value in camel.items():
+        assert f"{name} {times[value].default:g}" in comments
+
+
+def test_the_operator_reads_what_the_chart_sets(chart: Chart) -> None:
+    settings = settings_from(
+        chart.render(
+            {
+                "watch.namespaces": ["a", "b"],
+                "drivers.serviceAccount.name": "spark",
+                "runtime.image": {"repository": "mine/runtime", "tag": "2", "digest": ""},
+            }
+        ).environment
+    )
+    assert settings == Settings(runtime_image="mine/runtime:2", service_account="spark", namespaces=("a", "b"))
