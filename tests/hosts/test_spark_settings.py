@@ -52,7 +52,7 @@ def test_a_laptop_needs_no_settings(start: Start) -> None:
     assert {settings[f"spark.executorEnv.{name}"] for name in WORKER_ENVIRONMENT} == {"1"}
 
 
-@pytest.mark.parametrize("name", [*DEFAULT_CONF, "spark.executorEnv.OMP_NUM_THREADS", "spark.driver.extraJavaOptions"])
+@pytest.mark.parametrize("name", [*DEFAULT_CONF, "spark.executorEnv.OMP_NUM_THREADS", "spark.driver.defaultJavaOptions"])
 def test_the_jobs_own_conf_goes_first(start: Start, name: str) -> None:
     assert start({name: "mine"})[name] == "mine"
 
@@ -72,7 +72,7 @@ def test_what_spark_submit_set_stays(start: Start) -> None:
     os.environ["PYSPARK_GATEWAY_PORT"] = "1"
     settings = start()
     assert "spark.master" not in settings
-    assert "spark.driver.extraJavaOptions" not in settings
+    assert "spark.driver.defaultJavaOptions" not in settings
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from joinery_runtime.cli.common import JobFile, checked, load, say
+from joinery_runtime.cli.ending import ending_told
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.job import explain as explain_job
+from joinery_runtime.job.duration import parse_duration
 
 app = App(name="joinery", help="Streaming joins on Spark, state and offsets together in Postgres.",
           version=version("joinery-runtime"), result_action="return_value")  # fmt: skip
@@ -31,7 +33,8 @@ _GET_ENGINE = "Install joinery-runtime[engine]"
 def main(tokens: list[str] | None = None) -> None:
     """The console script."""
     try:
-        app(tokens)
+        with ending_told() as told:
+            told(app(tokens))
     except JoineryError as error:
         print(f"joinery: {error}", file=sys.stderr)  # noqa: T201 - the command line's own answer
         sys.exit(error.exit_code)
@@ -60,17 +63,35 @@ def explain(job_file: JobFile) -> None:
 
 
 @app.command
-def run(job_file: JobFile, *, master: str | None = None) -> None:
+def run(
+    job_file: JobFile,
+    *,
+    master: str | None = None,
+    status_port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0,
+    stalled_after: str = "15m",
+) -> str:
     """Runs the job until it is stopped (SIGTERM, Ctrl-C: after the running epoch) or all inputs have ended.
 
     Parameters
     ----------
     master
         Spark master URL. Without it: the job's spark.conf, what spark-submit set, or local[*].
+    status_port
+        Where to serve /status, /metrics, /healthz and /readyz, on all interfaces; 0: nowhere. With it, a state store
+        that is away at the start is waited for.
+    stalled_after
+        For how long nothing may move (no epoch, task, poll or retry) until /healthz answers 503.
     """
     from joinery_runtime.cli.run import run_command  # noqa: PLC0415
 
-    run_command(load(job_file), master)
+    return run_command(load(job_file), master, status_port or None, _duration("--stalled-after", stalled_after))
+
+
+def _duration(option: str, text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise JoineryError(f"{option} {text}", facts=str(error)) from error
 
 
 @app.command

@@ -1,46 +1,91 @@
-"""`joinery run`: signals, progress, and the job."""
+"""`joinery run`: signals, progress, status, and the job."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event
 from types import FrameType
 
+from joinery_runtime.cli.ending import Outcome, Stopped
 from joinery_runtime.cli.progress import open_progress
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import Listener
 from joinery_runtime.hosts.run import run_job
+from joinery_runtime.hosts.status import Board, serve_status
+from joinery_runtime.hosts.status.pulse import Pulse
 from joinery_runtime.job import StreamJoin
 
 
-def run_command(job: StreamJoin, master: str | None) -> None:
-    stop = Event()
-    _stop_on_signals(stop)
-    with open_progress(job, sys.stdout) as progress:
-        listener = _listening_on(progress.listener, stop)
-        run_job(job, listener, stop, master=master, warn=progress.warn)
-        progress.ended(stopped=stop.is_set())
+def run_command(job: StreamJoin, master: str | None, status_port: int | None, stalled_after_ms: int) -> Outcome:
+    """`status_port` None: nothing is served."""
+    signals = _Signals()
+    with open_progress(job, sys.stdout) as progress, _served(job, status_port, stalled_after_ms) as board:
+        listener = _listening_on(progress.listener, signals)
+        with signals.end_a_start():
+            run_job(job, listener, signals.stop, master=master, warn=progress.warn, board=board)
+        stopped = signals.stop.is_set()
+        progress.ended(stopped=stopped)
+    return "stopped" if stopped else "finished"
 
 
-def _listening_on(listener: Listener, stop: Event) -> Listener:
+@contextmanager
+def _served(job: StreamJoin, port: int | None, stalled_after_ms: int) -> Iterator[Board | None]:
+    if port is None:
+        yield None
+        return
+    pulse = Pulse(stalled_after_s=stalled_after_ms / 1000)
+    board = Board(job.name, [side.name for side in job.spec.inputs], pulse)
+    with serve_status(board, port):
+        yield board
+
+
+def _listening_on(listener: Listener, signals: _Signals) -> Listener:
     def started(driver: Driver) -> None:
-        # Again: the Spark context has put a SIGINT handler of its own in place, which would end the epoch.
-        _stop_on_signals(stop)
+        signals.end_the_epoch()
         listener.started(driver)
 
     return replace(listener, started=started)
 
 
-def _stop_on_signals(stop: Event) -> None:
-    """SIGTERM and Ctrl-C end the job after the running epoch; the second one ends it at once."""
+class _Signals:
+    """SIGTERM and Ctrl-C end a start at once, where nothing is to be finished, and later the job after the running
+    epoch; the second one ends it at once."""
 
-    def on_signal(number: int, _: FrameType | None) -> None:
-        if stop.is_set():
+    def __init__(self) -> None:
+        self.stop = Event()
+        self._starting = False
+
+    @contextmanager
+    def end_a_start(self) -> Iterator[None]:
+        self._starting = True
+        self._catch()
+        try:
+            yield
+        except (Stopped, KeyboardInterrupt):
+            # Spark's own handler, which is there between its start and ours, raises a KeyboardInterrupt.
+            if not self._starting:
+                raise
+            self.stop.set()
+        finally:
+            self._starting = False
+
+    def end_the_epoch(self) -> None:
+        self._starting = False
+        # Again: the Spark context has put a SIGINT handler of its own in place, which would end the epoch.
+        self._catch()
+
+    def _catch(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self.stop.is_set():
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+        self.stop.set()
+        if self._starting:
+            raise Stopped

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -16,15 +16,25 @@ from joinery_runtime.core.compile import compile_join
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, Parts
 from joinery_runtime.engine.identity import compare_with_state
-from joinery_runtime.engine.loop import Listener, run_until_stopped
+from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.loop import (
+    RECOVER_FIRST_S,
+    RECOVER_LAST_S,
+    RECOVER_TRIES,
+    Backoff,
+    Listener,
+    run_until_stopped,
+)
 from joinery_runtime.engine.plan import input_states
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.engine.worker import Worker, WorkerParts
-from joinery_runtime.errors import JoineryError, RecordError, SinkError, SourceError
+from joinery_runtime.errors import JoineryError, RecordError, SinkError, SourceError, StoreUnavailable
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryAddress
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, stop_context
+from joinery_runtime.hosts.status import Board
+from joinery_runtime.hosts.status.executors import SparkWatch, watched
 from joinery_runtime.hosts.stores import OpenStore, PostgresAddress, open_store
 from joinery_runtime.job import StreamJoin, under_definition
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
@@ -34,14 +44,35 @@ from joinery_runtime.sources.base import SourceReader
 from joinery_runtime.state.store import JobRecord
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Who runs the job."""
+
+    listener: Listener
+    stop: Event
+    warn: Callable[[str], None]
+    board: Board | None
+
+
 def run_job(
-    job: StreamJoin, listener: Listener, stop: Event, *, master: str | None = None, warn: Callable[[str], None]
+    job: StreamJoin,
+    listener: Listener,
+    stop: Event,
+    *,
+    master: str | None = None,
+    warn: Callable[[str], None],
+    board: Board | None = None,
 ) -> None:
     """Returns when `stop` is set (after the running epoch) or all inputs have ended. `master` is a Spark master URL;
-    None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. Raises JoineryError."""
-    job = with_secrets(job)
+    None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. `board` is given where nobody sits in front
+    of the job and others look into it: then a store that is away is waited for at the start too. Raises JoineryError.
+    """
+    job, caller = with_secrets(job), _Caller(listener, stop, warn, board)
     with ExitStack() as stack:
-        run = _JobRun(stack.enter_context(open_store(job, warn)), stack, master, listener, stop, warn)
+        opened = _opened(job, stack, caller)
+        if opened is None:
+            return
+        run = _JobRun(opened, stack, master, caller)
         known = run.store.record(job.name)
         if known is not None:
             # Before anything of the driver that may run is touched.
@@ -53,22 +84,30 @@ def run_job(
             run.go(job, settle=False)
 
 
+def _opened(job: StreamJoin, stack: ExitStack, caller: _Caller) -> OpenStore | None:
+    """The job's store; None if the stop came while it was waited for."""
+    waits = Backoff(RECOVER_FIRST_S, RECOVER_LAST_S)
+    while not caller.stop.is_set():
+        try:
+            return stack.enter_context(open_store(job, caller.warn))
+        except StoreUnavailable as error:
+            if caller.board is None or waits.count >= RECOVER_TRIES:
+                raise
+            pause = waits.next()
+            caller.board.trouble(error)
+            caller.listener.trouble(error, pause)
+            caller.stop.wait(pause)
+    return None
+
+
 class _JobRun:
     """What lasts from one definition of a job to the next: the store, and Spark once it has started."""
 
-    def __init__(
-        self,
-        opened: OpenStore,
-        stack: ExitStack,
-        master: str | None,
-        listener: Listener,
-        stop: Event,
-        warn: Callable[[str], None],
-    ) -> None:
+    def __init__(self, opened: OpenStore, stack: ExitStack, master: str | None, caller: _Caller) -> None:
         self.store = opened.store
-        self._address, self._stack, self._master = opened.address, stack, master
-        self._listener, self._stop, self._warn = listener, stop, warn
+        self._address, self._stack, self._master, self._caller = opened.address, stack, master, caller
         self._context: SparkContext | None = None
+        self._watch: SparkWatch | None = None
 
     def settle(self, earlier: StreamJoin, known: JobRecord) -> None:
         """Ends what was begun before the job was edited, as it was then: the planned epoch, and the output of the
@@ -101,14 +140,15 @@ class _JobRun:
         return self._address if isinstance(self._address, PostgresAddress) else None
 
     def go(self, job: StreamJoin, *, settle: bool) -> None:
-        """Runs the job's epochs; with `settle` only those that are planned already."""
-        spec = compile_join(job)
-        who = identity(job, spec, self._warn)
+        """Runs the job's epochs; with `settle` only those that are planned already. Nothing is begun after a stop."""
+        spec, stop = compile_join(job), self._caller.stop
+        who = identity(job, spec, self._caller.warn)
         with ExitStack() as stack:
             sources = {side.name: planner_for(side, job.name) for side in job.spec.inputs}
             for source in sources.values():
                 stack.callback(source.close)
-            planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle_clock(job))
+            idle = idle_clock(job)
+            planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle)
             planner.look(input_states(sources, self.store.record(job.name)))
             output = _prepared(stack, sink_for(job, self._table_store), spec.output_schema())
             dead_sink = dead_letter_sink(job)
@@ -116,14 +156,34 @@ class _JobRun:
             build = WorkerBuilder(job, self._address, output.writer(), None if dead is None else dead.writer())
             host = SparkHost(self._spark(job), WorkerSetup(build.digest, build), job.name)
             parts = Parts(self.store, planner, host, output, dead)
-            run_until_stopped(
-                lambda: Driver(who, spec, parts, _running_ms), planner, self._stop, self._listener, settle=settle
-            )
+            if stop.is_set():
+                return
+            listener = self._listening(job.name, idle)
+            with self._stopped_while_starved():
+                run_until_stopped(lambda: Driver(who, spec, parts, _running_ms), planner, stop, listener, settle=settle)
+
+    def _listening(self, name: str, idle: IdleClock) -> Listener:
+        board, listener = self._caller.board, self._caller.listener
+        if board is None:
+            return listener
+        return board.beside(listener, idle=idle.idle, savepoints=lambda: self.store.savepoints(name))
+
+    @contextmanager
+    def _stopped_while_starved(self) -> Iterator[None]:
+        """A job without executors is stopped in the middle of its epoch, which the next start replays."""
+        try:
+            yield
+        except JoineryError:
+            if self._watch is None or not self._watch.gave_up:
+                raise
 
     def _spark(self, job: StreamJoin) -> SparkContext:
         if self._context is None:
             self._context = start_context(f"joinery {job.name}", dict(job.spec.spark.conf), self._master)
             self._stack.callback(stop_context, self._context)
+            if self._caller.board is not None:
+                self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)
+                self._stack.enter_context(watched(self._watch))
         return self._context
 
 

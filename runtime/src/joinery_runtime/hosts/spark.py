@@ -9,6 +9,7 @@ architecture.md, "Why our own epoch loop"). Partition number `shards` takes the 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -40,7 +41,6 @@ DEFAULT_CONF = {
 }
 
 _LOG = Path(__file__).with_name("log4j2.properties")
-QUIET_CONF = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOG}"}
 
 WorkerFactory = Callable[[Path], Worker]
 
@@ -104,28 +104,65 @@ def _python_cause(message: str) -> str:
 
 
 def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkContext:
-    """A context with the job's own `spark.conf` over what spark-submit set, and our defaults under both. Without any
-    master it is `local[*]`, where a task is tried four times as on a cluster."""
+    """A context with the job's own `spark.conf` over what spark-submit or `spark-defaults.conf` set, and our defaults
+    under all of them. Without any master it is `local[*]`, where a task is tried four times as on a cluster."""
     settings = SparkConf().setAppName(name)
     for key, value in conf.items():
         settings.set(key, value)
     if master is not None:
         settings.setMaster(master)
-    defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
-    if not _submitted():
-        defaults |= {"spark.master": "local[*,4]", **QUIET_CONF}
-    for key, value in defaults.items():
-        settings.setIfMissing(key, value)
-    if str(settings.get("spark.master", "")).startswith("local["):
-        settings.setIfMissing("spark.driver.host", "127.0.0.1")
+    from_file = {} if _submitted() else conf_file()
+    place = str(settings.get("spark.master", from_file.get("spark.master", "")))
+    for key, value in _defaults(place).items():
+        # All settings of a new JVM are arguments of it, which go before its file.
+        if key not in from_file:
+            settings.setIfMissing(key, value)
     for key, value in {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable}.items():
         os.environ.setdefault(key, value)
     try:
         context = SparkContext(conf=settings)
     except (PySparkException, Py4JError) as error:
-        raise _no_start(error, str(settings.get("spark.master"))) from error
-    context.setLogLevel("ERROR")
+        raise _no_start(error, str(settings.get("spark.master", place))) from error
+    context.setLogLevel(_log_level(place).upper())
     return context
+
+
+def _defaults(master: str) -> dict[str, str]:
+    """What nobody has set; `master` is "" where nobody named one."""
+    defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
+    if not _submitted():
+        defaults["spark.driver.defaultJavaOptions"] = _log_options(master)
+        if not master:
+            defaults["spark.master"] = master = "local[*,4]"
+    if master.startswith("local["):
+        defaults["spark.driver.host"] = "127.0.0.1"
+    return defaults
+
+
+def _log_options(master: str) -> str:
+    return f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
+
+
+def _log_level(master: str) -> str:
+    """A terminal shows errors only; a pod's log is read when something is wrong, as when no executor comes."""
+    return "warn" if master.startswith("k8s://") else "error"
+
+
+def conf_file() -> dict[str, str]:
+    """What `spark-defaults.conf` says: in SPARK_CONF_DIR, else in `conf` of SPARK_HOME. PySpark cannot tell: before the
+    JVM runs it does not read the file, and after that Spark has added settings of its own."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
+    if folder is None:
+        return {}
+    try:
+        text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    # Java's properties, of which Spark's settings use the plain part: `key value`, `key=value` or `key: value`.
+    lines = [line.strip() for line in text.splitlines()]
+    pairs = [re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and line[0] not in "#!"]
+    return {key: "".join(value) for key, *value in pairs}
 
 
 def stop_context(context: SparkContext) -> None:
@@ -174,8 +211,15 @@ def _worker(setup: WorkerSetup) -> Worker:
     """This process's worker. Spark reuses processes, so consumers, connections and mapped segments live on."""
     if setup.digest not in _workers:
         _workers.clear()
-        _workers[setup.digest] = setup.build(Path(SparkFiles.getRootDirectory()) / f"joinery-{setup.digest}")
+        _workers[setup.digest] = setup.build(_local_directory() / f"joinery-{setup.digest}")
     return _workers[setup.digest]
+
+
+def _local_directory() -> Path:
+    """Where this process may write. An executor's own folder is its working directory, which is read-only in a pod with
+    a read-only root; its local directories are not."""
+    own, local = Path(SparkFiles.getRootDirectory()), os.environ.get("SPARK_LOCAL_DIRS", "")
+    return Path(local.split(",")[0]) if local and not own.is_absolute() else own
 
 
 def _read(setup: WorkerSetup, work: EpochWork, tasks: Iterable[Sequence[Range]]) -> Iterator[tuple[int, Any]]:

@@ -1,0 +1,111 @@
+"""How a command ended, for who looks at its container afterwards: an `Ending` in the file that JOINERY_ENDING_FILE
+names (in a pod the termination log)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from joinery_runtime.errors import ExpressionError, IncompatibleState, JobError, JoineryError
+from joinery_runtime.job.crd import ENDING_FILE, Ending
+
+LONGEST = 4096  # bytes: what Kubernetes keeps of a termination message
+_CUT = " [...] "
+_LONGEST_ERROR = 4000  # characters
+_IN_VAIN = (JobError, ExpressionError, IncompatibleState)  # the same again fails the same way
+
+Outcome = Literal["finished", "stopped"]
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end and nothing is under way that would have to be finished first."""
+
+
+@contextmanager
+def ending_told() -> Iterator[Callable[[object], None]]:
+    """Writes the ending of the block if a file is named: a failure by the error that leaves it; else what the given
+    function was told ("stopped" or anything else), unless the block has written to the file itself."""
+    place = os.environ.get(ENDING_FILE)
+    if not place:
+        yield lambda _: None
+        return
+    path = Path(place)
+    _write(path, b"")
+    outcomes: list[Outcome] = []
+    with _sigterm_stops():
+        try:
+            yield lambda result: outcomes.append("stopped" if result == "stopped" else "finished")
+        except Stopped:
+            _write(path, ending_bytes(Ending(outcome="stopped")))
+            sys.exit(128 + signal.SIGTERM)
+        except Exception as error:
+            _write(path, ending_bytes(failed(error)))
+            raise
+        except SystemExit as end:
+            if end.code:
+                usage = Ending(outcome="failed", error="The command line was not understood", kind="Usage", retry=False)
+                _write(path, ending_bytes(usage))
+            raise
+        if outcomes and not _has_text(path):
+            _write(path, ending_bytes(Ending(outcome=outcomes[-1])))
+
+
+def failed(error: Exception) -> Ending:
+    text = str(error) if isinstance(error, JoineryError) else traceback.format_exception_only(error)[-1].strip()
+    retry = not isinstance(error, _IN_VAIN)
+    return Ending(outcome="failed", error=_shorter(text, _LONGEST_ERROR), kind=type(error).__name__, retry=retry)
+
+
+def ending_bytes(ending: Ending) -> bytes:
+    """At most LONGEST bytes of JSON; the middle of a longer error is left out."""
+    length = len(ending.error)
+    while len(data := ending.model_dump_json(by_alias=True).encode()) > LONGEST:
+        length = length * 9 // 10
+        ending = ending.model_copy(update={"error": _shorter(ending.error, length)})
+    return data
+
+
+def _shorter(text: str, length: int) -> str:
+    if len(text) <= length:
+        return text
+    head = max(0, length - len(_CUT)) // 2
+    return f"{text[:head]}{_CUT}{text[len(text) - head :]}"
+
+
+@contextmanager
+def _sigterm_stops() -> Iterator[None]:
+    """The first process of a container has no default action for SIGTERM; commands may put a handler of their own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _has_text(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        print(f"joinery: {path}, which {ENDING_FILE} names, cannot be written: {error.strerror}", file=sys.stderr)  # noqa: T201

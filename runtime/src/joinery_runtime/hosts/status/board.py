@@ -1,0 +1,192 @@
+"""What is known of a running job. The loop's thread writes it, the threads that answer requests read it: neither ever
+waits for the store, the broker or Spark here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from prometheus_client import Histogram
+
+from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.hot_keys import KeyRows
+from joinery_runtime.engine.loop import Listener, Progress
+from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.rates import Rates
+from joinery_runtime.engine.report import StateSize, Totals
+from joinery_runtime.errors import JoineryError, StoreUnavailable
+from joinery_runtime.hosts.status.pulse import Pulse
+from joinery_runtime.state.store import Savepoint
+
+RATE_WINDOW_S = 30.0
+LOOK_EVERY_S = 1.0  # an idle loop turns four times in a second
+SAVEPOINTS_EVERY_S = 30.0
+EPOCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+Idle = Callable[[], Mapping[str, Collection[str]]]
+Savepoints = Callable[[], Sequence[Savepoint]]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the loop and Spark have told so far. Times are seconds since 1970; None: not known yet."""
+
+    ready: bool = False
+    generation: int | None = None
+    epoch: int | None = None
+    committed: int = 0
+    committed_at: float | None = None
+    inputs: Mapping[str, InputState] = field(default_factory=dict)
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    idle: Mapping[str, bool] = field(default_factory=dict)
+    totals: Totals | None = None
+    state: StateSize | None = None
+    hottest: tuple[KeyRows, ...] = ()
+    savepoint: Savepoint | None = None
+    error: str | None = None
+    troubles: int = 0
+    executors: int | None = None
+
+
+class Board:
+    """One job's board. `wall` is the clock on the wall, `running` one that never goes back; both in seconds."""
+
+    def __init__(
+        self,
+        job: str,
+        inputs: Sequence[str],
+        pulse: Pulse,
+        wall: Callable[[], float] = time.time,
+        running: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.job, self.inputs = job, tuple(inputs)
+        self.pulse = pulse
+        self.wall, self._running = wall, running
+        self.epoch_seconds = Histogram(
+            "joinery_epoch_seconds", "Epochs from plan to commit.", buckets=EPOCH_BUCKETS_S, registry=None
+        )
+        self._lock = threading.Lock()
+        self._known = Known()
+        self._rates = Rates(running(), RATE_WINDOW_S)
+        self._driver: Driver | None = None
+
+    # --- read -------------------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> Known:
+        return self._known
+
+    def rows_per_second(self) -> dict[str, float]:
+        """Per input, over the last RATE_WINDOW_S."""
+        with self._lock:
+            rates = self._rates.per_second(self._running())
+        return {name: rates.get(name, 0.0) for name in self.inputs}
+
+    # --- write ------------------------------------------------------------------------------------------------------
+
+    def beside(self, listener: Listener, *, idle: Idle, savepoints: Savepoints) -> Listener:
+        """A listener for drivers that are about to recover: it keeps this board and passes everything on. `idle` names
+        idle partitions per input; `savepoints` asks the store, from the loop's thread."""
+        self._change(ready=False)
+        looked = _Seldom(LOOK_EVERY_S, self._running)
+        asked = _Seldom(SAVEPOINTS_EVERY_S, self._running)
+
+        def started(driver: Driver) -> None:
+            self._started(driver)
+            listener.started(driver)
+
+        def committed(progress: Progress) -> None:
+            self._committed(progress)
+            listener.committed(progress)
+
+        def trouble(error: JoineryError, pause: float) -> None:
+            self.trouble(error)
+            listener.trouble(error, pause)
+
+        def turned(driver: Driver) -> None:
+            self.pulse.beat()
+            if looked.due():
+                self._look(driver, idle())
+            if asked.due():
+                self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
+            listener.turned(driver)
+
+        return Listener(started, committed, trouble, turned)
+
+    def trouble(self, error: JoineryError) -> None:
+        """It is waited out. While the store is away, the job is not ready."""
+        self.pulse.beat()
+        with self._lock:
+            known = self._known
+            ready = known.ready and not isinstance(error, StoreUnavailable)
+            self._known = replace(known, ready=ready, error=str(error), troubles=known.troubles + 1)
+
+    def spark(self, executors: int | None) -> None:
+        """How many executors run; None where tasks run in the driver itself."""
+        self._change(executors=executors)
+
+    def _started(self, driver: Driver) -> None:
+        at = driver.committed_at_ms
+        self._driver = driver
+        with self._lock:
+            self._rates = Rates(self._running(), RATE_WINDOW_S)
+        self._change(
+            ready=True,
+            generation=driver.generation,
+            epoch=driver.epoch,
+            committed_at=None if at is None else at / 1000,
+            inputs=dict(driver.inputs),
+            totals=driver.totals,
+            state=driver.state,
+            error=None,
+        )
+
+    def _committed(self, progress: Progress) -> None:
+        report, driver = progress.report, self._driver
+        assert driver is not None, "it has started"
+        self.epoch_seconds.observe(progress.seconds)
+        with self._lock:
+            self._rates.add(self._running(), progress.seconds, report.rows_in)
+        self._change(
+            epoch=report.epoch,
+            committed=self._known.committed + 1,
+            committed_at=self.wall(),
+            inputs=dict(driver.inputs),
+            backlog=dict(report.backlog),
+            totals=report.totals,
+            state=StateSize(report.segments, report.state_rows, report.state_bytes),
+            hottest=report.hottest,
+            error=None,
+        )
+
+    def _look(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
+        quiet = {name: _is_idle(state, idle.get(name, ())) for name, state in driver.inputs.items()}
+        self._change(backlog=dict(driver.backlog), idle=quiet)
+
+    def _change(self, **changes: object) -> None:
+        self.pulse.beat()
+        with self._lock:
+            self._known = replace(self._known, **changes)  # type: ignore[arg-type]
+
+
+def _is_idle(state: InputState, idle: Collection[str]) -> bool:
+    """An input is idle when all of its partitions are."""
+    partitions = state.progress.highest
+    return bool(partitions) and not state.progress.ended and all(partition in idle for partition in partitions)
+
+
+class _Seldom:
+    """True at the first call, and then once in `every` seconds."""
+
+    def __init__(self, every: float, running: Callable[[], float]) -> None:
+        self._every, self._running = every, running
+        self._last: float | None = None
+
+    def due(self) -> bool:
+        now = self._running()
+        if self._last is not None and now - self._last < self._every:
+            return False
+        self._last = now
+        return True

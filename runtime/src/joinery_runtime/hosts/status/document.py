@@ -1,0 +1,80 @@
+"""`/status`: the board as the `DriverStatus` that the operator reads."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from joinery_runtime.core.spec import END_OF_TIME, Watermark
+from joinery_runtime.hosts.status.board import Board, Known
+from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
+from joinery_runtime.job.crd import Savepoint as SavepointStatus
+from joinery_runtime.job.duration import format_duration
+from joinery_runtime.state.store import Savepoint
+
+LONGEST_ERROR = 4096  # characters: what `Words` holds
+
+
+def driver_status(board: Board, revision: str = "") -> DriverStatus:
+    known, now = board.known, board.wall()
+    rates = board.rows_per_second() if known.ready else None
+    return DriverStatus(
+        revision=revision,
+        ready=known.ready,
+        job_generation=known.generation,
+        epoch=known.epoch,
+        committed=known.committed,
+        inputs=tuple(_input(known, name, rates, now) for name in board.inputs),
+        rows_per_second=None if rates is None else round(sum(rates.values())),
+        rows_in=None if known.totals is None else sum(known.totals.rows_in.values()),
+        rows_out=None if known.totals is None else known.totals.rows_out,
+        late=None if known.totals is None else known.totals.late,
+        state_bytes=None if known.state is None else known.state.bytes,
+        hottest_keys=tuple(HotKey(key=hot.key, rows=hot.rows) for hot in known.hottest),
+        last_savepoint=None if known.savepoint is None else _savepoint(known.savepoint),
+        last_error=None if known.error is None else known.error[:LONGEST_ERROR],
+        executors=known.executors,
+    )
+
+
+def watermark_of(known: Known, name: str) -> Watermark:
+    return known.inputs[name].progress.watermark if name in known.inputs else None
+
+
+def behind_ms(watermark: Watermark, now: float) -> int | None:
+    """How far a watermark is behind the clock (`now` in seconds); None where there is none, or no end."""
+    if watermark is None or watermark == END_OF_TIME:
+        return None
+    return max(0, round(now * 1000) - watermark)
+
+
+def _input(known: Known, name: str, rates: dict[str, float] | None, now: float) -> InputStatus:
+    watermark = watermark_of(known, name)
+    delay = behind_ms(watermark, now)
+    return InputStatus(
+        name=name,
+        lag=known.backlog.get(name),
+        watermark=_moment(watermark),
+        watermark_delay=None if delay is None else format_duration(_rounded(delay)),
+        rows_per_second=None if rates is None else round(rates[name]),
+        idle=known.idle.get(name),
+        ended=known.inputs[name].progress.ended if name in known.inputs else None,
+    )
+
+
+def _rounded(ms: int) -> int:
+    """To whole seconds from ten seconds on."""
+    return ms if ms < 10_000 else ms // 1000 * 1000
+
+
+def _moment(watermark: Watermark) -> datetime | None:
+    if watermark is None or watermark == END_OF_TIME:
+        return None
+    try:
+        return datetime.fromtimestamp(watermark / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # an event time that no calendar has
+        return None
+
+
+def _savepoint(savepoint: Savepoint) -> SavepointStatus:
+    created = datetime.fromtimestamp(savepoint.created_at / 1000, UTC)
+    return SavepointStatus(name=savepoint.name, epoch=savepoint.epoch, time=created)

@@ -1,0 +1,106 @@
+"""`/metrics`: the board as Prometheus metrics. docs/status.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.engine.report import Totals
+from joinery_runtime.hosts.status.board import Board, Known
+from joinery_runtime.hosts.status.document import behind_ms, watermark_of
+
+
+def registry_of(board: Board, revision: str = "") -> CollectorRegistry:
+    """A registry of this board alone."""
+    registry = CollectorRegistry()
+    registry.register(_Families(board, revision))
+    registry.register(board.epoch_seconds)
+    return registry
+
+
+class _Families(Collector):
+    """What is not known yet is left out, instead of a 0 that looks like a fact."""
+
+    def __init__(self, board: Board, revision: str) -> None:
+        self._board, self._revision = board, revision
+
+    def collect(self) -> Iterator[Metric]:
+        board, known = self._board, self._board.known
+        yield self._info()
+        yield _gauge("ready", "1 once the driver has recovered.", int(known.ready))
+        yield _counter("epochs_committed", "Epochs that this driver has committed.", known.committed)
+        yield _counter("troubles", "Troubles that this driver waited out.", known.troubles)
+        yield from _position(known)
+        yield from _inputs(board, known)
+        if known.totals is not None:
+            yield from _totals(board, known.totals)
+
+    def _info(self) -> Metric:
+        info = GaugeMetricFamily("joinery_info", "What runs here; always 1.", labels=["name", "revision", "version"])
+        info.add_metric([self._board.job, self._revision, version("joinery-runtime")], 1)
+        return info
+
+
+def _position(known: Known) -> Iterator[Metric]:
+    state = known.state
+    facts = {
+        "generation": ("The driver's fencing generation.", known.generation),
+        "epoch": ("The last committed epoch.", known.epoch),
+        "last_commit_timestamp_seconds": ("When it was committed, as Unix time.", known.committed_at),
+        "executors": ("Executors that run; missing where tasks run in the driver.", known.executors),
+        "state_bytes": ("Stored bytes of the live segments.", None if state is None else state.bytes),
+        "state_rows": ("Rows in the live segments.", None if state is None else state.rows),
+        "state_segments": ("Live segments.", None if state is None else state.segments),
+        "hottest_key_rows": ("Rows of the key with the most.", known.hottest[0].rows if known.hottest else None),
+    }
+    for name, (text, value) in facts.items():
+        if value is not None:
+            yield _gauge(name, text, value)
+
+
+def _inputs(board: Board, known: Known) -> Iterator[Metric]:
+    now = board.wall()
+    marks = {name: mark for name in board.inputs if (mark := watermark_of(known, name)) is not None}
+    times = {name: mark / 1000 for name, mark in marks.items() if mark != END_OF_TIME}
+    delays = {name: late / 1000 for name, mark in marks.items() if (late := behind_ms(mark, now)) is not None}
+    ended = {name: float(state.progress.ended) for name, state in known.inputs.items()}
+    yield _by_input("lag_records", "Records that are there and not read yet.", known.backlog)
+    yield _by_input("watermark_seconds", "The watermark, as Unix time.", times)
+    yield _by_input("watermark_delay_seconds", "How far the watermark is behind the clock.", delays)
+    yield _by_input("input_idle", "1 while all partitions are idle.", known.idle)
+    yield _by_input("input_ended", "1 once it has been read to its end.", ended)
+
+
+def _totals(board: Board, totals: Totals) -> Iterator[Metric]:
+    yield _counter("rows_out", "Rows written since the state began.", totals.rows_out)
+    yield _counter("lost_records", "Records that the broker had deleted before they were read.", totals.lost)
+    read = CounterMetricFamily("joinery_rows_in", "Records read since the state began.", labels=["input"])
+    dead = CounterMetricFamily("joinery_dead_letters", "Records that could not be used.", labels=["input"])
+    dropped = CounterMetricFamily("joinery_dropped", "Rows that went no further.", labels=["input", "reason"])
+    for name in board.inputs:
+        read.add_metric([name], totals.rows_in.get(name, 0))
+        dead.add_metric([name], totals.dead.get(name, 0))
+        for reason, count in ({"late": 0} | dict(totals.dropped.get(name, {}))).items():
+            dropped.add_metric([name, reason], count)
+    yield from (read, dead, dropped)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"joinery_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"joinery_{name}", text, value=value)
+
+
+def _by_input(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"joinery_{name}", text, labels=["input"])
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family

@@ -1,0 +1,109 @@
+"""The HTTP server of a driver: `/status`, `/metrics`, `/healthz`, `/readyz`. It answers from the board only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.hosts.status.board import Board
+from joinery_runtime.hosts.status.document import driver_status
+from joinery_runtime.hosts.status.metrics import registry_of
+
+REVISION = "JOINERY_REVISION"
+REQUEST_TIMEOUT_S = 10.0
+
+Answer = tuple[int, str, bytes]  # status code, content type, body
+
+
+@contextmanager
+def serve_status(board: Board, port: int) -> Iterator[int]:
+    """Serves the board on all interfaces; gives the port (0 asks for a free one). Raises EnvironmentProblem."""
+    pages = _Pages(board, os.environ.get(REVISION, ""))
+    try:
+        server = _Server(port, pages)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"The status port {port} cannot be opened",
+            facts=error.strerror or str(error),
+            todo="Name another --status-port, or 0 for none",
+        ) from error
+    thread = threading.Thread(target=server.serve_forever, name="joinery-status", daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Pages:
+    def __init__(self, board: Board, revision: str) -> None:
+        self._board, self._revision = board, revision
+        self._registry: CollectorRegistry = registry_of(board, revision)
+
+    def answer(self, path: str) -> Answer:
+        match path.partition("?")[0]:
+            case "/status":
+                status = driver_status(self._board, self._revision)
+                return 200, "application/json", status.model_dump_json(by_alias=True, exclude_none=True).encode()
+            case "/metrics":
+                return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+            case "/healthz":
+                return _probe(self._board.pulse.problem())
+            case "/readyz":
+                return _probe(None if self._board.known.ready else "the driver has not recovered")
+            case _:
+                return _text(404, "/status /metrics /healthz /readyz")
+
+
+def _probe(problem: str | None) -> Answer:
+    return _text(200, "ok") if problem is None else _text(503, problem)
+
+
+def _text(code: int, text: str) -> Answer:
+    return code, "text/plain; charset=utf-8", f"{text}\n".encode()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def __init__(self, port: int, pages: _Pages) -> None:
+        self.pages = pages
+        super().__init__(("", port), _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4 too
+        # Without HTTPServer's own, which asks the name service for this machine's name and may wait for it.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_TIMEOUT_S  # a client that says nothing does not keep its thread
+    server_version = "joinery"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        code, content_type, body = self.server.pages.answer(self.path)
+        with suppress(ConnectionError):  # who asked has gone
+            self.send_response(code)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        """Probes come every few seconds."""
