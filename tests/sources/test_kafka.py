@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from joinery_runtime.errors import DataLoss, SourceError
@@ -235,6 +235,30 @@ def test_planned_records_that_retention_took_are_counted_where_the_job_allows_it
     assert [(b.lost, len(b.offsets)) for b in batches if b.lost] == [(min(end, 2), 0)]
     assert read(reader, topic, 4, 5) == [(4, b"e")]
     reader.close()
+
+
+def test_old_news_of_lost_records_loses_nothing(broker, topic, send) -> None:
+    """The client may tell of an offset that it was at before it was sent elsewhere."""
+    send([b"a", b"b", b"c"])
+    broker.delete_records(topic, 0, 1)
+    reader = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
+    assert read(reader, topic, 1, 2) == [(1, b"b")]
+    partition = reader._open[ref(topic)]
+    fetch, news = partition._consumer.consume, [Message(error=KafkaError(KafkaError._AUTO_OFFSET_RESET))]
+    partition._consumer = Consuming(partition._consumer, lambda *asked: [news.pop()] if news else fetch(*asked))
+    assert read(reader, topic, 2, 3) == [(2, b"c")]
+    assert news == []
+    reader.close()
+
+
+class Consuming:
+    """A consumer with another `consume`."""
+
+    def __init__(self, consumer, consume) -> None:
+        self._consumer, self.consume = consumer, consume
+
+    def __getattr__(self, name):
+        return getattr(self._consumer, name)
 
 
 def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> None:

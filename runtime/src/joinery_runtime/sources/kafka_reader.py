@@ -141,7 +141,14 @@ class _PartitionReader:
             self._errors(error)
 
     def _lose(self, error: KafkaError, planned: Range) -> None:
-        """Goes on at the earliest offset there is, or at the range's end if that comes first; DataLoss otherwise."""
+        """Goes on at the earliest offset there is, or at the range's end if that comes first; DataLoss otherwise.
+
+        The news may be old, of an offset that was read before the last seek: then nothing of this range is gone.
+        """
+        earliest, latest = self._watermarks()
+        if earliest <= self._seen <= latest:
+            self._seek(self._seen)
+            return
         if not self._skip:
             raise DataLoss(
                 f"Input {self._cluster.input}: records of partition {self._name} are gone",
@@ -149,18 +156,18 @@ class _PartitionReader:
                 f"({self._cluster})",
                 todo="Retention is shorter than the job's delay; set onDataLoss: continue to skip what is gone",
             )
-        earliest = self._earliest()
         following = min(earliest, planned.end_exclusive) if earliest > self._seen else planned.end_exclusive
         self._lost += following - self._seen
         self._seek(following)
 
-    def _earliest(self) -> int:
+    def _watermarks(self) -> tuple[int, int]:
+        """The offsets of the earliest record there is and of the next one to come."""
         place = TopicPartition(self._partition.topic, self._partition.partition)
         try:
-            earliest, _ = self._consumer.get_watermark_offsets(place, _STALLED_SECONDS, cached=False)
+            earliest, latest = self._consumer.get_watermark_offsets(place, _STALLED_SECONDS, cached=False)
         except KafkaException as problem:
-            raise self._cluster.failure(problem, f"asking for the earliest offset of {self._name}") from problem
-        return int(earliest)
+            raise self._cluster.failure(problem, f"asking for the offsets of {self._name}") from problem
+        return int(earliest), int(latest)
 
     @property
     def _name(self) -> str:
