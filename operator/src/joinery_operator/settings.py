@@ -16,7 +16,7 @@ _PREFIX = "JOINERY_OPERATOR_"
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Each field is the environment variable `JOINERY_OPERATOR_<FIELD>`; times are seconds, `namespaces` are separated
-    by commas (none: all of the cluster)."""
+    by commas (none: all of the cluster). `figures_seconds`: how often mere figures of a job are written to its status."""
 
     runtime_image: str = field(default="")
     service_account: str = "joinery-driver"
@@ -24,6 +24,7 @@ class Settings:
     status_port: int = STATUS_PORT
     metrics_port: int = 8080
     poll_seconds: float = 5.0
+    figures_seconds: float = 15.0
     deadline_seconds: float = 300.0
     stuck_seconds: float = 300.0
     stop_grace_seconds: int = 120

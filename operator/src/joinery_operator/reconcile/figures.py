@@ -1,0 +1,123 @@
+"""The driver's figures as the status tells them: bounded, rounded, and written no oftener than they are of use."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from joinery_operator.reconcile.look import Look
+from joinery_operator.reconcile.text import cut
+from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, Status
+
+_INPUTS, _KEYS, _KEY_LENGTH, _NAME_LENGTH = 16, 10, 256, 253
+
+
+def with_figures(look: Look, status: Status, *, alive: bool) -> Status:
+    """The status with what its driver last said. `alive`: whether its pod still runs."""
+    attempt = status.driver
+    said = look.driver_status(attempt) if attempt is not None and alive else None
+    if said is not None:
+        return status.model_copy(update=_said(said, look.now))
+    if alive:
+        return status
+    # Totals stay; what says how fast or how far behind a job is says nothing of one that does not run.
+    rest = tuple(each.model_copy(update=_STILL) for each in status.inputs)
+    return status.model_copy(
+        update={"inputs": rest, "lag": None, "rows_per_second": None, "watermark_delay": None, "executors": 0}
+    )
+
+
+def reported(look: Look, old: Status, new: Status) -> Status | None:
+    """What is to be written: None when nothing is new, or only figures that were written a moment ago."""
+    if new.model_copy(update=_figures_of(old)) != old:
+        return new.model_copy(update={"reported": look.now})
+    if new == old or next_report(look, old) is not None:
+        return None
+    return new.model_copy(update={"reported": look.now})
+
+
+def next_report(look: Look, old: Status) -> float | None:
+    """Seconds until figures may be written again; None: now."""
+    if old.reported is None:
+        return None
+    left = (old.reported - look.now).total_seconds() + look.settings.figures_seconds
+    # A clock that was set back does not silence a job.
+    return left if 0 < left <= look.settings.figures_seconds else None
+
+
+_STILL = {"lag": None, "watermark_delay": None, "rows_per_second": None}
+_FIGURES = (
+    "reported",
+    "job_generation",
+    "epoch",
+    "inputs",
+    "lag",
+    "rows_per_second",
+    "watermark_delay",
+    "rows_in",
+    "rows_out",
+    "late",
+    "state_bytes",
+    "hottest_keys",
+    "last_savepoint",
+    "last_error",
+    "executors",
+)
+
+
+def _figures_of(status: Status) -> dict[str, object]:
+    return {name: getattr(status, name) for name in _FIGURES}
+
+
+def _said(said: DriverStatus, now: datetime) -> dict[str, object]:
+    inputs = tuple(_input(each, now) for each in said.inputs[:_INPUTS])
+    lags = [each.lag for each in inputs if each.lag is not None]
+    told = {
+        "job_generation": said.job_generation,
+        "epoch": said.epoch,
+        "rows_in": said.rows_in,
+        "rows_out": said.rows_out,
+        "late": said.late,
+        "state_bytes": said.state_bytes,
+        "last_savepoint": said.last_savepoint,
+        "last_error": cut(said.last_error) if said.last_error else None,
+    }
+    return {
+        # What it does not know yet is not forgotten.
+        **{name: value for name, value in told.items() if value is not None},
+        "inputs": inputs,
+        "lag": sum(lags) if lags else None,
+        "rows_per_second": said.rows_per_second,
+        "watermark_delay": _slowest(said.inputs, now),
+        "hottest_keys": tuple(_hot(each) for each in said.hottest_keys[:_KEYS]),
+        "executors": said.executors or 0,
+    }
+
+
+def _input(each: InputStatus, now: datetime) -> InputStatus:
+    delay = delay_text(now - _utc(each.watermark)) if each.watermark is not None and not each.ended else None
+    return each.model_copy(update={"name": each.name[:_NAME_LENGTH], "watermark_delay": delay})
+
+
+def _slowest(inputs: tuple[InputStatus, ...], now: datetime) -> str | None:
+    marks = [_utc(each.watermark) for each in inputs if each.watermark is not None and not each.ended]
+    return delay_text(now - min(marks)) if marks else None
+
+
+def _hot(key: HotKey) -> HotKey:
+    return key.model_copy(update={"key": cut(key.key, _KEY_LENGTH)})
+
+
+def delay_text(delay: timedelta) -> str:
+    """For people, and rounded so that what stands still is not written for ever: 12s, 3m5s, 17m, 2h7m, 51h."""
+    seconds = max(int(delay.total_seconds()), 0)
+    if seconds < 60:
+        return f"{seconds}s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes}m{seconds}s" if seconds and minutes < 10 else f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m" if minutes and hours < 24 else f"{hours}h"
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,262 @@
+"""Another revision on its way: checked, put in the old one's place, and taken back when it does not start.
+
+A stage ends by facts alone, so that an operator that died in it goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from joinery_operator.reconcile.attempts import Plan
+from joinery_operator.reconcile.facts import PodFacts
+from joinery_operator.reconcile.job import Job
+from joinery_operator.reconcile.look import Look
+from joinery_operator.reconcile.text import cut, sentence
+from joinery_runtime.job.crd import Attempt, Refusal, Rollout, Status
+
+COMMITTED_SINCE = "CommittedSince"
+"""`Ending.kind` of a restore that is refused because an epoch was committed after the savepoint."""
+INCOMPATIBLE = "IncompatibleState"
+
+
+def plan(look: Look, status: Status) -> Plan | None:
+    """Which revision is to run now; None: none."""
+    if look.suspended or status.revision is None or status.image is None:
+        return None
+    rollout = status.rollout
+    match rollout.stage if rollout else None:
+        case "Stopping":
+            return None
+        case "Starting" if rollout:
+            return Plan(rollout.revision, rollout.image, rollout.savepoint, rollout.mode == "stateless")
+        case "RollingBack" if rollout:
+            return Plan(status.revision, status.image, restore=rollout.savepoint)
+        case _:
+            return _in_force(look, status, status.revision, status.image)
+
+
+def _in_force(look: Look, status: Status, revision: str, image: str) -> Plan:
+    """A job that never ran here may find state of an earlier one that does not fit. Its resource says then whether to
+    leave that behind; the savepoint's name stays, so that a second attempt does not do it again."""
+    attempt = status.driver
+    if status.proved is not None or attempt is None or attempt.revision != revision:
+        return Plan(revision, image)
+    if attempt.anew:
+        return Plan(revision, image, attempt.migrate, anew=True)
+    if attempt.reason == INCOMPATIBLE and attempt.outcome is not None and look.wanted.mode == "stateless":
+        return Plan(revision, image, _savepoint(revision, attempt), anew=True)
+    return Plan(revision, image)
+
+
+def rolled(look: Look, status: Status) -> Status:
+    """The status with the rollout one step further, if it can go one."""
+    rollout = status.rollout
+    if rollout is None:
+        return _begun(look, status)
+    stages: dict[str, Callable[[Look, Status, Rollout], Status]] = {
+        "Checking": _checking,
+        "Stopping": _stopping,
+        "Starting": _starting,
+        "RollingBack": _rolling_back,
+    }
+    return stages[rollout.stage](look, status, rollout)
+
+
+def proved(look: Look, status: Status) -> Status:
+    """The status with the time at which the revision in force was first ready."""
+    attempt = status.driver
+    if status.proved is not None or attempt is None or attempt.revision != status.revision:
+        return status
+    if attempt.ready is None and attempt.outcome != "Finished" and not _committed(look, attempt):
+        return status
+    return status.model_copy(update={"proved": look.now})
+
+
+def deadline(look: Look, status: Status) -> datetime | None:
+    """When time alone ends the stage."""
+    rollout = status.rollout
+    if rollout is None or rollout.stage not in {"Checking", "Starting"} or look.suspended:
+        return None
+    return rollout.since + timedelta(seconds=look.settings.deadline_seconds)
+
+
+def refuses(status: Status, job: Job, mode: str) -> bool:
+    refused = status.refused
+    return refused is not None and (refused.revision, refused.mode) == (job.revision, mode)
+
+
+def check_due(look: Look, pod: PodFacts) -> bool:
+    """Whether a check pod that told nothing is to be made anew."""
+    return pod.ended is not None and pod.check is None and look.over(pod.ended, look.settings.backoff_first_seconds)
+
+
+def _begun(look: Look, status: Status) -> Status:
+    job = look.wanted.job
+    if job is None or job.revision == status.revision:
+        return status
+    if status.revision is None or status.image is None or status.proved is None or not _keeps_state(look, status, job):
+        # Nothing that could be lost or returned to: the first start, or one that never was ready.
+        return status.model_copy(update={"revision": job.revision, "image": job.image, "proved": None, "refused": None})
+    if look.suspended or refuses(status, job, look.wanted.mode):
+        return status
+    return _at(status, _checking_of(look, job))
+
+
+def _keeps_state(look: Look, status: Status, job: Job) -> bool:
+    """Whether both the old and the new revision keep state that outlives a pod."""
+    old = look.job(status.revision or "", status.image or "")
+    return job.durable and (old is None or old.durable)
+
+
+def _checking_of(look: Look, job: Job) -> Rollout:
+    return Rollout(revision=job.revision, image=job.image, mode=look.wanted.mode, stage="Checking", since=look.now)
+
+
+def _another_is_wanted(look: Look, rollout: Rollout) -> bool:
+    """A resource that is no valid job asks for nothing else."""
+    job = look.wanted.job
+    return job is not None and (job.revision, look.wanted.mode) != (rollout.revision, rollout.mode)
+
+
+def _anew(look: Look, status: Status) -> Status:
+    """Nothing of the rollout has happened to the state: what is asked for now is another matter."""
+    return _begun(look, _at(status, None))
+
+
+def _checking(look: Look, status: Status, rollout: Rollout) -> Status:
+    if look.suspended or _another_is_wanted(look, rollout):
+        return _anew(look, status)
+    pod = look.checks.get(rollout.revision)
+    if pod is not None and pod.check is not None:
+        if pod.check.fits or rollout.mode == "stateless":
+            return _at(status, _next(look, rollout, "Stopping"))
+        return _refused(status, rollout, "IncompatibleState", "; ".join(pod.check.refused))
+    why = _check_trouble(pod) if pod is not None else ""
+    if pod is not None and pod.ended is not None and pod.ending is not None and not pod.ending.retry:
+        reason = INCOMPATIBLE if pod.ending.kind == INCOMPATIBLE else "CheckFailed"
+        return _refused(status, rollout, reason, why)
+    why = why or rollout.reason
+    if look.over(rollout.since, look.settings.deadline_seconds):
+        seconds = f"{look.settings.deadline_seconds:g} s"
+        return _refused(status, rollout, "CheckFailed", sentence(f"no result within {seconds}", why))
+    return _at(status, rollout.model_copy(update={"reason": why}))
+
+
+def _check_trouble(pod: PodFacts) -> str:
+    if pod.ended is not None:
+        return sentence("the check pod failed", pod.failure)
+    return sentence(pod.trouble.reason, pod.trouble.message) if pod.trouble else ""
+
+
+def _stopping(look: Look, status: Status, rollout: Rollout) -> Status:
+    if look.suspended or _another_is_wanted(look, rollout):
+        return _anew(look, status)
+    attempt = status.driver
+    if (attempt is not None and attempt.outcome is None) or not look.all_quiet():
+        return status
+    return _at(status, _next(look, rollout, "Starting", savepoint=_savepoint(rollout.revision, attempt)))
+
+
+def _starting(look: Look, status: Status, rollout: Rollout) -> Status:
+    attempt = status.driver
+    current = attempt if attempt is not None and attempt.migrate == rollout.savepoint else None
+    if current is not None and (current.outcome == "Finished" or _committed(look, current)):
+        return _done(look, status, rollout)
+    if _another_is_wanted(look, rollout):
+        if current is None:
+            return _anew(look, status)
+        return _at(status, _next(look, rollout, "RollingBack", reason="the resource asks for another job now"))
+    if look.suspended:
+        return status
+    if current is not None and current.outcome == "Stopped":
+        # It was suspended: its time starts again.
+        return _at(status, rollout.model_copy(update={"since": look.now}))
+    if current is not None and current.outcome == "Fatal":
+        return _taken_back(look, status, rollout, _fatal_reason(look, current), status.last_error or "")
+    if not look.over(rollout.since, look.settings.deadline_seconds):
+        return status
+    if current is not None and current.ready is not None and current.outcome is None:
+        return _done(look, status, rollout)
+    return _taken_back(look, status, rollout, "DeadlineExceeded", _not_ready(look, status, current))
+
+
+def _rolling_back(look: Look, status: Status, rollout: Rollout) -> Status:
+    attempt = status.driver
+    if attempt is None or attempt.restore != rollout.savepoint:
+        return status
+    pod = look.drivers.get(attempt.number)
+    if attempt.outcome == "Fatal" and attempt.reason == COMMITTED_SINCE:
+        # It had committed after all, unseen: there is no way back, and no need of one.
+        return _done(look, status, rollout)
+    if attempt.outcome == "Finished" or attempt.ready is not None or (pod is not None and pod.initialized):
+        return _at(status, None)
+    return status
+
+
+def _savepoint(revision: str, attempt: Attempt | None) -> str:
+    """Another one each time: a pin of an earlier try of the same revision is not what this one returns to."""
+    return f"rollout-{revision}-{attempt.number + 1 if attempt else 1}"
+
+
+def _committed(look: Look, attempt: Attempt) -> bool:
+    said = look.driver_status(attempt)
+    return said is not None and said.committed > 0
+
+
+def _fatal_reason(look: Look, attempt: Attempt) -> str:
+    pod = look.drivers.get(attempt.number)
+    if attempt.reason == INCOMPATIBLE:
+        return INCOMPATIBLE
+    return "MigrationFailed" if pod is not None and not pod.initialized else "StartFailed"
+
+
+def _not_ready(look: Look, status: Status, attempt: Attempt | None) -> str:
+    pod = look.drivers.get(attempt.number) if attempt else None
+    trouble = pod.trouble if pod else None
+    seconds = f"{look.settings.deadline_seconds:g} s"
+    if trouble is not None:
+        return sentence(f"not ready within {seconds}", trouble.reason, trouble.message)
+    failed = attempt is not None and attempt.failures > 0
+    return sentence(f"not ready within {seconds}", (status.last_error or "") if failed else "")
+
+
+def _next(look: Look, rollout: Rollout, stage: str, **more: object) -> Rollout:
+    return rollout.model_copy(update={"stage": stage, "since": look.now, "reason": "", **more})
+
+
+def _at(status: Status, rollout: Rollout | None) -> Status:
+    return status.model_copy(update={"rollout": rollout})
+
+
+def _done(look: Look, status: Status, rollout: Rollout) -> Status:
+    return status.model_copy(
+        update={
+            "revision": rollout.revision,
+            "image": rollout.image,
+            "proved": look.now,
+            "rollout": None,
+            "refused": None,
+        }
+    )
+
+
+def _refusal(rollout: Rollout, reason: str, message: str) -> Refusal:
+    return Refusal.model_validate(
+        {"revision": rollout.revision, "mode": rollout.mode, "reason": reason, "message": cut(message or reason)}
+    )
+
+
+def _refused(status: Status, rollout: Rollout, reason: str, message: str) -> Status:
+    refusal = _refusal(rollout, reason, message)
+    return status.model_copy(update={"rollout": None, "refused": refusal})
+
+
+def _taken_back(look: Look, status: Status, rollout: Rollout, reason: str, message: str) -> Status:
+    """The new driver failed for good, or for too long."""
+    refusal = _refusal(rollout, reason, message)
+    attempt = status.driver
+    if attempt is None or attempt.migrate != rollout.savepoint:
+        return status.model_copy(update={"rollout": None, "refused": refusal})
+    back = _next(look, rollout, "RollingBack", reason=sentence(reason, cut(message, 512)))
+    return status.model_copy(update={"rollout": back, "refused": refusal})
