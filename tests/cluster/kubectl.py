@@ -17,6 +17,7 @@ import yaml
 from cluster.binaries import program
 from cluster.certificates import write_kubeconfig
 
+Object = Mapping[str, Any]
 _TIMEOUT_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
 
@@ -49,7 +50,7 @@ class Kubectl:
             raise KubectlFailed(f"kubectl {' '.join(arguments)}", done.stderr.strip() or done.stdout.strip())
         return done.stdout
 
-    def apply(self, objects: Path | Mapping[str, Any] | Sequence[Mapping[str, Any]], namespace: str | None = None) -> str:
+    def apply(self, objects: Path | Object | Sequence[Object], namespace: str | None = None) -> str:
         """Applies, server-side, a file or a folder of manifests, or objects. None of them may name a namespace when
         `namespace` is given."""
         command = ["apply", "--server-side", "--force-conflicts", "-f"]

@@ -11,7 +11,6 @@ from typing import IO
 
 from joinery_runtime.errors import EnvironmentProblem
 
-LINK = "joinery0"
 _CGROUPS = ("sys/fs/cgroup/kubepods", "sys/fs/cgroup/*/kubepods")
 _CGROUP_SECONDS = 10.0
 _KERNEL = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
@@ -32,13 +31,13 @@ def run(command: Sequence[str], stdin: IO[bytes] | None = None) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def add_link(namespace_of: int, host: str, node: str, networks: Sequence[str]) -> None:
-    """A cable from here (address `host`) to eth0 in the network of process `namespace_of` (address `node`), over which
-    `networks` are reached."""
+def add_link(link: str, namespace_of: int, host: str, node: str, networks: Sequence[str]) -> None:
+    """A cable from `link` here (address `host`) to eth0 in the network of process `namespace_of` (address `node`), over
+    which `networks` are reached."""
     inside = ["nsenter", f"--target={namespace_of}", "--net", "ip"]
-    run(["ip", "link", "add", LINK, "type", "veth", "peer", "name", "eth0", "netns", str(namespace_of)])
-    run(["ip", "addr", "add", f"{host}/24", "dev", LINK])
-    run(["ip", "link", "set", LINK, "up"])
+    run(["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(namespace_of)])
+    run(["ip", "addr", "add", f"{host}/24", "dev", link])
+    run(["ip", "link", "set", link, "up"])
     run([*inside, "addr", "add", f"{node}/24", "dev", "eth0"])
     run([*inside, "link", "set", "eth0", "up"])
     run([*inside, "route", "add", "default", "via", host])
@@ -46,8 +45,8 @@ def add_link(namespace_of: int, host: str, node: str, networks: Sequence[str]) -
         run(["ip", "route", "add", network, "via", node])
 
 
-def has_link() -> bool:
-    return (Path("/sys/class/net") / LINK).exists()
+def has_link(link: str) -> bool:
+    return (Path("/sys/class/net") / link).exists()
 
 
 def pod_cgroups() -> list[Path]:

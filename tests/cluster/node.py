@@ -23,6 +23,7 @@ from cluster.sandbox import Sandbox
 from joinery_devkit.environment import cache_directory
 from joinery_runtime.errors import EnvironmentProblem
 
+_LINK = "joinery0"
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
 _HIDDEN = ("/var/lib", "/var/log", "/run", "/var/run")  # the sandbox has its own of these
@@ -35,7 +36,7 @@ class Node:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = (directory or cache_directory() / "node").resolve()
-        self._sandbox = Sandbox(self.directory)
+        self._sandbox = Sandbox(self.directory, _LINK)
         self._plan = NodePlan(self.directory)
 
     @property
@@ -59,7 +60,7 @@ class Node:
         _check_machine(self.directory)
         packages.install(packages.NODE_PACKAGES)
         binaries.build(binaries.WHOLE_NODE)
-        self._sandbox.stop()
+        self.down()
         _refuse_another_kubelet()
         try:
             self._sandbox.start(kept)
@@ -71,7 +72,8 @@ class Node:
 
     def down(self) -> None:
         """Ends it, and removes its state and logs. Does nothing when there is none."""
-        self._sandbox.stop()
+        if self._sandbox.stop():
+            machine.remove_pod_cgroups()
 
     def load_image(self, archive: Path) -> None:
         """Makes the image of an OCI archive known to the node, under the name that the archive gives."""

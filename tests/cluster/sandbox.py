@@ -68,10 +68,10 @@ class _Record:
 
 
 class Sandbox:
-    """One per machine. Its state is in `directory`, which `stop` removes."""
+    """Its state is in `directory`, which `stop` removes. `link` names this machine's end of the cable to it."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.logs = directory, directory / "log"
+    def __init__(self, directory: Path, link: str) -> None:
+        self.directory, self.logs, self._link = directory, directory / "log", link
         self._record = directory / "sandbox.json"
         self._guarded: ChildProcess | None = None
         self._services: dict[str, subprocess.Popen[bytes]] = {}
@@ -108,7 +108,7 @@ class Sandbox:
     def connect(self, host: str, node: str, networks: Sequence[str]) -> None:
         """A cable between this machine (`host`, such as 10.0.0.1) and the node (`node`), over which `networks` are
         reached."""
-        machine.add_link(self._first(), host, node, networks)
+        machine.add_link(self._link, self._first(), host, node, networks)
 
     def spawn(self, name: str, command: Sequence[str]) -> None:
         """Starts a service in the sandbox; its output is in `logs`/`name`."""
@@ -129,8 +129,8 @@ class Sandbox:
         log = self.logs / name
         return "\n".join(without_frames(log.read_text(errors="replace"))[-lines:]) if log.exists() else ""
 
-    def stop(self) -> None:
-        """Ends it and removes what it leaves, which is also for one whose owner was killed."""
+    def stop(self) -> bool:
+        """Ends it and removes what it leaves, also that of one whose owner was killed. Whether there was one."""
         record = _Record.read(self._record)
         if self._guarded is not None:
             self._guarded.kill()
@@ -138,14 +138,16 @@ class Sandbox:
         if record is not None:
             if keeper := record.keeper.find():
                 keeper.kill()  # the kernel then ends `first`, and with it everything inside
-            wait_until("the node's namespaces end", lambda: record.first.find() is None and not machine.has_link())
+            wait_until(
+                "the node's namespaces end", lambda: record.first.find() is None and not machine.has_link(self._link)
+            )
         for service in self._services.values():
             service.wait(_WAIT_SECONDS)
         self._services.clear()
         if record is not None:
-            machine.remove_pod_cgroups()
             machine.restore_kernel_settings(record.kernel)
         shutil.rmtree(self.directory, ignore_errors=True)
+        return record is not None
 
     def _detached(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with (self.logs / name).open("ab") as log:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import Any
 
 import pytest
 
 from cluster import packages
 from cluster.images import oci_archive
 from cluster.kubectl import Kubectl, wait_until
+from cluster.pods import log_of, phase, pod
 from cluster.providers import Cluster
 
 pytestmark = pytest.mark.node
@@ -41,30 +41,6 @@ def busybox(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Clust
     return cluster
 
 
-def pod(name: str, *command: str, labels: dict[str, str] | None = None, **container: Any) -> dict[str, Any]:
-    spec = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": list(command), **container}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": labels or {}},
-        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [spec]},
-    }
-
-
-def phase(kubectl: Kubectl, name: str, namespace: str) -> str:
-    found = kubectl.get("pod", name, namespace)
-    assert found is not None
-    return str(found["status"].get("phase"))
-
-
-def ran(kubectl: Kubectl, name: str, namespace: str) -> str:
-    """The log of a pod that has ended well."""
-    wait_until("the pod ends", lambda: phase(kubectl, name, namespace) in ("Succeeded", "Failed"))
-    log = kubectl("logs", name, "-n", namespace)
-    assert phase(kubectl, name, namespace) == "Succeeded", log
-    return log
-
-
 def ready(kubectl: Kubectl, name: str, namespace: str) -> None:
     kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s", "-n", namespace)
 
@@ -72,25 +48,27 @@ def ready(kubectl: Kubectl, name: str, namespace: str) -> None:
 def test_a_pod_runs_under_the_restricted_profile_and_its_log_is_read(busybox: Cluster, cluster_namespace: str) -> None:
     level = "pod-security.kubernetes.io/enforce=restricted"
     busybox.kubectl("label", "namespace", cluster_namespace, level)
-    hello = pod("hello", "sh", "-c", 'echo "user $(busybox id -u)"; echo no >/file || true', securityContext=RESTRICTED)
+    hello = pod(
+        "hello", IMAGE, "sh", "-c", 'echo "user $(busybox id -u)"; echo no >/file || true', securityContext=RESTRICTED
+    )
     busybox.kubectl.apply(hello, cluster_namespace)
 
-    log = ran(busybox.kubectl, "hello", cluster_namespace)
+    log = log_of(busybox.kubectl, "hello", cluster_namespace)
 
     assert "user 185" in log
     assert "Read-only file system" in log
 
 
 def test_names_of_services_resolve(busybox: Cluster, cluster_namespace: str) -> None:
-    busybox.kubectl.apply(pod("ask", "nslookup", "kubernetes.default.svc.cluster.local"), cluster_namespace)
+    busybox.kubectl.apply(pod("ask", IMAGE, "nslookup", "kubernetes.default.svc.cluster.local"), cluster_namespace)
     service = busybox.kubectl.get("service", "kubernetes")
     assert service is not None
 
-    assert service["spec"]["clusterIP"] in ran(busybox.kubectl, "ask", cluster_namespace)
+    assert service["spec"]["clusterIP"] in log_of(busybox.kubectl, "ask", cluster_namespace)
 
 
 def test_a_command_runs_in_a_pod(busybox: Cluster, cluster_namespace: str) -> None:
-    busybox.kubectl.apply(pod("sleeper", "sleep", "3600"), cluster_namespace)
+    busybox.kubectl.apply(pod("sleeper", IMAGE, "sleep", "3600"), cluster_namespace)
     ready(busybox.kubectl, "sleeper", cluster_namespace)
 
     printed = busybox.kubectl("exec", "sleeper", "-n", cluster_namespace, "--", "cat", "/etc/hostname")
@@ -101,7 +79,9 @@ def test_a_command_runs_in_a_pod(busybox: Cluster, cluster_namespace: str) -> No
 def test_a_service_is_reached_from_a_pod_and_through_the_api_server(busybox: Cluster, cluster_namespace: str) -> None:
     say = "busybox mkdir /www && echo served >/www/index.html && exec httpd -f -p 8000 -h /www"
     probe = {"httpGet": {"path": "/", "port": 8000}, "periodSeconds": 1}
-    busybox.kubectl.apply(pod("web", "sh", "-c", say, labels={"app": "web"}, readinessProbe=probe), cluster_namespace)
+    busybox.kubectl.apply(
+        pod("web", IMAGE, "sh", "-c", say, labels={"app": "web"}, readinessProbe=probe), cluster_namespace
+    )
     ports = [{"port": 80, "targetPort": 8000}]
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}}
     busybox.kubectl.apply({**service, "spec": {"selector": {"app": "web"}, "ports": ports}}, cluster_namespace)
@@ -111,16 +91,16 @@ def test_a_service_is_reached_from_a_pod_and_through_the_api_server(busybox: Clu
 
     address = found["spec"]["clusterIP"]
     fetch = f"for i in 1 2 3 4 5 6 7 8 9; do wget -qO- http://{address}/ && exit; sleep 1; done; exit 1"
-    busybox.kubectl.apply(pod("client", "sh", "-c", fetch), cluster_namespace)
+    busybox.kubectl.apply(pod("client", IMAGE, "sh", "-c", fetch), cluster_namespace)
 
-    assert ran(busybox.kubectl, "client", cluster_namespace) == "served\n"
+    assert log_of(busybox.kubectl, "client", cluster_namespace) == "served\n"
     proxy = f"/api/v1/namespaces/{cluster_namespace}/services/web:80/proxy/"
     assert busybox.kubectl("get", "--raw", proxy) == "served\n"
 
 
 def test_a_container_beyond_its_memory_limit_is_killed(busybox: Cluster, cluster_namespace: str) -> None:
     fill = "a=0123456789abcdef; while :; do a=$a$a; done"
-    limited = pod("glutton", "sh", "-c", fill, resources={"limits": {"memory": "32Mi"}})
+    limited = pod("glutton", IMAGE, "sh", "-c", fill, resources={"limits": {"memory": "32Mi"}})
     busybox.kubectl.apply(limited, cluster_namespace)
 
     wait_until("the pod ends", lambda: phase(busybox.kubectl, "glutton", cluster_namespace) == "Failed")
@@ -132,7 +112,7 @@ def test_a_container_beyond_its_memory_limit_is_killed(busybox: Cluster, cluster
 
 def test_a_deployment_replaces_a_pod_that_is_deleted(busybox: Cluster, cluster_namespace: str) -> None:
     kubectl, labels = busybox.kubectl, {"app": "held"}
-    template = {"metadata": {"labels": labels}, "spec": pod("held", "sleep", "3600")["spec"]}
+    template = {"metadata": {"labels": labels}, "spec": pod("held", IMAGE, "sleep", "3600")["spec"]}
     template["spec"]["restartPolicy"] = "Always"
     spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
     kubectl.apply(
