@@ -33,6 +33,20 @@ def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -
         say("\n".join(text))
 
 
+def size_text(count: float) -> str:
+    """Bytes in a unit that fits."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+def in_memory(job: StreamJoin) -> bool:
+    """Whether nothing of its state outlives the job."""
+    return job.spec.state_store.memory is not None
+
+
 def load(job_file: Path) -> StreamJoin:
     return checked(job_file)[0]
 

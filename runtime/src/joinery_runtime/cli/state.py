@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from joinery_runtime.engine.plan import InputState
@@ -15,9 +16,9 @@ from joinery_runtime.state.store import JobRecord, StateStore
 
 def epoch_lines(job: StreamJoin, after: int, limit: int) -> Iterator[dict[str, Any]]:
     """The epoch log after epoch `after`, oldest first."""
-    with open_store(durable(job), _quiet) as opened:
-        known(job, opened.store)
-        for entry in opened.store.epochs(job.name, after, limit):
+    with open_durable(durable(job)) as store:
+        known(job, store)
+        for entry in store.epochs(job.name, after, limit):
             yield {
                 "epoch": entry.epoch,
                 "generation": entry.generation,
@@ -28,8 +29,15 @@ def epoch_lines(job: StreamJoin, after: int, limit: int) -> Iterator[dict[str, A
 
 
 def listing(job: StreamJoin) -> str:
-    with open_store(durable(job), _quiet) as opened:
-        return "\n".join(_lines(known(job, opened.store)))
+    with open_durable(durable(job)) as store:
+        return "\n".join(_lines(known(job, store)))
+
+
+@contextmanager
+def open_durable(job: StreamJoin) -> Iterator[StateStore]:
+    """The store of a job with its secrets' values (`durable`)."""
+    with open_store(job, _quiet) as opened:
+        yield opened.store
 
 
 def known(job: StreamJoin, store: StateStore) -> JobRecord:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from joinery_runtime.cli.common import Count, Flag, JobFile, load, say
+from joinery_runtime.cli.common import AsJson, Count, Flag, JobFile, answer, in_memory, load, say
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import StreamJoin
 
 state = App(name="state", help="Look into a job's state, go back in it, migrate, move and delete it.")
 
@@ -64,3 +67,183 @@ def ls(job_file: JobFile) -> None:
     from joinery_runtime.cli.state import listing  # noqa: PLC0415
 
     say(listing(load(job_file)))
+
+
+@state.command
+def savepoint(
+    job_file: JobFile,
+    name: str | None = None,
+    *,
+    listing: Annotated[bool, Parameter(name="--list", negative=())] = False,
+    delete: Flag = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pins the state as it is under a name, beside a driver that runs; copies nothing.
+
+    Parameters
+    ----------
+    name
+        The savepoint.
+    listing
+        Print all of them instead.
+    delete
+        Delete it: what only it kept is removed.
+    """
+    from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
+    from joinery_runtime.cli.state import durable, known, open_durable  # noqa: PLC0415
+
+    job = durable(load(job_file))
+    with open_durable(job) as store:
+        if listing:
+            known(job, store)
+            for each in store.savepoints(job.name):
+                answer(savepoints.savepoint_document(each), [savepoints.savepoint_line(each)], as_json=as_json)
+        elif name is None:
+            raise JoineryError("It is not said which savepoint", todo="Give its name after the job, or --list")
+        elif delete:
+            known(job, store)
+            store.delete_savepoint(job.name, name)
+            answer({"deleted": name}, [f"savepoint {name} deleted"], as_json=as_json)
+        else:
+            made = savepoints.create(store, job, name)
+            answer(savepoints.savepoint_document(made), [savepoints.savepoint_line(made)], as_json=as_json)
+
+
+@state.command
+def restore(
+    job_file: JobFile,
+    *,
+    savepoint: str,
+    before_first_commit: Flag = False,
+    yes: Flag = False,
+    as_json: AsJson = False,
+) -> None:
+    """Goes back to a savepoint: state and offsets are as they were. A running driver is fenced.
+
+    Says first which output will repeat, and goes back only with --yes.
+
+    Parameters
+    ----------
+    savepoint
+        Where to go back to.
+    before_first_commit
+        Only undo what a new release did to the state before it committed an epoch; refused if it did. Nothing repeats.
+    yes
+        Do it.
+    """
+    from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
+    from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
+
+    job = load(job_file)
+    if before_first_commit and in_memory(job):
+        _nothing_kept(job, as_json=as_json)
+        return
+    job = durable(job)
+    with open_durable(job) as store:
+        if before_first_commit:
+            record = store.roll_back(job.name, savepoint)
+            planned = record.plan and record.plan["epoch"]
+            document = {"job": job.name, "savepoint": savepoint, "epoch": record.epoch, "planned": planned,
+                        "restored": True}  # fmt: skip
+            lines = [f"job {job.name} is back at savepoint {savepoint}: epoch {record.committed}, nothing repeats"]
+            if planned is not None:
+                lines.append(f"epoch {planned} is planned and will be run as it stands")
+            answer(document, lines, as_json=as_json)
+        elif yes:
+            done = savepoints.restore(store, job, savepoint)
+            answer(done.document(restored=True), [*done.lines(), "Done. Start the job to go on from there."],
+                   as_json=as_json)  # fmt: skip
+        else:
+            would = savepoints.repeats(store, job, savepoint)
+            answer(would.document(restored=False), would.lines(), as_json=as_json)
+            raise JoineryError("Nothing was changed", todo="Give --yes to go back")
+
+
+@state.command
+def migrate(
+    job_file: JobFile,
+    *,
+    dry_run: Flag = False,
+    savepoint: str | None = None,
+    anew: Flag = False,
+    as_json: AsJson = False,
+) -> None:
+    """Brings the state to this release's version; what lies before is pinned. A running driver is fenced.
+
+    May be repeated when it was interrupted.
+
+    Parameters
+    ----------
+    dry_run
+        Only run the migration of every segment and say what it would do.
+    savepoint
+        The name of the pin; without it, one that names version and epoch.
+    anew
+        Drop the state after pinning it: the job starts anew. Drops nothing the second time.
+    """
+    from joinery_runtime.cli import state_migrate  # noqa: PLC0415
+    from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
+
+    job = load(job_file)
+    if in_memory(job):
+        _nothing_kept(job, as_json=as_json)
+        return
+    job = durable(job)
+    with open_durable(job) as store:
+        if dry_run:
+            would = state_migrate.dry_run(job, store)
+            answer(asdict(would), state_migrate.rehearsal_lines(job.name, would), as_json=as_json)
+        else:
+            done = state_migrate.migrate_job(store, job.name, savepoint, anew=anew)
+            answer(done.document(), done.lines(), as_json=as_json)
+
+
+@state.command
+def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
+    """Says whether the job, and this release, can go on with the state that is there. Exit code 1 when not.
+
+    Changes nothing, and works beside a driver that runs.
+    """
+    from joinery_runtime.cli.state_check import check_job, check_lines, message, tell  # noqa: PLC0415
+
+    job = load(job_file)
+    found = check_job(job)
+    answer(json.loads(message(found)), check_lines(job, found), as_json=as_json)
+    tell(found)
+    if not found.fits:
+        raise SystemExit(1)
+
+
+@state.command
+def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> None:
+    """Deletes all that the store has of the job: state, offsets, savepoints, epoch log. A running driver is fenced.
+
+    Parameters
+    ----------
+    yes
+        Do it; without it, only what would be deleted is said.
+    """
+    from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
+    from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
+
+    job = load(job_file)
+    if in_memory(job):
+        _nothing_kept(job, as_json=as_json)
+        return
+    job = durable(job)
+    with open_durable(job) as store:
+        record = store.record(job.name)
+        if record is None:
+            answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
+            return
+        text = stored_text(record, store.savepoints(job.name))
+        if yes:
+            store.delete_job(job.name)
+        answer({"job": job.name, "deleted": yes, "state": text}, [f"job {job.name}: {text}"], as_json=as_json)
+        if not yes:
+            raise JoineryError("Nothing was deleted", todo="Give --yes to delete it")
+
+
+def _nothing_kept(job: StreamJoin, *, as_json: bool) -> None:
+    text = f"job {job.name} keeps its state in memory: there is nothing to do"
+    answer({"job": job.name, "note": text}, [text], as_json=as_json)

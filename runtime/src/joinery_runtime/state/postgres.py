@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.state import decisions, statements
 from joinery_runtime.state.connection import Connection, GuardedConnection
-from joinery_runtime.state.ddl import ensure_schema
+from joinery_runtime.state.ddl import ensure_schema, installed_version
 from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
 from joinery_runtime.state.encoding import (
     decode_json,
@@ -75,7 +75,18 @@ class PostgresStore:
         return (type(self), (self.dsn, self.schema))
 
     def __repr__(self) -> str:
-        return f"PostgresStore({self._connection.place}, schema {self.schema})"
+        return f"PostgresStore({self.place})"
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages; never the password."""
+        return f"{self._connection.place}, schema {self.schema}"
+
+    def schema_version(self) -> int:
+        """Of the tables: how many of the steps in `ddl` they have been through."""
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            return installed_version(connection, self.schema)
 
     def acquire(self, job: str) -> JobRecord:
         self._ensure_schema()
@@ -86,8 +97,7 @@ class PostgresStore:
     def record(self, job: str) -> JobRecord | None:
         self._ensure_schema()
         with self._connection.session() as connection:
-            row = self._run(connection, statements.RECORD, job).fetchone()
-            return None if row is None else _record(job, row)
+            return self._found(connection, job)
 
     def standing(self, job: str) -> Standing | None:
         self._ensure_schema()
@@ -308,10 +318,14 @@ class PostgresStore:
         facts = {key.decode(): SegmentFacts(Status(status), *staged_under) for key, status, *staged_under in named}
         return _job_facts(job, locked.fetchone()), facts
 
-    def _record(self, connection: Connection, job: str) -> JobRecord:
+    def _found(self, connection: Connection, job: str) -> JobRecord | None:
         row = self._run(connection, statements.RECORD, job).fetchone()
-        assert row is not None  # the caller holds the lock of the job that it created or found
-        return _record(job, row)
+        return None if row is None else _record(job, row)
+
+    def _record(self, connection: Connection, job: str) -> JobRecord:
+        record = self._found(connection, job)
+        assert record is not None, "the caller holds the lock of the job that it created or found"
+        return record
 
     def _copy(self, connection: Connection, facts: JobFacts, segments: Iterable[tuple[SegmentMeta, bytes]]) -> None:
         staged = (

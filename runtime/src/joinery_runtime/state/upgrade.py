@@ -46,6 +46,10 @@ class Rehearsal:
     seconds: float
 
 
+def never(_: Savepoint) -> bool:
+    return False
+
+
 def is_automatic(name: str) -> bool:
     """Whether a savepoint of this name was made by a rollout or a migration, and not by hand."""
     return _AUTOMATIC.fullmatch(name) is not None
@@ -58,14 +62,17 @@ def migrate_pinned(
     check_versions(record, chain, target)
     if not older(record, target):
         return record
-    pin = ensure_pin(store, record, f"before-state-version-{target}-epoch-{record.committed}", done=False)
+    pin = ensure_pin(store, record, automatic_name(record, target)).savepoint.name
+    say(f"The state is older than this release: savepoint {pin} keeps it as it is, for a return to the earlier one")
     count = store.migrate(record.job, record.generation, chain, target)
-    say(
-        f"{count} segments of the state were migrated to state_version {target}. "
-        f"Savepoint {pin.savepoint.name} keeps them as they were, for a return to the earlier release"
-    )
-    prune_pins(store, record.job, pin.savepoint.name)
+    say(f"{count} segments of the state were migrated to state_version {target}")
+    prune_pins(store, record.job, pin)
     return reread(store, record)
+
+
+def automatic_name(record: JobRecord, target: int) -> str:
+    """How the savepoint is named that a migration makes when nobody names one."""
+    return f"before-state-version-{target}-epoch-{record.committed}"
 
 
 def reread(store: StateStore, record: JobRecord) -> JobRecord:
@@ -85,11 +92,11 @@ def older(record: JobRecord, target: int) -> list[SegmentMeta]:
     return [meta for meta in record.segments if meta.state_version < target]
 
 
-def ensure_pin(store: StateStore, record: JobRecord, name: str, *, done: bool) -> Pin:
-    """A savepoint `name` of the state as it is. `done` says that what it is made for has been done already.
+def ensure_pin(store: StateStore, record: JobRecord, name: str, *, done: Callable[[Savepoint], bool] = never) -> Pin:
+    """A savepoint `name` of the state as it is.
 
-    One that stands on the same epoch is taken as it is. An automatic one of another epoch is made anew, unless what
-    it was made for has just been done and went on since: then it is kept. Raises StateError for another one.
+    One that stands on the same epoch is taken as it is. Of another epoch: it is kept if what it was made for has been
+    `done` and the job went on since; else an automatic one is made anew. Raises StateError for one made by hand.
     """
     pins = {pin.name: pin for pin in store.savepoints(record.job)}
     pin = pins.get(name)
@@ -97,14 +104,14 @@ def ensure_pin(store: StateStore, record: JobRecord, name: str, *, done: bool) -
         return Pin(store.create_savepoint(record.job, name), "created")
     if pin.committed == record.committed and not _is_over(pin, pins):
         return Pin(pin, "there already")
+    if done(pin) and not _is_over(pin, pins):
+        return Pin(pin, "kept")
     if not is_automatic(name):
         raise StateError(
             f"Savepoint {name} of job {record.job} is of another epoch",
             facts=f"its state stands on epoch {pin.committed}, the job's on {record.committed}",
             todo=f"Give another name, or delete it first: joinery state savepoint JOB {name} --delete",
         )
-    if done and not _is_over(pin, pins):
-        return Pin(pin, "kept")
     store.delete_savepoint(record.job, name)
     return Pin(store.create_savepoint(record.job, name), "created anew")
 

@@ -1,0 +1,147 @@
+"""`joinery state check`: whether a job, and this release, can go on with the state that is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from joinery_runtime.cli.state import open_durable
+from joinery_runtime.core.compile import compile_join
+from joinery_runtime.engine.assembly import identity
+from joinery_runtime.engine.identity import JobIdentity
+from joinery_runtime.engine.plan import EpochPlan, input_states
+from joinery_runtime.errors import EnvironmentProblem, IncompatibleState
+from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.job import StreamJoin, compare, under_definition
+from joinery_runtime.job.crd.driver import ENDING_FILE, StateCheck
+from joinery_runtime.state import migrations
+from joinery_runtime.state.reading import ReadingStore
+from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.upgrade import Rehearsal, older, rehearse
+
+MAX_BYTES = 4096
+"""What Kubernetes takes of a termination message."""
+
+_LISTS = ("refused", "warnings")
+_TEXTS = 8  # that are kept of each list, where all of them would be too long
+_SHORTER = (1000, 200, 40)  # characters of each: JSON writes one in six bytes at most
+
+
+def check_job(job: StreamJoin) -> StateCheck:
+    """Writes nothing. Raises JoineryError where the state cannot be looked at."""
+    target = migrations.CURRENT_STATE_VERSION
+    if job.spec.state_store.memory is not None:
+        return StateCheck(fits=True, warnings=("stateStore is memory: every start begins anew",), target_version=target)
+    job = with_secrets(job)
+    with _reading(job) as store:
+        record = store.record(job.name)
+        if record is None:
+            return StateCheck(fits=True, target_version=target)
+        if job.spec.upgrade.mode == "stateless":
+            words = "upgrade.mode is stateless: the job starts anew; its state stays in a savepoint of the rollout"
+            return _checked(record, target, (), (words,))
+        return _compared(job, store, record, target)
+
+
+@contextmanager
+def _reading(job: StreamJoin) -> Iterator[StateStore]:
+    postgres = job.spec.state_store.postgres
+    if postgres is None or postgres.dsn is None:  # embedded: nobody else uses it
+        with open_durable(job) as store:
+            yield store
+        return
+    with closing(ReadingStore(postgres.dsn, postgres.schema_name)) as store:
+        yield store
+
+
+def _compared(job: StreamJoin, store: StateStore, record: JobRecord, target: int) -> StateCheck:
+    who = identity(job, compile_join(job), _no_warning)
+    refused, warnings = [], []
+    if record.signature is not None:
+        comparison = compare(record.signature, who.signature)
+        refused, warnings = list(comparison.refused), list(comparison.warnings)
+    refused += _unreadable(job, who, record)
+    try:
+        rehearsal = rehearse(store, record, migrations.MIGRATIONS, target)
+    except IncompatibleState as error:
+        refused.append(str(error))
+        return _checked(record, target, refused, warnings)
+    return _checked(record, target, refused, warnings, rehearsal)
+
+
+def _unreadable(job: StreamJoin, who: JobIdentity, record: JobRecord) -> Iterator[str]:
+    """What else the state store keeps that this release or this job could not take over."""
+    try:
+        input_states((side.name for side in job.spec.inputs), record)
+        if record.plan is not None:
+            EpochPlan.from_json(record.plan)
+        if record.definition is not None and not who.defines(record):
+            under_definition(job, record.definition)
+    except IncompatibleState as error:
+        yield str(error)
+
+
+def _checked(
+    record: JobRecord,
+    target: int,
+    refused: list[str] | tuple[str, ...],
+    warnings: list[str] | tuple[str, ...],
+    rehearsal: Rehearsal | None = None,
+) -> StateCheck:
+    return StateCheck(
+        fits=not refused,
+        refused=tuple(text[:MAX_BYTES] for text in refused),
+        warnings=tuple(text[:MAX_BYTES] for text in warnings),
+        epoch=record.epoch,
+        state_versions=tuple(sorted({meta.state_version for meta in record.segments})),
+        target_version=target,
+        to_migrate=len(older(record, target)) if rehearsal is None else rehearsal.to_migrate,
+    )
+
+
+def message(check: StateCheck) -> str:
+    """As JSON of at most MAX_BYTES: where it would be longer, the last texts are left out and the others cut short."""
+    text = check.model_dump_json(by_alias=True)
+    for length in _SHORTER:
+        if len(text.encode()) <= MAX_BYTES:
+            break
+        shorter = {name: tuple(_short(each, length) for each in getattr(check, name)[:_TEXTS]) for name in _LISTS}
+        text = check.model_copy(update=shorter).model_dump_json(by_alias=True)
+    return text
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def tell(check: StateCheck) -> None:
+    """Leaves the answer where a pod's container leaves its last words, if there is such a place."""
+    place = os.environ.get(ENDING_FILE)
+    if place:
+        try:
+            Path(place).write_text(message(check), encoding="utf-8")
+        except OSError as error:
+            raise EnvironmentProblem(f"{place} cannot be written", facts=error.strerror or str(error)) from error
+
+
+def check_lines(job: StreamJoin, check: StateCheck) -> Iterator[str]:
+    yield f"job {job.name}: {'fits its state' if check.fits else 'does not fit its state'}"
+    for text in check.refused:
+        yield f"  refused: {text}"
+    for text in check.warnings:
+        yield f"  warning: {text}"
+    if check.epoch is not None:
+        versions = ", ".join(map(str, check.state_versions)) or "none"
+        yield f"  epoch {check.epoch}, state versions {versions}, this release writes {check.target_version}"
+    if check.to_migrate:
+        yield (
+            f"  {check.to_migrate} segments are to be migrated; that was tried and works"
+            if check.fits
+            else (f"  {check.to_migrate} segments are to be migrated")
+        )
+
+
+def _no_warning(_: str) -> None:
+    """The comparison is asked for its warnings."""

@@ -1,0 +1,110 @@
+"""`joinery state migrate`: brings the state to this release's version with a way back, or drops it to start anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from joinery_runtime.cli.common import size_text
+from joinery_runtime.cli.state import known
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.state import migrations
+from joinery_runtime.state.store import Migration, Savepoint, StateStore
+from joinery_runtime.state.upgrade import (
+    Pin,
+    Rehearsal,
+    automatic_name,
+    check_versions,
+    ensure_pin,
+    is_automatic,
+    older,
+    prune_pins,
+    rehearse,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """`dropped`: the state was dropped to start anew, now or in an earlier call."""
+
+    job: str
+    target: int
+    migrated: int
+    pin: Pin | None
+    dropped: bool
+    pruned: tuple[str, ...]
+
+    def document(self) -> Mapping[str, Any]:
+        pin = self.pin and {"name": self.pin.savepoint.name, "epoch": self.pin.savepoint.epoch, "how": self.pin.how}
+        return {**asdict(self), "pin": pin, "pruned": list(self.pruned)}
+
+    def lines(self) -> Iterator[str]:
+        if self.pin is not None:
+            yield f"savepoint {self.pin.savepoint.name} of epoch {self.pin.savepoint.epoch}: {self.pin.how}"
+            if self.pin.how == "kept":
+                yield "  the job has committed since: a rollback before the first commit is not possible any more"
+        for name in self.pruned:
+            yield f"savepoint {name} deleted: of automatic ones the newest are kept"
+        if self.dropped:
+            yield f"job {self.job} starts anew: nothing of its state is live"
+        elif self.migrated:
+            yield f"job {self.job}: {self.migrated} segments migrated to state_version {self.target}"
+        else:
+            yield f"job {self.job}: nothing to migrate"
+
+
+def dry_run(job: StreamJoin, store: StateStore) -> Rehearsal:
+    return rehearse(store, known(job, store), migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION)
+
+
+def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
+    versions = ", ".join(map(str, done.versions)) or "none"
+    yield f"job {name}: {done.segments} segments of state versions {versions}, this release writes {done.target}"
+    if not done.to_migrate:
+        yield "nothing to migrate"
+        return
+    sizes = f"{size_text(done.bytes_before)} become {size_text(done.bytes_after)}"
+    yield f"{done.to_migrate} segments would be migrated: {sizes}, in {done.seconds:.1f} s"
+
+
+def migrate_job(store: StateStore, job: str, savepoint: str | None, *, anew: bool) -> Migrated:
+    """Takes the generation, so that an older driver is fenced, pins, and migrates or drops. May be repeated after it
+    was interrupted, and after the new driver has committed: then nothing changes. Raises JoineryError."""
+    chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
+    if anew:
+        return _start_anew(store, job, savepoint, target)
+    record = store.record(job)
+    if record is not None:
+        check_versions(record, chain, target)  # a release that is too old must not fence the driver that runs
+    if savepoint is None and (record is None or not older(record, target)):
+        return Migrated(job, target, 0, None, dropped=False, pruned=())
+    return _migrate(store, job, savepoint, chain, target)
+
+
+def _migrate(
+    store: StateStore, job: str, savepoint: str | None, chain: Mapping[int, Migration], target: int
+) -> Migrated:
+    record = store.acquire(job)
+    count = len(older(record, target))
+    name = automatic_name(record, target) if savepoint is None else savepoint
+    pin = ensure_pin(store, record, name, done=lambda _: is_automatic(name) and not count)
+    store.migrate(job, record.generation, chain, target)
+    return Migrated(job, target, count, pin, dropped=False, pruned=tuple(prune_pins(store, job, name)))
+
+
+def _start_anew(store: StateStore, job: str, savepoint: str | None, target: int) -> Migrated:
+    if savepoint is None:
+        raise JoineryError(
+            "--anew needs a savepoint that keeps the state which is dropped",
+            todo="Give --savepoint NAME; it can be deleted once the job runs well",
+        )
+    record = store.acquire(job)
+
+    def done(pin: Savepoint) -> bool:
+        return pin.lineage != record.lineage
+
+    pin = ensure_pin(store, record, savepoint, done=done)
+    store.start_anew(job, savepoint)
+    return Migrated(job, target, 0, pin, dropped=True, pruned=tuple(prune_pins(store, job, savepoint)))

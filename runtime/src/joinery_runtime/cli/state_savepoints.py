@@ -1,0 +1,115 @@
+"""`joinery state savepoint`, `restore` and `delete`: pin a job's state, go back to a pin, remove it all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from joinery_runtime.cli.common import size_text
+from joinery_runtime.cli.state import known
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import StreamJoin, definition
+from joinery_runtime.state import decisions
+from joinery_runtime.state.store import EpochRecord, JobRecord, Json, Savepoint, StateStore
+from joinery_runtime.state.upgrade import is_automatic
+
+_PAGE = 1000  # epochs of the log that are read at a time
+
+
+def create(store: StateStore, job: StreamJoin, name: str) -> Savepoint:
+    known(job, store)
+    if is_automatic(name):
+        raise JoineryError(
+            f"A savepoint cannot be called {name} by hand",
+            facts="such names are those of rollouts and migrations, which delete them again",
+            todo="Choose another name",
+        )
+    return store.create_savepoint(job.name, name)
+
+
+def savepoint_document(savepoint: Savepoint) -> dict[str, Any]:
+    return {**asdict(savepoint), "automatic": is_automatic(savepoint.name)}
+
+
+def savepoint_line(savepoint: Savepoint) -> str:
+    made = datetime.fromtimestamp(savepoint.created_at / 1000, UTC).isoformat(timespec="seconds")
+    by = ", automatic" if is_automatic(savepoint.name) else ""
+    size = f"{savepoint.rows:,} rows, {size_text(savepoint.bytes)}"
+    return f"{savepoint.name}: epoch {savepoint.epoch}, {made}, {size}{by}"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """What a return to a savepoint does to the output. `rows_out` by epoch, for those that wrote any."""
+
+    job: str
+    savepoint: Savepoint
+    output: str
+    rows_out: Mapping[int, int]
+    planned: int | None
+
+    def document(self, *, restored: bool) -> dict[str, Any]:
+        return {**asdict(self), "savepoint": self.savepoint.name, "epoch": self.savepoint.epoch, "restored": restored}
+
+    def lines(self) -> Iterator[str]:
+        yield f"savepoint {self.savepoint.name} of job {self.job}: epoch {self.savepoint.committed}"
+        if self.rows_out:
+            first, last, rows = min(self.rows_out), max(self.rows_out), sum(self.rows_out.values())
+            which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+            yield f"Since then {which} wrote {rows:,} rows to {self.output}: they will be written again."
+            for epoch, count in self.rows_out.items():
+                yield f"  epoch {epoch}: {count:,} rows"
+        else:
+            yield f"No epoch since then wrote rows to {self.output}."
+        if self.planned is not None:
+            yield f"Epoch {self.planned} is planned: its plan is dropped, and rows of it that are out already repeat."
+
+
+def repeats(store: StateStore, job: StreamJoin, name: str) -> Repeat:
+    """Raises StateError if there is no such savepoint."""
+    record = known(job, store)
+    pins = {pin.name: pin for pin in store.savepoints(job.name)}
+    if name not in pins:
+        raise decisions.no_savepoint(job.name, name, sorted(pins))
+    counts = {entry.epoch: int(entry.result.get("rows_out", 0)) for entry in _since(store, job, pins[name].committed)}
+    wrote = {epoch: rows for epoch, rows in counts.items() if rows}
+    planned = None if record.plan is None else int(record.plan["epoch"])
+    return Repeat(job.name, pins[name], output_text(job, record), wrote, planned)
+
+
+def _since(store: StateStore, job: StreamJoin, epoch: int) -> Iterator[EpochRecord]:
+    while page := store.epochs(job.name, epoch, _PAGE):
+        yield from page
+        epoch = page[-1].epoch
+
+
+def output_text(job: StreamJoin, record: JobRecord) -> str:
+    """Where rows went, by the job as it was when the newest epoch was committed."""
+    output: Json = (record.definition or definition(job))["output"]
+    if "kafka" in output:
+        return f"the topic {output['kafka']['topic']}"
+    if "postgres" in output:
+        upserts = output["postgres"].get("upsertKey")
+        by = f" (rows of the same {', '.join(upserts)} are replaced)" if upserts else ""
+        return f"the table {output['postgres']['table']}{by}"
+    return f"the folder {output['file']['path']}"
+
+
+def restore(store: StateStore, job: StreamJoin, name: str) -> Repeat:
+    """Goes back. The running driver is fenced first, so that what is said to repeat is all that does."""
+    repeats(store, job, name)
+    store.acquire(job.name)
+    repeat = repeats(store, job, name)
+    store.restore_savepoint(job.name, name)
+    return repeat
+
+
+def stored_text(record: JobRecord, savepoints: list[Savepoint]) -> str:
+    rows, size = sum(meta.rows for meta in record.segments), sum(meta.bytes for meta in record.segments)
+    live = f"{rows:,} rows in {len(record.segments)} segments ({size_text(size)})"
+    rest = (
+        f"the offsets of {len(record.offsets)} inputs, {len(savepoints)} savepoints, the log up to epoch {record.epoch}"
+    )
+    return f"{live}, {rest}"

@@ -1,0 +1,497 @@
+"""The commands that a rollout and a person use on a job's state, on a real Postgres."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cli.commands import Joinery
+from cli.stored_state import commit_rows, plan_of
+from job.resources import edited
+from joinery_runtime.cli import state_migrate
+from joinery_runtime.core.segment import decode, encode
+from joinery_runtime.errors import Fenced
+from joinery_runtime.job import StreamJoin, load_job
+from joinery_runtime.job.crd.driver import StateCheck
+from joinery_runtime.state import ddl, migrations
+from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state.store import JobRecord, Standing
+
+JOB = "orders-payments"
+OUTPUT = "    postgres: {table: joined}\n"
+ORDERS = [{"order_id": f"o-{n}", "country": 49, "amount": None, "ts": 1_000 + n} for n in range(5)]
+PAYMENTS = [{"order_id": f"o-{n}", "country": 49, "ts": 2_000 + n} for n in range(3)]
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> str:
+    return tmp_path.name.replace("-", "_")
+
+
+@pytest.fixture
+def job_file(postgres_dsn: str, tmp_path: Path, schema: str) -> Path:
+    """A job with a Kafka output whose state is in a schema of its own."""
+    path = tmp_path / "job.yaml"
+    text = (
+        "    kafka: {bootstrapServers: 'kafka:9092', topic: joined}\n"
+        f'  stateStore: {{postgres: {{dsn: "{postgres_dsn}", schema: "{schema}"}}}}\n'
+    )
+    path.write_text(edited((OUTPUT, text)))
+    return path
+
+
+@pytest.fixture
+def job(job_file: Path) -> StreamJoin:
+    return load_job(job_file)
+
+
+@pytest.fixture
+def store(postgres_dsn: str, schema: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(postgres_dsn, schema)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def old(job: StreamJoin, store: PostgresStore) -> JobRecord:
+    """What a driver of the first state version left: epoch 1 is committed."""
+    record = store.acquire(JOB)
+    commit_rows(store, record, job, 1, (ORDERS, PAYMENTS), rows_out=3)
+    return recorded(store)
+
+
+@pytest.fixture
+def next_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This release writes state_version 2: segments are not compressed any more."""
+    monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 2)
+    monkeypatch.setattr(migrations, "MIGRATIONS", {1: lambda blob: encode(decode(blob), compression=None)})
+
+
+def recorded(store: PostgresStore) -> JobRecord:
+    record = store.record(JOB)
+    assert record is not None
+    return record
+
+
+def versions(store: PostgresStore) -> set[int]:
+    return {meta.state_version for meta in recorded(store).segments}
+
+
+def rows_of(store: PostgresStore) -> list[dict[str, object]]:
+    record = recorded(store)
+    blobs = store.read_segments(JOB, [meta.key for meta in record.segments])
+    return sorted((row for blob in blobs.values() for row in decode(blob).to_pylist()), key=str)
+
+
+def pins(store: PostgresStore) -> list[str]:
+    return [savepoint.name for savepoint in store.savepoints(JOB)]
+
+
+class TestCheck:
+    def test_a_job_without_state_fits(self, joinery: Joinery, job_file: Path) -> None:
+        ended = joinery("state", "check", job_file)
+        assert (ended.code, ended.err) == (0, "")
+        assert StateCheck.model_validate_json(ended.out) == StateCheck(fits=True, target_version=1)
+
+    def test_a_job_that_fits_says_what_it_would_migrate_and_leaves_it(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None,
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        monkeypatch.setenv("JOINERY_ENDING_FILE", str(tmp_path / "ending"))
+        ended = joinery("state", "check", job_file)
+        found = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, found.fits, found.refused, found.warnings) == (0, True, (), ())
+        assert (found.epoch, found.state_versions, found.target_version, found.to_migrate) == (1, (1,), 2, 2)
+        assert recorded(store) == old
+        assert StateCheck.model_validate_json((tmp_path / "ending").read_text()) == found
+
+    def test_a_change_that_does_not_fit_is_refused_with_the_difference(
+        self, joinery: Joinery, job_file: Path, old: JobRecord
+    ) -> None:
+        text = job_file.read_text().replace("orders.order_id: payments.order_id", "orders.country: payments.country")
+        job_file.write_text(text)
+        ended = joinery("state", "check", job_file)
+        found = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, ended.err, found.fits) == (1, "", False)
+        assert "the keys were orders.order_id = payments.order_id" in found.refused[0]
+
+    def test_wider_bounds_are_a_warning(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
+        job_file.write_text(job_file.read_text().replace("upper: 1h", "upper: 2h"))
+        ended = joinery("state", "check", job_file)
+        found = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, found.fits) == (0, True)
+        assert "upper bound went from 1h to 2h" in found.warnings[0]
+
+    def test_a_stateless_upgrade_fits_whatever_changed(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
+        text = job_file.read_text().replace("orders.order_id: payments.order_id", "orders.country: payments.country")
+        job_file.write_text(f"{text}  upgrade: {{mode: stateless}}\n")
+        ended = joinery("state", "check", job_file)
+        found = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, found.fits) == (0, True)
+        assert "starts anew" in found.warnings[0]
+
+    @pytest.mark.parametrize(
+        ("target", "chain", "says"),
+        [
+            (0, {}, "newer than this release"),
+            (3, {1: lambda blob: blob}, "no migration from state_version 2 to 3"),
+            (2, {1: lambda blob: b"" + blob[5:]}, "does not keep the rows"),
+            (2, {1: lambda blob: encode(decode(blob).slice(1))}, "does not keep the rows"),
+            (2, {1: lambda blob: 1 / 0}, "ZeroDivisionError"),
+        ],
+        ids=["newer", "missing step", "bytes that are no segment", "rows are lost", "fails"],
+    )
+    def test_a_migration_that_would_fail_is_refused(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, monkeypatch: pytest.MonkeyPatch,
+        target: int, chain: dict[int, object], says: str,
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", target)
+        monkeypatch.setattr(migrations, "MIGRATIONS", chain)
+        ended = joinery("state", "check", job_file)
+        found = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, found.fits) == (1, False)
+        assert says in found.refused[0]
+        assert recorded(store) == old
+
+    def test_it_fits_beside_a_driver_that_replaces_segments(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, old: JobRecord,
+        next_release: None, monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        read = PostgresStore.read_segments
+        calls = []
+
+        def read_late(self: PostgresStore, name: str, keys: list[str]) -> dict[str, bytes]:
+            calls.append(list(keys))
+            if len(calls) == 1:
+                store.migrate(JOB, old.generation, {1: lambda blob: blob}, 2)
+                store.sweep(JOB, old.generation)
+                commit_rows(store, old, job, 2, (ORDERS, []))
+            return read(self, name, keys)
+
+        monkeypatch.setattr(PostgresStore, "read_segments", read_late)
+        ended = joinery("state", "check", job_file)
+        found = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, found.to_migrate, found.epoch) == (0, 1, 1)
+        assert len(calls) == 2
+
+    def test_an_older_schema_stays_as_it_is(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = store.schema_version()
+        monkeypatch.setattr(ddl, "STEPS", (*ddl.STEPS, "ALTER TABLE {schema}.jobs ADD COLUMN note TEXT"))
+        assert joinery("state", "check", job_file).code == 0
+        monkeypatch.undo()
+        assert store.schema_version() == before
+        assert recorded(store) == old
+
+    def test_a_long_answer_fits_a_termination_message(
+        self, joinery: Joinery, job_file: Path, old: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JOINERY_ENDING_FILE", str(tmp_path / "ending"))
+        columns = [f"c{n}_{'é' * 40}" for n in range(60)]
+        text = job_file.read_text()
+        declared = "".join(f'        - {{name: "{name}", type: string}}\n' for name in columns)
+        time = "        - {name: ts, type: timestamp}\n"
+        job_file.write_text(text.replace(time, declared + time, 1))
+        ended = joinery("state", "check", job_file)
+        found = StateCheck.model_validate_json((tmp_path / "ending").read_bytes())
+        assert (ended.code, found.fits, len(found.refused)) == (1, False, 8)
+        assert len((tmp_path / "ending").read_bytes()) <= 4096
+
+
+class TestMigrate:
+    def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None
+    ) -> None:
+        [done] = joinery("state", "migrate", job_file, "--dry-run").lines
+        assert (done["versions"], done["target"], done["segments"], done["to_migrate"]) == ([1], 2, 2, 2)
+        assert done["bytes_before"] == sum(meta.bytes for meta in old.segments)
+        assert done["bytes_after"] > 0
+        assert done["bytes_after"] != done["bytes_before"]
+        assert recorded(store) == old
+
+    def test_it_pins_fences_and_migrates(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None
+    ) -> None:
+        before = rows_of(store)
+        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b").lines
+        assert (done["migrated"], done["pin"]) == (2, {"name": "rollout-b", "epoch": 1, "how": "created"})
+        assert versions(store) == {2}
+        assert rows_of(store) == before
+        with pytest.raises(Fenced):
+            store.write_plan(JOB, old.generation, {"epoch": 2}, {})
+
+    def test_without_a_name_the_pin_says_version_and_epoch(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None
+    ) -> None:
+        joinery("state", "migrate", job_file)
+        assert pins(store) == ["before-state-version-2-epoch-1"]
+
+    def test_a_job_that_never_ran_can_be_pinned_and_rolled_back(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore
+    ) -> None:
+        assert joinery("state", "migrate", job_file, "--savepoint", "rollout-b").code == 0
+        ended = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
+        assert (ended.code, ended.err) == (0, "")
+        assert recorded(store).epoch == 0
+
+    def test_nothing_to_migrate_fences_nobody(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord
+    ) -> None:
+        [done] = joinery("state", "migrate", job_file).lines
+        assert (done["migrated"], done["pin"]) == (0, None)
+        assert recorded(store) == old
+
+    @pytest.mark.parametrize("killed_at", ["migrate", "delete_savepoint"])
+    def test_it_goes_on_where_it_was_killed(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None,
+        killed_at: str, monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        for n in range(4):  # so that there is something to prune
+            store.create_savepoint(JOB, f"rollout-{n}")
+
+        def killed(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PostgresStore, killed_at, killed)
+            with suppress(KeyboardInterrupt):
+                joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
+        assert "rollout-b" in pins(store)
+        assert versions(store) == ({1} if killed_at == "migrate" else {2})
+        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b").lines
+        assert done["pin"] == {"name": "rollout-b", "epoch": 1, "how": "there already"}
+        assert versions(store) == {2}
+        assert len(pins(store)) == 3
+        assert "rollout-b" in pins(store)
+        back = store.roll_back(JOB, "rollout-b")
+        assert [meta.key for meta in back.segments] == [meta.key for meta in old.segments]
+
+    def test_the_same_rollout_again_after_its_first_commit_keeps_the_pin(
+        self,
+        joinery: Joinery,
+        job_file: Path,
+        store: PostgresStore,
+        job: StreamJoin,
+        old: JobRecord,
+        next_release: None,
+    ) -> None:
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
+        commit_rows(store, store.acquire(JOB), job, 2, ([], []))
+        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b").lines
+        assert (done["migrated"], done["pin"]["how"], done["pin"]["epoch"]) == (0, "kept", 1)
+        ended = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
+        assert ended.code == 1
+        assert "stands on epoch 2 by now" in ended.err
+
+    def test_a_rollout_that_was_rolled_back_can_be_tried_again_later(
+        self,
+        joinery: Joinery,
+        job_file: Path,
+        store: PostgresStore,
+        job: StreamJoin,
+        old: JobRecord,
+        next_release: None,
+    ) -> None:
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
+        joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
+        commit_rows(store, store.acquire(JOB), job, 2, (ORDERS, []))  # the old release went on
+        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b").lines
+        assert (done["migrated"], done["pin"]) == (3, {"name": "rollout-b", "epoch": 2, "how": "created anew"})
+        assert len(store.roll_back(JOB, "rollout-b").segments) == 3
+
+    def test_a_savepoint_of_another_epoch_that_was_made_by_hand_is_refused(
+        self,
+        joinery: Joinery,
+        job_file: Path,
+        store: PostgresStore,
+        job: StreamJoin,
+        old: JobRecord,
+        next_release: None,
+    ) -> None:
+        store.create_savepoint(JOB, "mine")
+        commit_rows(store, old, job, 2, ([], []))
+        ended = joinery("state", "migrate", job_file, "--savepoint", "mine")
+        assert (ended.code, versions(store)) == (1, {1})
+        assert "its state stands on epoch 1, the job's on 2" in ended.err
+
+    def test_state_that_is_newer_fences_nobody(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 0)
+        ended = joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
+        assert ended.code == 1
+        assert "newer than this release" in ended.err
+        assert recorded(store) == old
+
+
+class TestRollBack:
+    def test_a_plan_of_the_new_release_is_replayed_by_the_old_one(
+        self,
+        joinery: Joinery,
+        job_file: Path,
+        store: PostgresStore,
+        job: StreamJoin,
+        old: JobRecord,
+        next_release: None,
+    ) -> None:
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
+        new = store.acquire(JOB)
+        plan = plan_of(2, {"orders": 1_500, "payments": None}).to_json()  # type: ignore[dict-item]
+        store.write_plan(JOB, new.generation, plan, {"as": "edited"})
+        assert store.claim(JOB, Standing(new.generation, 1, 2), "0", "new-producer") is None  # rows are in Kafka
+        [done] = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit").lines
+        assert (done["restored"], done["planned"]) == (True, 2)
+        back = store.acquire(JOB)
+        assert (back.plan, back.definition) == (plan, {"as": "edited"})
+        assert (back.segments, back.offsets, back.signature) == (old.segments, old.offsets, old.signature)
+        assert store.claims(JOB) == {"0": "new-producer"}
+
+
+class TestAnew:
+    def test_nothing_is_dropped_the_second_time(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, old: JobRecord
+    ) -> None:
+        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew").lines
+        assert (done["dropped"], done["pin"]["how"]) == (True, "created")
+        anew = recorded(store)
+        assert (anew.segments, anew.offsets, anew.signature, anew.definition) == ((), {}, None, None)
+        assert joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew").code == 0
+        commit_rows(store, store.acquire(JOB), job, 2, (ORDERS, []))
+        after = recorded(store)
+        [again] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew").lines
+        assert again["pin"]["how"] == "kept"
+        assert recorded(store).segments == after.segments
+        assert recorded(store).offsets == after.offsets
+
+    def test_killed_before_it_dropped(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def killed(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(PostgresStore, "start_anew", killed)
+            joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew")
+        assert recorded(store).segments == old.segments
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew")
+        assert recorded(store).segments == ()
+
+    def test_back_and_anew_again(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, old: JobRecord
+    ) -> None:
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew")
+        joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
+        assert recorded(store).segments == old.segments
+        commit_rows(store, store.acquire(JOB), job, 2, (ORDERS, []))
+        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew").lines
+        assert done["pin"] == {"name": "rollout-b", "epoch": 2, "how": "created anew"}
+        assert recorded(store).segments == ()
+
+    def test_it_needs_a_savepoint(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
+        ended = joinery("state", "migrate", job_file, "--anew")
+        assert ended.code == 1
+        assert "--anew needs a savepoint" in ended.err
+
+
+class TestRestore:
+    def test_it_names_the_output_that_repeats_before_it_goes_back(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, old: JobRecord
+    ) -> None:
+        joinery("state", "savepoint", job_file, "before-noon")
+        commit_rows(store, old, job, 2, (ORDERS, []), rows_out=7)
+        commit_rows(store, old, job, 3, ([], []))
+        commit_rows(store, old, job, 4, ([], []), rows_out=2, next_plan=plan_of(5))
+        before = recorded(store)
+        ended = joinery("state", "restore", job_file, "--savepoint", "before-noon")
+        assert (ended.code, recorded(store)) == (1, before)
+        assert "Give --yes to go back" in ended.err
+        [would] = ended.lines
+        assert (would["rows_out"], would["planned"], would["restored"]) == ({"2": 7, "4": 2}, 5, False)
+        assert would["output"] == "the topic joined"
+        [done] = joinery("state", "restore", job_file, "--savepoint", "before-noon", "--yes").lines
+        assert done == {**would, "restored": True}
+        after = recorded(store)
+        assert (after.segments, after.offsets, after.plan, after.epoch) == (old.segments, old.offsets, None, 5)
+        with pytest.raises(Fenced):
+            store.write_plan(JOB, old.generation, {"epoch": 6}, {})
+
+    def test_on_a_terminal(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, old: JobRecord,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        joinery("state", "savepoint", job_file, "sp")
+        commit_rows(store, old, job, 2, ([], []), rows_out=7)
+        out = joinery("state", "restore", job_file, "--savepoint", "sp").out
+        assert "Since then epoch 2 wrote 7 rows to the topic joined: they will be written again." in out
+        assert json.loads(joinery("state", "restore", job_file, "--savepoint", "sp", "--json").out)["planned"] is None
+
+    def test_an_unknown_savepoint(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
+        ended = joinery("state", "restore", job_file, "--savepoint", "gone", "--yes")
+        assert (ended.code, ended.out) == (1, "")
+        assert "no savepoint gone: it has none" in ended.err
+
+
+class TestSavepoints:
+    def test_made_listed_and_deleted(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord
+    ) -> None:
+        [made] = joinery("state", "savepoint", job_file, "sp").lines
+        assert (made["name"], made["epoch"], made["rows"], made["automatic"]) == ("sp", 1, 8, False)
+        store.create_savepoint(JOB, "rollout-x")
+        listed = joinery("state", "savepoint", job_file, "--list").lines
+        assert [(each["name"], each["automatic"]) for each in listed] == [("rollout-x", True), ("sp", False)]
+        assert joinery("state", "savepoint", job_file, "sp", "--delete").lines == [{"deleted": "sp"}]
+        assert pins(store) == ["rollout-x"]
+
+    def test_names_of_rollouts_are_not_for_hands(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
+        ended = joinery("state", "savepoint", job_file, "rollout-mine")
+        assert ended.code == 1
+        assert "Choose another name" in ended.err
+
+    def test_no_name(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
+        assert "It is not said which savepoint" in joinery("state", "savepoint", job_file).err
+
+
+class TestDelete:
+    def test_it_says_what_and_deletes_only_when_told(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord
+    ) -> None:
+        ended = joinery("state", "delete", job_file)
+        assert (ended.code, recorded(store)) == (1, old)
+        assert ended.lines[0]["state"].startswith("8 rows in 2 segments")
+        ended = joinery("state", "delete", job_file, "--yes")
+        assert (ended.code, ended.err, store.record(JOB)) == (0, "", None)
+        again = joinery("state", "delete", job_file, "--yes")
+        assert (again.code, again.lines[0]["deleted"]) == (0, False)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check"],
+        ["migrate", "--savepoint", "rollout-b"],
+        ["restore", "--savepoint", "rollout-b", "--before-first-commit"],
+        ["delete", "--yes"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_rollout_of_a_job_that_keeps_its_state_in_memory_has_nothing_to_do(
+    joinery: Joinery, tmp_path: Path, command: list[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(edited((OUTPUT, "    file: {path: out}\n  stateStore: {memory: {}}\n")))
+    ended = joinery("state", command[0], path, *command[1:])
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_automatic_names_are_told_from_others() -> None:
+    assert [state_migrate.is_automatic(name) for name in ("rollout-1", "before-state-version-2-epoch-10")] == [True] * 2
+    assert [state_migrate.is_automatic(name) for name in ("my-rollout-1", "before-noon", "rollout-")] == [False] * 3
