@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 from kubernetes.aio.client import Configuration
 
 from joinery_operator.observed import Manifest
-from joinery_operator.shell.api import Api, Answer
+from joinery_operator.shell.api import Answer, Api
 from joinery_operator.shell.kinds import BY_KIND, Resource
 from joinery_operator.shell.metrics import Metrics
 

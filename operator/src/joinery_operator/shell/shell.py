@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from time import monotonic
+from typing import Any
 
 import structlog
 
@@ -171,11 +172,8 @@ class Shell:
             self._metrics.audit_failures.inc()
             _log.warning("an audit could not be made", error=str(error))
 
-    def _start(self, name: str, work: Awaitable[None]) -> asyncio.Task[None]:
-        async def run() -> None:
-            await work
-
-        task = asyncio.get_running_loop().create_task(run(), name=name)
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
         task.add_done_callback(self._ended)
         return task
 

@@ -1,0 +1,145 @@
+import asyncio
+
+import pytest
+
+from joinery_operator.decision import Create, Delete, Patch, SetFinalizers
+from joinery_operator.names import owner_reference
+from joinery_operator.shell.apply import Applier, Changed, NameTaken
+from joinery_operator.shell.kinds import Key
+from joinery_operator.shell.store import Store
+from joinery_runtime.job.crd import Status
+from operator_world.memory_server import MemoryApi, MemoryServer
+from operator_world.stand_in import job
+
+JOB = Key("StreamJoin", "shop", "orders")
+POD = Key("Pod", "shop", "a")
+
+
+class World:
+    def __init__(self):
+        self.server, self.store = MemoryServer(), Store()
+        self.job = self.server.add(job())
+        self.store.put(self.job, "StreamJoin")
+
+    def do(self, act):
+        async def run():
+            async with MemoryApi(self.server) as api:
+                return await act(Applier(api, self.store))
+
+        return asyncio.run(run())
+
+    def act(self, action):
+        return self.do(lambda applier: applier.act(self.job, action))
+
+    def pod(self, *owners, **metadata):
+        metadata |= {"name": "a", "namespace": "shop", "ownerReferences": list(owners)}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}}
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_the_store_has_the_status_that_was_written(world):
+    written = world.do(lambda applier: applier.write_status(world.job, Status(phase="Running")))
+    assert world.store.get(JOB) == written
+    assert written["status"]["phase"] == "Running"
+    assert written["metadata"]["resourceVersion"] != world.job["metadata"]["resourceVersion"]
+
+
+def test_the_same_status_is_not_written_again(world):
+    written = world.do(lambda applier: applier.write_status(world.job, Status(phase="Running")))
+    world.server.calls.clear()
+    assert world.do(lambda applier: applier.write_status(written, Status(phase="Running"))) is written
+    assert world.server.calls == []
+
+
+def test_a_resource_that_was_edited_is_looked_at_anew(world):
+    edited = world.server.change("StreamJoin", "shop", "orders", lambda each: each["spec"].update(shards=4))
+    with pytest.raises(Changed):
+        world.do(lambda applier: applier.write_status(world.job, Status(phase="Running")))
+    assert world.store.get(JOB) == edited
+    assert "status" not in world.server.get("StreamJoin", "shop", "orders")
+
+
+def test_a_resource_that_is_gone_is_forgotten(world):
+    world.server.remove("StreamJoin", "shop", "orders")
+    with pytest.raises(Changed):
+        world.do(lambda applier: applier.write_status(world.job, Status(phase="Running")))
+    assert world.store.get(JOB) is None
+
+
+def test_a_resource_with_the_name_of_one_that_is_gone_is_not_written(world):
+    world.server.remove("StreamJoin", "shop", "orders")
+    other = world.server.add(job())
+    with pytest.raises(Changed):
+        world.do(lambda applier: applier.write_status(world.job, Status(phase="Running")))
+    assert world.store.get(JOB)["metadata"]["uid"] == other["metadata"]["uid"]
+
+
+def test_a_child_is_made_and_known_at_once(world):
+    world.act(Create(world.pod(owner_reference(world.job))))
+    assert world.server.names("Pod") == ["a"]
+    assert list(world.store.children(world.job["metadata"]["uid"]).pods) == ["a"]
+
+
+def test_a_child_that_is_there_is_taken(world):
+    there = world.server.add(world.pod(owner_reference(world.job)))
+    world.act(Create(world.pod(owner_reference(world.job))))
+    assert world.store.get(POD)["metadata"]["uid"] == there["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("owners", [[], [{"kind": "Job", "name": "other", "uid": "u9"}]])
+def test_another_ones_object_is_never_taken(world, owners):
+    world.server.add(world.pod(*owners))
+    whose = "Job other" if owners else "nobody"
+    with pytest.raises(NameTaken, match=f"Pod shop/a is not this job's: it is owned by {whose}"):
+        world.act(Create(world.pod(owner_reference(world.job))))
+    assert world.store.get(POD) is None
+
+
+def test_deleting_names_the_uid(world):
+    there = world.server.add(world.pod(owner_reference(world.job)))
+    world.store.put(there, "Pod")
+    world.act(Delete("Pod", "a", "another-uid"))
+    assert world.server.names("Pod") == ["a"]
+    world.act(Delete("Pod", "a", there["metadata"]["uid"]))
+    assert world.server.names("Pod") == []
+    assert world.store.get(POD) is None
+    world.act(Delete("Pod", "a", there["metadata"]["uid"]))
+
+
+def test_a_pod_that_takes_its_time_to_end_is_still_known(world):
+    there = world.server.add({**world.pod(owner_reference(world.job)), "status": {"phase": "Running"}})
+    world.store.put(there, "Pod")
+    world.act(Delete("Pod", "a", there["metadata"]["uid"]))
+    assert world.store.get(POD)["metadata"]["deletionTimestamp"]
+
+
+def test_a_child_is_repaired(world):
+    world.store.put(world.server.add(world.pod(owner_reference(world.job))), "Pod")
+    world.act(Patch("Pod", "a", {"metadata": {"labels": {"x": "y"}}}))
+    assert world.store.get(POD)["metadata"]["labels"] == {"x": "y"}
+    world.server.remove("Pod", "shop", "a")
+    with pytest.raises(Changed, match="Pod shop/a is gone"):
+        world.act(Patch("Pod", "a", {"metadata": {"labels": {}}}))
+    assert world.store.get(POD) is None
+
+
+def test_finalizers_are_set_on_the_resource_that_was_looked_at_only(world):
+    patched = world.act(SetFinalizers(("joinery.dev/state",)))
+    assert world.server.get("StreamJoin", "shop", "orders")["metadata"]["finalizers"] == ["joinery.dev/state"]
+    with pytest.raises(Changed):
+        world.act(SetFinalizers(()))
+    assert world.store.get(JOB)["metadata"]["finalizers"] == patched["metadata"]["finalizers"]
+
+
+def test_the_last_finalizer_lets_a_resource_go(world):
+    world.job = world.server.change(
+        "StreamJoin", "shop", "orders", lambda each: each["metadata"].update(finalizers=["x"], deletionTimestamp="now")
+    )
+    world.store.put(world.job, "StreamJoin")
+    world.act(SetFinalizers(()))
+    assert world.server.names("StreamJoin") == []
+    assert world.store.get(JOB) is None
