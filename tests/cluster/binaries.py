@@ -113,6 +113,8 @@ def _compile(build: Build, packages: Mapping[str, str]) -> None:
     go = go_command()
     print(f"joinery: building {', '.join(packages)} {build.version}, once (minutes)", file=sys.stderr, flush=True)
     begun = time.monotonic()
+    for left in build.folder.glob("partial-*"):  # by a build that was killed: who builds has the lock
+        shutil.rmtree(left)
     with tempfile.TemporaryDirectory(dir=build.folder, prefix="partial-") as work:
         source, out = Path(work) / "source", Path(work) / "out"
         source.mkdir()

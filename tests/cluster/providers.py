@@ -124,11 +124,14 @@ def kind_cluster(*options: str) -> Iterator[KindCluster]:
     with tempfile.TemporaryDirectory(prefix="joinery-kind-") as directory:
         made = KindCluster(f"joinery-{uuid.uuid4().hex[:8]}", Path(directory) / "kubeconfig")
         which = [f"--name={made.name}", f"--kubeconfig={made.kubeconfig}"]
+        delete = ["kind", "delete", "cluster", *which]
         try:
             _run(["kind", "create", "cluster", *which, "--wait=180s", *options])
             yield made
-        finally:
-            _run(["kind", "delete", "cluster", *which])
+        except BaseException:
+            subprocess.run(delete, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            raise
+        _run(delete)
 
 
 def _setting(name: str, meaning: str) -> str:
