@@ -1,0 +1,138 @@
+"""The commands of `kubectl joinery`. Exit codes are those of `joinery`, or kubectl's where it ran."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from joinery_operator.children import MAIN_CONTAINER
+from joinery_operator.plugin.jobs import find_job, newest_driver, running_driver
+from joinery_operator.plugin.kubectl import KubectlFailed, Target
+from joinery_operator.plugin.report import status_lines
+from joinery_operator.revision import RESTARTED_AT
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import explain as explain_job
+from joinery_runtime.job import parse_job
+from joinery_runtime.job.crd import ENDING_FILE
+
+app = App(name="kubectl joinery", help="Jobs of Joinery on the cluster that kubectl talks to.",
+          version=version("joinery-operator"), result_action="return_value")  # fmt: skip
+
+JobName = Annotated[str, Parameter(help="The job's name, or as in sj/NAME.")]
+Flag = Annotated[bool, Parameter(negative=())]
+
+_HERE = Target()
+_JOB_FILE = "/etc/joinery/job.yaml"
+
+
+def main(tokens: list[str] | None = None) -> None:
+    """The console script."""
+    try:
+        sys.exit(app(tokens) or 0)
+    except KubectlFailed as error:
+        sys.stderr.write(f"{error.message}\n")
+        sys.exit(error.code)
+    except JoineryError as error:
+        sys.stderr.write(f"joinery: {error}\n")
+        sys.exit(error.exit_code)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+@app.command
+def ls(*, all_namespaces: Annotated[bool, Parameter(name=["--all-namespaces", "-A"], negative=())] = False,
+       target: Target = _HERE) -> int:  # fmt: skip
+    """Lists jobs of every kind."""
+    return target.run("get", "joinery", *(["--all-namespaces"] if all_namespaces else []))
+
+
+@app.command
+def status(job: JobName, /, *, target: Target = _HERE) -> None:
+    """Says how a job is: its inputs, its conditions, and what went wrong."""
+    for line in status_lines(find_job(target, job)):
+        _say(line)
+
+
+@app.command
+def logs(job: JobName, /, *, follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
+         tail: int | None = None, target: Target = _HERE) -> int:  # fmt: skip
+    """Prints the log of a job's newest driver.
+
+    Parameters
+    ----------
+    follow
+        Go on as it grows.
+    tail
+        Only the last lines.
+    """
+    found = find_job(target, job)
+    more = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail is not None else [])]
+    pod = newest_driver(target, found)
+    return target.run("logs", pod, f"--namespace={found.namespace}", f"--container={MAIN_CONTAINER}", *more)
+
+
+@app.command
+def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+          target: Target = _HERE) -> int:  # fmt: skip
+    """Runs `joinery state COMMAND` in a job's driver pod, as in `kubectl joinery state orders show --key id=1`.
+
+    Parameters
+    ----------
+    command
+        ls, show, stats, epochs, savepoint, check, ...: what `joinery state --help` lists.
+    arguments
+        What comes after the job's file.
+    """
+    found = find_job(target, job)
+    pod = running_driver(target, found)
+    # The pod's ending is the driver's to tell, not a command's that looks in.
+    inner = ["env", f"--unset={ENDING_FILE}", "joinery", "state", command, _JOB_FILE, *arguments]
+    return target.run("exec", pod, f"--namespace={found.namespace}", f"--container={MAIN_CONTAINER}", "--", *inner)
+
+
+@app.command
+def savepoint(job: JobName, name: str, /, *, target: Target = _HERE) -> int:
+    """Pins the state of a running job under a name."""
+    return state(job, "savepoint", name, target=target)
+
+
+@app.command
+def explain(job: JobName, /, *, target: Target = _HERE) -> None:
+    """Prints the plan of the job as it is on the cluster; needs no driver."""
+    found = find_job(target, job)
+    about = {name: found.resource[name] for name in ("apiVersion", "kind", "metadata", "spec")}
+    _say(explain_job(parse_job(json.dumps(about), found.name)).render())
+
+
+@app.command
+def restart(job: JobName, /, *, target: Target = _HERE) -> int:
+    """Stops the driver after its running epoch and starts another; nothing is lost or repeated."""
+    found = find_job(target, job)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    place = f"--namespace={found.namespace}"
+    return target.run("annotate", found.reference, place, "--overwrite", f"{RESTARTED_AT}={now}")
+
+
+@app.command
+def suspend(job: JobName, /, *, target: Target = _HERE) -> int:
+    """Stops the driver after its running epoch, until the job is resumed."""
+    return _set_suspend(job, True, target)
+
+
+@app.command
+def resume(job: JobName, /, *, target: Target = _HERE) -> int:
+    """Starts a suspended job where it stopped."""
+    return _set_suspend(job, False, target)
+
+
+def _set_suspend(job: str, wanted: bool, target: Target) -> int:
+    found = find_job(target, job)
+    patch = json.dumps({"spec": {"suspend": wanted}})
+    return target.run("patch", found.reference, f"--namespace={found.namespace}", "--type=merge", f"--patch={patch}")

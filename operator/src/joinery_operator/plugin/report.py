@@ -1,0 +1,99 @@
+"""A job's status for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from joinery_operator.plugin.jobs import Job
+
+_BAD = {"Ready": "False", "Valid": "False", "StateCompatible": "False", "Degraded": "True"}
+
+
+def status_lines(job: Job) -> Iterator[str]:
+    status = job.status
+    yield f"{job.resource['kind']} {job.name}: {status.get('phase', 'not seen by the operator yet')}"
+    if status.get("observedGeneration") not in {None, job.resource["metadata"].get("generation")}:
+        yield "  The operator has not seen the last change yet: what follows is about the one before."
+    yield from _facts(status)
+    yield from _table(status)
+    yield from _conditions(status)
+    for title, text in _troubles(status):
+        yield f"  {title}: {text}"
+
+
+def _facts(status: Mapping[str, Any]) -> Iterator[str]:
+    driver, savepoint = status.get("driver") or {}, status.get("lastSavepoint") or {}
+    rollout = status.get("rollout") or {}
+    facts = {
+        "image": status.get("image"),
+        "revision": status.get("revision"),
+        "rollout": rollout and f"{rollout['stage']} of revision {rollout['revision']}, image {rollout['image']}",
+        "driver": driver and f"attempt {driver['number']}, {driver.get('failures', 0)} failures in a row",
+        "executors": status.get("executors"),
+        "epoch": status.get("epoch"),
+        "rows": _rows(status),
+        "state": _bytes(status.get("stateBytes")),
+        "savepoint": savepoint and f"{savepoint['name']} at epoch {savepoint['epoch']}, {savepoint['time']}",
+    }
+    for name, value in facts.items():
+        if value not in (None, "", {}):
+            yield f"  {name + ':':12}{value}"
+
+
+def _rows(status: Mapping[str, Any]) -> str | None:
+    names = {"rowsIn": "in", "rowsOut": "out", "late": "late"}
+    told = [f"{status[name]:,} {word}" for name, word in names.items() if status.get(name) is not None]
+    return ", ".join(told) or None
+
+
+def _bytes(count: int | None) -> str | None:
+    if count is None:
+        return None
+    size, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.4g} {unit}"
+
+
+def _table(status: Mapping[str, Any]) -> Iterator[str]:
+    inputs = status.get("inputs") or ()
+    if not inputs:
+        return
+    rows = [["INPUT", "LAG", "ROWS/S", "WATERMARK", "BEHIND", "STATE"]]
+    for each in inputs:
+        state = "ended" if each.get("ended") else "idle" if each.get("idle") else ""
+        cells = (each.get(name) for name in ("lag", "rowsPerSecond", "watermark", "watermarkDelay"))
+        rows.append([each["name"], *("-" if cell is None else str(cell) for cell in cells), state])
+    yield from _aligned(rows)
+
+
+def _conditions(status: Mapping[str, Any]) -> Iterator[str]:
+    conditions = status.get("conditions") or ()
+    if not conditions:
+        return
+    rows = [["CONDITION", "", "SINCE", "REASON"]]
+    for each in conditions:
+        mark = "!" if _BAD.get(each["type"]) == each["status"] else ""
+        rows.append([f"{mark}{each['type']}", each["status"], each["lastTransitionTime"], each["reason"]])
+    lines = list(_aligned(rows))
+    yield lines[0]
+    for line, each in zip(lines[1:], conditions, strict=True):
+        yield line
+        yield from (f"      {part}" for part in each["message"].splitlines())
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _troubles(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    refused = status.get("refused")
+    if refused:
+        yield "refused", f"revision {refused['revision']} ({refused['reason']}): {refused['message']}"
+    if status.get("lastError"):
+        yield "last error", status["lastError"]

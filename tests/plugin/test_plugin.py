@@ -1,0 +1,205 @@
+"""`kubectl joinery` with a kubectl that is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from joinery_runtime.job.crd import ENDING_FILE
+from plugin.conftest import FakeKubectl, Manifest, Run
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes" / "orders-payments.yaml"
+REFERENCE = "streamjoin.joinery.dev/orders-payments"
+
+
+def _job(suspend: bool = False, **status: Any) -> Manifest:
+    resource = yaml.safe_load(EXAMPLE.read_text())
+    resource["metadata"] |= {"namespace": "jobs", "uid": "u", "generation": 3}
+    resource["spec"]["suspend"] = suspend
+    return {**resource, "status": {"observedGeneration": 3, **status}}
+
+
+def _attempt(number: int) -> Manifest:
+    return {"number": number, "revision": "1a2b", "image": "joinery-runtime:1", "created": "2026-11-21T10:00:00Z"}
+
+
+def test_ls_is_a_get_of_the_category(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.answer("get", "joinery", out="NAME  PHASE\n")
+    assert plugin("ls", "-A", "--context", "prod").out == "NAME  PHASE\n"
+    assert kubectl.asked == [["--context=prod", "get", "joinery", "--all-namespaces"]]
+
+
+def test_where_to_look_is_handed_on(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(_job())
+    assert plugin("status", "orders-payments", "-n", "jobs", "--kubeconfig", "k").code == 0
+    assert kubectl.asked[0][:2] == ["--namespace=jobs", "--kubeconfig=k"]
+
+
+def test_logs_are_those_of_the_newest_driver_also_when_it_has_ended(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(_job(driver=_attempt(4)))
+    kubectl.has_pod("orders-payments-driver-4", "Failed")
+    kubectl.answer("logs", out="line\n")
+    assert plugin("logs", "orders-payments", "-f", "--tail", "5").out == "line\n"
+    assert kubectl.asked[-1] == [
+        "logs", "orders-payments-driver-4", "--namespace=jobs", "--container=joinery", "--follow", "--tail=5",
+    ]  # fmt: skip
+
+
+def test_state_commands_run_in_the_driver_with_the_job_after_the_command(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(_job(driver=_attempt(4)))
+    kubectl.has_pod("orders-payments-driver-4")
+    kubectl.answer("exec", out="rows\n", code=1)
+    ended = plugin("state", "sj/orders-payments", "show", "--key", "order_id=7", "--json", "-n", "jobs")
+    assert (ended.code, ended.out) == (1, "rows\n")
+    assert kubectl.asked[-1] == [
+        "--namespace=jobs", "exec", "orders-payments-driver-4", "--namespace=jobs", "--container=joinery", "--",
+        "env", f"--unset={ENDING_FILE}", "joinery", "state", "show", "/etc/joinery/job.yaml", "--key", "order_id=7",
+        "--json",
+    ]  # fmt: skip
+
+
+def test_savepoint(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(_job(driver=_attempt(1)))
+    kubectl.has_pod("orders-payments-driver-1")
+    kubectl.answer("exec")
+    assert plugin("savepoint", "orders-payments", "before-sale").code == 0
+    assert kubectl.asked[-1][-5:] == ["joinery", "state", "savepoint", "/etc/joinery/job.yaml", "before-sale"]
+
+
+@pytest.mark.parametrize(
+    ("job", "pod", "told"),
+    [
+        (_job(phase="Pending"), None, r"has no driver pod. `kubectl joinery status orders-payments` says why"),
+        (
+            _job(suspend=True, phase="Suspended"),
+            None,
+            r"The job is suspended: `kubectl joinery resume orders-payments`",
+        ),
+        (_job(phase="Starting", driver=_attempt(2)), {"phase": "Pending"}, r"orders-payments-driver-2 is Pending"),
+        (
+            _job(phase="Stopping", driver=_attempt(2)),
+            {"phase": "Running", "deletionTimestamp": "2026-11-21T10:00:00Z"},
+            r"orders-payments-driver-2 is being stopped",
+        ),
+    ],
+)
+def test_without_a_running_driver_it_says_what_to_do(
+    kubectl: FakeKubectl, plugin: Run, job: Manifest, pod: dict[str, str] | None, told: str
+) -> None:
+    kubectl.knows(job)
+    if pod is not None:
+        kubectl.has_pod("orders-payments-driver-2", **pod)
+    ended = plugin("state", "orders-payments", "ls")
+    assert ended.code == 1
+    assert f"(phase {job['status']['phase']})" in ended.err
+    assert re.search(told, ended.err)
+    assert not [asked for asked in kubectl.asked if "exec" in asked]
+
+
+def test_restart_annotates(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(_job())
+    kubectl.answer("annotate", REFERENCE)
+    assert plugin("restart", "orders-payments").code == 0
+    *before, annotation = kubectl.asked[-1]
+    assert before == ["annotate", REFERENCE, "--namespace=jobs", "--overwrite"]
+    assert re.fullmatch(r"joinery\.dev/restartedAt=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", annotation)
+
+
+@pytest.mark.parametrize(("command", "wanted"), [("suspend", True), ("resume", False)])
+def test_suspend_and_resume(kubectl: FakeKubectl, plugin: Run, command: str, wanted: bool) -> None:
+    kubectl.knows(_job())
+    kubectl.answer("patch", REFERENCE)
+    assert plugin(command, "orders-payments").code == 0
+    assert kubectl.asked[-1][:4] == ["patch", REFERENCE, "--namespace=jobs", "--type=merge"]
+    assert json.loads(kubectl.asked[-1][4].removeprefix("--patch=")) == {"spec": {"suspend": wanted}}
+
+
+def test_explain_needs_no_driver(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(_job(suspend=True))
+    ended = plugin("explain", "orders-payments")
+    assert ended.code == 0
+    assert "bound: payments.ts in [orders.ts + 0s, orders.ts + 1h], both ends included" in ended.out
+
+
+def test_an_invalid_job_is_explained_by_its_mistakes(kubectl: FakeKubectl, plugin: Run) -> None:
+    job = _job()
+    job["spec"]["inputs"][0]["eventTime"] = "time"
+    kubectl.knows(job)
+    ended = plugin("explain", "orders-payments")
+    assert ended.code == 2
+    assert "jobs/orders-payments" in ended.err
+    assert "spec.inputs[0].eventTime" in ended.err
+
+
+def test_status_is_readable(kubectl: FakeKubectl, plugin: Run) -> None:
+    since = "2026-11-21T10:00:00Z"
+    conditions = [
+        {"type": "Ready", "status": "True", "lastTransitionTime": since, "reason": "Running", "message": "Epoch 41"},
+        {"type": "StateCompatible", "status": "False", "lastTransitionTime": since, "reason": "IncompatibleState",
+         "message": "keys differ:\nwas a, is b"},
+    ]  # fmt: skip
+    inputs = [
+        {"name": "orders", "lag": 7, "watermark": since, "watermarkDelay": "12s"},
+        {"name": "payments", "idle": True},
+    ]
+    kubectl.knows(
+        _job(
+            phase="Running", epoch=41, image="joinery-runtime:1", stateBytes=5_000_000, rowsIn=1234567, rowsOut=99,
+            driver={**_attempt(2), "failures": 1}, conditions=conditions, inputs=inputs,
+            refused={"revision": "ffff", "reason": "IncompatibleState", "message": "keys differ"},
+        )
+    )  # fmt: skip
+    ended = plugin("status", "orders-payments")
+    assert ended.out.splitlines() == [
+        "StreamJoin jobs/orders-payments: Running",
+        "  image:      joinery-runtime:1",
+        "  driver:     attempt 2, 1 failures in a row",
+        "  epoch:      41",
+        "  rows:       1,234,567 in, 99 out",
+        "  state:      4.768 MiB",
+        "  INPUT     LAG  ROWS/S  WATERMARK             BEHIND  STATE",
+        "  orders    7    -       2026-11-21T10:00:00Z  12s",
+        "  payments  -    -       -                     -       idle",
+        "  CONDITION                SINCE                 REASON",
+        "  Ready             True   2026-11-21T10:00:00Z  Running",
+        "      Epoch 41",
+        "  !StateCompatible  False  2026-11-21T10:00:00Z  IncompatibleState",
+        "      keys differ:",
+        "      was a, is b",
+        "  refused: revision ffff (IncompatibleState): keys differ",
+    ]
+
+
+def test_a_job_that_the_operator_has_not_seen(kubectl: FakeKubectl, plugin: Run) -> None:
+    job = _job()
+    kubectl.knows({**job, "status": {}})
+    assert plugin("status", "orders-payments").out == "StreamJoin jobs/orders-payments: not seen by the operator yet\n"
+
+
+def test_a_status_of_the_job_before_the_change_says_so(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(_job(observedGeneration=2, phase="Running"))
+    assert "has not seen the last change yet" in plugin("status", "orders-payments").out
+
+
+def test_what_is_not_there_is_named(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(_job())
+    assert "There is no job 'clicks'" in plugin("status", "clicks").err
+    assert "'xy' is no kind of job: there are sj" in plugin("status", "xy/clicks").err
+
+
+def test_errors_of_kubectl_are_its_own(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.answer("get", err="error: You must be logged in\n", code=7)
+    ended = plugin("status", "orders-payments")
+    assert (ended.code, ended.err) == (7, "error: You must be logged in\n")
+
+
+def test_without_kubectl(plugin: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = plugin("ls")
+    assert ended.code == 3
+    assert "There is no kubectl on PATH" in ended.err
