@@ -97,7 +97,6 @@ def test_sparks_settings(job):
     assert found["spark.executor.memoryOverhead"] == f"{384 + 2 * 512}m"
     assert found["spark.kubernetes.executor.request.cores"] == "200m"
     assert found["spark.kubernetes.executor.podTemplateFile"] == "/etc/joinery/executor.yaml"
-    assert found["spark.kubernetes.executor.useDriverPodIP"] == "true"
 
 
 def test_nothing_of_one_attempt_and_no_master_is_in_a_revisions_file(job):

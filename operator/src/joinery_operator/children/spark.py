@@ -61,7 +61,6 @@ def _settings(job: StreamJoin, resource: Manifest, image: str) -> dict[str, str]
         "spark.kubernetes.container.image.pullPolicy": spark.image_pull_policy,
         "spark.kubernetes.executor.podTemplateFile": f"{CONFIG}/{EXECUTOR_FILE}",
         "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
-        "spark.kubernetes.executor.useDriverPodIP": "true",
         # Executors need no files of the driver's, which hold the job; and the driver then needs rights on pods only.
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
