@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -10,7 +13,9 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
+from joinery_devkit.processes import free_port
 from joinery_runtime.engine.loop import Listener
+from joinery_runtime.hosts.status import Board
 
 
 class _Driver:
@@ -31,14 +36,31 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Listener, Ev
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("when", ["before the start", "after it"])
-def test_a_signal_lets_the_epoch_end(
-    joinery: Joinery, job_file: Path, running: Any, number: signal.Signals, when: str
+@pytest.mark.parametrize("handler", ["ours", "Spark's"])
+def test_a_signal_ends_a_start_at_once(
+    joinery: Joinery, job_file: Path, running: Any, number: signal.Signals, handler: str
 ) -> None:
+    passed: list[str] = []
+
     def body(listener: Listener, stop: Event) -> None:
-        if when == "after it":
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # as the Spark context does
-            listener.started(_Driver())  # type: ignore[arg-type]
+        if handler == "Spark's":
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.kill(os.getpid(), number)
+        Event().wait(10)
+        passed.append("the start went on")
+
+    running(body)
+    ended = joinery("run", job_file)
+    assert (ended.code, ended.err, passed) == (0, "", [])
+    assert ended.lines[-1]["event"] == "ended"
+    assert ended.lines[-1]["reason"] == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_epoch_end(joinery: Joinery, job_file: Path, running: Any, number: signal.Signals) -> None:
+    def body(listener: Listener, stop: Event) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as the Spark context does
+        listener.started(_Driver())  # type: ignore[arg-type]
         assert not stop.is_set()
         os.kill(os.getpid(), number)
         assert stop.wait(10)
@@ -51,7 +73,8 @@ def test_a_signal_lets_the_epoch_end(
 
 
 def test_the_second_signal_ends_the_job_at_once(joinery: Joinery, job_file: Path, running: Any) -> None:
-    def body(_: Listener, stop: Event) -> None:
+    def body(listener: Listener, stop: Event) -> None:
+        listener.started(_Driver())  # type: ignore[arg-type]
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(10)
         # What is there by default would end this process.
@@ -67,3 +90,44 @@ def test_the_second_signal_ends_the_job_at_once(joinery: Joinery, job_file: Path
 
     running(body)
     assert joinery("run", job_file).code == 0
+
+
+# --- the status port --------------------------------------------------------------------------------------------------
+
+
+def test_without_a_port_nothing_is_served(joinery: Joinery, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boards: list[object] = []
+    monkeypatch.setattr("joinery_runtime.cli.run.run_job", lambda *_, board, **__: boards.append(board))
+    assert joinery("run", job_file).code == 0
+    assert joinery("run", job_file, "--status-port", 0).code == 0
+    assert boards == [None, None]
+
+
+def test_status_is_served_before_anything_of_the_job_begins_and_while_it_runs(
+    joinery: Joinery, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, answers = free_port(), []
+
+    def run_job(*_: object, board: Board, **__: object) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+            answers.append(answer.status)
+
+    monkeypatch.setattr("joinery_runtime.cli.run.run_job", run_job)
+    assert joinery("run", job_file, "--status-port", port).code == 0
+    assert answers == [200]
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10)
+
+
+def test_a_port_that_is_taken_is_named(joinery: Joinery, job_file: Path) -> None:
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
+        port = taken.getsockname()[1]
+        ended = joinery("run", job_file, "--status-port", port)
+    assert ended.code == 3
+    assert f"The status port {port} cannot be opened: Address already in use. Name another --status-port" in ended.err
+
+
+def test_how_long_a_stall_may_be_is_a_duration(joinery: Joinery, job_file: Path) -> None:
+    ended = joinery("run", job_file, "--status-port", free_port(), "--stalled-after", "soon")
+    assert ended.code == 1
+    assert "--stalled-after soon: 'soon' is not a duration" in ended.err

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ class RecordedContext:
         self.conf = dict(conf.getAll())
 
     def setLogLevel(self, level: str) -> None:  # noqa: N802 - Spark's name
-        """Nothing is logged."""
+        self.conf["log level"] = level
 
 
 @pytest.fixture
@@ -52,7 +53,10 @@ def test_a_laptop_needs_no_settings(start: Start) -> None:
     assert {settings[f"spark.executorEnv.{name}"] for name in WORKER_ENVIRONMENT} == {"1"}
 
 
-@pytest.mark.parametrize("name", [*DEFAULT_CONF, "spark.executorEnv.OMP_NUM_THREADS", "spark.driver.defaultJavaOptions"])
+OURS = [*DEFAULT_CONF, "spark.executorEnv.OMP_NUM_THREADS", "spark.driver.defaultJavaOptions"]
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_the_jobs_own_conf_goes_first(start: Start, name: str) -> None:
     assert start({name: "mine"})[name] == "mine"
 
@@ -73,6 +77,51 @@ def test_what_spark_submit_set_stays(start: Start) -> None:
     settings = start()
     assert "spark.master" not in settings
     assert "spark.driver.defaultJavaOptions" not in settings
+
+
+@pytest.mark.parametrize("line", ["{} theirs", "  {}=theirs", "{}:theirs", "{} = theirs  "])
+@pytest.mark.parametrize("name", [*OURS, "spark.master", "spark.driver.host"])
+def test_what_the_conf_file_sets_stays(start: Start, tmp_path: Path, name: str, line: str) -> None:
+    os.environ["SPARK_CONF_DIR"] = str(tmp_path)
+    (tmp_path / "spark-defaults.conf").write_text(f"# ours\n\n{line.format(name)}\n")
+    settings = start()
+    assert name not in settings
+    assert len(settings) >= len(OURS)
+    assert start({name: "mine"})[name] == "mine"
+
+
+def test_the_conf_file_is_looked_for_in_sparks_home_too(start: Start, tmp_path: Path) -> None:
+    os.environ.pop("SPARK_CONF_DIR", None)
+    os.environ["SPARK_HOME"] = str(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.master local[3]\n")
+    assert "spark.master" not in start()
+    assert start()["spark.driver.host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("master", "level"), [("local[2]", "error"), ("k8s://https://there:443", "warn")])
+def test_a_pods_log_has_warnings(start: Start, master: str, level: str) -> None:
+    settings = start(master=master)
+    assert settings["spark.driver.defaultJavaOptions"].endswith(f"-Djoinery.spark.log={level}")
+    assert settings["log level"] == level.upper()
+
+
+@pytest.mark.parametrize(
+    ("root", "local", "directory"),
+    [
+        ("/tmp/spark/userFiles", "/var/data/a,/var/data/b", "/tmp/spark/userFiles"),
+        (".", "/var/data/a,/var/data/b", "/var/data/a"),
+        (".", None, "."),
+    ],
+)
+def test_workers_write_where_they_may(
+    monkeypatch: pytest.MonkeyPatch, root: str, local: str | None, directory: str
+) -> None:
+    monkeypatch.setattr(spark.SparkFiles, "getRootDirectory", lambda: root)
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    if local is not None:
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", local)
+    assert spark._local_directory() == Path(directory)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,214 @@
+"""A running job looked into over HTTP, as the operator, Prometheus and the kubelet do, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from e2e.jobs import Job, fresh_name, order, payment, produce
+from joinery_devkit.kafka import KafkaBroker
+from joinery_runtime.job.crd import DriverStatus, Ending
+from joinery_runtime.state.postgres import PostgresStore
+
+pytestmark = pytest.mark.services
+
+PATIENCE_S = 120.0
+MAIN = [sys.executable, "-c", "from joinery_runtime.cli import main; main()"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Run:
+    """`joinery run` as in a pod."""
+
+    process: subprocess.Popen[str]
+    port: int
+    ending_file: Path
+
+    def get(self, page: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    @property
+    def status(self) -> DriverStatus:
+        return DriverStatus.model_validate_json(self.get("/status")[1])
+
+    def until(self, holds: Callable[[DriverStatus], Any]) -> DriverStatus:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            assert self.process.poll() is None, "the job has ended"
+            try:
+                status = self.status
+                if holds(status):
+                    return status
+            except urllib.error.URLError:
+                status = DriverStatus()  # not up yet
+            assert time.monotonic() < deadline, status
+            time.sleep(0.2)
+
+    @property
+    def ending(self) -> Ending:
+        return Ending.model_validate_json(self.ending_file.read_bytes())
+
+
+@contextmanager
+def started(path: Path, folder: Path, *options: str) -> Iterator[Run]:
+    port, ending = free_port(), folder / "ending"
+    environment = {**os.environ, "JOINERY_ENDING_FILE": str(ending), "JOINERY_REVISION": "abc123"}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*MAIN, "run", str(path), "--status-port", str(port), *options],
+            stdout=log,
+            stderr=log,
+            text=True,
+            env=environment,
+        )
+    with process:
+        try:
+            yield Run(process, port, ending)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def unbounded(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
+    """A job that goes on for ever and checkpoints often."""
+    store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: status_live}}, checkpointInterval: 500ms}}'
+    job = Job(fresh_name(), kafka_broker.bootstrap, store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')
+    for side in ("orders", "payments"):
+        kafka_broker.create_topic(f"{job.name}.{side}")
+    path = job.write(tmp_path)
+    path.write_text(path.read_text().replace("stopAt: latest", ""))
+    return job, path
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_running_job_tells_where_it_stands_and_goes_on_counting_after_a_restart(
+    unbounded: tuple[Job, Path], postgres_dsn: str, tmp_path: Path
+) -> None:
+    job, path = unbounded
+    orders, payments = f"{job.name}.orders", f"{job.name}.payments"
+    produce(job.bootstrap, orders, [order(7)] * 3 + [order(8)] * 2 + [order(9)])
+    produce(job.bootstrap, payments, [payment(7)])
+    with started(path, tmp_path, "--master", "local[2,4]") as run:
+        first = run.until(lambda s: s.ready and s.rows_in == 7 and s.rows_out == 3)
+        assert run.get("/healthz") == run.get("/readyz") == (200, "ok\n")
+        assert (first.revision, first.job_generation) == ("abc123", 1)
+        # The payment's row has expired by now: no later order can match it.
+        produce(job.bootstrap, orders, [order(9)])
+        hot = run.until(lambda s: s.rows_in == 8 and s.hottest_keys)
+        hottest = hot.hottest_keys[0]
+        assert (hottest.key, hottest.rows) == ("id=o7", 3)
+        assert [(i.name, i.lag, i.ended, i.idle) for i in hot.inputs] == [
+            ("orders", 0, False, False),
+            ("payments", 0, False, False),
+        ]
+        assert hot.inputs[0].watermark is not None
+        assert hot.state_bytes
+        assert (hot.last_error, hot.executors, hot.late) == (None, None, 0)
+        known = samples(run.get("/metrics")[1])
+        assert known["joinery_info", (("name", job.name), ("revision", "abc123"), ("version", "0.1.0"))] == 1
+        assert known["joinery_rows_in_total", (("input", "orders"),)] == 7
+        assert known["joinery_state_rows", ()] == 7
+        assert known["joinery_epoch_seconds_count", ()] == known["joinery_epochs_committed_total", ()] >= 2
+        assert known["joinery_lag_records", (("input", "orders"),)] == 0
+        assert run.get("/nothing")[0] == 404
+        run.process.terminate()
+        assert run.process.wait(PATIENCE_S) == 0
+        assert run.ending == Ending(outcome="stopped")
+
+    store = PostgresStore(postgres_dsn, "status_live")
+    store.create_savepoint(job.name, "pin")
+    store.close()
+    with started(path, tmp_path, "--master", "local[2,4]") as run:
+        again = run.until(lambda s: s.ready and s.last_savepoint)
+        assert (again.rows_in, again.rows_out, again.committed, again.job_generation) == (8, 3, 0, 2)
+        assert again.last_savepoint is not None
+        assert (again.last_savepoint.name, again.last_savepoint.epoch) == ("pin", again.epoch)
+
+
+def test_a_driver_whose_store_is_away_is_alive_and_says_so_and_stops_at_once(tmp_path: Path) -> None:
+    store = f'{{postgres: {{dsn: "postgresql://nobody@127.0.0.1:{free_port()}/none"}}}}'
+    job = Job(fresh_name(), "127.0.0.1:9", store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')
+    with started(job.write(tmp_path), tmp_path) as run:
+        status = run.until(lambda s: s.last_error)
+        assert "The state store is not available (host 127.0.0.1" in (status.last_error or "")
+        assert not status.ready
+        assert run.get("/healthz")[0] == 200
+        assert run.get("/readyz") == (503, "the driver has not recovered\n")
+        run.process.terminate()
+        assert run.process.wait(PATIENCE_S) == 0
+        assert run.ending == Ending(outcome="stopped")
+    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [event["event"] for event in events][-1] == "ended"
+    assert events[-1]["reason"] == "stopped"
+
+
+def test_a_stop_while_spark_starts_ends_it_at_once(unbounded: tuple[Job, Path], tmp_path: Path) -> None:
+    _, path = unbounded
+    slow = tmp_path / "slow-java" / "bin" / "java"
+    slow.parent.mkdir(parents=True)
+    # As Spark's JVM, it goes when its parent has gone.
+    slow.write_text(f"#!/bin/sh\ntouch {tmp_path / 'asked'}\nexec cat > /dev/null\n")
+    slow.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_HOME", str(tmp_path / "slow-java"))
+        with started(path, tmp_path) as run:
+            deadline = time.monotonic() + PATIENCE_S
+            while not (tmp_path / "asked").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            began = time.monotonic()
+            run.process.terminate()
+            assert run.process.wait(PATIENCE_S) == 0
+            assert time.monotonic() - began < 30
+            assert run.ending == Ending(outcome="stopped")
+            assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("column_type", "kind", "retry"),
+    [
+        pytest.param("int65", "JobError", False, id="a wrong job"),
+        pytest.param("int64", "SourceError", True, id="no broker"),
+    ],
+)
+def test_a_failure_says_whether_the_same_again_may_go_better(
+    postgres_dsn: str, tmp_path: Path, column_type: str, kind: str, retry: bool
+) -> None:
+    store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: status_live}}}}'
+    job = Job(fresh_name(), f"127.0.0.1:{free_port()}", store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')
+    path = job.write(tmp_path)
+    path.write_text(path.read_text().replace("int64", column_type))
+    with started(path, tmp_path) as run:
+        assert run.process.wait(PATIENCE_S) != 0
+        assert (run.ending.outcome, run.ending.kind, run.ending.retry) == ("failed", kind, retry)
+        assert run.ending.error
