@@ -6,7 +6,7 @@ end
 local status = obj.status or {}
 local spec = obj.spec or {}
 
-if obj.metadata.deletionTimestamp ~= nil then
+if obj.metadata.deletionTimestamp ~= nil and status.phase ~= "Deleting" then
   return verdict("Progressing", "The job is being deleted")
 end
 -- Without this, the health would be that of the job before the change.
@@ -41,6 +41,9 @@ if is("Degraded", "True") then
 end
 if status.phase == "Failed" then
   return verdict("Degraded", status.lastError or "The job has failed")
+end
+if status.phase == "Deleting" then
+  return verdict("Progressing", "The job is being deleted")
 end
 
 if spec.suspend == true then

@@ -9,6 +9,9 @@ import pytest
 import yaml
 
 from charts.rendering import NAMESPACE, ROOT, Chart, Manifest, Rendered
+from joinery_operator.names import labels as driver_labels
+from joinery_operator.shell.kinds import JOBS
+from joinery_operator.shell.preflight import RIGHTS
 
 pytestmark = pytest.mark.services
 
@@ -131,25 +134,21 @@ def _rules(role: Manifest) -> dict[str, set[str]]:
     return {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
 
 
-OPERATOR_RULES = {
-    "streamjoins": {"get", "list", "watch", "patch"},
-    "streamjoins/status": {"update"},
-    "streamjoins/finalizers": {"update"},
-    "pods": {"get", "list", "watch", "create", "patch", "delete"},
-    "configmaps": {"get", "list", "watch", "create", "patch", "delete"},
-    "services": {"get", "list", "watch", "create", "patch", "delete"},
-    "events": {"create", "patch"},
-}
+def _operator_rules() -> dict[str, set[str]]:
+    """What the operator checks at its start that it may, and what only some clusters check."""
+    found = {f"{job.plural}/finalizers": {"update"} for job in JOBS}
+    for right in RIGHTS:
+        name = f"{right.resource.plural}/{right.subresource}" if right.subresource else right.resource.plural
+        found.setdefault(name, set()).add(right.verb)
+    return found
+
+
 DRIVER_RULES = {"pods": {"get", "list", "watch", "create", "delete", "deletecollection"}}
-
-
-def _but_other_kinds(rules: dict[str, set[str]]) -> dict[str, set[str]]:
-    return {name: verbs for name, verbs in rules.items() if not name.startswith("sessionwindows")}
 
 
 def test_cluster_wide_rights(chart: Chart) -> None:
     rendered = chart.render()
-    assert _but_other_kinds(_rules(rendered.one("ClusterRole", "joinery-operator"))) == OPERATOR_RULES
+    assert _rules(rendered.one("ClusterRole", "joinery-operator")) == _operator_rules()
     (subject,) = rendered.one("ClusterRoleBinding", "joinery-operator")["subjects"]
     assert subject == {"kind": "ServiceAccount", "name": "joinery-operator", "namespace": NAMESPACE}
     assert [each["metadata"]["namespace"] for each in rendered.of("Role")] == [NAMESPACE]
@@ -163,7 +162,7 @@ def test_namespaced_rights(chart: Chart) -> None:
     assert not rendered.of("ClusterRoleBinding")
     roles = rendered.by_name["Role", "joinery-operator"]
     assert [each["metadata"]["namespace"] for each in roles] == ["jobs", "more"]
-    assert all(_but_other_kinds(_rules(each)) == OPERATOR_RULES for each in roles)
+    assert all(_rules(each) == _operator_rules() for each in roles)
     for binding in rendered.by_name["RoleBinding", "joinery-operator"]:
         assert binding["subjects"][0]["namespace"] == NAMESPACE
     accounts = rendered.by_name["ServiceAccount", "joinery-driver"]
@@ -255,6 +254,9 @@ def test_monitors_find_operator_and_drivers(chart: Chart) -> None:
     assert operator["podMetricsEndpoints"][0]["port"] == "metrics"
     drivers = rendered.one("PodMonitor", "joinery-drivers")["spec"]
     assert drivers["namespaceSelector"] == {"any": True}
+    resource = {"kind": "StreamJoin", "metadata": {"name": "j"}}
+    assert drivers["selector"]["matchLabels"].items() <= driver_labels(resource, "driver").items()
+    assert drivers["podMetricsEndpoints"][0]["port"] == "status"
     namespaced = chart.render({**on, "watch.namespaces": ["jobs"]})
     assert namespaced.one("PodMonitor", "joinery-drivers")["spec"]["namespaceSelector"] == {"matchNames": ["jobs"]}
 

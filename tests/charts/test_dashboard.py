@@ -1,0 +1,82 @@
+"""The Grafana dashboard asks for metrics that drivers and the operator have, by labels that those have."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from charts.rendering import CHART
+from joinery_operator.shell.metrics import Metrics
+from joinery_runtime.core.watermark import InputProgress
+from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.report import StateSize, Totals
+from joinery_runtime.hosts.status.board import Board, Known
+from joinery_runtime.hosts.status.metrics import registry_of
+from joinery_runtime.hosts.status.pulse import Pulse
+
+DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
+# What Prometheus' operator adds to samples of a pod, and the PodMonitor's relabelings.
+ADDED = {"namespace", "job_name", "job_kind"}
+_SELECTOR = re.compile(r"(joinery_\w+)(?:\{([^}]*)\})?")
+_GROUPING = re.compile(r"by \(([^)]*)\)")
+
+
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """Labels by name of every sample of a driver that knows everything, and of an operator."""
+    known = Known(
+        inputs={"orders": InputState(progress=InputProgress({"0": 5}, 5))},
+        backlog={"orders": 1},
+        totals=Totals(dropped={"orders": {"late": 1}}),
+        state=StateSize(1, 1, 1),
+    )
+    monkeypatch.setattr(Board, "known", known)
+    operator = Metrics()
+    operator.jobs.labels("StreamJoin", "Running")
+    operator.reconciles.labels("StreamJoin", "done")
+    operator.reconcile_seconds.labels("StreamJoin")
+    operator.api_calls.labels("get", "Pod", "200")
+    operator.watch_time.labels("Pod")
+    found: dict[str, set[str]] = {}
+    for registry in (registry_of(Board("jobs/j", ["orders"], Pulse(60.0))), operator.registry):
+        for family in registry.collect():
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def _expressions() -> list[str]:
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+
+
+def test_every_panel_asks_for_metrics_that_exist(samples: dict[str, set[str]]) -> None:
+    assert len(_expressions()) > 15
+    for expression in _expressions():
+        names = _SELECTOR.findall(expression)
+        assert names, expression
+        for name, selector in names:
+            labels = samples[name] | ADDED
+            asked = {each.partition("=")[0].strip(" ~!") for each in selector.split(",") if each}
+            grouped = {each.strip() for by in _GROUPING.findall(expression) for each in by.split(",")}
+            assert asked | grouped <= labels, expression
+
+
+SHOWN = """rows_in_total rows_out_total dropped_total dead_letters_total lag_records watermark_delay_seconds state_bytes
+    epoch_seconds_bucket epochs_committed_total""".split()
+
+
+def test_every_metric_of_a_jobs_rows_and_time_is_shown(samples: dict[str, set[str]]) -> None:
+    text = " ".join(_expressions())
+    for name in SHOWN:
+        assert f"joinery_{name}" in samples
+        assert f"joinery_{name}" in text
+
+
+def test_variables_are_filled_from_a_metric_of_every_driver(samples: dict[str, set[str]]) -> None:
+    queries = [each["definition"] for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
+    assert queries
+    for query in queries:
+        ((name, _),) = _SELECTOR.findall(query)
+        assert name in samples
