@@ -63,8 +63,17 @@ def test_every_panel_asks_for_metrics_that_exist(samples: dict[str, set[str]]) -
             assert asked | grouped <= labels, expression
 
 
-SHOWN = """rows_in_total rows_out_total dropped_total dead_letters_total lag_records watermark_delay_seconds state_bytes
-    epoch_seconds_bucket epochs_committed_total""".split()
+SHOWN = [
+    "rows_in_total",
+    "rows_out_total",
+    "dropped_total",
+    "dead_letters_total",
+    "lag_records",
+    "watermark_delay_seconds",
+    "state_bytes",
+    "epoch_seconds_bucket",
+    "epochs_committed_total",
+]
 
 
 def test_every_metric_of_a_jobs_rows_and_time_is_shown(samples: dict[str, set[str]]) -> None:
