@@ -71,8 +71,13 @@ class Cluster:
         return self.call("PATCH", path, body, "application/merge-patch+json")
 
     def delete(self, kind: str, namespace: str, name: str, grace_seconds: int | None = None) -> None:
+        """Gone already is as good."""
         body = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
-        self.call("DELETE", BY_KIND[kind].path(namespace, name), body)
+        try:
+            self.call("DELETE", BY_KIND[kind].path(namespace, name), body)
+        except Refused as error:
+            if error.code != 404:
+                raise
 
     def ours(self, namespace: str) -> dict[str, list[str]]:
         """What there is of the jobs and of the operator's children."""

@@ -51,7 +51,7 @@ class World:
             runner = web.AppRunner(application)
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", self.port).start()
-            async with Poller(self.store, self.port, self.metrics, self.due.append) as poller:
+            async with Poller(self.store, self.port, self.metrics, self.due.append, 3) as poller:
                 await act(poller)
             await runner.cleanup()
 

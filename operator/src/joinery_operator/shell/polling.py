@@ -19,8 +19,6 @@ from joinery_runtime.job.crd import DriverStatus
 _TIMEOUT = aiohttp.ClientTimeout(total=3.0, sock_connect=1.5)
 _AT_ONCE = 32
 _LONGEST_ANSWER = 256 * 1024
-# Mere figures (lag, rows, watermarks) are written to the status every so many rounds, what matters at once.
-_FIGURES_EVERY = 3
 _FIGURES = {
     "epoch",
     "committed",
@@ -74,13 +72,17 @@ def targets(store: Store, port: int) -> Iterator[Target]:
 
 
 class Poller:
-    """A context manager; `due` is told the jobs whose driver said something that the status should tell."""
+    """A context manager; `due` is told the jobs whose driver said something that the status should tell: at once what
+    matters, mere figures (lag, rows, watermarks) every `figures_rounds` rounds."""
 
-    def __init__(self, store: Store, port: int, metrics: Metrics, due: Callable[[Key], None]) -> None:
+    def __init__(
+        self, store: Store, port: int, metrics: Metrics, due: Callable[[Key], None], figures_rounds: int
+    ) -> None:
         self._store = store
         self._port = port
         self._metrics = metrics
         self._due = due
+        self._figures_rounds = figures_rounds
         self._answers: dict[str, _Answer] = {}
 
     async def __aenter__(self) -> Poller:
@@ -135,7 +137,7 @@ class Poller:
             return
         old.rounds_untold += old.status != status or old.rounds_untold > 0
         old.status = status
-        if old.rounds_untold >= _FIGURES_EVERY:
+        if old.rounds_untold >= self._figures_rounds:
             old.rounds_untold = 0
             self._due(target.job)
 

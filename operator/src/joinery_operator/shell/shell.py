@@ -69,7 +69,8 @@ class Shell:
         self.events: Counter[str] = Counter()
         self.store = Store()
         self.feed: Feed[Key] = Feed(clock)
-        self.poller = Poller(self.store, settings.status_port, metrics, self.feed.add)
+        figures_rounds = max(1, round(settings.figures_seconds / settings.poll_seconds))
+        self.poller = Poller(self.store, settings.status_port, metrics, self.feed.add, figures_rounds)
         suspicions = Suspicions(self.store)
         self.health = Health(suspicions, self.feed.keys.running, self.events, clock)
         self.auditor = Auditor(

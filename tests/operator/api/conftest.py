@@ -1,0 +1,82 @@
+"""The operator as a process of its own, with the chart's rights and no more, on a real API server."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.api_server import ApiServer
+from cluster.binaries import program
+from operator_world.cluster import Cluster
+from operator_world.running import Running
+
+REPOSITORY = Path(__file__).parents[3]
+CHART = REPOSITORY / "charts" / "joinery"
+OPERATOR, DRIVERS = "joinery-operator", "joinery-driver"
+
+Start = Callable[..., AbstractContextManager[Running]]
+
+
+@pytest.fixture(scope="session")
+def with_crds(api_server: ApiServer) -> ApiServer:
+    api_server.kubectl.apply(REPOSITORY / "crds")
+    for name in api_server.kubectl.names("crd"):
+        api_server.kubectl("wait", f"crd/{name}", "--for=condition=Established", "--timeout=30s")
+    return api_server
+
+
+@pytest.fixture
+def cluster(with_crds: ApiServer) -> Cluster:
+    return Cluster(with_crds.kubeconfig)
+
+
+@pytest.fixture
+def shop(with_crds: ApiServer, api_namespace: str) -> str:
+    """A namespace with the service accounts of operator and drivers, and what the chart lets the operator do."""
+    kubectl = with_crds.kubectl
+    for account in (OPERATOR, DRIVERS):
+        kubectl("create", "serviceaccount", account, "-n", api_namespace)
+    kubectl.apply(chart_rights(api_namespace), api_namespace)
+    return api_namespace
+
+
+@pytest.fixture
+def log_in(with_crds: ApiServer, tmp_path: Path) -> Callable[[str, str], Path]:
+    """The kubeconfig of a service account of a namespace."""
+
+    def log_in(namespace: str, account: str) -> Path:
+        return with_crds.kubectl.log_in_as(account, namespace, tmp_path / f"kubeconfig-{account}").kubeconfig
+
+    return log_in
+
+
+@pytest.fixture
+def start(shop: str, log_in: Callable[[str, str], Path], tmp_path: Path) -> Start:
+    """Starts the operator for `shop`; leaving the context kills what still runs."""
+    kubeconfig = log_in(shop, OPERATOR)
+    numbers = iter(range(100))
+
+    @contextmanager
+    def start(**environment: str) -> Iterator[Running]:
+        running = Running(kubeconfig, tmp_path / f"operator-{next(numbers)}.log", [shop], environment)
+        try:
+            yield running
+        finally:
+            running.process.kill()
+
+    return start
+
+
+def chart_rights(namespace: str) -> list[dict[str, Any]]:
+    """Role and binding, as the chart renders them for an operator of that namespace that runs in it."""
+    command = [str(program("helm")), "template", "joinery", str(CHART), "--namespace", namespace]
+    command += ["--kube-version", "1.34.0", "--show-only", "templates/rbac.yaml"]
+    command += ["--set", f"watch.namespaces={{{namespace}}}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [each for each in yaml.safe_load_all(done.stdout) if each]

@@ -1,0 +1,172 @@
+"""The process around reconcile, with a small one in its place: what it writes, what it survives, how it ends."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.api_server import ApiServer
+from cluster.kubectl import wait_until
+from operator_world.cluster import Cluster, Kubelet, end_pod
+from operator_world.operator_process import KILLED
+from operator_world.running import Running
+
+pytestmark = pytest.mark.services
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "orders-payments.yaml"
+STAND_IN = {"WORLD_RECONCILE": "stand_in"}
+JOB = "orders-payments"
+
+
+@pytest.fixture
+def manifest():
+    return yaml.safe_load(EXAMPLE.read_text())
+
+
+def attempt(cluster: Cluster, namespace: str) -> int:
+    found = cluster.get("StreamJoin", namespace, JOB)
+    return found.get("status", {}).get("driver", {}).get("number", 0)
+
+
+def pods(cluster: Cluster, namespace: str) -> list[str]:
+    return cluster.ours(namespace)["Pod"]
+
+
+def end_first_driver(cluster: Cluster, namespace: str) -> None:
+    end_pod(cluster, cluster.get("Pod", namespace, f"{JOB}-driver-1"), 1)
+
+
+def test_it_leaves_no_traces_of_kopf_and_ends_at_sigterm(start, cluster, shop, manifest):
+    cluster.create(manifest, shop)
+    with start(**STAND_IN) as operator, Kubelet(cluster.kubeconfig, shop):
+        operator.wait_until_ready()
+        wait_until("the children are there", lambda: pods(cluster, shop) == [f"{JOB}-driver-1"])
+        wait_until("readiness", lambda: fetch(operator.port, "/readyz") == "ok\n")
+        assert fetch(operator.port, "/healthz") == "ok\n"
+        assert f'joinery_operator_cached_objects{{kind="StreamJoin"}} 1.0' in fetch(operator.port, "/metrics")  # noqa: F541
+        cluster.patch("StreamJoin", shop, JOB, {"spec": {"shards": 4}})
+        wait_until(
+            "the edit is seen", lambda: cluster.get("StreamJoin", shop, JOB)["status"]["observedGeneration"] == 2
+        )
+        assert operator.stop() == 0
+    children = [each for kind in ("Pod", "ConfigMap", "Service") for each in cluster.list(kind, shop)]
+    job = cluster.get("StreamJoin", shop, JOB)
+    for each in (job, *(child for child in children if child["metadata"].get("ownerReferences"))):
+        assert "annotations" not in each["metadata"], each
+        assert "finalizers" not in each["metadata"], each
+        assert "kopf" not in yaml.safe_dump(each)
+    assert set(job["status"]) <= {"phase", "observedGeneration", "conditions", "driver", "inputs", "hottestKeys"}
+    lines = operator.log.splitlines()
+    assert all(line.startswith("{") for line in lines), operator.log
+    assert len(lines) < 10, operator.log
+
+
+NEVER = lambda: False  # noqa: E731
+WRITES = 8  # status, ConfigMap, Service, Pod, Event; the driver fails: status, Pod, Event
+
+
+@pytest.mark.slow
+def test_killed_after_each_call_it_makes_the_same_children_once(start, cluster, shop, manifest):
+    for number in range(1, WRITES + 1):
+        cluster.create(manifest, shop)
+        with Kubelet(cluster.kubeconfig, shop) as kubelet:
+            with start(**STAND_IN, WORLD_KILL_AT=str(number)) as operator:
+                live(cluster, shop, operator, lambda operator=operator: not operator.process.running())
+                assert operator.process.exit_code() == KILLED, operator.log
+            with start(**STAND_IN) as operator:
+                live(cluster, shop, operator)
+                assert operator.stop() == 0
+            names = [f"{JOB}-driver-1", f"{JOB}-driver-2"]
+            assert pods(cluster, shop) == names, number
+            assert sorted(kubelet.created.values()) == names, number
+        found = cluster.ours(shop)
+        assert (found["ConfigMap"], found["Service"]) == ([f"{JOB}-job-r1"], [f"{JOB}-driver"])
+        assert attempt(cluster, shop) == 2
+        clear(cluster, shop)
+
+
+def live(cluster, namespace, operator, over=NEVER):
+    """The job gets its first driver, which fails, and its second one, unless it is `over` before."""
+
+    def phase(number):
+        found = cluster.get("Pod", namespace, f"{JOB}-driver-{number}")
+        return found["status"]["phase"] if found else ""
+
+    wait_until("the first driver runs", lambda: over() or phase(1) in {"Running", "Failed"})
+    if phase(1) == "Running":
+        end_first_driver(cluster, namespace)
+    wait_until("the second driver runs", lambda: over() or phase(2) == "Running")
+    if over is not NEVER:
+        wait_until("it is killed", over)
+
+
+def clear(cluster, namespace):
+    cluster.delete("StreamJoin", namespace, JOB)
+    for kind in ("Pod", "ConfigMap", "Service"):
+        for name in cluster.ours(namespace)[kind]:
+            cluster.delete(kind, namespace, name, grace_seconds=0)
+    for event in cluster.list("Event", namespace):
+        cluster.delete("Event", namespace, event["metadata"]["name"])
+    wait_until("all is gone", lambda: not any(cluster.ours(namespace).values()))
+
+
+def test_two_operators_at_once_are_harmless(start, cluster, shop, manifest):
+    names = [f"job-{number}" for number in range(10)]
+    with Kubelet(cluster.kubeconfig, shop) as kubelet, start(**STAND_IN) as one, start(**STAND_IN) as other:
+        one.wait_until_ready()
+        other.wait_until_ready()
+        for name in names:
+            cluster.create({**manifest, "metadata": {"name": name}}, shop)
+        first = [f"{name}-driver-1" for name in names]
+        wait_until("the first drivers run", lambda: running(cluster, shop) == sorted(first))
+        for name in first:
+            end_pod(cluster, cluster.get("Pod", shop, name), 1)
+        both = sorted([*first, *(f"{name}-driver-2" for name in names)])
+        wait_until("the second drivers", lambda: pods(cluster, shop) == both)
+        assert (one.stop(), other.stop()) == (0, 0)
+        assert sorted(kubelet.created.values()) == both
+
+
+def running(cluster, namespace):
+    found = (pod for pod in cluster.list("Pod", namespace) if pod["status"]["phase"] == "Running")
+    return sorted(pod["metadata"]["name"] for pod in found)
+
+
+def fetch(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def test_missing_rights_are_named(log_in, with_crds, cluster, shop, start):
+    """The chart's role is just enough; without one of its verbs the operator says which."""
+    with_crds.kubectl(
+        "patch", "role", "joinery-operator", "-n", shop, "--type=json",
+        "-p", '[{"op": "replace", "path": "/rules/3/verbs", "value": ["get", "list", "watch", "create", "patch"]}]',
+    )  # fmt: skip
+    with start(**STAND_IN) as operator:
+        assert operator.process.wait(60) == 1
+        expected = "; ".join(f"delete {plural} in namespace {shop}" for plural in ("pods", "configmaps", "services"))
+        assert f"The operator's service account lacks rights: {expected}. Bind it to" in operator.log
+
+
+def test_what_is_missing_is_named(tmp_path):
+    kubeconfig = tmp_path / "kubeconfig"
+    with ApiServer(controllers=()) as bare:
+        kubeconfig.write_text(bare.kubeconfig.read_text())
+        code, said = ended(kubeconfig, tmp_path)
+        assert code == 1
+        assert "CustomResourceDefinitions are missing: streamjoins.joinery.dev (v1alpha1). Apply them" in said
+    code, said = ended(kubeconfig, tmp_path)
+    assert code == 1
+    assert "The API server does not answer the operator: " in said
+
+
+def ended(kubeconfig, folder):
+    running = Running(kubeconfig, folder / "log", ["default"], STAND_IN)
+    try:
+        return running.process.wait(60), running.log
+    finally:
+        running.process.kill()
