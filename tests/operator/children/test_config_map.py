@@ -99,6 +99,11 @@ def test_sparks_settings(job):
     assert found["spark.kubernetes.executor.podTemplateFile"] == "/etc/joinery/executor.yaml"
 
 
+def test_executors_overhead_follows_the_jobs_own_heap(job):
+    found = defaults(job.with_spark(conf={"spark.executor.memory": "10g"}))
+    assert found["spark.executor.memoryOverhead"] == f"{1024 + 512}m"
+
+
 def test_nothing_of_one_attempt_and_no_master_is_in_a_revisions_file(job):
     assert not defaults(job).keys() & {"spark.master", "spark.kubernetes.driver.pod.name"}
 

@@ -30,8 +30,8 @@ MIGRATE_CONTAINER, RESTORE_CONTAINER = "migrate", "restore"
 _COMMAND = "joinery"
 _JOB = f"{CONFIG}/{JOB_FILE}"
 _ENDING = "/dev/termination-log"
-# A command that looks at the state, without Spark.
-_STATE_MEMORY, _STATE_CPU = 512, "100m"
+# A command that looks at the state: one Python process without Spark, and the segments that it tries to migrate.
+_STATE_MEMORY, _STATE_CPU = 1024, "100m"
 _STARTS_WITHIN, _DEAD_AFTER, _READY_EVERY = 600, 60, 5  # seconds
 _PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
 

@@ -54,7 +54,7 @@ def driver_memory(spark: SparkSpec) -> int:
 
 def _settings(job: StreamJoin, resource: Manifest, image: str) -> dict[str, str]:
     spark = job.spec.spark
-    heap = mebibytes(spark.executor.memory, "spec.spark.executor.memory")
+    heap = mebibytes(spark.conf.get("spark.executor.memory", spark.executor.memory), "spark.executor.memory")
     settings: dict[str, Any] = {
         "spark.kubernetes.namespace": resource["metadata"]["namespace"],
         "spark.kubernetes.container.image": image,
