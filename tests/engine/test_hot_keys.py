@@ -1,0 +1,137 @@
+"""The hottest keys, against counting every row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from job.resources import job
+from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.prepare import prepare
+from joinery_runtime.core.segment import Run
+from joinery_runtime.core.shards import shard_range
+from joinery_runtime.core.spec import JoinSpec
+from joinery_runtime.engine import hot_keys
+from joinery_runtime.engine.hot_keys import (
+    LONGEST_RUNS,
+    LONGEST_VALUE,
+    TOP,
+    HottestKeys,
+    KeptRun,
+    KeyCounter,
+    KeyRows,
+    longest_runs,
+)
+
+SPEC = compile_join(job())
+COMPOSITE = compile_join(job(("keys: {orders", "keys: {orders.country: payments.country, orders")))
+
+
+def run_of(keys: Sequence[str], side: int = 0, spec: JoinSpec = SPEC) -> Run:
+    """A row per key, the country is the key's length."""
+    described = spec.sides[side]
+    values = {
+        "order_id": keys,
+        "country": [len(key) for key in keys],
+        "amount": [None] * len(keys),
+        "ts": [5] * len(keys),
+    }
+    columns = {field.name: pa.array(values[field.name], field.type) for field in described.schema}
+    rows = pa.record_batch(columns, schema=described.schema)
+    return Run.sort(prepare(described, rows, 0, np.arange(len(keys))).rows)
+
+
+def counted(segments: Sequence[Sequence[str]]) -> dict[str, int]:
+    kept = [KeptRun(f"s{i}", i % 2, run_of(keys, i % 2)) for i, keys in enumerate(segments)]
+    return {found.key: found.rows for found in KeyCounter(SPEC).count(kept)}
+
+
+keys = st.text("abc", min_size=1, max_size=2)
+segments = st.lists(st.lists(keys, min_size=0, max_size=40), max_size=5)
+
+
+@given(segments=segments)
+def test_a_few_keys_are_counted_exactly_over_both_sides(segments: list[list[str]]) -> None:
+    every = Counter(key for segment in segments for key in segment)
+    found = counted(segments)
+    assert found == {name: every[name.removeprefix("order_id=")] for name in found}
+    assert sorted(found.values(), reverse=True) == sorted(every.values(), reverse=True)[:TOP]
+
+
+def test_the_hottest_of_many_keys_are_found() -> None:
+    numbers = range(5_000)
+    hot = {f"hot{n}": 50 + n for n in range(TOP)}
+    segments = [[f"k{n}" for n in numbers] + [key for key, rows in hot.items() for _ in range(rows)] for _ in range(3)]
+    assert counted(segments) == {f"order_id={key}": 3 * rows for key, rows in hot.items()}
+
+
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3 * LONGEST_RUNS))
+def test_the_longest_runs_are_as_long_as_any_other(lengths: list[int]) -> None:
+    hashes = np.repeat(np.arange(len(lengths), dtype=np.uint64), lengths)
+    values, counts = longest_runs(hashes)
+    assert sorted(counts, reverse=True) == sorted(lengths, reverse=True)[:LONGEST_RUNS]
+    assert [lengths[int(value)] for value in values] == list(counts)
+    assert len(set(values.tolist())) == len(values)
+
+
+def test_a_segment_is_looked_through_once_and_per_shard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of([f"k{n}" for n in range(100)] + ["hot"] * 9)
+    looked: list[int] = []
+    monkeypatch.setattr(hot_keys, "longest_runs", lambda hashes: looked.append(len(hashes)) or longest_runs(hashes))
+    counter = KeyCounter(SPEC)
+    halves = [run.within(shard_range(shard, 2)) for shard in range(2)]
+    found = [counter.count([KeptRun("s", 0, half)]) for half in halves for _ in range(2)]
+    assert looked == [len(half) for half in halves]
+    assert found[0] == found[1] != found[2] == found[3]
+    assert max(key.rows for keys in found for key in keys) == 9
+    counter.retain({"s"})
+    counter.count([KeptRun("s", 0, halves[0])])
+    assert len(looked) == 2
+    counter.retain(set())
+    counter.count([KeptRun("s", 0, halves[0])])
+    assert len(looked) == 3
+
+
+def test_a_composite_key_names_its_columns_and_a_long_value_is_cut() -> None:
+    counter = KeyCounter(COMPOSITE)
+    (short,) = counter.count([KeptRun("s", 1, run_of(["ab"], 1, COMPOSITE))])
+    assert short == KeyRows("country=2, order_id=ab", 1)
+    (long,) = counter.count([KeptRun("t", 0, run_of(["x" * 500], 0, COMPOSITE))])
+    assert long.key == f"country=500, order_id={'x' * (LONGEST_VALUE - 1)}…"
+
+
+def test_an_event_time_that_is_a_key_and_bytes_are_shown() -> None:
+    by_time = replace(SPEC, sides=tuple(replace(side, keys=("ts",)) for side in SPEC.sides))  # type: ignore[arg-type]
+    (found,) = KeyCounter(by_time).count([KeptRun("s", 0, run_of(["a"], 0, by_time))])
+    assert found == KeyRows("ts=5", 1)
+    assert hot_keys._shown(pa.scalar(b"\x00\xff")) == "00ff"
+
+
+def test_no_state_has_no_hottest_key() -> None:
+    assert KeyCounter(SPEC).count([]) == ()
+
+
+# --- the job's --------------------------------------------------------------------------------------------------------
+
+
+def test_shards_are_put_together_by_what_each_told_last() -> None:
+    hottest = HottestKeys()
+    hottest.learn(2, {0: (KeyRows("a", 5), KeyRows("b", 1)), 1: (KeyRows("c", 3),)})
+    assert hottest.top() == (KeyRows("a", 5), KeyRows("c", 3), KeyRows("b", 1))
+    hottest.learn(2, {0: None, 1: (KeyRows("d", 9),)})
+    assert hottest.top() == (KeyRows("d", 9), KeyRows("a", 5), KeyRows("b", 1))
+    hottest.learn(3, {0: None, 1: None, 2: None})
+    assert hottest.top() == (), "other shards own other keys"
+
+
+def test_only_the_top_is_told() -> None:
+    hottest = HottestKeys()
+    hottest.learn(2, {shard: tuple(KeyRows(f"{shard}-{n}", n) for n in range(TOP)) for shard in range(2)})
+    assert [key.rows for key in hottest.top()] == [9, 9, 8, 8, 7, 7, 6, 6, 5, 5]

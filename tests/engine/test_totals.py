@@ -1,0 +1,115 @@
+"""What an epoch's result and report tell: totals since the state began, whoever drove it, and the hottest keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from engine import sim_kafka
+from engine.simulation import World
+from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.report import EpochReport, StateSize, Totals
+
+
+@pytest.fixture(autouse=True)
+def _simulated_topics() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        sim_kafka.install(patch)
+        yield
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+_identifiers = count(1)
+
+
+def add(world: World, name: str, key: str, ts: int, partition: int = 0) -> None:
+    world.append(name, partition, key, ts, identifier=next(_identifiers))
+
+
+def started(world: World, shards: int = 2) -> Driver:
+    driver, _ = world.new_driver(shards)
+    driver.recover()
+    return driver
+
+
+def epochs(driver: Driver) -> list[EpochReport]:
+    reports = []
+    while (plan := driver.plan()) is not None:
+        reports.append(driver.commit(plan, driver.run(plan)))
+    return reports
+
+
+def test_totals_go_on_under_the_next_driver(world: World) -> None:
+    for number in range(4):
+        add(world, "orders", "a", 1_000 + number)
+    add(world, "payments", "a", 1_000)
+    first = started(world)
+    told = epochs(first)
+    assert (told[-1].totals.rows_in, told[-1].totals.rows_out) == ({"orders": 4, "payments": 1}, 4)
+    assert first.totals == told[-1].totals
+
+    second = started(world, shards=3)
+    assert second.totals == first.totals
+    assert second.committed_at_ms is not None
+    assert second.state == first.state == StateSize(told[-1].segments, told[-1].state_rows, told[-1].state_bytes)
+    add(world, "payments", "a", 1_001)
+    (more,) = epochs(second)
+    assert more.totals.rows_in == {"orders": 4, "payments": 2}
+    assert more.totals.rows_out == 8
+    assert (more.rows_in, more.rows_out) == ({"orders": 0, "payments": 1}, 4)
+
+
+def test_totals_count_late_rows_and_dead_letters(world: World) -> None:
+    add(world, "orders", "a", 100_000)
+    add(world, "orders", "a", 100_000, 1)
+    add(world, "payments", "a", 100_000)
+    driver = started(world)
+    epochs(driver)
+    add(world, "orders", "a", 1)
+    world.topics["payments"].append(0, b"no JSON")
+    epochs(driver)
+    again = started(world)
+    assert again.totals == driver.totals
+    assert (again.totals.late, again.totals.dropped, again.totals.dead["payments"]) == (1, {"orders": {"late": 1}}, 1)
+
+
+def test_a_log_of_a_release_without_totals_counts_from_its_newest_epoch() -> None:
+    result = {
+        "rows_in": {"orders:o/0": 3, "orders:o/1": 4, "payments:p/0": 1},
+        "rows_out": 2,
+        "dropped": {"orders": {"late": 2}},
+        "dead": 1,
+        "lost": {"o/0": 5},
+        "staged": 2,
+        "output": [],
+        "dead_letters": [],
+    }
+    totals = Totals.of(result)
+    assert totals == Totals({"orders": 7, "payments": 1}, 2, {"orders": {"late": 2}}, {}, 5)
+    assert totals.late == 2
+    assert Totals.of({"totals": json.loads(json.dumps(totals.to_json()))}) == totals
+    assert Totals.of({}) == Totals()
+
+
+def test_a_checkpoint_tells_the_hottest_keys_and_later_epochs_repeat_them(world: World) -> None:
+    for number in range(3):
+        add(world, "orders", "hot", 1_000 + number)
+    add(world, "orders", "cold", 1_004)
+    driver = started(world)
+    assert [report.hottest for report in epochs(driver)] == [()]
+    world.now_ms += 1_000
+    (checkpoint,) = epochs(driver)
+    assert [(key.key, key.rows) for key in checkpoint.hottest] == [("k=hot", 3), ("k=cold", 1)]
+    add(world, "orders", "cold", 1_005)
+    (later,) = epochs(driver)
+    assert later.hottest == checkpoint.hottest

@@ -1,0 +1,364 @@
+"""What the board makes of what it hears, as the status document, as metrics and as probes; clocks are passed in."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.core.watermark import InputProgress
+from joinery_runtime.engine.hot_keys import KeyRows
+from joinery_runtime.engine.loop import Listener, Progress
+from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.report import EpochReport, StateSize, Totals
+from joinery_runtime.errors import PartitionsLost, StoreUnavailable
+from joinery_runtime.hosts.status import Board, serve_status
+from joinery_runtime.hosts.status.board import LOOK_EVERY_S, RATE_WINDOW_S, SAVEPOINTS_EVERY_S
+from joinery_runtime.hosts.status.document import driver_status
+from joinery_runtime.hosts.status.pulse import Pulse
+from joinery_runtime.job.crd import DriverStatus, HotKey
+from joinery_runtime.job.crd import Savepoint as SavepointStatus
+from joinery_runtime.state.store import Savepoint
+
+NOW = 1_700_000_100.0  # seconds, on the wall
+MARK = 1_700_000_000_000  # milliseconds: 100 s before
+STALLED_AFTER = 600.0
+
+
+@dataclass
+class FakeDriver:
+    generation: int = 3
+    epoch: int = 6
+    committed_at_ms: int | None = 1_700_000_050_000
+    totals: Totals = field(default_factory=lambda: Totals({"orders": 10}, 4, {"orders": {"late": 2, "filtered": 1}}))
+    state: StateSize = field(default_factory=lambda: StateSize(2, 10, 1_000))
+    backlog: dict[str, int] = field(default_factory=lambda: {"orders": 0, "payments": 0})
+    inputs: dict[str, InputState] = field(
+        default_factory=lambda: {
+            "orders": InputState(progress=InputProgress({"o/0": MARK, "o/1": MARK}, MARK)),
+            "payments": InputState(progress=InputProgress({"p/0": None})),
+        }
+    )
+
+
+def report(**changes: Any) -> EpochReport:
+    values: dict[str, Any] = {
+        "epoch": 7,
+        "rows_in": {"orders": 300, "payments": 150},
+        "rows_out": 40,
+        "dropped": {},
+        "dead": {},
+        "watermarks": {"orders": None, "payments": None},
+        "backlog": {"orders": 12, "payments": 0},
+        "lost": {},
+        "segments": 3,
+        "state_rows": 20,
+        "state_bytes": 2_000,
+        "totals": Totals({"orders": 310, "payments": 150}, 44, {"orders": {"late": 3}}, {"payments": 2}, 5),
+        "hottest": (KeyRows("id=a", 9), KeyRows("id=b", 4)),
+    }
+    return EpochReport(**(values | changes))
+
+
+class Scene:
+    """A board with its listener and what the listener behind it heard."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.pulse = Pulse(STALLED_AFTER, lambda: self.now)
+        self.board = Board("job", ["orders", "payments"], self.pulse, lambda: NOW, lambda: self.now)
+        self.driver: Any = FakeDriver()
+        self.idle: dict[str, tuple[str, ...]] = {}
+        self.savepoints: list[Savepoint] = []
+        self.asked = 0
+        self.heard: list[str] = []
+        behind = Listener(
+            lambda _: self.heard.append("started"),
+            lambda _: self.heard.append("committed"),
+            lambda *_: self.heard.append("trouble"),
+            lambda _: self.heard.append("turned"),
+        )
+        self.listener = self.board.beside(behind, idle=lambda: self.idle, savepoints=self._savepoints)
+
+    def _savepoints(self) -> list[Savepoint]:
+        self.asked += 1
+        return self.savepoints
+
+    def commit(self, **changes: Any) -> None:
+        self.listener.committed(Progress(report(**changes), 0.5))
+
+    @property
+    def status(self) -> DriverStatus:
+        return driver_status(self.board, "rev")
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+# --- the document -----------------------------------------------------------------------------------------------------
+
+
+def test_before_recovery_only_the_revision_and_the_trouble_are_known(scene: Scene) -> None:
+    scene.listener.trouble(StoreUnavailable("the store is away"), 0.5)
+    document = json.loads(scene.status.model_dump_json(by_alias=True, exclude_none=True))
+    assert document == {
+        "revision": "rev",
+        "ready": False,
+        "committed": 0,
+        "inputs": [{"name": "orders"}, {"name": "payments"}],
+        "hottestKeys": [],
+        "lastError": "the store is away",
+    }
+
+
+def test_recovery_tells_what_the_state_holds(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    status = scene.status
+    assert (status.ready, status.job_generation, status.epoch, status.committed) == (True, 3, 6, 0)
+    assert (status.rows_in, status.rows_out, status.late, status.state_bytes) == (10, 4, 2, 1_000)
+    orders, payments = status.inputs
+    assert orders.watermark == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    assert orders.watermark_delay == "1m40s"
+    assert (payments.watermark, payments.watermark_delay, payments.ended) == (None, None, False)
+
+
+def test_an_epoch_tells_its_numbers(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    scene.now += 10
+    scene.commit()
+    status = scene.status
+    assert (status.epoch, status.committed, status.rows_in, status.rows_out, status.late) == (7, 1, 460, 44, 3)
+    assert [i.lag for i in status.inputs] == [12, 0]
+    assert status.state_bytes == 2_000
+    assert status.hottest_keys == (HotKey(key="id=a", rows=9), HotKey(key="id=b", rows=4))
+    assert (status.rows_per_second, [i.rows_per_second for i in status.inputs]) == (45, [30, 15])
+    scene.now += RATE_WINDOW_S + 1
+    assert scene.status.rows_per_second == 0
+
+
+def test_everything_is_passed_on(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    scene.listener.turned(scene.driver)
+    scene.commit()
+    scene.listener.trouble(PartitionsLost("taken"), 0.25)
+    assert scene.heard == ["started", "turned", "committed", "trouble"]
+
+
+def test_an_ended_input_has_no_watermark_to_be_behind(scene: Scene) -> None:
+    scene.driver.inputs["orders"] = InputState(progress=InputProgress({"o/0": MARK}, END_OF_TIME))
+    scene.listener.started(scene.driver)
+    (orders, _) = scene.status.inputs
+    assert (orders.ended, orders.watermark, orders.watermark_delay) == (True, None, None)
+
+
+@pytest.mark.parametrize("mark", [-(2**62), 2**62])
+def test_a_watermark_that_no_calendar_has_is_left_out(scene: Scene, mark: int) -> None:
+    scene.driver.inputs["orders"] = InputState(progress=InputProgress({"o/0": mark}, mark))
+    scene.listener.started(scene.driver)
+    assert scene.status.inputs[0].watermark is None
+
+
+def test_a_store_that_is_away_takes_the_readiness_until_it_is_back(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    scene.listener.trouble(StoreUnavailable("away"), 0.5)
+    assert (scene.status.ready, scene.status.last_error) == (False, "away")
+    scene.listener.started(scene.driver)
+    assert (scene.status.ready, scene.status.last_error) == (True, None)
+
+
+def test_other_troubles_leave_it_ready_and_an_epoch_ends_them(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    scene.listener.trouble(PartitionsLost("taken"), 0.25)
+    assert (scene.status.ready, scene.status.last_error) == (True, "taken")
+    scene.commit()
+    assert scene.status.last_error is None
+
+
+def test_a_job_that_is_edited_is_not_ready_until_its_own_driver_has_recovered(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    scene.board.beside(scene.listener, idle=dict, savepoints=list)
+    assert not scene.status.ready
+
+
+def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    scene.listener.turned(scene.driver)
+    assert [(i.lag, i.idle) for i in scene.status.inputs] == [(0, False), (0, False)]
+    scene.driver.backlog["orders"] = 5
+    scene.idle = {"orders": ("o/0",), "payments": ("p/0",)}
+    scene.listener.turned(scene.driver)
+    assert scene.status.inputs[0].lag == 0, "an idle loop turns often, a look is made once in a while"
+    scene.now += LOOK_EVERY_S
+    scene.listener.turned(scene.driver)
+    assert [(i.lag, i.idle) for i in scene.status.inputs] == [(5, False), (0, True)]
+    scene.idle["orders"] = ("o/0", "o/1")
+    scene.now += LOOK_EVERY_S
+    scene.listener.turned(scene.driver)
+    assert scene.status.inputs[0].idle is True
+
+
+def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None:
+    old = Savepoint(name="old", epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")
+    scene.savepoints = [replace(old, name="new", epoch=9, created_at=MARK + 5), old]
+    for _ in range(3):
+        scene.listener.turned(scene.driver)
+    assert scene.asked == 1
+    created = datetime(2023, 11, 14, 22, 13, 20, 5_000, tzinfo=UTC)
+    assert scene.status.last_savepoint == SavepointStatus(name="new", epoch=9, time=created)
+    scene.now += SAVEPOINTS_EVERY_S
+    scene.savepoints = []
+    scene.listener.turned(scene.driver)
+    assert (scene.asked, scene.status.last_savepoint) == (2, None)
+
+
+def test_a_long_error_is_cut_to_what_the_status_holds(scene: Scene) -> None:
+    scene.listener.trouble(StoreUnavailable("x" * 10_000), 0.5)
+    assert len(scene.status.last_error or "") == 4096
+
+
+# --- signs of life ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", ["turn", "epoch", "trouble", "spark"])
+def test_signs_of_life(scene: Scene, sign: str) -> None:
+    scene.listener.started(scene.driver)
+    scene.now += STALLED_AFTER + 1
+    assert scene.pulse.problem() == "nothing has moved for 601 s"
+    if sign == "turn":
+        scene.listener.turned(scene.driver)
+    elif sign == "epoch":
+        scene.commit()
+    elif sign == "trouble":
+        scene.listener.trouble(StoreUnavailable("away"), 30)
+    else:
+        scene.board.spark(2)
+    assert scene.pulse.problem() is None
+    scene.now += STALLED_AFTER
+    assert scene.pulse.problem() is None
+
+
+def test_a_loop_whose_thread_has_ended_is_not_alive() -> None:
+    made: list[Pulse] = []
+    thread = threading.Thread(target=lambda: made.append(Pulse(STALLED_AFTER)))
+    thread.start()
+    thread.join()
+    assert made[0].problem() == "the loop's thread has ended"
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Site:
+    port: int
+
+    def get(self, page: str, host: str = "127.0.0.1") -> tuple[int, str, str]:
+        """Status code, content type, body."""
+        try:
+            with urllib.request.urlopen(f"http://{host}:{self.port}{page}", timeout=10) as answer:
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+@pytest.fixture
+def site(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("JOINERY_REVISION", "abc")
+    with serve_status(scene.board, 0) as port:
+        yield Site(port)
+
+
+def metrics(site: Site) -> dict[str, float]:
+    """By name, with labels as Prometheus writes them."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(site.get("/metrics")[2]):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def test_status_is_the_document(scene: Scene, site: Site) -> None:
+    scene.listener.started(scene.driver)
+    code, kind, body = site.get("/status?pretty")
+    assert (code, kind) == (200, "application/json")
+    assert DriverStatus.model_validate_json(body) == driver_status(scene.board, "abc")
+    assert json.loads(body)["inputs"][0]["watermarkDelay"] == "1m40s"
+
+
+def test_probes(scene: Scene, site: Site) -> None:
+    assert site.get("/healthz")[::2] == (200, "ok\n")
+    assert site.get("/readyz")[::2] == (503, "the driver has not recovered\n")
+    scene.listener.started(scene.driver)
+    assert site.get("/readyz")[::2] == (200, "ok\n")
+    scene.now += STALLED_AFTER + 1
+    assert site.get("/healthz")[::2] == (503, "nothing has moved for 601 s\n")
+    assert site.get("/else")[::2] == (404, "/status /metrics /healthz /readyz\n")
+
+
+def test_before_recovery_metrics_leave_out_what_is_not_known(site: Site) -> None:
+    found = metrics(site)
+    assert found["joinery_ready"] == 0
+    assert not [name for name in found if name.startswith(("joinery_rows", "joinery_epoch{", "joinery_lag"))]
+    assert "joinery_epoch" not in found
+
+
+def test_metrics(scene: Scene, site: Site) -> None:
+    scene.listener.started(scene.driver)
+    scene.commit()
+    scene.listener.turned(scene.driver)
+    scene.listener.trouble(PartitionsLost("taken"), 0.25)
+    scene.board.spark(2)
+    expected = {
+        'joinery_info{name="job",revision="abc",version="0.1.0"}': 1,
+        "joinery_ready": 1,
+        "joinery_generation": 3,
+        "joinery_epoch": 7,
+        "joinery_epochs_committed_total": 1,
+        "joinery_last_commit_timestamp_seconds": NOW,
+        "joinery_troubles_total": 1,
+        "joinery_executors": 2,
+        "joinery_state_bytes": 2_000,
+        "joinery_state_rows": 20,
+        "joinery_state_segments": 3,
+        "joinery_hottest_key_rows": 9,
+        'joinery_rows_in_total{input="orders"}': 310,
+        'joinery_rows_in_total{input="payments"}': 150,
+        "joinery_rows_out_total": 44,
+        'joinery_dropped_total{input="orders",reason="late"}': 3,
+        'joinery_dropped_total{input="payments",reason="late"}': 0,
+        'joinery_dead_letters_total{input="orders"}': 0,
+        'joinery_dead_letters_total{input="payments"}': 2,
+        "joinery_lost_records_total": 5,
+        'joinery_lag_records{input="orders"}': 0,
+        'joinery_watermark_seconds{input="orders"}': MARK / 1000,
+        'joinery_watermark_delay_seconds{input="orders"}': 100,
+        'joinery_input_idle{input="orders"}': 0,
+        'joinery_input_ended{input="payments"}': 0,
+        'joinery_epoch_seconds_bucket{le="0.25"}': 0,
+        'joinery_epoch_seconds_bucket{le="0.5"}': 1,
+        "joinery_epoch_seconds_count": 1,
+        "joinery_epoch_seconds_sum": 0.5,
+    }
+    found = metrics(site)
+    assert {name: found.get(name) for name in expected} == expected
+    assert 'joinery_watermark_seconds{input="payments"}' not in found
+
+
+def test_two_boards_in_one_process_do_not_meet(site: Site) -> None:
+    other = Board("other", ["a"], Pulse(STALLED_AFTER))
+    with serve_status(other, 0) as port:
+        assert 'joinery_info{name="other",revision="abc",version="0.1.0"}' in metrics(Site(port))
+        assert 'joinery_info{name="job",revision="abc",version="0.1.0"}' in metrics(site)
