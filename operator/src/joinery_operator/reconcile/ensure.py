@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from joinery_operator.children import ChildError, check_pod, config_map, drifted, driver_pod, service
 from joinery_operator.decision import Action, Create, Delete
-from joinery_operator.names import Role, labels, owner_reference
+from joinery_operator.names import labels, owner_reference
 from joinery_operator.observed import Manifest
 from joinery_operator.reconcile.attempts import Plan
 from joinery_operator.reconcile.facts import PodFacts, Trouble
@@ -72,8 +72,13 @@ def stopped(pods: Iterable[PodFacts]) -> Iterator[Action]:
 
 def job_config_map(look: Look, job: Job) -> Iterator[Action]:
     """Raises ChildError."""
-    expected = config_map(*job.parts)
-    yield from _made(expected, look.observed.children.config_maps.get(expected["metadata"]["name"]))
+    name = look.names.config_map(job.revision)
+    found = look.observed.children.config_maps.get(name)
+    if found is None:
+        yield Create(config_map(*job.parts))
+    else:
+        about = labels(look.observed.resource, "config", revision=job.revision)
+        yield from _made(_outside(look, "ConfigMap", name, about), found)
 
 
 def lost(look: Look, revision: str) -> Trouble:
@@ -138,14 +143,14 @@ def _kept(look: Look, attempt: Attempt) -> Iterator[Action]:
     name = look.names.driver(attempt.number)
     found = look.observed.children.pods.get(name)
     if found is not None:
-        yield from _made(_outside(look, name, "driver", attempt.number, attempt.revision), found)
+        about = labels(look.observed.resource, "driver", attempt.number, attempt.revision)
+        yield from _made(_outside(look, "Pod", name, about), found)
 
 
-def _outside(look: Look, name: str, role: Role, attempt: int, revision: str) -> Manifest:
-    """All of a pod that can be repaired: the rest needs what its revision was made from, which may be gone."""
-    resource = look.observed.resource
-    about = {"name": name, "labels": labels(resource, role, attempt, revision)}
-    return {"kind": "Pod", "metadata": {**about, "ownerReferences": [owner_reference(resource)]}}
+def _outside(look: Look, kind: str, name: str, about: Manifest) -> Manifest:
+    """All of a pod or ConfigMap that can be repaired; what is inside cannot be changed."""
+    owners = [owner_reference(look.observed.resource)]
+    return {"kind": kind, "metadata": {"name": name, "labels": about, "ownerReferences": owners}}
 
 
 def _check(look: Look, status: Status) -> Iterator[Action]:

@@ -10,8 +10,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
-from joinery_operator.children import ChildError, Templates, config_map, driver_pod
+from joinery_operator.children import ChildError, Templates, driver_pod
 from joinery_operator.children.config import JOB_FILE
+from joinery_operator.children.executor import executor_template
+from joinery_operator.children.spark import defaults_file
 from joinery_operator.children.yaml import from_yaml
 from joinery_operator.names import Names
 from joinery_operator.observed import Manifest, Observed
@@ -66,8 +68,6 @@ def wanted(observed: Observed, status: Status) -> Wanted:
     try:
         image = _image(observed, model, status)
         job = _job(observed, model, resource, revision(observed.kind, resource, image), image)
-        # What neither the models nor the API server can check: both manifests can be made.
-        config_map(*job.parts)
         _trial(job)
     except ChildError as error:
         return Wanted(None, problems=(str(error),), reason="Incomplete")
@@ -107,7 +107,10 @@ def _image(observed: Observed, model: StreamJoin, status: Status) -> str:
 
 
 def _trial(job: Job) -> None:
+    """What neither the models nor the API server check: whether its manifests can be made. Raises ChildError."""
     model, resource, name, image, settings, templates = job.parts
+    defaults_file(model, resource, image)
+    executor_template(model, resource, name, settings, templates)
     driver_pod(model, resource, 1, name, image, settings, templates)
 
 

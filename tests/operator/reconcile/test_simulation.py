@@ -1,0 +1,348 @@
+"""Anything may happen at any time, the operator's death between two writes included: what must hold, holds, and when
+the disturbances end, the job is where its resource wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from copy import deepcopy
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from joinery_operator.names import Names
+from joinery_runtime.job.crd import Status
+from operator_reconcile.cluster import Cluster, Killed, Manifest, has_finalizer, resource
+
+INCOMPATIBLE_SHARDS = 13  # stands for any change that does not fit the state
+BROKEN_SHARDS = 17  # and for one whose driver never starts
+FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no such topic", "retry": False}
+TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
+FINISHED = {"outcome": "finished"}
+MAX_STATUS = 64 * 1024
+"""Bytes."""
+ENOUGH_STEPS = 300
+
+
+class Simulation(RuleBasedStateMachine):
+    @initialize(
+        cleanup=st.sampled_from(["retainState", "deleteState"]), mode=st.sampled_from(["stateful", "stateless"])
+    )
+    def start(self, cleanup: str, mode: str) -> None:
+        self.cluster = Cluster(resource(cleanup=cleanup, upgrade={"mode": mode}))
+        self.checked_pods = 0
+        self.known_commits: set[str] = set()
+        self.last = deepcopy(self.cluster.resource)
+
+    # The operator
+
+    @rule(killed_after=st.none() | st.integers(0, 4))
+    def look(self, killed_after: int | None) -> None:
+        if self.cluster.resource is not None:
+            self._note()
+            with contextlib.suppress(Killed):
+                self.cluster.step(killed_after)
+
+    def _note(self) -> None:
+        said, driver = self.cluster._said(), self.cluster.status.driver
+        if said is not None and said.committed and driver is not None and driver.migrate:
+            self.known_commits.add(driver.migrate)
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 60.0, 301.0, 900.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.cluster.pass_time(seconds)
+
+    # A person
+
+    @precondition(lambda self: self.cluster.resource is not None)
+    @rule(
+        edit=st.sampled_from(
+            [
+                {"shards": 4},
+                {"shards": 8},
+                {"shards": 9},
+                {"shards": INCOMPATIBLE_SHARDS},
+                {"shards": BROKEN_SHARDS},
+                {"shards": "many"},
+                {"cleanup": "deleteState"},
+                {"cleanup": "retainState"},
+                {"upgrade": {"mode": "stateless"}},
+                {"upgrade": {"mode": "stateful"}},
+                {"spark": {"image": "joinery:2"}},
+                {"spark": {}},
+            ]
+        )
+    )
+    def edit(self, edit: Manifest) -> None:
+        self.cluster.edit(**edit)
+
+    @precondition(lambda self: self.cluster.resource is not None)
+    @rule(suspend=st.booleans())
+    def suspend(self, suspend: bool) -> None:
+        self.cluster.edit(suspend=suspend)
+
+    @precondition(lambda self: self.cluster.resource is not None)
+    @rule(number=st.integers(1, 3))
+    def restart(self, number: int) -> None:
+        resource = self.cluster.resource
+        assert resource is not None
+        resource["metadata"]["annotations"] = {"joinery.dev/restartedAt": str(number)}
+
+    @precondition(lambda self: self.cluster.resource is not None and self.cluster.uids > 12)
+    @rule()
+    def delete(self) -> None:
+        self.cluster.delete()
+
+    # Pods
+
+    def _pick(self, data: Any, *, running: bool = False, role: str = "") -> str | None:
+        found = [
+            pod["metadata"]["name"]
+            for pod in self.cluster.alive(role)
+            if (pod["status"]["phase"] == "Running") == running
+        ]
+        return data.draw(st.sampled_from(found)) if found else None
+
+    @rule(data=st.data())
+    def pod_runs(self, data: Any) -> None:
+        if name := self._pick(data):
+            self.cluster.run(name)
+
+    @rule(data=st.data())
+    def pod_waits(self, data: Any) -> None:
+        if name := self._pick(data):
+            if data.draw(st.booleans()):
+                self.cluster.unschedulable(name)
+            else:
+                self.cluster.wait(name, "ImagePullBackOff", "not found")
+
+    @rule(data=st.data())
+    def first_container_fails(self, data: Any) -> None:
+        name = self._pick(data)
+        if name and self.cluster.pods[name]["spec"].get("initContainers"):
+            self.cluster.fail_first(name, data.draw(st.sampled_from([FATAL, TRANSIENT, None])))
+
+    @rule(data=st.data())
+    def driver_is_ready(self, data: Any) -> None:
+        name = self._pick(data, running=True, role="driver")
+        if name and not self._broken(name):
+            self.cluster.get_ready(name)
+
+    @rule(data=st.data(), told=st.booleans())
+    def driver_commits(self, data: Any, told: bool) -> None:
+        name = self._pick(data, running=True, role="driver")
+        if name and not self._broken(name):
+            self.cluster.commit(name)
+            if told:
+                self.cluster.tell(name)
+
+    @rule(data=st.data(), ending=st.sampled_from([TRANSIENT, FATAL, FINISHED, None]))
+    def pod_ends(self, data: Any, ending: Manifest | None) -> None:
+        name = self._pick(data, running=True)
+        if name and not (ending is FINISHED and self._broken(name)):
+            self.cluster.end(name, ending, code=0 if ending is FINISHED else 1)
+
+    @rule(data=st.data())
+    def pod_does_its_work(self, data: Any) -> None:
+        self._work(self._pick(data, running=True) or "")
+
+    @rule(data=st.data())
+    def pod_is_evicted(self, data: Any) -> None:
+        if name := self._pick(data, running=data.draw(st.booleans())):
+            self.cluster.evict(name)
+
+    @rule(data=st.data())
+    def others_delete(self, data: Any) -> None:
+        if self.cluster.pods:
+            self.cluster.delete_child("Pod", data.draw(st.sampled_from(sorted(self.cluster.pods))))
+
+    @rule(data=st.data())
+    def node_dies(self, data: Any) -> None:
+        if name := self._pick(data, running=True):
+            self.cluster.dead.add(name)
+            self.cluster.delete_child("Pod", name)
+
+    @rule()
+    def children_are_lost(self) -> None:
+        self.cluster.services.clear()
+
+    def _broken(self, name: str) -> bool:
+        text = self._job_text(name)
+        return f"shards: {BROKEN_SHARDS}" in text
+
+    def _job_text(self, name: str) -> str:
+        assert self.cluster is not None
+        revision = self.cluster.revision_of(name)
+        return self.cluster.config_maps.get(f"orders-job-{revision}", {}).get("data", {}).get("job.yaml", "")
+
+    def _work(self, name: str) -> None:
+        """A pod that runs does what it is for; one that is being deleted ends."""
+        pod = self.cluster.pods.get(name)
+        if pod is None or name in self.cluster.dead:
+            return
+        if "deletionTimestamp" in pod["metadata"]:
+            self.cluster.stopped(name)
+        elif "-check-" in name:
+            self.cluster.check_result(name, fits=f"shards: {INCOMPATIBLE_SHARDS}" not in self._job_text(name))
+        elif name.endswith("delete-state"):
+            self.cluster.state_is_deleted(name)
+        elif self._broken(name):
+            self.cluster.end(name, TRANSIENT)
+        else:
+            self.cluster.get_ready(name)
+            if not self.cluster.committed.get(pod["metadata"]["uid"]):
+                self.cluster.commit(name)
+            self.cluster.tell(name)
+
+    # What holds
+
+    @invariant()
+    def one_driver_at_a_time(self) -> None:
+        alive = sorted(self.cluster.alive("driver"), key=lambda pod: int(pod["metadata"]["name"].rsplit("-", 1)[1]))
+        for older, newer in pairwise(alive):
+            deleted = older["metadata"].get("deletionTimestamp")
+            assert deleted, f"{older['metadata']['name']} and {newer['metadata']['name']} run"
+            waited = _time(newer["metadata"]["creationTimestamp"]) - _time(deleted)
+            assert waited >= timedelta(seconds=self.cluster.settings.stuck_seconds - 1)
+
+    @invariant()
+    def created_pods_are_right(self) -> None:
+        new, self.checked_pods = self.cluster.created[self.checked_pods :], len(self.cluster.created)
+        for pod in new:
+            assert self.cluster.resource is not None
+            status, name = self.cluster.status, pod["metadata"]["name"]
+            if "-driver-" in name:
+                self._driver_is_right(pod, status)
+            if name.endswith("delete-state"):
+                assert self.cluster.resource["metadata"].get("deletionTimestamp")
+                assert self.cluster.resource["spec"]["cleanup"] == "deleteState"
+
+    def _driver_is_right(self, pod: Manifest, status: Status) -> None:
+        revision = pod["metadata"]["labels"]["joinery.dev/revision"]
+        assert status.driver is not None
+        assert pod["metadata"]["name"] == Names(self.cluster.resource or {}).driver(status.driver.number)
+        assert status.refused is None or status.refused.revision != revision, "a refused revision runs"
+        resource = self.cluster.resource
+        assert resource is not None
+        assert resource["spec"].get("suspend") is not True
+        assert not resource["metadata"].get("deletionTimestamp")
+        for first in pod["spec"].get("initContainers", ()):
+            if "restore" in first["args"]:
+                name = first["args"][first["args"].index("--savepoint") + 1]
+                assert name not in self.known_commits, "rolled back after a commit"
+                if self.cluster.database.pins.get(name, self.cluster.database.epoch) != self.cluster.database.epoch:
+                    # It will be refused: what was committed since is the new revision's, not the old one's.
+                    assert name in self.cluster.database.rolled_back or self.cluster.database.committed_by in name
+
+    @invariant()
+    def status_is_bounded(self) -> None:
+        if self.cluster.resource is not None:
+            assert len(json.dumps(self.cluster.resource.get("status") or {})) < MAX_STATUS
+
+    @invariant()
+    def the_state_goes_only_when_it_should(self) -> None:
+        """`last` is the resource as it last was."""
+        if self.cluster.resource is not None:
+            self.last = deepcopy(self.cluster.resource)
+            assert not self.cluster.database.deleted or self.last["metadata"].get("deletionTimestamp")
+        elif has_finalizer(self.last) and self.last["spec"]["cleanup"] == "deleteState":
+            assert self.cluster.database.deleted or self.cluster.database.epoch == 0
+
+    # Calm
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cluster"):
+            return
+        for _ in range(ENOUGH_STEPS):
+            if self._calm_step():
+                break
+        else:
+            pytest.fail(f"does not settle: {self.cluster.status.model_dump_json(exclude_none=True, indent=1)}")
+        self._settled()
+
+    def _calm_step(self) -> bool:
+        """Pods do what they are for, and time goes on as far as the operator asks for; says whether all is done."""
+        cluster = self.cluster
+        for name in list(cluster.dead):
+            cluster.pods[name]["metadata"].setdefault("deletionTimestamp", "2026-11-21T10:00:00Z")
+        if cluster.resource is None:
+            return True
+        self._note()
+        decision = cluster.step()
+        self.one_driver_at_a_time()
+        self.created_pods_are_right()
+        self.status_is_bounded()
+        if cluster.resource is None or self._gives_up():
+            return True
+        before = json.dumps([cluster.pods, cluster.database.epoch > 0], sort_keys=True)
+        for pod in cluster.alive(""):
+            name = pod["metadata"]["name"]
+            if pod["status"]["phase"] == "Pending":
+                if "deletionTimestamp" in pod["metadata"]:
+                    cluster.gone(name)
+                else:
+                    cluster.run(name)
+            else:
+                self._work(name)
+        for name, pod in list(cluster.pods.items()):
+            if "deletionTimestamp" in pod["metadata"] and name not in cluster.dead:
+                cluster.gone(name)
+        if (
+            decision.status is not None
+            or decision.actions
+            or before != json.dumps([cluster.pods, cluster.database.epoch > 0], sort_keys=True)
+        ):
+            return False
+        if decision.again_after is None:
+            return True
+        assert decision.again_after > 0
+        cluster.pass_time(decision.again_after)
+        return False
+
+    def _gives_up(self) -> bool:
+        """A job that was broken from the first is tried for ever."""
+        status = self.cluster.status
+        return status.proved is None and status.driver is not None and status.driver.failures > 6
+
+    def _settled(self) -> None:
+        cluster = self.cluster
+        if cluster.resource is None:
+            return
+        assert not cluster.resource["metadata"].get("deletionTimestamp"), cluster.status
+        status, spec = cluster.status, cluster.resource["spec"]
+        healthy = [pod for pod in cluster.alive("driver") if pod["metadata"]["name"] not in cluster.dead]
+        if spec.get("suspend") and status.phase != "Finished":
+            assert status.phase == "Suspended"
+            assert not healthy
+            return
+        assert (spec["shards"] == "many") == (cluster.condition("Valid")[0] == "False")
+        if status.phase == "Running":
+            assert len(healthy) == 1
+            assert status.driver is not None
+            assert cluster.revision_of(healthy[0]["metadata"]["name"]) == status.revision == status.driver.revision
+            assert status.rollout is None
+            assert status.revision == status.target_revision or status.refused or spec["shards"] == "many"
+        else:
+            assert status.phase in {"Finished", "Failed"} or self._gives_up(), status
+            assert not healthy
+        assert len(cluster.pods) <= 2 + len(cluster.dead)
+        assert len(cluster.config_maps) <= 2
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+Simulation.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+)
+TestSimulation = Simulation.TestCase

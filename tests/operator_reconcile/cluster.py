@@ -1,0 +1,344 @@
+"""A small cluster to reconcile against: an API server's objects, a kubelet, drivers, and the state in the database.
+
+Nothing happens by itself: tests say what pods do, when time passes, and where the operator is killed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from job.resources import GOOD
+from joinery_operator.decision import Action, Create, Decision, Delete, Patch, SetFinalizers
+from joinery_operator.observed import Children, Observed
+from joinery_operator.reconcile import FINALIZER, reconcile
+from joinery_operator.settings import Settings
+from joinery_runtime.job.crd import KINDS, DriverStatus, Status
+
+Manifest = dict[str, Any]
+START = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
+IMAGE = "joinery:1"
+
+
+def resource(**spec: Any) -> Manifest:
+    """A job that is as small as a job can be, with its state in Postgres."""
+    found: Manifest = YAML(typ="safe").load(GOOD)
+    found["metadata"] |= {"namespace": "shop", "uid": "uid-job", "generation": 1, "name": "orders"}
+    store = {"postgres": {"dsnSecretRef": {"name": "state-db", "key": "dsn"}}}
+    found["spec"] |= {"stateStore": store, "shards": 4, **spec}
+    return found
+
+
+def stamp(moment: datetime) -> str:
+    """As Kubernetes writes times: whole seconds."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class Database:
+    """What the runtime's commands do to a job's state (`joinery state migrate | restore | delete`, and drivers)."""
+
+    epoch: int = 0
+    committed_by: str = ""
+    generation: int = 0
+    pins: dict[str, int] = field(default_factory=dict)
+    rolled_back: set[str] = field(default_factory=set)
+    dropped: list[str] = field(default_factory=list)
+    deleted: bool = False
+
+    def fence(self) -> int:
+        self.generation += 1
+        return self.generation
+
+    def migrate(self, name: str, *, anew: bool) -> None:
+        if name not in self.pins:
+            self.pins[name] = self.epoch
+            if anew:
+                self.dropped.append(name)
+
+    def restore(self, name: str) -> bool:
+        """False: refused, because an epoch was committed since."""
+        if name in self.pins and name not in self.rolled_back:
+            if self.pins[name] != self.epoch:
+                return False
+            self.rolled_back.add(name)
+        return True
+
+    def commit(self, generation: int, revision: str) -> bool:
+        if generation != self.generation or self.deleted:
+            return False
+        self.epoch, self.committed_by = self.epoch + 1, revision
+        return True
+
+
+class Killed(Exception):
+    """The operator died."""
+
+
+@dataclass
+class Cluster:
+    resource: Manifest | None
+    settings: Settings = field(default_factory=lambda: Settings(runtime_image=IMAGE))
+    now: datetime = START
+    pods: dict[str, Manifest] = field(default_factory=dict)
+    config_maps: dict[str, Manifest] = field(default_factory=dict)
+    services: dict[str, Manifest] = field(default_factory=dict)
+    templates: dict[str, Manifest | None] = field(default_factory=dict)
+    database: Database = field(default_factory=Database)
+    said: dict[str, DriverStatus] = field(default_factory=dict)
+    committed: dict[str, int] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
+    created: list[Manifest] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    uids: int = 0
+
+    # What a person does
+
+    def edit(self, **spec: Any) -> None:
+        assert self.resource is not None
+        changed = {**self.resource["spec"], **spec}
+        if changed != self.resource["spec"]:
+            self.resource["spec"] = changed
+            self.resource["metadata"]["generation"] += 1
+
+    def delete(self) -> None:
+        assert self.resource is not None
+        self.resource["metadata"].setdefault("deletionTimestamp", stamp(self.now))
+        self._collect()
+
+    # The operator
+
+    @property
+    def status(self) -> Status:
+        assert self.resource is not None
+        return Status.model_validate(self.resource.get("status") or {})
+
+    def condition(self, type_: str) -> tuple[str, str]:
+        found = next(each for each in self.status.conditions if each.type == type_)
+        return found.status, found.reason
+
+    def observed(self) -> Observed:
+        assert self.resource is not None
+        return Observed(
+            kind=KINDS[0],
+            resource=deepcopy(self.resource),
+            children=deepcopy(Children(self.pods, self.config_maps, self.services)),
+            templates=self.templates,
+            driver=self._said(),
+            now=self.now,
+            settings=self.settings,
+        )
+
+    def _said(self) -> DriverStatus | None:
+        driver = self.status.driver
+        pod = self.pods.get(f"orders-driver-{driver.number}") if driver else None
+        return self.said.get(pod["metadata"]["uid"]) if pod else None
+
+    def step(self, killed_after: int | None = None) -> Decision:
+        """One look; the operator dies after that many writes."""
+        decision = reconcile(self.observed())
+        for i, write in enumerate(self._writes(decision)):
+            if i == killed_after:
+                raise Killed
+            write()
+        self.events += [f"{event.type} {event.reason}: {event.message}" for event in decision.events]
+        return decision
+
+    def _writes(self, decision: Decision) -> Iterator[Callable[[], None]]:
+        if decision.status is not None:
+            yield lambda: self._write_status(decision.status)
+        for action in decision.actions:
+            yield lambda action=action: self._act(action)  # type: ignore[misc]
+
+    def _write_status(self, status: Status | None) -> None:
+        assert status is not None
+        assert self.resource is not None
+        body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        Status.model_validate(body)
+        self.resource["status"] = body
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Create(manifest):
+                self._create(json.loads(json.dumps(manifest)))
+            case Patch(kind, name, body):
+                target = self._of(kind)[name]
+                for key, value in body["metadata"].items():
+                    if isinstance(value, dict):
+                        target["metadata"].setdefault(key, {}).update(value)
+                    else:
+                        target["metadata"][key] = value
+            case Delete(kind, name, uid, _):
+                found = self._of(kind).get(name)
+                if found is not None and found["metadata"]["uid"] == uid:
+                    self.delete_child(kind, name)
+            case SetFinalizers(finalizers):
+                if self.resource is not None:
+                    self.resource["metadata"]["finalizers"] = list(finalizers)
+                    self._collect()
+
+    def _of(self, kind: str) -> dict[str, Manifest]:
+        return {"Pod": self.pods, "ConfigMap": self.config_maps, "Service": self.services}[kind]
+
+    def _create(self, manifest: Manifest) -> None:
+        existing = self._of(manifest["kind"])
+        name = manifest["metadata"]["name"]
+        if name in existing:
+            return
+        self.uids += 1
+        manifest["metadata"] |= {"uid": f"uid-{self.uids}", "creationTimestamp": stamp(self.now)}
+        if manifest["kind"] == "Pod":
+            manifest["status"] = {"phase": "Pending"}
+            self.created.append(manifest)
+        existing[name] = manifest
+
+    def _collect(self) -> None:
+        metadata = self.resource["metadata"] if self.resource else {}
+        if metadata.get("deletionTimestamp") and not metadata.get("finalizers"):
+            self.resource = None
+            for name in list(self.pods):
+                self.delete_child("Pod", name)
+
+    # The kubelet, and what happens to pods
+
+    def delete_child(self, kind: str, name: str) -> None:
+        found = self._of(kind)[name]
+        if kind != "Pod":
+            del self._of(kind)[name]
+            return
+        over = found["status"]["phase"] in {"Succeeded", "Failed"}
+        if over or (found["status"]["phase"] == "Pending" and name not in self.dead):
+            self.gone(name)
+        elif "deletionTimestamp" not in found["metadata"]:
+            grace = found["spec"].get("terminationGracePeriodSeconds", 30)
+            found["metadata"]["deletionTimestamp"] = stamp(self.now + timedelta(seconds=grace))
+
+    def gone(self, name: str) -> None:
+        self.pods.pop(name)
+        self.dead.discard(name)
+
+    def alive(self, role: str = "driver") -> list[Manifest]:
+        return [
+            pod
+            for name, pod in sorted(self.pods.items())
+            if f"-{role}" in name and pod["status"]["phase"] in {"Pending", "Running"}
+        ]
+
+    def main(self, name: str, state: Manifest) -> None:
+        """The kubelet's word on the main container; containers before it have ended well."""
+        status = self.pods[name]["status"]
+        status["containerStatuses"] = [{"name": "joinery", "image": IMAGE, "state": state}]
+        self._since(name, "Initialized")
+
+    def wait(self, name: str, reason: str, message: str = "") -> None:
+        container = {"name": "joinery", "image": IMAGE, "state": {"waiting": {"reason": reason, "message": message}}}
+        self.pods[name]["status"]["containerStatuses"] = [container]
+
+    def unschedulable(self, name: str) -> None:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+        self.pods[name]["status"]["conditions"] = [condition]
+
+    def run(self, name: str) -> None:
+        """First containers do their work, then the main one starts."""
+        pod = self.pods[name]
+        for first in pod["spec"].get("initContainers", ()):
+            arguments = first["args"]
+            self.database.fence()
+            savepoint = arguments[arguments.index("--savepoint") + 1]
+            if "migrate" in arguments:
+                self.database.migrate(savepoint, anew="--anew" in arguments)
+            elif not self.database.restore(savepoint):
+                refused = {"outcome": "failed", "kind": "CommittedSince", "error": "epoch committed", "retry": False}
+                self.fail_first(name, refused)
+                return
+        pod["status"].pop("conditions", None)
+        pod["status"]["phase"] = "Running"
+        self.main(name, {"running": {"startedAt": stamp(self.now)}})
+        self.generations[pod["metadata"]["uid"]] = self.database.fence() if "-driver-" in name else 0
+
+    def fail_first(self, name: str, ending: Manifest | None) -> None:
+        status = self.pods[name]["status"]
+        status["phase"] = "Failed"
+        status["initContainerStatuses"] = [{"name": "migrate", "state": self._terminated(1, ending)}]
+        status["containerStatuses"] = [
+            {"name": "joinery", "image": IMAGE, "state": {"waiting": {"reason": "PodInitializing"}}}
+        ]
+
+    def get_ready(self, name: str) -> None:
+        self._since(name, "Ready")
+
+    def end(self, name: str, ending: Manifest | None, code: int = 1, reason: str = "Error") -> None:
+        """The main container ends with that message."""
+        pod = self.pods[name]
+        pod["status"]["phase"] = "Failed" if code else "Succeeded"
+        self.main(name, self._terminated(code, ending, reason))
+        pod["status"]["conditions"] = [each for each in pod["status"].get("conditions", ()) if each["type"] != "Ready"]
+
+    def evict(self, name: str) -> None:
+        message = "The node was low on resource: memory."
+        self.pods[name]["status"] = {"phase": "Failed", "reason": "Evicted", "message": message}
+
+    def commit(self, name: str) -> bool:
+        uid = self.pods[name]["metadata"]["uid"]
+        done = self.database.commit(self.generations[uid], self.revision_of(name))
+        self.committed[uid] = self.committed.get(uid, 0) + done
+        return done
+
+    def tell(self, name: str) -> None:
+        """The operator polls the driver."""
+        uid = self.pods[name]["metadata"]["uid"]
+        self.said[uid] = DriverStatus(
+            revision=self.revision_of(name), ready=True, epoch=self.database.epoch, committed=self.committed.get(uid, 0)
+        )
+
+    def revision_of(self, name: str) -> str:
+        revision: str = self.pods[name]["metadata"]["labels"]["joinery.dev/revision"]
+        return revision
+
+    def check_result(self, name: str, *, fits: bool) -> None:
+        refused = [] if fits else ["the keys of step 1 differ"]
+        self.end(name, {"fits": fits, "refused": refused, "targetVersion": 1}, code=0 if fits else 1)
+
+    def state_is_deleted(self, name: str) -> None:
+        self.database.deleted = True
+        self.end(name, None, code=0, reason="Completed")
+
+    def _terminated(self, code: int, ending: Manifest | None, reason: str = "Error") -> Manifest:
+        told = {"message": json.dumps(ending)} if ending is not None else {}
+        return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": stamp(self.now), **told}}
+
+    def _since(self, name: str, condition: str) -> None:
+        conditions = self.pods[name]["status"].setdefault("conditions", [])
+        if not any(each["type"] == condition for each in conditions):
+            conditions.append({"type": condition, "status": "True", "lastTransitionTime": stamp(self.now)})
+
+    # Usual courses
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def started(self, number: int) -> str:
+        """The driver of that attempt runs, is ready and has been looked at; returns its pod's name."""
+        name = f"orders-driver-{number}"
+        self.step()
+        self.run(name)
+        self.get_ready(name)
+        self.step()
+        return name
+
+    def stopped(self, name: str) -> None:
+        """A driver that is being deleted ends as it should."""
+        assert "deletionTimestamp" in self.pods[name]["metadata"], f"nobody deleted {name}"
+        self.end(name, {"outcome": "stopped"}, code=0, reason="Completed")
+        self.gone(name)
+
+
+def has_finalizer(resource: Manifest) -> bool:
+    return FINALIZER in resource["metadata"].get("finalizers", ())
