@@ -1,4 +1,5 @@
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -73,8 +74,19 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=4))
-def test_yaml_comes_back_as_it_was(document):
+def test_yaml_comes_back_as_it_was_in_each_version(document):
     assert from_yaml(to_yaml(document)) == document
+    assert yaml.safe_load(to_yaml(document)) == document
+
+
+@pytest.mark.parametrize("text", ["yes", "Off", "n", "1:30", "0o7", "1_000", "2026-01-01", "=", "<<", "1e3", "~", ".5"])
+def test_text_that_one_version_takes_for_something_else_stays_text(text):
+    document = {"a": text, text: "b"}
+    assert from_yaml(to_yaml(document)) == yaml.safe_load(to_yaml(document)) == document
+
+
+def test_plain_words_stay_readable():
+    assert to_yaml({"kind": "Pod", "image": "a/b-c"}) == "image: a/b-c\nkind: Pod\n"
 
 
 def test_sparks_settings(job):
