@@ -32,16 +32,7 @@ RUN python3 -m pip wheel --quiet --require-hashes --no-build-isolation --wheel-d
         pyarrow/libarrow_python_flight.so* \
     && rm -r /build
 
-FROM pip AS code
-COPY runtime/pyproject.toml /build/runtime/
-COPY runtime/src /build/runtime/src
-COPY --from=dependencies /opt/joinery/pyvenv.cfg /opt/joinery/
-COPY --from=dependencies /opt/joinery/bin /opt/joinery/bin
-RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels /build/runtime \
-    && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index --root /layer \
-        /build/wheels/*.whl
-
-FROM base
+FROM base AS assembled
 # A slim base has no man pages, and the Java package wants their folder.
 RUN mkdir -p /usr/share/man/man1 \
     && apt-get update \
@@ -62,9 +53,21 @@ ENV PATH=/opt/joinery/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
     PYTHONSAFEPATH=1
 COPY --from=dependencies /opt/joinery /opt/joinery
 COPY images/entrypoint.sh LICENSE /opt/joinery/
-COPY --from=code /layer/opt/joinery /opt/joinery
 # Everything is readable by every uid; the only folder that anything writes to is /tmp.
 USER 185
 WORKDIR /tmp
 ENTRYPOINT ["/usr/bin/tini", "-s", "--", "/opt/joinery/entrypoint.sh"]
 CMD ["joinery", "--help"]
+
+FROM pip AS code
+COPY runtime/pyproject.toml /build/runtime/
+COPY runtime/src /build/runtime/src
+COPY --from=dependencies /opt/joinery/pyvenv.cfg /opt/joinery/
+COPY --from=dependencies /opt/joinery/bin /opt/joinery/bin
+RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels /build/runtime \
+    && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index --root /layer \
+        /build/wheels/*.whl
+
+# Our own code is the last layer, alone: with the rest in a cache a change of it costs seconds.
+FROM assembled
+COPY --from=code /layer /

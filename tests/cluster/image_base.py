@@ -19,15 +19,16 @@ _KEPT = ("/usr/share/doc/*/copyright",)
 _DOCKERFILE = 'FROM scratch\nADD root.tar /\nCMD ["bash"]\n'
 
 
-def base_image(store: ImageStore, log: Path) -> str:
+def base_image(store: ImageStore) -> str:
     """The base image's name; it is made when the store has none by this recipe."""
     name = f"localhost/joinery-debian:{SUITE}-{sha256(Path(__file__).read_bytes()).hexdigest()[:12]}"
     if not store.has(name):
+        log = store.folder / "base.log"
         with tempfile.TemporaryDirectory(dir=store.folder) as scratch:
             context = Path(scratch)
             root_tar(context / "root.tar", log)
             (context / "Dockerfile").write_text(_DOCKERFILE)
-            store.build(context / "Dockerfile", name, context, {}, log)
+            store.build(context / "Dockerfile", context, log, f"--tag={name}")
     return name
 
 

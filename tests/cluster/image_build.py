@@ -8,6 +8,8 @@ folder costs the minutes of a first build.
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -71,11 +73,9 @@ def _variant(variant: Variant, target_dir: Path, tag: str) -> Path:
 def _archive(kind: str, target_dir: Path, tag: str) -> Path:
     name = f"localhost/joinery-{kind}:{tag}"
     with image_store() as store:
-        identity = built(store, kind)
-        exported = store.folder / f"{kind}-{identity}.tar"
-        if not exported.is_file():
-            _export(store, identity, exported)
-        return derived(exported, target_dir / _file_name(name), name)
+        below = _assembled(store, kind)
+        with store.mounted(stage(store, kind, "code")) as root:
+            return derived(below, target_dir / _file_name(name), name, [root / "layer"])
 
 
 def _file_name(name: str) -> str:
@@ -93,22 +93,35 @@ def image_store() -> Iterator[ImageStore]:
         yield store
 
 
-def built(store: ImageStore, kind: str) -> str:
-    """The id of the image of images/<kind>.Dockerfile as the checkout is now."""
+def dockerfile(kind: str) -> Path:
+    return PROJECT / "images" / f"{kind}.Dockerfile"
+
+
+def stage(store: ImageStore, kind: str, name: str = "") -> str:
+    """The id of a stage of images/<kind>.Dockerfile, by default the last, as the checkout is now."""
     begun = time.monotonic()
-    base = base_image(store, store.folder / "base.log")
-    dockerfile = PROJECT / "images" / f"{kind}.Dockerfile"
-    name = f"localhost/joinery-{kind}:latest"
-    identity = store.build(dockerfile, name, PROJECT, {"BASE": base}, store.folder / f"{kind}.log")
-    print(f"joinery: image {kind}: built in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    options = [f"--build-arg=BASE={base_image(store)}", *([f"--target={name}"] if name else [])]
+    identity = store.build(dockerfile(kind), PROJECT, store.folder / f"{kind}.log", *options)
+    print(f"joinery: image {kind} {name}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     return identity
 
 
-def _export(store: ImageStore, identity: str, target: Path) -> None:
-    """Exports an image, and forgets the one of before: only the newest of each kind is kept."""
-    part = target.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    store.export(identity, part)
-    for earlier in target.parent.glob(f"{target.name.partition('-')[0]}-*.tar"):
-        earlier.unlink()
-    part.rename(target)
+def _assembled(store: ImageStore, kind: str) -> Path:
+    """The archive of all but our own code. Only the newest of each kind is kept."""
+    target = store.folder / f"{kind}-{_inputs(store, kind)}.tar"
+    if not target.is_file():
+        part = target.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        store.export(stage(store, kind, "assembled"), part)
+        for earlier in store.folder.glob(f"{kind}-*.tar"):
+            earlier.unlink()
+        part.rename(target)
+    return target
+
+
+def _inputs(store: ImageStore, kind: str) -> str:
+    """A digest of all that goes into the stage `assembled`: the stages so far, the base, what they copy from here."""
+    text = dockerfile(kind).read_text().partition(" AS code")[0]
+    sources = [path for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for path in copied.split()]
+    parts = [base_image(store).encode(), text.encode(), *((PROJECT / path).read_bytes() for path in sources)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,6 +17,9 @@ from typing import Any
 from joinery_runtime.errors import EnvironmentProblem
 
 PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap"}
+_CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+_DEBIAN_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+_INSIDE = "/run/certificates.crt"
 _LAST_LINES = 20
 
 
@@ -41,16 +44,15 @@ class ImageStore:
 
     folder: Path
 
-    def build(self, dockerfile: Path, name: str, context: Path, arguments: Mapping[str, str], log: Path) -> str:
+    def build(self, dockerfile: Path, context: Path, log: Path, *options: str) -> str:
         """Builds what is not built yet and returns the image's id. Raises EnvironmentProblem with the log's end."""
-        options = [option for key, value in arguments.items() for option in ("--build-arg", f"{key}={value}")]
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch, log.open("w") as output:
             identity = Path(scratch) / "id"
-            command = ["build", "--layers", "--isolation=chroot", "--format=oci", "--pull=never", *_trust(options)]
-            command += [f"--file={dockerfile}", f"--tag={name}", f"--iidfile={identity}", str(context)]
+            command = ["build", "--layers", "--isolation=chroot", "--format=oci", "--pull=never", *_trust(), *options]
+            command += [f"--file={dockerfile}", f"--iidfile={identity}", str(context)]
             done = subprocess.run(self._command(command), check=False, stdout=output, stderr=subprocess.STDOUT)
             if done.returncode != 0:
-                raise _failed(name, done.returncode, log)
+                raise _failed(dockerfile.name, done.returncode, log)
             return identity.read_text().removeprefix("sha256:")
 
     def has(self, name: str) -> bool:
@@ -83,25 +85,20 @@ class ImageStore:
         return ["buildah", f"--root={self.folder / 'storage'}", f"--runroot={running}", *arguments]
 
 
-def _trust(options: Sequence[str]) -> list[str]:
-    """The options, and this machine's certificates and package index for the steps that download."""
+def _trust() -> list[str]:
+    """Options that bring this machine's certificates and package index to the steps that download."""
     certificates = next((path for name in _CERTIFICATES if (path := os.environ.get(name))), _DEBIAN_CERTIFICATES)
     index = os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX")
-    trusted = list(options)
+    trusted = [] if index is None else ["--build-arg", f"PIP_INDEX_URL={index}"]
     if Path(certificates).is_file():
         trusted += ["--volume", f"{certificates}:{_INSIDE}:ro", "--build-arg", f"PIP_CERT={_INSIDE}"]
-    return [*trusted, "--build-arg", f"PIP_INDEX_URL={index}"] if index else trusted
+    return trusted
 
 
-_CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-_DEBIAN_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-_INSIDE = "/run/certificates.crt"
-
-
-def _failed(name: str, code: int, log: Path) -> EnvironmentProblem:
+def _failed(what: str, code: int, log: Path) -> EnvironmentProblem:
     last_words = "\n".join(log.read_text().splitlines()[-_LAST_LINES:])
     return EnvironmentProblem(
-        f"The image {name} cannot be built",
+        f"The image of {what} cannot be built",
         facts=f"buildah ended with {code}:\n{last_words}",
         todo=f"The whole log is {log}",
     )

@@ -12,7 +12,7 @@ INSTALLED = "opt/joinery/lib/python3.11/site-packages/joinery_runtime"
 
 _VERSION = re.compile(r"^STATE_VERSION = (\d+)$", re.MULTILINE)
 _CHAIN = re.compile(r"^MIGRATIONS: Mapping\[int, Migration\] = \{\}$", re.MULTILINE)
-_START = re.compile(r"^    job = with_secrets\(job\)$", re.MULTILINE)
+_START = re.compile(r"^def start_context\((.|\n)*\Z", re.MULTILINE)
 
 _STEP = """
 def _to_next(blob: bytes) -> bytes:
@@ -25,7 +25,11 @@ def _to_next(blob: bytes) -> bytes:
 MIGRATIONS: Mapping[int, Migration] = {{STATE_VERSION - 1: _to_next}}"""
 _WORKS = 'return encode(batch.replace_schema_metadata({"state_version": str(STATE_VERSION)}))'
 _FAILS = 'raise ValueError(f"a segment of {batch.num_rows} rows cannot be brought to the next version")'
-_NO_START = '    raise JoineryError("This release does not start", facts="a test asked for that", todo="Go back")'
+_NO_START = """
+
+def start_context(*_: object) -> SparkContext:
+    raise JoineryError("This release does not start", facts="a test asked for that", todo="Go back")
+"""
 
 Edit = Callable[[str], str]
 
@@ -50,11 +54,11 @@ def _replaced(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], s
 _NEXT_VERSION = _replaced(_VERSION, lambda found: f"STATE_VERSION = {int(found[1]) + 1}")
 _WORKING = _replaced(_CHAIN, lambda _: _STEP.format(work=_WORKS))
 _FAILING = _replaced(_CHAIN, lambda _: _STEP.format(work=_FAILS))
-_ENDING = _replaced(_START, lambda found: f"{found[0]}\n{_NO_START}")
+_ENDING = _replaced(_START, lambda found: found[0] + _NO_START)
 
 MIGRATING = Variant({"core/segment.py": _NEXT_VERSION, "state/migrations.py": _WORKING})
 FAILING_MIGRATION = Variant({"core/segment.py": _NEXT_VERSION, "state/migrations.py": _FAILING})
-FAILING_START = Variant({**MIGRATING.edits, "hosts/run.py": _ENDING})
+FAILING_START = Variant({**MIGRATING.edits, "hosts/spark.py": _ENDING})
 
 
 def files_of(variant: Variant) -> dict[str, bytes]:
