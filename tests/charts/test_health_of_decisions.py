@@ -1,0 +1,138 @@
+"""The health that ArgoCD shows of what the operator's reconcile writes."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import yaml
+
+from charts.health import health
+from charts.rendering import ROOT
+from joinery_operator.children import MAIN_CONTAINER
+from joinery_operator.decision import Create
+from joinery_operator.observed import Children, Observed
+from joinery_operator.reconcile import reconcile
+from joinery_operator.settings import Settings
+from joinery_runtime.job.crd import KINDS, Ending, StateCheck, Status
+
+KIND = KINDS[0]
+BEGIN = datetime(2026, 11, 21, 10, tzinfo=UTC)
+SETTINGS = Settings(runtime_image="joinery-runtime:1")
+
+
+@dataclass
+class World:
+    """A job and its pods; `look` is one reconcile whose status and new pods are kept."""
+
+    resource: dict[str, Any] = field(default_factory=dict)
+    pods: dict[str, Any] = field(default_factory=dict)
+    config_maps: dict[str, Any] = field(default_factory=dict)
+    now: datetime = BEGIN
+
+    def __post_init__(self) -> None:
+        self.resource = yaml.safe_load((ROOT / "examples/kubernetes/orders-payments.yaml").read_text())
+        self.resource["metadata"] |= {"namespace": "jobs", "uid": "u", "generation": 1, "resourceVersion": "1"}
+
+    def edit(self, **spec: Any) -> None:
+        self.resource["spec"] |= spec
+        self.resource["metadata"]["generation"] += 1
+
+    def look(self) -> str:
+        self.now += timedelta(seconds=1)
+        children = Children(deepcopy(self.pods), deepcopy(self.config_maps), {})
+        decision = reconcile(Observed(KIND, deepcopy(self.resource), children, {}, None, self.now, SETTINGS))
+        if decision.status is not None:
+            self.resource["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for action in decision.actions:
+            if isinstance(action, Create):
+                self._create(dict(deepcopy(action.manifest)))
+        return health(self.resource)["status"]
+
+    @property
+    def status(self) -> Status:
+        return Status.model_validate(self.resource["status"])
+
+    def pod(self, part: str) -> dict[str, Any]:
+        (found,) = [pod for name, pod in self.pods.items() if part in name]
+        return found
+
+    def ready(self, part: str) -> None:
+        running = {"name": MAIN_CONTAINER, "state": {"running": {"startedAt": self._time()}}}
+        condition = {"type": "Ready", "status": "True", "lastTransitionTime": self._time()}
+        self.pod(part)["status"] = {"phase": "Running", "conditions": [condition], "containerStatuses": [running]}
+
+    def ended(self, part: str, message: Ending | StateCheck, code: int) -> None:
+        over = {"exitCode": code, "finishedAt": self._time(), "message": message.model_dump_json(by_alias=True)}
+        container = {"name": MAIN_CONTAINER, "state": {"terminated": over}}
+        phase = "Failed" if code else "Succeeded"
+        self.pod(part)["status"] = {"phase": phase, "containerStatuses": [container]}
+
+    def _create(self, manifest: dict[str, Any]) -> None:
+        name = manifest["metadata"]["name"]
+        manifest["metadata"] |= {"uid": f"uid-{name}", "creationTimestamp": self._time()}
+        kept = {"Pod": self.pods, "ConfigMap": self.config_maps}.get(manifest["kind"], {})
+        kept[name] = manifest
+
+    def _time(self) -> str:
+        return self.now.isoformat()
+
+
+def _running() -> World:
+    world = World()
+    world.look()
+    world.look()
+    world.ready("-driver-1")
+    world.look()
+    return world
+
+
+def test_from_the_first_look_to_running() -> None:
+    world = World()
+    assert health(world.resource)["status"] == "Progressing"
+    assert world.look() == "Progressing"
+    world.ready("-driver-1")
+    assert world.look() == "Healthy"
+    assert world.status.phase == "Running"
+
+
+def test_an_edit_is_progressing_from_the_start_and_degraded_when_it_is_refused() -> None:
+    world = _running()
+    world.edit(shards=16, select=[{"column": "orders.order_id"}])
+    assert health(world.resource)["status"] == "Progressing"
+    assert world.look() == "Progressing"
+    refused = StateCheck(fits=False, refused=("keys differ",), target_version=1)
+    world.ended("-check-", refused, 1)
+    assert world.look() == "Degraded"
+    assert world.status.phase == "Running"
+    assert health(world.resource)["message"] == "IncompatibleState: keys differ"
+
+
+def test_an_invalid_edit_is_degraded_though_the_driver_runs() -> None:
+    world = _running()
+    world.edit(joins=[{"right": "nobody"}])
+    assert world.look() == "Degraded"
+    assert health(world.resource)["message"].startswith("Invalid: ")
+    assert world.status.phase == "Running"
+
+
+def test_a_driver_that_fails_is_degraded_and_a_finished_one_is_healthy() -> None:
+    world = _running()
+    world.ended("-driver-1", Ending(outcome="failed", error="no broker", kind="SourceError"), 1)
+    assert world.look() == "Degraded"
+    world = _running()
+    world.ended("-driver-1", Ending(outcome="finished"), 0)
+    assert world.look() == "Healthy"
+    assert world.status.phase == "Finished"
+
+
+def test_suspension() -> None:
+    world = _running()
+    world.edit(suspend=True)
+    assert world.look() == "Progressing"
+    world.pods.clear()
+    assert world.look() == "Suspended"
+    world.edit(suspend=False)
+    assert world.look() == "Progressing"
