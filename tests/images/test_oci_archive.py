@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.images import folder_tar, oci_archive
+from cluster.images import derived, folder_tar, oci_archive
 
 
 @pytest.fixture
@@ -88,3 +88,19 @@ def test_a_failed_archive_leaves_nothing_behind(folder: Path, tmp_path: Path) ->
         oci_archive("localhost/greeter:1", tmp_path / "out" / "greeter.tar", [folder, tmp_path / "no-such-layer.tar"])
 
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_derived_image_has_a_further_layer_and_keeps_the_rest(folder: Path, tmp_path: Path) -> None:
+    base = oci_archive("localhost/greeter:1", tmp_path / "base.tar", [folder], entrypoint=["/bin/cat"], user="185")
+    top = tmp_path / "top"
+    top.mkdir()
+    (top / "note").write_text("more")
+
+    path = derived(base, tmp_path / "derived.tar", "localhost/greeter:2", [top])
+
+    before, after = Archive(base), Archive(path)
+    assert after.layers == [*before.layers, folder_tar(top, tmp_path / "top.tar").read_bytes()]
+    assert after.config["config"] == before.config["config"]
+    assert after.config["rootfs"]["diff_ids"][:-1] == before.config["rootfs"]["diff_ids"]
+    assert len(after.config["history"]) == len(after.layers)
+    assert after.entry["annotations"]["io.containerd.image.name"] == "localhost/greeter:2"

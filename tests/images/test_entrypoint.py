@@ -1,0 +1,94 @@
+"""The runtime image's entry point: what Spark's Kubernetes scheduler asks of it, and everything else as given."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster.image_build import PROJECT
+
+ENTRYPOINT = PROJECT / "images" / "entrypoint.sh"
+JAVA = "#!/bin/bash\nprintf '%s\\n' \"$@\"\n"
+
+# What Spark's BasicExecutorFeatureStep puts into an executor's container.
+EXECUTOR = {
+    "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@10.0.0.1:7078",
+    "SPARK_EXECUTOR_ID": "3",
+    "SPARK_EXECUTOR_CORES": "1",
+    "SPARK_EXECUTOR_MEMORY": "512m",
+    "SPARK_APPLICATION_ID": "spark-1",
+    "SPARK_EXECUTOR_POD_IP": "10.0.0.2",
+    "SPARK_EXECUTOR_POD_NAME": "job-exec-3",
+    "SPARK_RESOURCE_PROFILE_ID": "2",
+}
+MAIN = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> dict[str, str]:
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(JAVA)
+    java.chmod(0o755)
+    return {"JAVA_HOME": str(tmp_path / "java"), "SPARK_HOME": "/opt/spark", "PATH": os.defpath}
+
+
+def started(environment: dict[str, str], *arguments: str) -> list[str]:
+    """The arguments that java was started with."""
+    command = [str(ENTRYPOINT), *arguments]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.splitlines()
+
+
+def test_an_executor_is_told_all_that_spark_says(image: dict[str, str]) -> None:
+    told = started({**image, **EXECUTOR}, "executor")
+
+    assert told[:2] == ["-Xms512m", "-Xmx512m"]
+    assert told[2:4] == ["-cp", "/opt/spark/conf:/opt/spark/jars/*"]
+    assert told[4] == MAIN
+    assert dict(zip(told[5::2], told[6::2], strict=True)) == {
+        "--driver-url": "spark://CoarseGrainedScheduler@10.0.0.1:7078",
+        "--executor-id": "3",
+        "--cores": "1",
+        "--app-id": "spark-1",
+        "--hostname": "10.0.0.2",
+        "--resourceProfileId": "2",
+        "--podName": "job-exec-3",
+    }
+
+
+def test_java_options_keep_their_order_and_their_spaces(image: dict[str, str]) -> None:
+    options = {f"SPARK_JAVA_OPT_{number}": f"-Dnumber.{number}=a b" for number in reversed(range(12))}
+
+    told = started({**image, **EXECUTOR, **options}, "executor")
+
+    assert told[:12] == [f"-Dnumber.{number}=a b" for number in range(12)]
+
+
+def test_mounted_configuration_comes_first_on_the_class_path(image: dict[str, str]) -> None:
+    more = {"SPARK_CONF_DIR": "/etc/joinery", "HADOOP_CONF_DIR": "/etc/hadoop"}
+    jars = {"SPARK_CLASSPATH": "/first.jar", "SPARK_EXTRA_CLASSPATH": "/last.jar"}
+
+    told = started({**image, **EXECUTOR, **more, **jars}, "executor")
+
+    class_path = told[told.index("-cp") + 1]
+    assert class_path == "/etc/joinery:/etc/hadoop:/first.jar:/opt/spark/jars/*:/last.jar"
+
+
+def test_what_spark_forgot_to_say_is_named(image: dict[str, str]) -> None:
+    known = {name: value for name, value in EXECUTOR.items() if name != "SPARK_DRIVER_URL"}
+    command = [str(ENTRYPOINT), "executor"]
+
+    done = subprocess.run(command, env={**image, **known}, check=False, stderr=subprocess.PIPE, text=True)
+
+    assert done.returncode != 0
+    assert "SPARK_DRIVER_URL" in done.stderr
+
+
+def test_anything_else_runs_as_given_with_its_exit_code(image: dict[str, str]) -> None:
+    command = [str(ENTRYPOINT), "sh", "-c", 'echo "$1"; exit 7', "sh", "two words"]
+
+    done = subprocess.run(command, env=image, check=False, stdout=subprocess.PIPE, text=True)
+
+    assert (done.returncode, done.stdout) == (7, "two words\n")
