@@ -123,8 +123,8 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
         with subprocess.Popen(
             arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
-            both = server.two.wait(60)
-            out, errors = process.communicate("", timeout=60)
+            both = server.two.wait(240)
+            out, errors = process.communicate("", timeout=240)
     assert both, errors
     assert out, errors
 
