@@ -101,7 +101,8 @@ class Kubelet:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._addresses = 0
-        self.created: dict[str, str] = {}
+        self.created: dict[str, str] = {}  # names of all pods that it saw, by uid
+        self.pods_by_address: dict[str, Mapping[str, Any]] = {}
         self.error: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -139,7 +140,9 @@ class Kubelet:
             self._cluster.call("POST", BY_KIND["Pod"].path(namespace, name, "binding"), body)
         elif pod["status"]["phase"] == "Pending" and self._runs(name):
             self._addresses += 1
-            run_pod(self._cluster, pod, f"127.1.{self._addresses // 250}.{self._addresses % 250 + 1}")
+            address = f"127.1.{self._addresses // 250}.{self._addresses % 250 + 1}"
+            self.pods_by_address[address] = pod
+            run_pod(self._cluster, pod, address)
 
 
 def run_pod(cluster: Cluster, pod: Mapping[str, Any], address: str) -> None:

@@ -99,7 +99,9 @@ class MemoryServer:
             for (plural, its_namespace, _), each in self.objects.items()
             if plural == resource.plural and namespace in {"", its_namespace}
         ]
-        return 200, copy.deepcopy({"metadata": {"resourceVersion": str(next(self._versions))}, "items": items})
+        # As the real one: a list of metadata without items has null there.
+        found = None if metadata_only and not items else items
+        return 200, copy.deepcopy({"metadata": {"resourceVersion": str(next(self._versions))}, "items": found})
 
     def _replace_status(self, found: dict[str, Any], body: Manifest) -> tuple[int, Any]:
         if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:

@@ -89,7 +89,9 @@ class Api:
             query["resourceVersion"] = "0"
         accept = _METADATA_ONLY if metadata_only else "application/json"
         path = resource.path(namespace)
-        return await self._call("GET", resource, path, query=query, accept=accept, verb="list")
+        answer = await self._call("GET", resource, path, query=query, accept=accept, verb="list")
+        # An empty list of metadata has `items: null`.
+        return {**answer, "items": answer.get("items") or []}
 
     async def create(self, resource: Resource, namespace: str, manifest: Manifest) -> Manifest:
         return await self._call("POST", resource, resource.path(namespace), manifest)

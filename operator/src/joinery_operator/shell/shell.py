@@ -168,9 +168,9 @@ class Shell:
 
     async def _audit(self) -> None:
         try:
-            await self.auditor.round()
+            with self._metrics.audit_failures.count_exceptions():
+                await self.auditor.round()
         except ApiError as error:
-            self._metrics.audit_failures.inc()
             _log.warning("an audit could not be made", error=str(error))
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
