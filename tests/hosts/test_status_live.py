@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.jobs import Job, fresh_name, order, payment, produce
 from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.processes import free_port
+from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.job.crd import DriverStatus, Ending
 from joinery_runtime.state.postgres import PostgresStore
 
@@ -28,11 +29,6 @@ pytestmark = pytest.mark.services
 
 PATIENCE_S = 120.0
 MAIN = [sys.executable, "-c", "from joinery_runtime.cli import main; main()"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -192,6 +188,24 @@ def test_a_stop_while_spark_starts_ends_it_at_once(unbounded: tuple[Job, Path], 
             assert time.monotonic() - began < 30
             assert run.ending == Ending(outcome="stopped")
             assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_a_stop_ends_an_epoch_that_waits_for_executors_and_leaves_its_plan(
+    unbounded: tuple[Job, Path], postgres_dsn: str, tmp_path: Path
+) -> None:
+    job, path = unbounded
+    produce(job.bootstrap, f"{job.name}.orders", [order(1)])
+    with StandaloneCluster(workers=0) as cluster, started(path, tmp_path, "--master", cluster.master_url) as run:
+        status = run.until(lambda s: s.ready and s.executors == 0 and s.inputs[0].lag)
+        assert status.committed == 0
+        run.process.terminate()
+        assert run.process.wait(PATIENCE_S) == 0
+        assert run.ending == Ending(outcome="stopped")
+    store = PostgresStore(postgres_dsn, "status_live")
+    record = store.record(job.name)
+    store.close()
+    assert record is not None
+    assert record.plan is not None
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def _unheard(_: Driver) -> None:
 @dataclass(frozen=True, slots=True)
 class Listener:
     """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` with the seconds until the next
-    try when the store is away or partitions are, and `turned` before each look for new records."""
+    try when the store is away or partitions are, and `turned` after each look for new records."""
 
     started: Callable[[Driver], None]
     committed: Callable[[Progress], None]
@@ -76,7 +76,6 @@ class _Run:
     def go(self, recoveries: Backoff, *, settle: bool) -> None:
         self._listener.started(self._driver)
         while not self._stop.is_set() and not (settle and not self._driver.pending):
-            self._listener.turned(self._driver)
             if self._epoch(settle=settle):
                 self._polls.reset()
                 recoveries.reset()
@@ -92,6 +91,7 @@ class _Run:
         started = time.monotonic()
         try:
             plan = self._driver.plan()
+            self._listener.turned(self._driver)
             if plan is None:
                 return False
             outcome = self._driver.run(plan)
