@@ -38,7 +38,7 @@ RUN mkdir -p /usr/share/man/man1 \
     && apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openjdk-17-jre-headless \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log \
-    && ln -s java-17-openjdk-* /usr/lib/jvm/java-17 \
+    && ln -s /usr/lib/jvm/java-17-openjdk-* /usr/lib/jvm/java-17 \
     && useradd --uid 185 --gid 0 --create-home --shell /usr/sbin/nologin joinery
 LABEL org.opencontainers.image.title="joinery-runtime" \
       org.opencontainers.image.description="Streaming joins on Spark with state and offsets together in Postgres" \
