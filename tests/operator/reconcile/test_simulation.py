@@ -31,15 +31,33 @@ ENOUGH_STEPS = 300
 
 class Simulation(RuleBasedStateMachine):
     @initialize(
-        cleanup=st.sampled_from(["retainState", "deleteState"]), mode=st.sampled_from(["stateful", "stateless"])
+        cleanup=st.sampled_from(["retainState", "deleteState"]),
+        mode=st.sampled_from(["stateful", "stateless"]),
+        scene=st.sampled_from(
+            [(0, {}, 0), (20, {}, 0), (20, {"shards": 8}, 2), (20, {"shards": 8}, 3), (20, {"shards": 8}, 4)]
+            + [(20, {"shards": BROKEN_SHARDS}, steps) for steps in (5, 10, 14, 18, 20, 21, 22, 23, 24, 25, 26, 28)]
+        ),
     )
-    def start(self, cleanup: str, mode: str) -> None:
+    def start(self, cleanup: str, mode: str, scene: tuple[int, Manifest, int]) -> None:
+        """A scene: how long all goes well, an edit, and how long it goes on then."""
+        established, edit, more = scene
         self.cluster = Cluster(resource(cleanup=cleanup, upgrade={"mode": mode}))
         self.checked_pods = 0
         self.known_commits: set[str] = set()
         self.last = deepcopy(self.cluster.resource)
+        self._go_on(established)
+        self.cluster.edit(**edit)
+        self._go_on(more)
 
     # The operator
+
+    @rule(steps=st.integers(1, 5))
+    def things_go_well(self, steps: int) -> None:
+        self._go_on(steps)
+
+    def _go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            self._calm_step()
 
     @rule(killed_after=st.none() | st.integers(0, 4))
     def look(self, killed_after: int | None) -> None:
@@ -93,7 +111,7 @@ class Simulation(RuleBasedStateMachine):
         assert resource is not None
         resource["metadata"]["annotations"] = {"joinery.dev/restartedAt": str(number)}
 
-    @precondition(lambda self: self.cluster.resource is not None and self.cluster.uids > 12)
+    @precondition(lambda self: self.cluster.resource is not None and self.cluster.uids > 8)
     @rule()
     def delete(self) -> None:
         self.cluster.delete()
@@ -221,6 +239,12 @@ class Simulation(RuleBasedStateMachine):
             if name.endswith("delete-state"):
                 assert self.cluster.resource["metadata"].get("deletionTimestamp")
                 assert self.cluster.resource["spec"]["cleanup"] == "deleteState"
+                assert not self._may_commit()
+
+    def _may_commit(self) -> list[str]:
+        """Drivers that are not on a dead node."""
+        alive = [pod["metadata"]["name"] for pod in self.cluster.alive("driver")]
+        return [name for name in alive if name not in self.cluster.dead]
 
     def _driver_is_right(self, pod: Manifest, status: Status) -> None:
         revision = pod["metadata"]["labels"]["joinery.dev/revision"]
@@ -315,7 +339,7 @@ class Simulation(RuleBasedStateMachine):
             return
         assert not cluster.resource["metadata"].get("deletionTimestamp"), cluster.status
         status, spec = cluster.status, cluster.resource["spec"]
-        healthy = [pod for pod in cluster.alive("driver") if pod["metadata"]["name"] not in cluster.dead]
+        healthy = self._may_commit()
         if spec.get("suspend") and status.phase != "Finished":
             assert status.phase == "Suspended"
             assert not healthy
@@ -324,7 +348,7 @@ class Simulation(RuleBasedStateMachine):
         if status.phase == "Running":
             assert len(healthy) == 1
             assert status.driver is not None
-            assert cluster.revision_of(healthy[0]["metadata"]["name"]) == status.revision == status.driver.revision
+            assert cluster.revision_of(healthy[0]) == status.revision == status.driver.revision
             assert status.rollout is None
             assert status.revision == status.target_revision or status.refused or spec["shards"] == "many"
         else:
@@ -339,8 +363,8 @@ def _time(text: str) -> datetime:
 
 
 Simulation.TestCase.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
+    max_examples=40,
+    stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
