@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.hosts.stores import open_store
+from joinery_runtime.hosts.stores import embedded_directory, open_store
 from joinery_runtime.job import StreamJoin
+from joinery_runtime.state.embedded import embedded_postgres
+from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateStore
 
 
@@ -38,6 +40,19 @@ def open_durable(job: StreamJoin) -> Iterator[StateStore]:
     """The store of a job with its secrets' values (`durable`)."""
     with open_store(job, _quiet) as opened:
         yield opened.store
+
+
+@contextmanager
+def open_anyway(job: StreamJoin) -> Iterator[PostgresStore]:
+    """The same, also where the job may not be used any more because it was moved away."""
+    postgres = job.spec.state_store.postgres
+    with ExitStack() as stack:
+        if postgres is None:
+            dsn, schema = stack.enter_context(embedded_postgres(embedded_directory())), "joinery"
+        else:
+            assert postgres.dsn is not None, "durable() fills it in"
+            dsn, schema = postgres.dsn, postgres.schema_name
+        yield stack.enter_context(closing(PostgresStore(dsn, schema)))
 
 
 def known(job: StreamJoin, store: StateStore) -> JobRecord:

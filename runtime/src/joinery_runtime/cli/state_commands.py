@@ -258,7 +258,7 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
     yes
         Do it; without it, only what would be deleted is said.
     """
-    from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
+    from joinery_runtime.cli.state import durable, open_anyway  # noqa: PLC0415
     from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
 
     job = load(job_file)
@@ -266,17 +266,54 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
         _nothing_kept(job, as_json=as_json)
         return
     job = durable(job)
-    with open_durable(job) as store:
-        record = store.record(job.name)
-        if record is None:
+    with open_anyway(job) as store:
+        text = stored_text(store, job.name)
+        if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return
-        text = stored_text(record, store.savepoints(job.name))
         if yes:
             store.delete_job(job.name)
         answer({"job": job.name, "deleted": yes, "state": text}, [f"job {job.name}: {text}"], as_json=as_json)
         if not yes:
             raise JoineryError("Nothing was deleted", todo="Give --yes to delete it")
+
+
+@state.command
+def move(
+    job_file: JobFile,
+    *,
+    to: str | None = None,
+    to_schema: str | None = None,
+    dry_run: Flag = False,
+    stay: Flag = False,
+    as_json: AsJson = False,
+) -> None:
+    """Moves the job's state to another Postgres, where the job goes on. A running driver is fenced.
+
+    May be repeated when it was interrupted. At the old place the job does not start any more.
+
+    Parameters
+    ----------
+    to
+        The DSN of the other database; better in JOINERY_MOVE_DSN, which no list of processes shows.
+    to_schema
+        The schema there; without it, as here.
+    dry_run
+        Only say what would be moved.
+    stay
+        Give up a move that was interrupted: the job goes on where it was.
+    """
+    from joinery_runtime.cli import state_move  # noqa: PLC0415
+    from joinery_runtime.cli.state import durable, open_anyway  # noqa: PLC0415
+
+    job = durable(load(job_file))
+    with open_anyway(job) as store:
+        if stay:
+            state_move.stay(job, store)
+            answer({"job": job.name, "moved": False}, [f"job {job.name} stays where it was"], as_json=as_json)
+            return
+        done = state_move.move(job, store, to, to_schema, dry_run=dry_run)
+    answer(done.document(), done.lines(), as_json=as_json)
 
 
 def _nothing_kept(job: StreamJoin, *, as_json: bool) -> None:

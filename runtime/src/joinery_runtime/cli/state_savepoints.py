@@ -12,6 +12,7 @@ from joinery_runtime.cli.state import known
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import StreamJoin, definition
 from joinery_runtime.state import decisions
+from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import EpochRecord, JobRecord, Json, Savepoint, StateStore
 from joinery_runtime.state.upgrade import is_automatic
 
@@ -106,10 +107,15 @@ def restore(store: StateStore, job: StreamJoin, name: str) -> Repeat:
     return repeat
 
 
-def stored_text(record: JobRecord, savepoints: list[Savepoint]) -> str:
+def stored_text(store: PostgresStore, job: str) -> str | None:
+    """What there is of it; None: nothing."""
+    place = store.moved_to(job)
+    if place is not None:
+        return f"it was moved to {place}, or a move there has begun"
+    record = store.record(job)
+    if record is None:
+        return None
     rows, size = sum(meta.rows for meta in record.segments), sum(meta.bytes for meta in record.segments)
     live = f"{rows:,} rows in {len(record.segments)} segments ({size_text(size)})"
-    rest = (
-        f"the offsets of {len(record.offsets)} inputs, {len(savepoints)} savepoints, the log up to epoch {record.epoch}"
-    )
-    return f"{live}, {rest}"
+    pins = len(store.savepoints(job))
+    return f"{live}, the offsets of {len(record.offsets)} inputs, {pins} savepoints, the log up to epoch {record.epoch}"

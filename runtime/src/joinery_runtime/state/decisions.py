@@ -36,7 +36,7 @@ class Status(StrEnum):
 @dataclass(frozen=True, slots=True)
 class JobFacts:
     """What is stored of a job: newest generation, last epoch number used, JSON texts of pending plan and definition,
-    the epoch that the state stands on, and the name of this life.
+    the epoch that the state stands on, the name of this life, and where the state was moved or is being moved to.
 
     A deleted job keeps its generation and epoch: a zombie of its old life stays fenced, numbers never repeat (M3).
     """
@@ -49,6 +49,7 @@ class JobFacts:
     deleted: bool
     committed: int
     lineage: str
+    moved_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +118,27 @@ def name_keys(keys: Iterable[str]) -> str:
 
 
 def require_job(facts: JobFacts | None, job: str) -> JobFacts:
-    if facts is None or facts.deleted:
+    if facts is None:
+        raise no_job(job)
+    if facts.moved_to is not None:
+        raise moved(facts)
+    if facts.deleted:
         raise no_job(job)
     return facts
+
+
+def moved(facts: JobFacts) -> StateError:
+    if facts.deleted:
+        return StateError(
+            f"The state of job {facts.job} was moved",
+            facts=f"it is at {facts.moved_to}",
+            todo="Name that place in stateStore. To start anew here all the same: joinery state delete JOB --yes",
+        )
+    return StateError(
+        f"The state of job {facts.job} is being moved",
+        facts=f"to {facts.moved_to}; the move has not ended",
+        todo="Repeat the same joinery state move, or give it up with joinery state move JOB --stay",
+    )
 
 
 def check_owner(facts: JobFacts | None, job: str, generation: int) -> JobFacts:

@@ -91,7 +91,8 @@ class PostgresStore:
     def acquire(self, job: str) -> JobRecord:
         self._ensure_schema()
         with self._connection.transaction() as connection:
-            self._run(connection, statements.ACQUIRE, job)
+            if not self._run(connection, statements.ACQUIRE, job).rowcount:
+                decisions.require_job(self._facts(connection, job), job)
             return self._record(connection, job)
 
     def record(self, job: str) -> JobRecord | None:
@@ -278,15 +279,15 @@ class PostgresStore:
         self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = self._lock(connection, job)
-            if facts is None:
-                return
-            with connection.pipeline():
-                self._run(connection, statements.DELETE_SAVEPOINTS, job)
-                self._run(connection, statements.DELETE_STATE, job)
-                self._run(connection, statements.DELETE_OFFSETS, job)
-                self._run(connection, statements.DELETE_EPOCHS, job)
-                self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
-                self._run(connection, statements.MARK_DELETED, job)
+            if facts is not None:
+                self._delete(connection, facts)
+
+    def moved_to(self, job: str) -> str | None:
+        """Where `state.moving` has moved the job, or is moving it, from here."""
+        self._ensure_schema()
+        with self._connection.session() as connection:
+            facts = self._facts(connection, job)
+        return None if facts is None else facts.moved_to
 
     def close(self) -> None:
         self._connection.close()
@@ -320,6 +321,9 @@ class PostgresStore:
 
     def _found(self, connection: Connection, job: str) -> JobRecord | None:
         row = self._run(connection, statements.RECORD, job).fetchone()
+        facts = self._facts(connection, job) if row is None or row[-1] is not None else None
+        if facts is not None and facts.moved_to is not None:
+            raise decisions.moved(facts)
         return None if row is None else _record(job, row)
 
     def _record(self, connection: Connection, job: str) -> JobRecord:
@@ -389,6 +393,15 @@ class PostgresStore:
             raise decisions.no_savepoint(job, name, list(existing))
         return existing[name]
 
+    def _delete(self, connection: Connection, facts: JobFacts) -> None:
+        with connection.pipeline():
+            self._run(connection, statements.DELETE_SAVEPOINTS, facts.job)
+            self._run(connection, statements.DELETE_STATE, facts.job)
+            self._run(connection, statements.DELETE_OFFSETS, facts.job)
+            self._run(connection, statements.DELETE_EPOCHS, facts.job)
+            self._run(connection, statements.RESET, facts.job, epoch=decisions.epoch_after_reset(facts))
+            self._run(connection, statements.MARK_DELETED, facts.job)
+
     def _restore(self, connection: Connection, facts: JobFacts, name: str) -> None:
         with connection.pipeline():
             self._run(connection, statements.RESTORE_SEGMENTS, facts.job, name=name)
@@ -420,7 +433,7 @@ def _job_facts(job: str, row: tuple[Any, ...] | None) -> JobFacts | None:
 
 
 def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
-    lineage, generation, epoch, signature, definition, plan, planned_for_ms, sources, values, metas, committed = row
+    lineage, generation, epoch, signature, definition, plan, planned_for_ms, sources, values, metas, committed, _ = row
     return JobRecord(
         job=job,
         lineage=lineage,

@@ -11,10 +11,11 @@ from psycopg import sql
 ACQUIRE = """
 INSERT INTO {schema}.jobs (pipeline_name, generation, epoch) VALUES (%(job)s, 1, 0)
 ON CONFLICT (pipeline_name) DO UPDATE SET generation = jobs.generation + 1, deleted = FALSE, updated_at = now()
+WHERE jobs.moved_to IS NULL
 """
 
 FACTS = """
-SELECT generation, epoch, pending_plan::text, definition::text, deleted, committed, lineage::text
+SELECT generation, epoch, pending_plan::text, definition::text, deleted, committed, lineage::text, moved_to
 FROM {schema}.jobs WHERE pipeline_name = %(job)s
 """
 LOCK_JOB = FACTS + " FOR UPDATE"
@@ -34,7 +35,7 @@ SELECT lineage::text, generation, epoch, signature::text, definition::text, pend
      FROM {schema}.offsets o WHERE o.pipeline_name = j.pipeline_name),
     (SELECT coalesce(json_agg(meta ORDER BY group_key), '[]')
      FROM {schema}.state s WHERE s.pipeline_name = j.pipeline_name AND status = 'live'),
-    committed
+    committed, moved_to
 FROM {schema}.jobs j WHERE pipeline_name = %(job)s AND NOT deleted
 """
 
@@ -217,7 +218,7 @@ DELETE_STATE = "DELETE FROM {schema}.state WHERE pipeline_name = %(job)s"
 DELETE_OFFSETS = "DELETE FROM {schema}.offsets WHERE pipeline_name = %(job)s"
 DELETE_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s"
 MARK_DELETED = """
-UPDATE {schema}.jobs SET deleted = TRUE, committed = 0, signature = NULL, definition = NULL,
+UPDATE {schema}.jobs SET deleted = TRUE, moved_to = NULL, committed = 0, signature = NULL, definition = NULL,
     lineage = gen_random_uuid()
 WHERE pipeline_name = %(job)s
 """

@@ -1,0 +1,74 @@
+"""`joinery state move`: takes a job's state to another Postgres."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from joinery_runtime.cli.common import size_text
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.state.moving import MovableStore, Moving
+from joinery_runtime.state.postgres import PostgresStore
+
+DSN_VARIABLE = "JOINERY_MOVE_DSN"
+"""Says where to, so that a password is in no list of processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    job: str
+    source: str
+    target: str
+    contents: Moving
+    moved: bool
+
+    def document(self) -> Mapping[str, Any]:
+        return {"job": self.job, "from": self.source, "to": self.target, "moved": self.moved, **asdict(self.contents)}
+
+    def lines(self) -> Iterator[str]:
+        what = self.contents
+        size = f"{what.segments} segments ({size_text(what.bytes)}), {what.savepoints} savepoints, {what.epochs} epochs"
+        if not self.moved:
+            yield f"job {self.job}: {size} would be moved to {self.target}"
+            return
+        yield f"job {self.job}: {size} moved to {self.target}"
+        yield "Name that place in stateStore before the job is started again; here it does not start any more."
+
+
+def move(job: StreamJoin, here: PostgresStore, to: str | None, schema: str | None, *, dry_run: bool) -> Move:
+    """Raises JoineryError; a move that has begun can be repeated then."""
+    dsn = to or os.environ.get(DSN_VARIABLE)
+    if not dsn:
+        raise JoineryError("It is not said where to", todo=f"Give --to DSN, or set {DSN_VARIABLE}")
+    _refuse_table(job)
+    with (
+        closing(MovableStore(here.dsn, here.schema)) as source,
+        closing(MovableStore(dsn, schema or here.schema)) as target,
+    ):
+        contents = source.contents(job.name)
+        if not dry_run:
+            source.move_to(target, job.name)
+        elif target.knows(job.name):
+            raise JoineryError(f"There is state of a job {job.name} at the target already", facts=target.place)
+        return Move(job.name, source.place, target.place, contents, moved=not dry_run)
+
+
+def stay(job: StreamJoin, here: PostgresStore) -> None:
+    with closing(MovableStore(here.dsn, here.schema)) as source:
+        source.stay(job.name)
+
+
+def _refuse_table(job: StreamJoin) -> None:
+    """A table is written in the commit's transaction, so it has to be where the state is; and it would stay behind."""
+    table = job.spec.output.postgres
+    if table is not None:
+        raise JoineryError(
+            f"Job {job.name} writes to the table {table.table}, which is in the state's database and would stay behind",
+            facts="both change in one transaction, so they have to move together",
+            todo="Stop the job, take the whole database along with pg_dump and pg_restore, and name it in stateStore; "
+            "then make sure that the job is not started at the old place",
+        )
