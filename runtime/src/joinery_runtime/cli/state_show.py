@@ -86,14 +86,19 @@ def show(job: StreamJoin, store: StateStore, texts: Sequence[str]) -> Shown:
     found = int(key_hash([keys[0].column(pair.left) for pair in job.key_pairs])[0])
     record = known(job, store)
     by_segment: dict[str, list[KeptRow]] = {}
-    for now, blobs in read_live(store, record, lambda now: _covering(now, found)):
+
+    def covering(now: JobRecord) -> list[SegmentMeta]:
+        nonlocal record
+        record = now
+        return _covering(now, found)
+
+    for now, blobs in read_live(store, record, covering):
         metas = {meta.key: meta for meta in now.segments}
         watermarks = spec.watermarks(next_watermarks(job, now))
         for key, blob in blobs.items():
             by_segment[key] = list(_rows_of(spec, metas[key], blob, found, keys, watermarks))
-        record = now
     # A segment that was replaced while it was read is not live any more; what replaced it has its rows.
-    live = [by_segment[meta.key] for meta in _covering(record, found) if meta.key in by_segment]
+    live = [by_segment[meta.key] for meta in _covering(record, found)]
     rows = sorted(
         (row for rows in live for row in rows), key=lambda row: (row.input, row.ts, row.partition, row.offset)
     )

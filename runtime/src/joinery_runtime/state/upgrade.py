@@ -139,13 +139,17 @@ def rehearse(store: StateStore, record: JobRecord, chain: Mapping[int, Migration
     May run beside a driver: where a segment goes while it is to be read, those that replaced it are taken.
     """
     started = time.monotonic()
-    check_versions(record, chain, target)
     sizes: dict[str, int] = {}
-    for now, blobs in read_live(store, record, lambda now: older(now, target)):
+
+    def to_migrate(now: JobRecord) -> list[SegmentMeta]:
+        nonlocal record
+        record = now
         check_versions(now, chain, target)
+        return older(now, target)
+
+    for now, blobs in read_live(store, record, to_migrate):
         metas = {meta.key: meta for meta in now.segments}
         sizes |= {key: _rewritten_bytes(metas[key], blob, chain, target) for key, blob in blobs.items()}
-        record = now
     migrated = [meta for meta in older(record, target) if meta.key in sizes]
     return Rehearsal(
         versions=tuple(sorted({meta.state_version for meta in record.segments})),
