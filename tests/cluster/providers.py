@@ -30,6 +30,8 @@ from joinery_runtime.errors import EnvironmentProblem
 
 KUBECONFIG, LOAD_IMAGE, HOST = "JOINERY_E2E_KUBECONFIG", "JOINERY_E2E_LOAD_IMAGE", "JOINERY_E2E_HOST"
 
+_READY_SECONDS = 180
+
 
 class Cluster(Protocol):
     """A Kubernetes with nodes, of which tests are administrators."""
@@ -126,7 +128,10 @@ def kind_cluster(*options: str) -> Iterator[KindCluster]:
         which = [f"--name={made.name}", f"--kubeconfig={made.kubeconfig}"]
         delete = ["kind", "delete", "cluster", *which]
         try:
-            _run(["kind", "create", "cluster", *which, "--wait=180s", *options])
+            _run(["kind", "create", "cluster", *which, f"--wait={_READY_SECONDS}s", *options])
+            # kind does not wait for the names of services.
+            dns = ["rollout", "status", "deployment/coredns", "--namespace=kube-system"]
+            made.kubectl(*dns, timeout_seconds=_READY_SECONDS)
             yield made
         except BaseException:
             subprocess.run(delete, stdin=subprocess.DEVNULL, capture_output=True, check=False)

@@ -78,16 +78,17 @@ def test_what_a_named_cluster_cannot_tell_has_to_be_said() -> None:
 
 
 def test_kind_s_cluster_is_made_fed_and_deleted(tools: Tools, tmp_path: Path) -> None:
-    tools.add("docker")
-    tools.add("kind")
+    for tool in ("docker", "kind", "kubectl"):
+        tools.add(tool)
     with open_cluster() as cluster:
         assert cluster.host_address == "172.18.0.1"
         cluster.load_image(tmp_path / "image.tar")
         kubeconfig = cluster.kubeconfig
-    asked, created, inspected, loaded, deleted = tools.calls
+    asked, created, waited, inspected, loaded, deleted = tools.calls
     name = created.split()[3]
     assert asked == "docker version"
     assert created == f"kind create cluster {name} --kubeconfig={kubeconfig} --wait=180s"
+    assert waited.startswith(f"kubectl --kubeconfig={kubeconfig} rollout status deployment/coredns ")
     assert inspected.startswith("docker network inspect kind ")
     assert loaded == f"kind load image-archive {tmp_path}/image.tar {name}"
     assert deleted == f"kind delete cluster {name} --kubeconfig={kubeconfig}"
