@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,10 @@ from joinery_operator.shell.kinds import BY_KIND, CHILDREN, JOBS
 from joinery_operator.shell.watches import SELECTOR
 
 _LOOK_SECONDS = 0.2
-_TIME = "2026-01-01T00:00:00Z"
+
+
+def _time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Refused(AssertionError):
@@ -147,23 +151,24 @@ class Kubelet:
 
 def run_pod(cluster: Cluster, pod: Mapping[str, Any], address: str) -> None:
     containers = [
-        {**_container(each), "ready": True, "started": True, "state": {"running": {"startedAt": _TIME}}}
+        {**_container(each), "ready": True, "started": True, "state": {"running": {"startedAt": _time()}}}
         for each in pod["spec"]["containers"]
     ]
     initial = [
         {**_container(each), "ready": True, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
         for each in pod["spec"].get("initContainers", ())
     ]
-    ready = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")]
+    since = {"status": "True", "lastTransitionTime": _time()}
+    ready = [{"type": kind, **since} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")]
     status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": ready}
-    status |= {"containerStatuses": containers, "initContainerStatuses": initial, "startTime": _TIME}
+    status |= {"containerStatuses": containers, "initContainerStatuses": initial, "startTime": _time()}
     _set(cluster, pod, status)
 
 
 def end_pod(cluster: Cluster, pod: Mapping[str, Any], exit_code: int, message: str = "") -> None:
     """All its containers end with that termination message."""
     ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message}
-    ended |= {"startedAt": _TIME, "finishedAt": _TIME}
+    ended |= {"startedAt": _time(), "finishedAt": _time()}
     containers = [
         {**_container(each), "ready": False, "state": {"terminated": ended}} for each in pod["spec"]["containers"]
     ]

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
-from joinery_runtime.job import StreamJoin
+from joinery_operator.settings import settings_from
+from joinery_runtime.errors import JoineryError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the version with `--version`, else says that this release has no controller. Returns the exit code."""
+    """Works until SIGTERM or SIGINT. Returns the exit code."""
     parser = argparse.ArgumentParser("joinery-operator", description="Kubernetes operator for Joinery")
     parser.add_argument("--version", action="version", version=f"joinery-operator {version('joinery-operator')}")
-    parser.parse_args(arguments)
-    kind = StreamJoin.model_fields["kind"].default
-    sys.stderr.write(
-        f"joinery-operator cannot watch {kind} resources yet: the operator arrives with a later release. "
-        "Run a resource with `joinery run JOB.yaml` until then.\n"
-    )
-    return 3
+    parser.add_argument("--kubeconfig", type=Path, help="default: $KUBECONFIG, else the pod's service account")
+    given = parser.parse_args(arguments)
+    # Not needed for --version and --help, and slow to import.
+    from joinery_operator.reconcile import reconcile  # noqa: PLC0415
+    from joinery_operator.shell.logs import log_json  # noqa: PLC0415
+    from joinery_operator.shell.process import serve  # noqa: PLC0415
+
+    try:
+        settings = settings_from()
+        log_json()
+        asyncio.run(serve(settings, reconcile, given.kubeconfig))
+    except JoineryError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0

@@ -16,7 +16,8 @@ _PREFIX = "JOINERY_OPERATOR_"
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Each field is the environment variable `JOINERY_OPERATOR_<FIELD>`; times are seconds, `namespaces` are separated
-    by commas (none: all of the cluster). `figures_seconds`: how often mere figures of a job are written to its status."""
+    by commas (none: all of the cluster). `figures_seconds`: how often mere figures of a job are written to its status.
+    `metrics_port` serves /metrics and the probes."""
 
     runtime_image: str = field(default="")
     service_account: str = "joinery-driver"
