@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from cluster import packages
 from joinery_runtime.errors import EnvironmentProblem
 
-PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap"}
+PROGRAMS = MappingProxyType({"buildah": "buildah", "debootstrap": "debootstrap"})
+
 _CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _DEBIAN_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _INSIDE = "/run/certificates.crt"
@@ -24,18 +26,14 @@ _LAST_LINES = 20
 
 
 def require_programs() -> None:
-    """Installs the Debian packages of what is missing. Raises EnvironmentProblem where that cannot be done."""
-    missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
-    if os.geteuid() != 0 or (missing and shutil.which("apt-get") is None):
+    """Installs what is missing. Raises EnvironmentProblem where that cannot be done."""
+    if os.geteuid() != 0:
         raise EnvironmentProblem(
-            "The images cannot be built on this machine",
-            facts=f"needed: root, and {', '.join(PROGRAMS.values())}; missing packages: {', '.join(missing) or 'none'}",
-            todo="Run as root on Debian or Ubuntu, or build images/*.Dockerfile with Docker",
+            "The images cannot be built by this user",
+            facts="debootstrap and chroot need root",
+            todo="Run as root, or build images/*.Dockerfile with Docker",
         )
-    if missing:
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
-            subprocess.run(["apt-get", "-qq", *command], env=quiet, check=True, stdout=subprocess.DEVNULL)
+    packages.install(PROGRAMS)
 
 
 @dataclass(frozen=True, slots=True)
