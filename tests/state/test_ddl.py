@@ -113,6 +113,39 @@ def test_state_of_the_first_release_is_upgraded_and_goes_on(
     store.close()
 
 
+def test_a_newer_schema_that_this_release_can_use_is_used_as_it_is(
+    dsn: str, schema: str, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next release was rolled out, and rolled back."""
+    old = PostgresStore.connect(dsn, schema)
+    run_epoch(old, old.acquire(job), 1, ["a"])
+    old.close()
+    steps = (*ddl.STEPS, *("ALTER TABLE {schema}.jobs ADD COLUMN " + column for column in ("note TEXT", "more TEXT")))
+    newest, mine = len(steps), len(ddl.STEPS)
+    with monkeypatch.context() as patch:
+        patch.setattr(ddl, "STEPS", steps)
+        patch.setattr(ddl, "USABLE_FROM", {newest - 1: mine, newest: mine})
+        PostgresStore.connect(dsn, schema).close()
+    back = PostgresStore.connect(dsn, schema)
+    run_epoch(back, back.acquire(job), 2, ["b"])
+    back.create_savepoint(job, "sp")
+    assert live_keys(back, job) == ["a", "b"]
+    back.close()
+    assert versions(dsn, schema) == [*RELEASED, newest - 1, newest]
+
+
+def test_one_step_that_this_release_cannot_use_is_enough_to_refuse(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = len(ddl.STEPS)
+    with monkeypatch.context() as patch:
+        patch.setattr(ddl, "STEPS", (*ddl.STEPS, "SELECT 1", "SELECT 1"))
+        patch.setattr(ddl, "USABLE_FROM", {mine + 2: mine})  # it adds only, the one before it does not
+        PostgresStore.connect(dsn, schema).close()
+    with pytest.raises(IncompatibleState, match=f"has version {mine + 2}"):
+        PostgresStore.connect(dsn, schema)
+
+
 def test_a_failing_step_leaves_the_schema_as_it_was(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PostgresStore.connect(dsn, schema).close()
     monkeypatch.setattr(ddl, "STEPS", (*ddl.STEPS, "CREATE TABLE {schema}.extra (); SELECT no_such_column"))

@@ -1,9 +1,12 @@
 """The Postgres schema: created and upgraded by the product, in numbered steps that only go forward.
 
-A step that was released is never edited; a change is a new step. `schema_version` has one row per step that ran.
+A step that was released is never edited; a change is a new step. `schema_version` has one row per step that ran, with
+the oldest version whose release can still use the tables after it: so a rollout can go back to the release before.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from psycopg import sql
 
@@ -114,10 +117,16 @@ UPDATE {schema}.savepoints s SET
         WHERE e.pipeline_name = s.pipeline_name AND e.epoch <= s.epoch), 0),
     lineage = (SELECT j.lineage FROM {schema}.jobs j WHERE j.pipeline_name = s.pipeline_name);
 ALTER TABLE {schema}.savepoints ALTER COLUMN lineage SET NOT NULL;
+
+ALTER TABLE {schema}.schema_version ADD COLUMN usable_from INT;
 """
 
 STEPS: tuple[str, ...] = (_STEP_1, _STEP_2, _STEP_3)
 """Step n brings the schema from version n - 1 to n."""
+
+USABLE_FROM: Mapping[int, int] = {}
+"""By step, the oldest version whose release goes on with the tables after it: what it does not know has defaults, and
+what it knows is still true. Without an entry only releases that know the step do."""
 
 _CREATE = """
 CREATE SCHEMA IF NOT EXISTS {schema};
@@ -129,11 +138,14 @@ CREATE TABLE IF NOT EXISTS {schema}.schema_version (
 _HAS_VERSION = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'"
 _VERSION = "SELECT coalesce(max(version), 0) FROM {schema}.schema_version"
 _ADD_VERSION = "INSERT INTO {schema}.schema_version (version) VALUES ({version})"
+_SAY_USABLE = "UPDATE {schema}.schema_version SET usable_from = {usable_from} WHERE version = {version}"
+_NEEDS = "SELECT max(coalesce(usable_from, version)) FROM {schema}.schema_version WHERE version > %s"
+_FIRST_THAT_SAYS = 3  # the version from which on `schema_version` has the column
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('joinery schema ' || %s, 0))"
 
 
 def ensure_schema(connection: Connection, schema: str) -> None:
-    """Brings the schema to this release's version; raises IncompatibleState if it is newer.
+    """Brings the schema to this release's version; raises IncompatibleState if it is newer, and not usable.
 
     Any number of processes may call it at once. Once the schema is there it needs no right to create anything.
     """
@@ -142,12 +154,14 @@ def ensure_schema(connection: Connection, schema: str) -> None:
     with connection.transaction():
         connection.execute(_LOCK, (schema,))
         installed = installed_version(connection, schema)
-        _refuse_newer(schema, installed)
+        _refuse_newer(connection, schema, installed)
         if installed == 0:
             _run(connection, _CREATE, schema)
         for version in range(installed + 1, len(STEPS) + 1):
             _run(connection, STEPS[version - 1], schema)
             _run(connection, _ADD_VERSION, schema, version)
+        for version in range(max(installed, _FIRST_THAT_SAYS - 1) + 1, len(STEPS) + 1):
+            _run(connection, _SAY_USABLE, schema, version, USABLE_FROM.get(version, version))
 
 
 def installed_version(connection: Connection, schema: str) -> int:
@@ -159,8 +173,11 @@ def installed_version(connection: Connection, schema: str) -> int:
     return int(row[0])
 
 
-def _refuse_newer(schema: str, installed: int) -> None:
+def _refuse_newer(connection: Connection, schema: str, installed: int) -> None:
     if installed > len(STEPS):
+        row = connection.execute(sql.SQL(_NEEDS).format(schema=sql.Identifier(schema)), (len(STEPS),)).fetchone()
+        if row is not None and row[0] <= len(STEPS):
+            return
         raise IncompatibleState(
             f"The schema {schema} of the state store is newer than this release: it has version {installed}",
             facts=f"this release knows up to {len(STEPS)}",
@@ -168,6 +185,7 @@ def _refuse_newer(schema: str, installed: int) -> None:
         )
 
 
-def _run(connection: Connection, statement: str, schema: str, version: int = 0) -> None:
+def _run(connection: Connection, statement: str, schema: str, version: int = 0, usable_from: int = 0) -> None:
     text = sql.SQL(statement)
-    connection.execute(text.format(schema=sql.Identifier(schema), version=sql.Literal(version)))
+    values = {"version": sql.Literal(version), "usable_from": sql.Literal(usable_from)}
+    connection.execute(text.format(schema=sql.Identifier(schema), **values))
