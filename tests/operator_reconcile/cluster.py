@@ -18,6 +18,7 @@ from job.resources import GOOD
 from joinery_operator.decision import Action, Create, Decision, Delete, Patch, SetFinalizers
 from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import FINALIZER, reconcile
+from joinery_operator.reconcile.look import read_status
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import KINDS, DriverStatus, Status
 
@@ -137,7 +138,8 @@ class Cluster:
         )
 
     def _said(self) -> DriverStatus | None:
-        driver = self.status.driver
+        assert self.resource is not None
+        driver = read_status(self.resource).driver
         pod = self.pods.get(f"orders-driver-{driver.number}") if driver else None
         return self.said.get(pod["metadata"]["uid"]) if pod else None
 

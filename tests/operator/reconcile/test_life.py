@@ -1,0 +1,363 @@
+"""One driver after another: starts, ends, back-off, suspension, and what is found after the operator was away."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from joinery_operator.decision import Create, Delete, Patch
+from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
+from operator_reconcile.cluster import START, Cluster, Killed, resource
+
+FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
+TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
+FIRST = "orders-driver-1"
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(resource())
+
+
+@pytest.fixture
+def running(cluster: Cluster) -> Cluster:
+    cluster.started(1)
+    return cluster
+
+
+def quiescent(cluster: Cluster) -> bool:
+    decision = cluster.step()
+    return decision.status is None and not decision.actions and not decision.events
+
+
+def test_a_new_job_gets_its_children_and_runs(cluster: Cluster) -> None:
+    decision = cluster.step()
+    made = [(a.manifest["kind"], a.manifest["metadata"]["name"]) for a in decision.actions if isinstance(a, Create)]
+    revision = cluster.status.revision
+    assert made == [("Service", "orders-driver"), ("ConfigMap", f"orders-job-{revision}"), ("Pod", FIRST)]
+    assert cluster.status.phase == "Pending"
+    cluster.step()
+    assert cluster.status.phase == "Starting"
+    cluster.run(FIRST)
+    cluster.get_ready(FIRST)
+    cluster.step()
+    assert cluster.status.phase == "Running"
+    assert cluster.status.observed_generation == 1
+    assert cluster.condition("Ready") == ("True", "Running")
+    assert cluster.condition("Progressing")[0] == "False"
+    assert cluster.condition("Degraded") == ("False", "AsExpected")
+    assert cluster.condition("StateCompatible") == ("True", "InUse")
+    assert quiescent(cluster)
+
+
+@pytest.mark.parametrize("writes", range(5))
+def test_an_operator_that_dies_between_two_writes_makes_nothing_twice(cluster: Cluster, writes: int) -> None:
+    try:
+        cluster.step(killed_after=writes)
+    except Killed:
+        cluster.step()
+    assert [pod["metadata"]["name"] for pod in cluster.created] == [FIRST]
+    assert cluster.status.driver is not None
+    assert cluster.status.driver.number == 1
+    assert len(cluster.config_maps) == 1
+
+
+TROUBLE: list[tuple[str, Any, str, str, str]] = [
+    ("image", lambda c: c.wait(FIRST, "ImagePullBackOff", "not found"), "ImagePullFailed", "not found", "True"),
+    ("secret", lambda c: c.wait(FIRST, "CreateContainerConfigError", "no x"), "ContainerNotCreated", "no x", "True"),
+    ("node", lambda c: c.unschedulable(FIRST), "Unschedulable", "0/1 nodes", "False"),
+]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason", "words", "degraded"), [t[1:] for t in TROUBLE], ids=[t[0] for t in TROUBLE]
+)
+def test_what_keeps_a_pod_from_running_is_told(
+    cluster: Cluster, trouble: Any, reason: str, words: str, degraded: str
+) -> None:
+    cluster.step()
+    trouble(cluster)
+    cluster.step()
+    assert cluster.condition("Ready") == ("False", reason)
+    assert words in cluster.status.conditions[0].message
+    assert cluster.condition("Degraded")[0] == degraded
+    assert cluster.status.phase == "Starting"
+
+
+def test_a_pod_without_a_node_is_degraded_only_after_a_while(cluster: Cluster) -> None:
+    cluster.step()
+    cluster.unschedulable(FIRST)
+    decision = cluster.step()
+    assert decision.again_after is not None
+    cluster.pass_time(decision.again_after)
+    cluster.step()
+    assert cluster.condition("Degraded") == ("True", "Unschedulable")
+
+
+ENDINGS: list[tuple[str, Any, str, float]] = [
+    ("an error that may pass", lambda c: c.end(FIRST, TRANSIENT), "StoreUnavailable", 10.0),
+    ("out of memory", lambda c: c.end(FIRST, None, 137, "OOMKilled"), "OOMKilled", 10.0),
+    ("a lost process", lambda c: c.end(FIRST, None, 1), "Error", 10.0),
+]
+
+
+@pytest.mark.parametrize(("ends", "reason", "wait"), [e[1:] for e in ENDINGS], ids=[e[0] for e in ENDINGS])
+def test_a_failed_driver_is_started_again_after_a_back_off(
+    running: Cluster, ends: Any, reason: str, wait: float
+) -> None:
+    ends(running)
+    decision = running.step()
+    assert decision.again_after == wait
+    assert running.status.phase == "Pending"
+    assert running.condition("Degraded") == ("True", "BackOff")
+    driver = running.status.driver
+    assert driver is not None
+    assert (driver.outcome, driver.reason, driver.failures) == ("Failed", reason, 1)
+    running.pass_time(wait)
+    running.step()
+    assert sorted(running.pods) == [FIRST, "orders-driver-2"]  # the logs of the failed one are kept
+    running.run("orders-driver-2")
+    running.get_ready("orders-driver-2")
+    running.step()
+    assert sorted(running.pods) == ["orders-driver-2"]
+    assert running.status.phase == "Running"
+
+
+def test_the_back_off_doubles_to_its_limit_and_begins_anew_after_a_healthy_time(cluster: Cluster) -> None:
+    waits = []
+    for number in range(1, 9):
+        cluster.step()
+        cluster.run(f"orders-driver-{number}")
+        cluster.end(f"orders-driver-{number}", TRANSIENT)
+        again_after = cluster.step().again_after
+        assert again_after is not None
+        waits.append(again_after)
+        cluster.pass_time(again_after)
+    assert waits == [10, 20, 40, 80, 160, 300, 300, 300]
+    name = cluster.started(9)
+    cluster.pass_time(601)
+    cluster.step()
+    assert cluster.status.driver is not None
+    assert cluster.status.driver.failures == 0
+    cluster.end(name, TRANSIENT)
+    assert cluster.step().again_after == 10
+    assert len(cluster.pods) == 1
+
+
+INTERRUPTED: list[tuple[str, Any]] = [
+    ("deleted by others", lambda c: c.gone(FIRST)),
+    ("evicted", lambda c: c.evict(FIRST)),
+    ("stopped on its node", lambda c: c.end(FIRST, {"outcome": "stopped"}, 0)),
+]
+
+
+@pytest.mark.parametrize("happens", [i[1] for i in INTERRUPTED], ids=[i[0] for i in INTERRUPTED])
+def test_the_next_attempt_starts_at_once_when_others_took_the_pod(running: Cluster, happens: Any) -> None:
+    running.pass_time(60)
+    happens(running)
+    running.step()
+    assert "orders-driver-2" in running.pods
+    driver = running.status.driver
+    assert driver is not None
+    assert (driver.number, driver.failures) == (2, 0)
+
+
+def test_a_pod_that_is_taken_away_at_once_is_not_made_in_a_loop(running: Cluster) -> None:
+    running.evict(FIRST)
+    assert running.step().again_after == 10
+    assert list(running.pods) == [FIRST]
+
+
+def test_an_error_that_would_come_again_waits_for_a_change(running: Cluster) -> None:
+    running.end(FIRST, FATAL)
+    decision = running.step()
+    assert decision.again_after is None
+    assert running.status.phase == "Failed"
+    assert running.condition("Degraded") == ("True", "SourceError")
+    assert running.status.last_error == "no topic orders"
+    running.pass_time(10_000)
+    assert quiescent(running)
+    running.edit(cleanup="deleteState")
+    running.step()
+    assert "orders-driver-2" in running.pods
+
+
+def test_a_finished_job_stays_finished_until_its_revision_changes(running: Cluster) -> None:
+    running.end(FIRST, {"outcome": "finished"}, 0)
+    running.step()
+    assert running.status.phase == "Finished"
+    running.gone(FIRST)  # its pod was cleaned up
+    running.edit(suspend=True)
+    running.step()
+    assert running.status.phase == "Finished"
+    running.edit(suspend=False, shards=8)
+    running.step()
+    assert running.status.rollout is not None
+
+
+def test_suspend_and_resume(running: Cluster) -> None:
+    running.edit(suspend=True)
+    running.step()
+    assert running.status.phase == "Stopping"
+    assert running.condition("Progressing")[0] == "True"
+    running.stopped(FIRST)
+    running.step()
+    assert running.status.phase == "Suspended"
+    assert running.condition("Ready") == ("False", "Suspended")
+    assert running.condition("Progressing") == ("False", "Suspended")
+    assert running.condition("Degraded")[0] == "False"
+    running.pass_time(10_000)
+    assert quiescent(running)
+    running.edit(suspend=False)
+    running.step()
+    assert list(running.pods) == ["orders-driver-2"]
+
+
+def test_a_pod_on_a_dead_node_is_waited_for_and_then_left_behind(running: Cluster) -> None:
+    running.dead.add(FIRST)
+    running.delete_child("Pod", FIRST)
+    for expected in (120, 300):  # until it should have gone, and until it is stuck
+        decision = running.step()
+        assert decision.again_after == expected
+        assert list(running.pods) == [FIRST]
+        running.pass_time(decision.again_after)
+    running.step()
+    assert "orders-driver-2" in running.pods
+    assert "deletionTimestamp" in running.pods[FIRST]["metadata"]
+
+
+def test_a_container_beside_the_driver_does_not_keep_it_alive(running: Cluster) -> None:
+    running.end(FIRST, TRANSIENT)
+    running.pods[FIRST]["status"]["phase"] = "Running"
+    running.pods[FIRST]["status"]["containerStatuses"].append({"name": "proxy", "state": {"running": {}}})
+    running.step()
+    assert running.status.driver is not None
+    assert running.status.driver.outcome == "Failed"
+
+
+def test_lost_and_changed_children_are_repaired(running: Cluster) -> None:
+    running.services.clear()
+    running.config_maps.clear()
+    running.pods[FIRST]["metadata"]["labels"].clear()
+    decision = running.step()
+    assert [type(action) for action in decision.actions] == [Create, Patch, Create]
+    assert quiescent(running)
+
+
+def test_what_is_left_of_earlier_times_goes(running: Cluster) -> None:
+    pod = running.pods[FIRST]
+    running._create({**pod, "metadata": {**pod["metadata"], "name": "orders-check-old"}})
+    config = next(iter(running.config_maps.values()))
+    running._create({**config, "metadata": {**config["metadata"], "name": "orders-job-old"}})
+    gone = {action.name for action in running.step().actions if isinstance(action, Delete)}
+    assert gone == {"orders-check-old", "orders-job-old"}
+
+
+def test_pods_of_a_lost_status_end_before_the_next_one_starts(running: Cluster) -> None:
+    assert running.resource is not None
+    del running.resource["status"]
+    running.step()
+    assert list(running.pods) == [FIRST]
+    running.stopped(FIRST)
+    running.step()
+    assert [pod["metadata"]["name"] for pod in running.created] == [FIRST, FIRST]
+    assert list(running.pods) == [FIRST]
+
+
+def test_a_status_of_another_release_is_read_as_far_as_it_goes(running: Cluster) -> None:
+    assert running.resource is not None
+    status = running.resource["status"]
+    status |= {"phase": "Dreaming", "novel": {"a": 1}, "epoch": "many"}
+    status["driver"]["novel"] = 3
+    running.step()
+    assert running.status.phase == "Running"
+    assert running.status.driver is not None
+    assert running.status.driver.number == 1
+
+
+INVALID: list[tuple[str, dict[str, Any], str, list[str]]] = [
+    ("models refuse", {"shards": "many", "output": {}}, "Invalid", ["spec.shards", "spec.output"]),
+    ("no template", {"spark": {"driver": {"podTemplate": {"name": "mine"}}}}, "Incomplete", ["ConfigMap mine"]),
+    ("no size", {"spark": {"conf": {"spark.driver.memory": "much"}}}, "Incomplete", ["spark.driver.memory"]),
+]
+
+
+@pytest.mark.parametrize(("spec", "reason", "words"), [i[1:] for i in INVALID], ids=[i[0] for i in INVALID])
+def test_a_job_that_cannot_be_is_told_with_all_its_problems(
+    spec: dict[str, Any], reason: str, words: list[str]
+) -> None:
+    cluster = Cluster(resource(**spec))
+    cluster.step()
+    assert cluster.condition("Valid") == ("False", reason)
+    assert cluster.condition("Degraded") == ("True", reason)
+    assert cluster.status.phase == "Failed"
+    assert not cluster.created
+    assert all(word in cluster.status.conditions[0].message for word in words)
+    assert quiescent(cluster)
+
+
+@pytest.mark.parametrize(("spec", "reason", "words"), [i[1:] for i in INVALID], ids=[i[0] for i in INVALID])
+def test_a_job_that_runs_goes_on_when_its_resource_becomes_invalid(
+    running: Cluster, spec: dict[str, Any], reason: str, words: list[str]
+) -> None:
+    before = running.status.revision
+    running.edit(**spec)
+    running.step()
+    assert running.status.phase == "Running"
+    assert running.condition("Valid") == ("False", reason)
+    running.pass_time(60)
+    running.gone(FIRST)  # and is started again as it was
+    running.step()
+    assert running.revision_of("orders-driver-2") == running.status.revision == before
+
+
+def test_a_job_without_an_image_says_so() -> None:
+    cluster = Cluster(resource())
+    cluster.settings = cluster.settings.__class__()
+    cluster.step()
+    assert cluster.condition("Valid") == ("False", "Incomplete")
+    assert "spec.spark.image" in cluster.status.conditions[0].message
+
+
+def test_figures_are_bounded_rounded_and_not_written_all_the_time(running: Cluster) -> None:
+    uid = running.pods[FIRST]["metadata"]["uid"]
+    inputs = tuple(InputStatus(name=f"in{i}", lag=i, watermark=START - timedelta(seconds=3723 + i)) for i in range(20))
+    keys = tuple(HotKey(key="k" * 4000, rows=i) for i in range(20))
+    running.said[uid] = DriverStatus(ready=True, epoch=7, inputs=inputs, hottest_keys=keys, last_error="e" * 4000)
+    running.pass_time(20)
+    running.step()
+    status = running.status
+    assert (status.epoch, status.lag, status.watermark_delay) == (7, sum(range(16)), "1h2m")
+    assert (len(status.inputs), len(status.hottest_keys), len(status.hottest_keys[0].key)) == (16, 10, 256)
+    assert len(status.last_error or "") == 1024
+    since = status.conditions[0].last_transition_time
+    running.said[uid] = DriverStatus(ready=True, epoch=8)
+    running.pass_time(5)
+    decision = running.step()
+    assert decision.status is None
+    assert decision.again_after == 10
+    running.pass_time(10)
+    running.step()
+    assert running.status.epoch == 8
+    assert running.status.conditions[0].last_transition_time == since
+
+
+def test_a_job_without_a_driver_has_no_speed(running: Cluster) -> None:
+    uid = running.pods[FIRST]["metadata"]["uid"]
+    running.said[uid] = DriverStatus(ready=True, epoch=7, rows_per_second=5, executors=2, rows_in=9)
+    running.pass_time(20)
+    running.step()
+    assert (running.status.rows_per_second, running.status.executors) == (5, 2)
+    running.edit(suspend=True)
+    running.step()
+    running.stopped(FIRST)
+    running.step()
+    status = running.status
+    assert (status.rows_per_second, status.executors, status.rows_in, status.epoch) == (None, 0, 9, 7)
+
+
+def test_a_new_release_of_the_operator_restarts_nothing(running: Cluster) -> None:
+    running.settings = running.settings.__class__(runtime_image="joinery:2")
+    assert quiescent(running)

@@ -1,0 +1,390 @@
+"""Another revision on its way: every stage, each way out of it, and what a person may do meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from operator_reconcile.cluster import Cluster, resource
+
+FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
+TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
+OLD, NEW, BACK = "orders-driver-1", "orders-driver-2", "orders-driver-3"
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """A job that has run for a while and is changed."""
+    cluster = Cluster(resource())
+    name = cluster.started(1)
+    cluster.commit(name)
+    cluster.tell(name)
+    cluster.pass_time(60)
+    cluster.edit(shards=8)
+    cluster.step()
+    return cluster
+
+
+def stage(cluster: Cluster) -> str | None:
+    return cluster.status.rollout.stage if cluster.status.rollout else None
+
+
+def check(cluster: Cluster) -> str:
+    return next(name for name in cluster.pods if "-check-" in name)
+
+
+def stopping(cluster: Cluster) -> None:
+    name = check(cluster)
+    cluster.run(name)
+    cluster.check_result(name, fits=True)
+    cluster.step()
+
+
+def starting(cluster: Cluster) -> None:
+    stopping(cluster)
+    cluster.stopped(OLD)
+    cluster.step()
+
+
+def rolling_back(cluster: Cluster) -> None:
+    starting(cluster)
+    cluster.run(NEW)
+    cluster.end(NEW, FATAL)
+    cluster.step()
+
+
+REACH: dict[str, Any] = {
+    "Checking": lambda _: None,
+    "Stopping": stopping,
+    "Starting": starting,
+    "RollingBack": rolling_back,
+}
+
+
+def initial(cluster: Cluster, name: str) -> list[str]:
+    found: list[str] = cluster.pods[name]["spec"]["initContainers"][-1]["args"]
+    return found
+
+
+def test_the_old_driver_runs_until_the_check_has_passed(cluster: Cluster) -> None:
+    assert (stage(cluster), cluster.status.phase) == ("Checking", "Running")
+    assert cluster.condition("Progressing") == ("True", "RolloutChecking")
+    old, new = cluster.status.revision, cluster.status.rollout.revision  # type: ignore[union-attr]
+    stopping(cluster)
+    assert (stage(cluster), cluster.status.phase) == ("Stopping", "Stopping")
+    assert "deletionTimestamp" in cluster.pods[OLD]["metadata"]
+    assert NEW not in cluster.pods
+    cluster.stopped(OLD)
+    cluster.step()
+    assert (stage(cluster), cluster.status.phase) == ("Starting", "Migrating")
+    assert initial(cluster, NEW)[-2:] == ["--savepoint", f"rollout-{new}-2"]
+    cluster.run(NEW)
+    cluster.get_ready(NEW)
+    cluster.step()
+    assert (stage(cluster), cluster.status.revision) == ("Starting", old)
+    cluster.commit(NEW)
+    cluster.tell(NEW)
+    cluster.step()
+    assert (stage(cluster), cluster.status.revision, cluster.status.phase) == (None, new, "Running")
+    assert list(cluster.config_maps) == [f"orders-job-{new}"]
+    assert cluster.step().status is None
+
+
+def test_a_ready_driver_without_records_is_done_at_the_deadline(cluster: Cluster) -> None:
+    starting(cluster)
+    cluster.run(NEW)
+    cluster.get_ready(NEW)
+    again_after = cluster.step().again_after
+    assert again_after == 300
+    cluster.pass_time(again_after)
+    cluster.step()
+    assert (stage(cluster), cluster.status.phase) == (None, "Running")
+    assert cluster.status.refused is None
+
+
+def test_what_does_not_fit_the_state_is_refused_and_the_old_driver_goes_on(cluster: Cluster) -> None:
+    name = check(cluster)
+    cluster.run(name)
+    cluster.check_result(name, fits=False)
+    cluster.step()
+    assert (stage(cluster), cluster.status.phase) == (None, "Running")
+    assert cluster.condition("StateCompatible") == ("False", "IncompatibleState")
+    assert cluster.condition("Degraded") == ("True", "IncompatibleState")
+    assert "the keys of step 1 differ" in cluster.status.refused.message  # type: ignore[union-attr]
+    assert list(cluster.pods) == [OLD]
+    cluster.pass_time(10_000)
+    assert cluster.step().again_after is None
+    cluster.edit(upgrade={"mode": "stateless"})  # leaves the state behind, and that is said
+    cluster.step()
+    assert stage(cluster) == "Checking"
+    name = check(cluster)
+    cluster.run(name)
+    cluster.check_result(name, fits=False)
+    cluster.step()
+    cluster.stopped(OLD)
+    cluster.step()
+    assert initial(cluster, NEW)[-1] == "--anew"
+
+
+CHECKS: list[tuple[str, Any]] = [
+    ("no image", lambda c: c.wait(check(c), "ErrImagePull", "not found")),
+    ("evicted", lambda c: c.evict(check(c))),
+    ("no database", lambda c: (c.run(check(c)), c.end(check(c), TRANSIENT))),
+    ("no node", lambda c: c.unschedulable(check(c))),
+]
+
+
+@pytest.mark.parametrize("fails", [each[1] for each in CHECKS], ids=[each[0] for each in CHECKS])
+def test_a_check_that_tells_nothing_is_tried_until_the_deadline(cluster: Cluster, fails: Any) -> None:
+    for _ in range(100):
+        if stage(cluster) is None:
+            break
+        if any("-check-" in name for name in cluster.pods):
+            fails(cluster)
+        decision = cluster.step()
+        if decision.status is None and not decision.actions and decision.again_after is not None:
+            cluster.pass_time(decision.again_after)
+    assert cluster.status.refused is not None
+    assert cluster.status.refused.reason == "CheckFailed"
+    words = ("not found", "Evicted", "connection refused", "0/1 nodes")
+    assert any(word in cluster.status.refused.message for word in words)
+    assert cluster.status.phase == "Running"
+
+
+def test_a_check_that_would_fail_again_is_the_end(cluster: Cluster) -> None:
+    name = check(cluster)
+    cluster.run(name)
+    cluster.end(name, FATAL)
+    cluster.step()
+    assert cluster.status.refused is not None
+    assert "no topic orders" in cluster.status.refused.message
+
+
+def test_a_driver_that_fails_for_good_is_taken_back(cluster: Cluster) -> None:
+    rolling_back(cluster)
+    assert (stage(cluster), cluster.status.phase) == ("RollingBack", "RollingBack")
+    savepoint = cluster.status.rollout.savepoint  # type: ignore[union-attr]
+    assert cluster.revision_of(BACK) == cluster.status.revision
+    assert initial(cluster, BACK)[-3:] == ["--savepoint", savepoint, "--before-first-commit"]
+    cluster.run(BACK)
+    cluster.get_ready(BACK)
+    cluster.step()
+    assert (stage(cluster), cluster.status.phase) == (None, "Running")
+    assert cluster.condition("Degraded") == ("True", "StartFailed")
+    cluster.pass_time(10_000)
+    cluster.step()
+    assert cluster.step().again_after is None
+    cluster.end(BACK, TRANSIENT)  # later on it starts as any other
+    cluster.pass_time(10)
+    cluster.step()
+    cluster.pass_time(10)
+    cluster.step()
+    assert "initContainers" not in cluster.pods["orders-driver-4"]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        (lambda c: c.fail_first(NEW, FATAL), "MigrationFailed"),
+        (lambda c: c.fail_first(NEW, {**FATAL, "kind": "IncompatibleState"}), "IncompatibleState"),
+        (lambda c: (c.run(NEW), c.end(NEW, FATAL)), "StartFailed"),
+        (lambda c: (c.unschedulable(NEW), c.pass_time(301)), "DeadlineExceeded"),
+        (lambda c: (c.run(NEW), c.pass_time(301)), "DeadlineExceeded"),
+    ],
+)
+def test_why_it_was_taken_back(cluster: Cluster, fails: Any, reason: str) -> None:
+    starting(cluster)
+    fails(cluster)
+    cluster.step()
+    assert stage(cluster) == "RollingBack"
+    assert cluster.status.refused is not None
+    assert cluster.status.refused.reason == reason
+
+
+def test_what_has_committed_unseen_is_not_taken_back(cluster: Cluster) -> None:
+    starting(cluster)
+    new = cluster.status.rollout.revision  # type: ignore[union-attr]
+    cluster.run(NEW)
+    cluster.commit(NEW)
+    cluster.end(NEW, FATAL)
+    cluster.step()
+    cluster.run(BACK)  # the restore is refused
+    cluster.step()
+    assert (stage(cluster), cluster.status.revision, cluster.status.refused) == (None, new, None)
+    cluster.step()
+    assert cluster.revision_of("orders-driver-4") == new
+
+
+def test_a_way_back_that_fails_is_told_with_what_to_do_and_tried_again_when_asked(cluster: Cluster) -> None:
+    rolling_back(cluster)
+    cluster.fail_first(BACK, {**FATAL, "error": "segment 7 is gone"})
+    assert cluster.step().again_after is None
+    assert cluster.status.phase == "Failed"
+    assert cluster.condition("Ready") == ("False", "RollbackFailed")
+    message = cluster.status.conditions[0].message
+    assert all(word in message for word in ("segment 7 is gone", "joinery state restore", "restartedAt"))
+    assert cluster.resource is not None
+    cluster.resource["metadata"]["annotations"] = {"joinery.dev/restartedAt": "now"}
+    cluster.step()
+    assert initial(cluster, "orders-driver-4")[-1] == "--before-first-commit"
+
+
+def test_a_way_back_that_may_pass_is_tried_again(cluster: Cluster) -> None:
+    rolling_back(cluster)
+    cluster.fail_first(BACK, TRANSIENT)
+    again_after = cluster.step().again_after
+    assert again_after is not None
+    assert (stage(cluster), cluster.status.phase) == ("RollingBack", "RollingBack")
+    cluster.pass_time(again_after)
+    cluster.step()
+    assert initial(cluster, "orders-driver-4")[-1] == "--before-first-commit"
+
+
+@pytest.mark.parametrize(("at", "then"), [("Checking", None), ("Stopping", None), ("Starting", "RollingBack")])
+def test_the_change_is_taken_back_meanwhile(cluster: Cluster, at: str, then: str | None) -> None:
+    REACH[at](cluster)
+    assert stage(cluster) == at
+    cluster.edit(shards=4)
+    cluster.step()
+    assert stage(cluster) == then
+    assert cluster.status.refused is None
+    if at == "Checking":
+        assert list(cluster.pods) == [OLD]
+        assert cluster.status.phase == "Running"
+
+
+@pytest.mark.parametrize(
+    ("at", "then"),
+    [("Checking", "Checking"), ("Stopping", "Checking"), ("Starting", "RollingBack"), ("RollingBack", "RollingBack")],
+)
+def test_a_third_revision_is_asked_for_meanwhile(cluster: Cluster, at: str, then: str) -> None:
+    REACH[at](cluster)
+    second = cluster.status.rollout.revision  # type: ignore[union-attr]
+    cluster.edit(shards=9)
+    cluster.step()
+    assert stage(cluster) == then
+    assert (cluster.status.rollout.revision == second) == (then == "RollingBack")  # type: ignore[union-attr]
+    assert cluster.status.refused is None
+
+
+@pytest.mark.parametrize("at", list(REACH))
+def test_an_invalid_edit_changes_nothing(cluster: Cluster, at: str) -> None:
+    REACH[at](cluster)
+    before = cluster.status.rollout
+    cluster.edit(shards="many")
+    cluster.step()
+    assert cluster.status.rollout == before
+    assert cluster.condition("Valid") == ("False", "Invalid")
+
+
+@pytest.mark.parametrize(("at", "kept"), [("Checking", False), ("Stopping", False), ("Starting", True)])
+def test_suspension_meanwhile(cluster: Cluster, at: str, kept: bool) -> None:
+    REACH[at](cluster)
+    cluster.edit(suspend=True)
+    cluster.step()
+    for pod in cluster.alive("driver"):
+        cluster.pods.pop(pod["metadata"]["name"])
+    cluster.step()
+    assert cluster.status.phase == "Suspended"
+    assert not cluster.pods
+    cluster.pass_time(10_000)
+    assert cluster.step().status is None
+    cluster.edit(suspend=False)
+    cluster.step()
+    assert stage(cluster) == ("Starting" if kept else "Checking")
+    if kept:
+        assert initial(cluster, BACK)[-1] == f"rollout-{cluster.status.target_revision}-2"
+
+
+@pytest.mark.parametrize("at", list(REACH))
+def test_deletion_meanwhile(cluster: Cluster, at: str) -> None:
+    cluster.edit(cleanup="deleteState")
+    cluster.step()
+    REACH[at](cluster)
+    cluster.delete()
+    cluster.step()
+    for pod in cluster.alive("driver"):
+        cluster.stopped(pod["metadata"]["name"])
+    for pod in cluster.alive("check"):
+        cluster.gone(pod["metadata"]["name"])
+    cluster.step()
+    cluster.run("orders-delete-state")
+    cluster.state_is_deleted("orders-delete-state")
+    cluster.step()
+    assert cluster.resource is None
+
+
+def test_the_same_revision_tried_again_has_a_savepoint_of_its_own(cluster: Cluster) -> None:
+    rolling_back(cluster)
+    first = cluster.status.rollout.savepoint  # type: ignore[union-attr]
+    cluster.run(BACK)
+    cluster.get_ready(BACK)
+    cluster.step()
+    cluster.commit(BACK)
+    cluster.edit(shards=4)
+    cluster.step()
+    cluster.edit(shards=8)
+    cluster.step()
+    stopping(cluster)
+    cluster.stopped(BACK)
+    cluster.step()
+    assert initial(cluster, "orders-driver-4")[-1] not in {first, "--anew"}
+
+
+def test_a_job_that_never_was_ready_is_replaced_without_ceremony() -> None:
+    cluster = Cluster(resource(spark={"image": "misspelt"}))
+    cluster.step()
+    cluster.wait(OLD, "ImagePullBackOff", "not found")
+    cluster.step()
+    cluster.edit(spark={"image": "joinery:1"})
+    cluster.step()
+    cluster.step()
+    assert cluster.pods[NEW]["spec"]["containers"][0]["image"] == "joinery:1"
+    assert (stage(cluster), list(cluster.pods)) == (None, [NEW])
+
+
+def test_a_job_whose_state_dies_with_it_is_replaced_without_ceremony() -> None:
+    output = {"file": {"path": "joined"}, "format": "json"}
+    cluster = Cluster(resource(stateStore={"memory": {}}, output=output))
+    cluster.started(1)
+    cluster.edit(shards=8)
+    cluster.step()
+    cluster.stopped(OLD)
+    cluster.step()
+    assert "initContainers" not in cluster.pods[NEW]["spec"]
+
+
+def test_state_of_an_earlier_life_is_left_behind_only_when_the_resource_says_so() -> None:
+    cluster = Cluster(resource())
+    cluster.step()
+    cluster.run(OLD)
+    cluster.end(OLD, {**FATAL, "kind": "IncompatibleState"})
+    cluster.step()
+    assert cluster.status.phase == "Failed"
+    assert cluster.condition("StateCompatible") == ("False", "IncompatibleState")
+    cluster.edit(upgrade={"mode": "stateless"})
+    cluster.step()
+    arguments = initial(cluster, NEW)
+    assert arguments[-1] == "--anew"
+    cluster.run(NEW)
+    cluster.end(NEW, TRANSIENT)
+    cluster.pass_time(10)
+    cluster.step()
+    assert initial(cluster, BACK) == arguments
+
+
+def test_the_old_revision_cannot_be_started_without_its_config_map(cluster: Cluster) -> None:
+    name = check(cluster)
+    cluster.run(name)
+    cluster.check_result(name, fits=False)
+    cluster.step()
+    cluster.config_maps.clear()
+    cluster.end(OLD, TRANSIENT)
+    cluster.step()
+    cluster.pass_time(10)
+    cluster.step()
+    assert cluster.condition("Ready") == ("False", "RevisionLost")
+    cluster.edit(shards=4)
+    cluster.step()
+    assert NEW in cluster.pods
