@@ -221,7 +221,7 @@ class TestMigrate:
     ) -> None:
         before = rows_of(store)
         [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b").lines
-        assert (done["migrated"], done["pin"]) == (2, {"name": "rollout-b", "epoch": 1, "how": "created"})
+        assert (done["migrated"], done["pin"]) == (2, {"name": "rollout-b", "committed": 1, "how": "created"})
         assert versions(store) == {2}
         assert rows_of(store) == before
         with pytest.raises(Fenced):
@@ -266,7 +266,7 @@ class TestMigrate:
         assert "rollout-b" in pins(store)
         assert versions(store) == ({1} if killed_at == "migrate" else {2})
         [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b").lines
-        assert done["pin"] == {"name": "rollout-b", "epoch": 1, "how": "there already"}
+        assert done["pin"] == {"name": "rollout-b", "committed": 1, "how": "there already"}
         assert versions(store) == {2}
         assert len(pins(store)) == 3
         assert "rollout-b" in pins(store)
@@ -285,7 +285,7 @@ class TestMigrate:
         joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
         commit_rows(store, store.acquire(JOB), job, 2, ([], []))
         [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b").lines
-        assert (done["migrated"], done["pin"]["how"], done["pin"]["epoch"]) == (0, "kept", 1)
+        assert (done["migrated"], done["pin"]["how"], done["pin"]["committed"]) == (0, "kept", 1)
         ended = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
         assert ended.code == 1
         assert "stands on epoch 2 by now" in ended.err
@@ -303,7 +303,7 @@ class TestMigrate:
         joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
         commit_rows(store, store.acquire(JOB), job, 2, (ORDERS, []))  # the old release went on
         [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b").lines
-        assert (done["migrated"], done["pin"]) == (3, {"name": "rollout-b", "epoch": 2, "how": "created anew"})
+        assert (done["migrated"], done["pin"]) == (3, {"name": "rollout-b", "committed": 2, "how": "created anew"})
         assert len(store.roll_back(JOB, "rollout-b").segments) == 3
 
     def test_a_savepoint_of_another_epoch_that_was_made_by_hand_is_refused(
@@ -347,7 +347,7 @@ class TestRollBack:
         store.write_plan(JOB, new.generation, plan, {"as": "edited"})
         assert store.claim(JOB, Standing(new.generation, 1, 2), "0", "new-producer") is None  # rows are in Kafka
         [done] = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit").lines
-        assert (done["restored"], done["planned"]) == (True, 2)
+        assert (done["restored"], done["planned"], done["dropped"]) == (True, 2, None)
         back = store.acquire(JOB)
         assert (back.plan, back.definition) == (plan, {"as": "edited"})
         assert (back.segments, back.offsets, back.signature) == (old.segments, old.offsets, old.signature)
@@ -391,8 +391,18 @@ class TestAnew:
         assert recorded(store).segments == old.segments
         commit_rows(store, store.acquire(JOB), job, 2, (ORDERS, []))
         [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew").lines
-        assert done["pin"] == {"name": "rollout-b", "epoch": 2, "how": "created anew"}
+        assert done["pin"] == {"name": "rollout-b", "committed": 2, "how": "created anew"}
         assert recorded(store).segments == ()
+
+    def test_a_plan_that_means_nothing_any_more_is_dropped_and_said(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord
+    ) -> None:
+        store.write_plan(JOB, old.generation, plan_of(2).to_json(), {})
+        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew").lines
+        assert done["dropped_plan"] == 2
+        store.write_plan(JOB, recorded(store).generation, plan_of(3).to_json(), {})
+        [back] = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit").lines
+        assert (back["planned"], back["dropped"], back["committed"]) == (None, 3, 1)
 
     def test_it_needs_a_savepoint(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
         ended = joinery("state", "migrate", job_file, "--anew")

@@ -176,14 +176,8 @@ def restore(
     job = durable(job)
     with open_durable(job) as store:
         if before_first_commit:
-            record = store.roll_back(job.name, savepoint)
-            planned = record.plan and record.plan["epoch"]
-            document = {"job": job.name, "savepoint": savepoint, "epoch": record.epoch, "planned": planned,
-                        "restored": True}  # fmt: skip
-            lines = [f"job {job.name} is back at savepoint {savepoint}: epoch {record.committed}, nothing repeats"]
-            if planned is not None:
-                lines.append(f"epoch {planned} is planned and will be run as it stands")
-            answer(document, lines, as_json=as_json)
+            back = savepoints.roll_back(store, job.name, savepoint)
+            answer({**asdict(back), "restored": True}, back.lines(), as_json=as_json)
         elif yes:
             done = savepoints.restore(store, job, savepoint)
             answer(done.document(restored=True), [*done.lines(), "Done. Start the job to go on from there."],
@@ -273,7 +267,8 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
             return
         if yes:
             store.delete_job(job.name)
-        answer({"job": job.name, "deleted": yes, "state": text}, [f"job {job.name}: {text}"], as_json=as_json)
+        deleted = " (deleted)" if yes else ""
+        answer({"job": job.name, "deleted": yes, "state": text}, [f"job {job.name}: {text}{deleted}"], as_json=as_json)
         if not yes:
             raise JoineryError("Nothing was deleted", todo="Give --yes to delete it")
 

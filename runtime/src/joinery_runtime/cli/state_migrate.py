@@ -27,7 +27,7 @@ from joinery_runtime.state.upgrade import (
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """`dropped`: the state was dropped to start anew, now or in an earlier call."""
+    """`dropped`: the state was dropped to start anew, now or in an earlier call; with it the plan of `dropped_plan`."""
 
     job: str
     target: int
@@ -35,20 +35,27 @@ class Migrated:
     pin: Pin | None
     dropped: bool
     pruned: tuple[str, ...]
+    dropped_plan: int | None = None
 
     def document(self) -> Mapping[str, Any]:
-        pin = self.pin and {"name": self.pin.savepoint.name, "epoch": self.pin.savepoint.epoch, "how": self.pin.how}
+        pin = self.pin and {
+            "name": self.pin.savepoint.name,
+            "committed": self.pin.savepoint.committed,
+            "how": self.pin.how,
+        }
         return {**asdict(self), "pin": pin, "pruned": list(self.pruned)}
 
     def lines(self) -> Iterator[str]:
         if self.pin is not None:
-            yield f"savepoint {self.pin.savepoint.name} of epoch {self.pin.savepoint.epoch}: {self.pin.how}"
+            yield f"savepoint {self.pin.savepoint.name} of epoch {self.pin.savepoint.committed}: {self.pin.how}"
             if self.pin.how == "kept":
                 yield "  the job has committed since: a rollback before the first commit is not possible any more"
         for name in self.pruned:
             yield f"savepoint {name} deleted: of automatic ones the newest are kept"
         if self.dropped:
-            yield f"job {self.job} starts anew: nothing of its state is live"
+            yield f"job {self.job} starts anew"
+            if self.dropped_plan is not None:
+                yield f"  the plan of epoch {self.dropped_plan} was dropped: rows of it that are out already stay"
         elif self.migrated:
             yield f"job {self.job}: {self.migrated} segments migrated to state_version {self.target}"
         else:
@@ -106,5 +113,7 @@ def _start_anew(store: StateStore, job: str, savepoint: str | None, target: int)
         return pin.lineage != record.lineage
 
     pin = ensure_pin(store, record, savepoint, done=done)
-    store.start_anew(job, savepoint)
-    return Migrated(job, target, 0, pin, dropped=True, pruned=tuple(prune_pins(store, job, savepoint)))
+    after = store.start_anew(job, savepoint)
+    planned = int(record.plan["epoch"]) if record.plan is not None and after.plan is None else None
+    pruned = tuple(prune_pins(store, job, savepoint))
+    return Migrated(job, target, 0, pin, dropped=True, pruned=pruned, dropped_plan=planned)

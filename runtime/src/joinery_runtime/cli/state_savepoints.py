@@ -38,7 +38,7 @@ def savepoint_line(savepoint: Savepoint) -> str:
     made = datetime.fromtimestamp(savepoint.created_at / 1000, UTC).isoformat(timespec="seconds")
     by = ", automatic" if is_automatic(savepoint.name) else ""
     size = f"{savepoint.rows:,} rows, {size_text(savepoint.bytes)}"
-    return f"{savepoint.name}: epoch {savepoint.epoch}, {made}, {size}{by}"
+    return f"{savepoint.name}: epoch {savepoint.committed}, {made}, {size}{by}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class Repeat:
     planned: int | None
 
     def document(self, *, restored: bool) -> dict[str, Any]:
-        return {**asdict(self), "savepoint": self.savepoint.name, "epoch": self.savepoint.epoch, "restored": restored}
+        pin = {"savepoint": self.savepoint.name, "committed": self.savepoint.committed}
+        return {**asdict(self), **pin, "restored": restored}
 
     def lines(self) -> Iterator[str]:
         yield f"savepoint {self.savepoint.name} of job {self.job}: epoch {self.savepoint.committed}"
@@ -76,14 +77,41 @@ def repeats(store: StateStore, job: StreamJoin, name: str) -> Repeat:
         raise decisions.no_savepoint(job.name, name, sorted(pins))
     counts = {entry.epoch: int(entry.result.get("rows_out", 0)) for entry in _since(store, job, pins[name].committed)}
     wrote = {epoch: rows for epoch, rows in counts.items() if rows}
-    planned = None if record.plan is None else int(record.plan["epoch"])
-    return Repeat(job.name, pins[name], output_text(job, record), wrote, planned)
+    return Repeat(job.name, pins[name], output_text(job, record), wrote, _planned(record))
 
 
 def _since(store: StateStore, job: StreamJoin, epoch: int) -> Iterator[EpochRecord]:
     while page := store.epochs(job.name, epoch, _PAGE):
         yield from page
         epoch = page[-1].epoch
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """`planned` is the epoch that is replayed, `dropped` one that was planned after the job was started anew."""
+
+    job: str
+    savepoint: str
+    committed: int
+    planned: int | None
+    dropped: int | None
+
+    def lines(self) -> Iterator[str]:
+        yield f"job {self.job} is back at savepoint {self.savepoint}: epoch {self.committed}"
+        if self.planned is not None:
+            yield f"epoch {self.planned} is planned and will be run as it stands: no row of it repeats"
+        if self.dropped is not None:
+            yield f"the plan of epoch {self.dropped} was dropped: rows of it that are out already stay"
+
+
+def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
+    before, record = store.record(job), store.roll_back(job, name)
+    planned, was_planned = _planned(record), None if before is None else _planned(before)
+    return RolledBack(job, name, record.committed, planned, None if planned is not None else was_planned)
+
+
+def _planned(record: JobRecord) -> int | None:
+    return None if record.plan is None else int(record.plan["epoch"])
 
 
 def output_text(job: StreamJoin, record: JobRecord) -> str:
