@@ -42,8 +42,9 @@ def events(old: Status, new: Status) -> Iterator[Event]:
     before, after = _of(old, "Ready"), _of(new, "Ready")
     failed = new.driver is not None and new.driver.outcome in {"Failed", "Fatal"} and new.driver != old.driver
     if after is not None and (before is None or before.reason != after.reason or failed):
-        bad = _of(new, "Degraded")
-        yield _event("Warning" if bad and bad.status == "True" else "Normal", after.reason, after.message)
+        degraded = _of(new, "Degraded")
+        bad = degraded is not None and degraded.status == "True" and degraded.reason == after.reason
+        yield _event("Warning" if bad else "Normal", after.reason, after.message)
 
 
 def _ready(found: Situation) -> tuple[str, str, str, str]:

@@ -155,7 +155,12 @@ def _with_pod(look: Look, status: Status, attempt: Attempt, pod: PodFacts | None
             sentence(f"pod {pod.name}", pod.trouble.message),
             pod.trouble if _lasting(look, pod, pod.trouble) else degraded,
         )
-    return Situation(_phase(status, "Starting"), "Starting", f"pod {pod.name} starts and recovers", degraded)
+    return Situation(
+        _phase(status, "Starting"),
+        "Starting",
+        f"pod {pod.name} is not ready: it starts and recovers, or does not answer",
+        degraded,
+    )
 
 
 def _lasting(look: Look, pod: PodFacts, trouble: Trouble) -> bool:
