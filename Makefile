@@ -75,8 +75,9 @@ bench: setup ## throughput beside Spark's own join and the raw read, and latency
 	@$(BIN)/python bench/latency.py --out build/latency.json
 
 .PHONY: crds
-crds: setup ## write crds/ from the resource models (a test fails while the two differ)
+crds: setup ## write crds/ from the resource models, and deploy/ from the chart (tests fail while they differ)
 	@$(BIN)/joinery crds --folder crds
+	@PYTHONPATH=tests $(BIN)/python deploy/render.py --helm "$$(PYTHONPATH=tests $(BIN)/python -c 'from cluster.binaries import program; print(program("helm"))')"
 
 .PHONY: lock
 lock: ## recompile requirements/ from the pyproject files (UPGRADE=1 takes newer versions)
