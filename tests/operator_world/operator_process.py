@@ -1,7 +1,8 @@
 """The operator in a process of its own: `python -m operator_world.operator_process KUBECONFIG`.
 
 `WORLD_RECONCILE=stand_in` puts the small reconcile in place of the real one. `WORLD_KILL_AT=N` ends the process without
-any clean-up as soon as the API server has carried out its Nth call that changes something.
+any clean-up as soon as the API server has carried out its Nth call that changes something. `WORLD_BLIND=1` loses all
+that the watches tell, as a connection does that is dead and does not know it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 
 from joinery_operator.observed import Manifest
 from joinery_operator.settings import settings_from
+from joinery_operator.shell import process
 from joinery_operator.shell.api import Answer, Api
+from joinery_operator.shell.kinds import Resource
 from joinery_operator.shell.logs import log_json
-from joinery_operator.shell.process import serve
+from joinery_operator.shell.shell import Shell
 from joinery_operator.shell.worker import Reconcile
 from joinery_runtime.errors import JoineryError
 
@@ -36,6 +39,11 @@ class KilledApi(Api):
         return answer
 
 
+class BlindShell(Shell):
+    async def told(self, resource: Resource, manifest: Manifest, deleted: bool) -> None:
+        pass
+
+
 def chosen_reconcile() -> Reconcile:
     if os.environ.get("WORLD_RECONCILE") == "stand_in":
         from operator_world.stand_in import reconcile as stand_in  # noqa: PLC0415
@@ -48,7 +56,9 @@ def chosen_reconcile() -> Reconcile:
 
 if __name__ == "__main__":
     log_json()
+    if os.environ.get("WORLD_BLIND"):
+        process.Shell = BlindShell  # type: ignore[misc]
     try:
-        asyncio.run(serve(settings_from(), chosen_reconcile(), Path(sys.argv[1]), KilledApi))
+        asyncio.run(process.serve(settings_from(), chosen_reconcile(), Path(sys.argv[1]), KilledApi))
     except JoineryError as error:
         sys.exit(str(error))

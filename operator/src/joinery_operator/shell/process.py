@@ -19,6 +19,7 @@ from joinery_operator.shell.recorder import COMPONENT
 from joinery_operator.shell.shell import Shell
 from joinery_operator.shell.watches import kopf_settings, registry
 from joinery_operator.shell.worker import Reconcile
+from joinery_runtime.errors import EnvironmentProblem
 
 _log = structlog.get_logger(COMPONENT)
 
@@ -41,11 +42,22 @@ async def serve(
         await preflight.check(api, settings.namespaces)
         async with Shell(settings, api, reconcile, metrics, socket.gethostname()) as shell:
             _log.info("the operator works", namespaces=list(settings.namespaces) or "all")
-            await kopf.operator(
-                registry=registry(shell.told, log_in, shell.close),
-                settings=kopf_settings(),
-                standalone=True,
-                clusterwide=not settings.namespaces,
-                namespaces=settings.namespaces,
-            )
+            await _watch(settings, registry(shell.told, log_in, shell.close))
     _log.info("the operator has ended")
+
+
+async def _watch(settings: Settings, handlers: kopf.OperatorRegistry) -> None:
+    """Until SIGTERM. Raises EnvironmentProblem when kopf gives up, which is for Kubernetes to start the pod anew."""
+    try:
+        await kopf.operator(
+            registry=handlers,
+            settings=kopf_settings(),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+        )
+    except Exception as error:
+        _log.exception("the watches have ended")
+        raise EnvironmentProblem(
+            "The operator can no longer watch the API server", facts=repr(error), todo="Start it again"
+        ) from error
