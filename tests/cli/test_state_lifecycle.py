@@ -306,6 +306,15 @@ class TestMigrate:
         assert (done["migrated"], done["pin"]) == (3, {"name": "rollout-b", "committed": 2, "how": "created anew"})
         assert len(store.roll_back(JOB, "rollout-b").segments) == 3
 
+    def test_a_rollout_that_follows_one_which_committed_nothing_can_still_be_undone_whole(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None
+    ) -> None:
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
+        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-c").lines
+        assert (done["migrated"], versions(store)) == (2, {2})
+        joinery("state", "restore", job_file, "--savepoint", "rollout-c", "--before-first-commit")
+        assert recorded(store).segments == old.segments  # what the release before both of them wrote
+
     def test_a_savepoint_of_another_epoch_that_was_made_by_hand_is_refused(
         self,
         joinery: Joinery,

@@ -22,6 +22,7 @@ from joinery_runtime.state.upgrade import (
     older,
     prune_pins,
     rehearse,
+    unfinished_rollout,
 )
 
 
@@ -94,8 +95,12 @@ def _migrate(
     store: StateStore, job: str, savepoint: str | None, chain: Mapping[int, Migration], target: int
 ) -> Migrated:
     record = store.acquire(job)
-    count = len(older(record, target))
     name = automatic_name(record, target) if savepoint is None else savepoint
+    given_up = unfinished_rollout(store, record, but=name)
+    if given_up is not None:
+        # What is pinned now must be what the release before that rollout can go on with.
+        record = store.roll_back(job, given_up.name)
+    count = len(older(record, target))
     pin = ensure_pin(store, record, name, done=lambda _: is_automatic(name) and not count)
     store.migrate(job, record.generation, chain, target)
     return Migrated(job, target, count, pin, dropped=False, pruned=tuple(prune_pins(store, job, name)))

@@ -116,6 +116,16 @@ def ensure_pin(store: StateStore, record: JobRecord, name: str, *, done: Callabl
     return Pin(store.create_savepoint(record.job, name), "created anew")
 
 
+def unfinished_rollout(store: StateStore, record: JobRecord, *, but: str) -> Savepoint | None:
+    """The newest automatic savepoint, if nothing was committed since it was made and it was not rolled back."""
+    automatic = [pin for pin in store.savepoints(record.job) if is_automatic(pin.name)]
+    newest = max(automatic, key=lambda pin: pin.created_at, default=None)
+    if newest is None or newest.name == but or newest.rolled_back:
+        return None
+    at = (newest.committed, newest.lineage)
+    return newest if at == (record.committed, record.lineage) else None
+
+
 def _is_over(pin: Savepoint, pins: Mapping[str, Savepoint]) -> bool:
     """Whether what an automatic savepoint was made for has ended: it was rolled back, or another one came after it."""
     if not is_automatic(pin.name):
