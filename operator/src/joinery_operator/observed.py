@@ -26,8 +26,8 @@ class Children:
 @dataclass(frozen=True, slots=True)
 class Observed:
     """One job at one moment. `templates` are the ConfigMaps of the namespace that `podTemplate` refers to, by name
-    (None: there is none of that name): those of the resource, and those of the `job.yaml` of its ConfigMaps. `driver` is
-    what the driver of the attempt in `status` last said, if it answered since that pod started."""
+    (None: there is none of that name): those of the resource, and those of the `job.yaml` in its ConfigMaps. `driver`
+    is what the driver of the attempt in `status` last said, if it answered since that pod started."""
 
     kind: Kind
     resource: Manifest

@@ -20,7 +20,8 @@ from joinery_operator.reconcile.conditions import events, with_conditions
 from joinery_operator.reconcile.ensure import ensured
 from joinery_operator.reconcile.figures import reported, with_figures
 from joinery_operator.reconcile.look import FINALIZER, Look, read_status
-from joinery_operator.reconcile.rollout import plan, proved, refuses, rolled
+from joinery_operator.reconcile.plan import plan
+from joinery_operator.reconcile.rollout import proved, refuses, rolled
 from joinery_operator.reconcile.situation import deleting, situation
 from joinery_operator.reconcile.timing import again_after
 from joinery_runtime.job.crd import Status

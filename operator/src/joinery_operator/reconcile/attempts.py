@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from joinery_operator.reconcile.facts import PodFacts
 from joinery_operator.reconcile.look import Look
+from joinery_operator.reconcile.plan import Plan
 from joinery_operator.reconcile.text import cut
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import Attempt, Status
 
-TO_RETRY = {"Failed", "Fatal"}
 FOR_GOOD = {"Finished", "Fatal"}
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to run, and what its first container does before: `migrate` (`anew`: without the state) or `restore`."""
-
-    revision: str
-    image: str
-    migrate: str | None = None
-    anew: bool = False
-    restore: str | None = None
-
-    def fits(self, attempt: Attempt) -> bool:
-        """Whether the attempt does what is planned. What its first container did is no reason to end it later."""
-        before = (self.migrate, self.anew, self.restore)
-        return attempt.revision == self.revision and before in {
-            (None, False, None),
-            (attempt.migrate, attempt.anew, attempt.restore),
-        }
 
 
 def seen(look: Look, status: Status, plan: Plan | None) -> Status:

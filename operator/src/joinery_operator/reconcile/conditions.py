@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from joinery_operator.decision import Event
 from joinery_operator.reconcile.look import Look
-from joinery_operator.reconcile.rollout import INCOMPATIBLE
+from joinery_operator.reconcile.plan import INCOMPATIBLE
 from joinery_operator.reconcile.situation import Situation
 from joinery_operator.reconcile.text import cut, listed, sentence
 from joinery_runtime.job.crd import Condition, Status

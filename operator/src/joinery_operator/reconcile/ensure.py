@@ -9,10 +9,10 @@ from joinery_operator.children import ChildError, check_pod, config_map, drifted
 from joinery_operator.decision import Action, Create, Delete
 from joinery_operator.names import labels, owner_reference
 from joinery_operator.observed import Manifest
-from joinery_operator.reconcile.attempts import Plan
 from joinery_operator.reconcile.facts import PodFacts, Trouble
 from joinery_operator.reconcile.job import Job
 from joinery_operator.reconcile.look import Look
+from joinery_operator.reconcile.plan import Plan
 from joinery_operator.reconcile.rollout import check_due
 from joinery_runtime.job.crd import Attempt, Status
 

@@ -8,45 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from joinery_operator.reconcile.attempts import Plan
 from joinery_operator.reconcile.facts import PodFacts
 from joinery_operator.reconcile.job import Job
 from joinery_operator.reconcile.look import Look
+from joinery_operator.reconcile.plan import INCOMPATIBLE, savepoint_name
 from joinery_operator.reconcile.text import cut, sentence
 from joinery_runtime.job.crd import Attempt, Refusal, Rollout, Status
 
 COMMITTED_SINCE = "CommittedSince"
 """`Ending.kind` of a restore that is refused because an epoch was committed after the savepoint."""
-INCOMPATIBLE = "IncompatibleState"
-
-
-def plan(look: Look, status: Status) -> Plan | None:
-    """Which revision is to run now; None: none."""
-    if look.suspended or status.revision is None or status.image is None:
-        return None
-    rollout = status.rollout
-    match rollout.stage if rollout else None:
-        case "Stopping":
-            return None
-        case "Starting" if rollout:
-            return Plan(rollout.revision, rollout.image, rollout.savepoint, rollout.mode == "stateless")
-        case "RollingBack" if rollout:
-            return Plan(status.revision, status.image, restore=rollout.savepoint)
-        case _:
-            return _in_force(look, status, status.revision, status.image)
-
-
-def _in_force(look: Look, status: Status, revision: str, image: str) -> Plan:
-    """A job that never ran here may find state of an earlier one that does not fit. Its resource says then whether to
-    leave that behind; the savepoint's name stays, so that a second attempt does not do it again."""
-    attempt = status.driver
-    if status.proved is not None or attempt is None or attempt.revision != revision:
-        return Plan(revision, image)
-    if attempt.anew:
-        return Plan(revision, image, attempt.migrate, anew=True)
-    if attempt.reason == INCOMPATIBLE and attempt.outcome is not None and look.wanted.mode == "stateless":
-        return Plan(revision, image, _savepoint(revision, attempt), anew=True)
-    return Plan(revision, image)
 
 
 def rolled(look: Look, status: Status) -> Status:
@@ -155,7 +125,7 @@ def _stopping(look: Look, status: Status, rollout: Rollout) -> Status:
     attempt = status.driver
     if (attempt is not None and attempt.outcome is None) or not look.all_quiet():
         return status
-    return _at(status, _next(look, rollout, "Starting", savepoint=_savepoint(rollout.revision, attempt)))
+    return _at(status, _next(look, rollout, "Starting", savepoint=savepoint_name(rollout.revision, attempt)))
 
 
 def _starting(look: Look, status: Status, rollout: Rollout) -> Status:
@@ -192,11 +162,6 @@ def _rolling_back(look: Look, status: Status, rollout: Rollout) -> Status:
     if attempt.outcome == "Finished" or attempt.ready is not None or (pod is not None and pod.initialized):
         return _at(status, None)
     return status
-
-
-def _savepoint(revision: str, attempt: Attempt | None) -> str:
-    """Another one each time: a pin of an earlier try of the same revision is not what this one returns to."""
-    return f"rollout-{revision}-{attempt.number + 1 if attempt else 1}"
 
 
 def _committed(look: Look, attempt: Attempt) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from joinery_operator.reconcile.attempts import Plan
 from joinery_operator.reconcile.facts import IMAGE_PULL, NOT_CREATED, UNSCHEDULABLE, PodFacts, Trouble
 from joinery_operator.reconcile.look import Look
+from joinery_operator.reconcile.plan import Plan
 from joinery_operator.reconcile.text import cut, listed, sentence
 from joinery_runtime.job.crd import Attempt, Status
 from joinery_runtime.job.crd.status import Phase
