@@ -1,10 +1,11 @@
-"""`python -m cluster build|up|down|status`: this machine's Kubernetes node, for people (PYTHONPATH=tests)."""
+"""`python -m cluster build|up|status|load|down`: this machine's Kubernetes node, for people (PYTHONPATH=tests)."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from cluster import binaries, packages
 from cluster.node import Node, only_one
@@ -17,6 +18,8 @@ def main() -> int:
     build = commands.add_parser("build", help="build the programs ahead (minutes, once)")
     build.add_argument("tier", choices=("api", "node"), nargs="?", default="node")
     commands.add_parser("up", help="bring the node up; it stays until `down`, and tests use it")
+    load = commands.add_parser("load", help="make the image of an OCI archive known to the node")
+    load.add_argument("archive", type=Path)
     commands.add_parser("down", help="end it and remove all that it kept, images too")
     commands.add_parser("status", help="say whether it is up; ends with 1 when it is not")
     arguments = parser.parse_args()
@@ -32,12 +35,20 @@ def _run(arguments: argparse.Namespace) -> int:
         _build(arguments.tier)
         return 0
     node = Node()
-    if arguments.command == "up":
-        _up(node)
-    elif arguments.command == "down":
+    if arguments.command == "down":
         with only_one():
             node.down()
-    return _status(node) if arguments.command != "down" else 0
+        return 0
+    if arguments.command == "up":
+        _up(node)
+    if not node.kept:
+        print("no node is up")
+        return 1
+    if arguments.command == "load":
+        node.load_image(arguments.archive)
+    else:
+        _show(node)
+    return 0
 
 
 def _build(tier: str) -> None:
@@ -54,14 +65,10 @@ def _up(node: Node) -> None:
         print(f"up in {time.monotonic() - begun:.1f} s")
 
 
-def _status(node: Node) -> int:
-    if not node.kept:
-        print("no node is up")
-        return 1
+def _show(node: Node) -> None:
     print(f"export KUBECONFIG={node.kubeconfig}")
     print(f"logs: {node.directory / 'log'}")
     print(node.kubectl("get", "pods", "--all-namespaces", "--output=wide"), end="")
-    return 0
 
 
 if __name__ == "__main__":

@@ -96,7 +96,11 @@ def _built(name: str) -> Path:
     build = _build_of(name)
     build.folder.mkdir(parents=True, exist_ok=True)
     with _locked(build.folder / "lock"):
-        missing = {each: package for each, package in build.packages.items() if not (build.folder / each).is_file()}
+        missing = {
+            each: package
+            for each, package in build.packages.items()
+            if not (build.folder / each).is_file() and _assets(each) is None
+        }
         if missing:
             _compile(build, missing)
     return build.folder / name

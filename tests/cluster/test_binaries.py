@@ -65,6 +65,18 @@ def test_a_named_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert binaries.program("kube-apiserver") == binaries.API_SERVER.folder / "kube-apiserver"
 
 
+def test_only_what_a_named_folder_lacks_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_machine: Path
+) -> None:
+    fake_go(empty_machine)
+    for name in ("etcd", "kube-apiserver", "kubectl"):
+        executable(tmp_path / name)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    binaries.build(binaries.API_TIER)
+    built = [each.name for each in binaries.cache_directory().glob("*/*") if each.name != "lock"]
+    assert built == ["kube-controller-manager"]
+
+
 def test_a_kubectl_of_the_user_s_will_do_and_an_etcd_will_not(empty_machine: Path) -> None:
     theirs = {name: executable(empty_machine / name) for name in ("kubectl", "etcd")}
     assert binaries.program("kubectl") == theirs["kubectl"]
