@@ -12,6 +12,13 @@ from joinery_runtime.job.crd import DriverStatus
 Answer = Callable[[str], Mapping[str, Any] | None]
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """An operator that no longer waits for the answer is no error."""
+
+
 class Drivers:
     """A context manager. `answer(address)` is what the driver at that address (127.x.y.z) says, in DriverStatus's
     fields; None: it is not there yet."""
@@ -28,7 +35,7 @@ class Drivers:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("0.0.0.0", 0), Handler)
+        self._server = _Server(("0.0.0.0", 0), Handler)
         self.port: int = self._server.server_address[1]
 
     def __enter__(self) -> Self:

@@ -8,6 +8,7 @@ import pytest
 
 from joinery_devkit.processes import free_port
 from joinery_operator.decision import Create, Decision
+from joinery_operator.names import owner_reference
 from joinery_operator.settings import Settings
 from joinery_operator.shell.kinds import BY_KIND, Key
 from joinery_operator.shell.metrics import Metrics
@@ -229,27 +230,41 @@ def test_a_child_that_lost_its_label_is_not_taken_for_gone():
     assert server.calls.count("POST pods") == 2
 
 
+def config_map(name, data=None, owner=None):
+    metadata = {"name": name, "namespace": "shop", "ownerReferences": [owner_reference(owner)] if owner else []}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data or {}}
+
+
 def test_templates_are_read_for_jobs_that_name_them_only():
+    """Of a resource, and of its earlier revisions, which may have to be started again."""
     server = MemoryServer()
-    reference = {"podTemplate": {"name": "mine", "key": "pod.yaml"}}
-    server.add({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine", "namespace": "shop"}, "data": {}})
-    observed_templates = {}
+    server.add(config_map("mine"))
+    server.add(config_map("older"))
+    found = {}
 
     def decide(observed):
-        observed_templates[observed.resource["metadata"]["name"]] = observed.templates
+        found[observed.resource["metadata"]["name"]] = dict(observed.templates)
         return Decision(None)
 
     async def run():
         async with shell_on(server, decide) as shell:
-            await tell(shell, server.add(job("with", spark={"driver": reference, "executor": reference})))
+            mine = {"podTemplate": {"name": "mine", "key": "pod.yaml"}}
+            made = server.add(job("with", spark={"driver": mine, "executor": mine}))
+            text = "spec: {spark: {executor: {podTemplate: {name: older}}}}"
+            await tell(shell, made)
+            await tell(shell, server.add(config_map("with-job-r1", {"job.yaml": text}, made)))
+            await tell(shell, server.add(config_map("with-job-r0", {"job.yaml": "{ podTemplate"}, made)))
             await tell(shell, server.add(job("without")))
             await tell(shell, server.add(job("astray", spark={"driver": {"podTemplate": {"name": "none"}}})))
+            await tell(shell, server.add(job("wrong", spark={"driver": "podTemplate"})))
             await settled(shell)
 
     asyncio.run(run())
-    assert observed_templates["with"]["mine"]["metadata"]["name"] == "mine"
-    assert observed_templates["without"] == {}
-    assert observed_templates["astray"] == {"none": None}
+    assert found["with"]["mine"]["metadata"]["name"] == "mine"
+    assert found["with"]["older"]["metadata"]["name"] == "older"
+    assert found["without"] == {}
+    assert found["astray"] == {"none": None}
+    assert found["wrong"] == {}
 
 
 def test_closing_lets_looks_end_and_begins_no_new_ones():

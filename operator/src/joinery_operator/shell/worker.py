@@ -16,7 +16,7 @@ from joinery_operator.shell.kinds import JOB_KINDS, Key
 from joinery_operator.shell.metrics import Metrics
 from joinery_operator.shell.polling import Poller
 from joinery_operator.shell.recorder import COMPONENT, Recorder
-from joinery_operator.shell.store import Store
+from joinery_operator.shell.store import Store, uid_of
 from joinery_operator.shell.templates import Templates
 
 Reconcile = Callable[[Observed], Decision]
@@ -76,13 +76,13 @@ class Worker:
         return again_after
 
     async def _look(self, key: Key, job: Manifest) -> float | None:
-        templates = await self._templates.of(job)
+        templates = await self._templates.of(job, self._store.children(uid_of(job)))
         # Nothing is awaited between here and the decision: what is observed is of one moment.
         job = self._store.get(key) or job
         observed = Observed(
             kind=JOB_KINDS[key.kind],
             resource=job,
-            children=self._store.children(job["metadata"]["uid"]),
+            children=self._store.children(uid_of(job)),
             templates=templates,
             driver=self._poller.last_of(job),
             now=self._now(),
