@@ -304,9 +304,10 @@ class Cluster:
         revision: str = self.pods[name]["metadata"]["labels"]["joinery.dev/revision"]
         return revision
 
-    def check_result(self, name: str, *, fits: bool) -> None:
+    def check_result(self, name: str, *, fits: bool, warnings: tuple[str, ...] = ()) -> None:
         refused = [] if fits else ["the keys of step 1 differ"]
-        self.end(name, {"fits": fits, "refused": refused, "targetVersion": 1}, code=0 if fits else 1)
+        told = {"fits": fits, "refused": refused, "warnings": list(warnings), "targetVersion": 1}
+        self.end(name, told, code=0 if fits else 1)
 
     def state_is_deleted(self, name: str) -> None:
         self.database.deleted = True

@@ -91,6 +91,15 @@ def test_the_old_driver_runs_until_the_check_has_passed(cluster: Cluster) -> Non
     assert cluster.step().status is None
 
 
+def test_warnings_of_the_check_are_told(cluster: Cluster) -> None:
+    name = check(cluster)
+    cluster.run(name)
+    cluster.check_result(name, fits=True, warnings=("what was evicted stays gone",))
+    cluster.step()
+    assert "what was evicted stays gone" in cluster.status.conditions[1].message
+    assert any(event.endswith("what was evicted stays gone") for event in cluster.events)
+
+
 def test_a_ready_driver_without_records_is_done_at_the_deadline(cluster: Cluster) -> None:
     starting(cluster)
     cluster.run(NEW)

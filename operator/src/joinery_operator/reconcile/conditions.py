@@ -36,7 +36,8 @@ def events(old: Status, new: Status) -> Iterator[Event]:
     if refused is not None and refused != old.refused:
         yield _event("Warning", refused.reason, f"revision {refused.revision} was refused: {refused.message}")
     if new.rollout and (old.rollout is None or old.rollout.stage != new.rollout.stage):
-        yield _event("Normal", f"Rollout{new.rollout.stage}", f"revision {new.rollout.revision}, {new.rollout.image}")
+        message = sentence(f"revision {new.rollout.revision}, {new.rollout.image}", new.rollout.reason)
+        yield _event("Normal", f"Rollout{new.rollout.stage}", message)
     if old.revision is not None and new.revision != old.revision:
         yield _event("Normal", "RolledOut", f"revision {new.revision} is in force, {new.image}")
     before, after = _of(old, "Ready"), _of(new, "Ready")

@@ -100,7 +100,8 @@ def _checking(look: Look, status: Status, rollout: Rollout) -> Status:
     pod = look.checks.get(rollout.revision)
     if pod is not None and pod.check is not None:
         if pod.check.fits or rollout.mode == "stateless":
-            return _at(status, _next(look, rollout, "Stopping"))
+            warnings = cut("; ".join(pod.check.warnings))
+            return _at(status, _next(look, rollout, "Stopping", reason=warnings))
         return _refused(status, rollout, "IncompatibleState", "; ".join(pod.check.refused))
     why = _check_trouble(pod) if pod is not None else ""
     if pod is not None and pod.ended is not None and pod.ending is not None and not pod.ending.retry:
