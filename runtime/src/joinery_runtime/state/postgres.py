@@ -6,12 +6,8 @@ a small commit costs, so statements that don't wait for each other travel togeth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, Self, TypeVar
-
-import psycopg
-from psycopg.types.json import Jsonb
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.state import decisions, statements
@@ -23,9 +19,9 @@ from joinery_runtime.state.encoding import (
     decode_optional,
     encode_json,
     meta_from_json,
-    meta_to_json,
 )
-from joinery_runtime.state.migrations import CURRENT_STATE_VERSION, check_chain, migrate_segment
+from joinery_runtime.state.migrations import CURRENT_STATE_VERSION
+from joinery_runtime.state.segment_rows import SegmentRows, batches, encoded
 from joinery_runtime.state.store import (
     EpochCommit,
     EpochRecord,
@@ -36,11 +32,6 @@ from joinery_runtime.state.store import (
     SegmentMeta,
     Standing,
 )
-
-_T = TypeVar("_T")
-
-READ_BATCH = 32
-"""Segments per answer: libpq holds an answer whole, next to the blobs made from it."""
 
 SWEEP_BATCH = 32
 """Segments deleted at a time: 1 ms per MB, and a commit of this process waits for one batch at most."""
@@ -58,6 +49,7 @@ class PostgresStore:
         self.dsn, self.schema = dsn, schema
         self._connection = GuardedConnection(dsn)
         self._sql = statements.Statements(schema)
+        self._segments = SegmentRows(self._sql)
         self._schema_checked = False
 
     @classmethod
@@ -91,7 +83,7 @@ class PostgresStore:
     def acquire(self, job: str) -> JobRecord:
         self._ensure_schema()
         with self._connection.transaction() as connection:
-            if not self._run(connection, statements.ACQUIRE, job).rowcount:
+            if not self._sql.run(connection, statements.ACQUIRE, job).rowcount:
                 decisions.require_job(self._facts(connection, job), job)
             return self._record(connection, job)
 
@@ -103,13 +95,13 @@ class PostgresStore:
     def standing(self, job: str) -> Standing | None:
         self._ensure_schema()
         with self._connection.session() as connection:
-            row = self._run(connection, statements.STANDING, job).fetchone()
+            row = self._sql.run(connection, statements.STANDING, job).fetchone()
         return None if row is None else decisions.standing(row[0], row[1], pending=row[2])
 
     def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
         self._ensure_schema()
         with self._connection.session() as connection:
-            row = self._run(
+            row = self._sql.run(
                 connection, statements.CLAIM, job, name=name, owner=owner, instead_of=instead_of,
                 generation=expected.generation, epoch=expected.epoch,
             ).fetchone()  # fmt: skip
@@ -122,41 +114,33 @@ class PostgresStore:
     def claims(self, job: str) -> dict[str, str]:
         self._ensure_schema()
         with self._connection.session() as connection:
-            return dict(self._run(connection, statements.CLAIMS, job).fetchall())
+            return dict(self._sql.run(connection, statements.CLAIMS, job).fetchall())
 
     def release_claims(self, job: str, generation: int) -> None:
         self._ensure_schema()
         with self._connection.transaction() as connection:
             decisions.check_owner(self._lock(connection, job), job, generation)
-            self._run(connection, statements.RELEASE_CLAIMS, job)
+            self._sql.run(connection, statements.RELEASE_CLAIMS, job)
 
     def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
         text, under = encode_json(plan), encode_json(definition)
         self._ensure_schema()
         with self._connection.transaction() as connection:
             if decisions.check_plan(self._lock(connection, job), job, generation, text, under):
-                self._run(connection, statements.WRITE_PLAN, job, plan=text, definition=under)
+                self._sql.run(connection, statements.WRITE_PLAN, job, plan=text, definition=under)
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
         by_key = decisions.check_stage(job, segments)
         self._ensure_schema()
         with self._connection.session() as connection:
             facts = decisions.require_job(self._facts(connection, job), job)
-            try:
-                self._copy(connection, facts, by_key.values())
-            except psycopg.errors.UniqueViolation:
-                # A repeated call, after an answer that was lost.
-                stored = self._stored_equal(connection, job, by_key)
-                self._copy(connection, facts, [item for key, item in by_key.items() if key not in stored])
+            self._segments.stage(connection, facts, by_key)
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         wanted = list(dict.fromkeys(keys))
-        found: dict[str, bytes] = {}
         self._ensure_schema()
         with self._connection.session() as connection:
-            for batch in _batches(wanted, READ_BATCH):
-                rows = self._run(connection, statements.READ, job, keys=_encoded(batch), binary=True)
-                found |= {key.decode(): blob for key, blob in rows}
+            found = self._segments.read(connection, job, wanted)
             gone = [key for key in wanted if key not in found]
             if gone or not wanted:
                 decisions.require_job(self._facts(connection, job), job)
@@ -179,26 +163,20 @@ class PostgresStore:
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
         self._ensure_schema()
         with self._connection.session() as connection:
-            return [_logged(row) for row in self._run(connection, statements.EPOCHS, job, after=after, limit=limit)]
+            return [_logged(row) for row in self._sql.run(connection, statements.EPOCHS, job, after=after, limit=limit)]
 
     def newest_epoch(self, job: str) -> EpochRecord | None:
         self._ensure_schema()
         with self._connection.session() as connection:
-            row = self._run(connection, statements.NEWEST_EPOCH, job).fetchone()
+            row = self._sql.run(connection, statements.NEWEST_EPOCH, job).fetchone()
         return None if row is None else _logged(row)
 
     def sweep(self, job: str, generation: int) -> int:
         self._ensure_schema()
         with self._connection.session() as connection:
             facts = decisions.check_owner(self._facts(connection, job), job, generation)
-            garbage = [
-                key
-                for key, status, staged_by, epoch, pinned in self._run(connection, statements.NOT_LIVE, job)
-                if decisions.sweepable(
-                    SegmentFacts(Status(status), staged_by, epoch), generation, facts.epoch, pinned=pinned
-                )
-            ]
-        return sum(self._remove(job, batch) for batch in _batches(garbage, SWEEP_BATCH))
+            garbage = self._segments.garbage(connection, facts)
+        return sum(self._remove(job, batch) for batch in batches(garbage, SWEEP_BATCH))
 
     def create_savepoint(self, job: str, name: str) -> Savepoint:
         self._ensure_schema()
@@ -206,7 +184,7 @@ class PostgresStore:
             decisions.require_job(self._lock(connection, job), job)
             if name in self._savepoints(connection, job):
                 raise decisions.savepoint_exists(job, name)
-            self._run(connection, statements.CREATE_SAVEPOINT, job, name=name)
+            self._sql.run(connection, statements.CREATE_SAVEPOINT, job, name=name)
             return self._savepoints(connection, job)[name]
 
     def savepoints(self, job: str) -> list[Savepoint]:
@@ -229,9 +207,9 @@ class PostgresStore:
             if decisions.check_roll_back(facts, self._pin(connection, job, name)):
                 self._restore(connection, facts, name)
             else:
-                self._run(connection, statements.RESTORE_SEGMENTS, job, name=name)
-                self._run(connection, statements.FENCE, job)
-            self._run(connection, statements.MARK_ROLLED_BACK, job, name=name)
+                self._sql.run(connection, statements.RESTORE_SEGMENTS, job, name=name)
+                self._sql.run(connection, statements.FENCE, job)
+            self._sql.run(connection, statements.MARK_ROLLED_BACK, job, name=name)
             return self._record(connection, job)
 
     def start_anew(self, job: str, name: str) -> JobRecord:
@@ -240,10 +218,10 @@ class PostgresStore:
             facts = decisions.require_job(self._lock(connection, job), job)
             if decisions.check_start_anew(facts, self._pin(connection, job, name)):
                 with connection.pipeline():
-                    self._run(connection, statements.RETIRE_LIVE, job)
-                    self._run(connection, statements.DELETE_OFFSETS, job)
-                    self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
-                    self._run(connection, statements.FORGET_JOB, job)
+                    self._sql.run(connection, statements.RETIRE_LIVE, job)
+                    self._sql.run(connection, statements.DELETE_OFFSETS, job)
+                    self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
+                    self._sql.run(connection, statements.FORGET_JOB, job)
             return self._record(connection, job)
 
     def reset_offsets(
@@ -254,7 +232,7 @@ class PostgresStore:
             facts = decisions.check_reset(self._lock(connection, job), job, expected, drop_plan=drop_plan)
             with connection.pipeline():
                 self._set_offsets(connection, job, offsets)
-                self._run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
+                self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
             return self._record(connection, job)
 
     def delete_savepoint(self, job: str, name: str) -> None:
@@ -262,18 +240,13 @@ class PostgresStore:
         with self._connection.transaction() as connection:
             decisions.require_job(self._lock(connection, job), job)
             self._pin(connection, job, name)
-            self._run(connection, statements.DELETE_SAVEPOINT, job, name=name)
+            self._sql.run(connection, statements.DELETE_SAVEPOINT, job, name=name)
 
     def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
         self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = decisions.check_owner(self._lock(connection, job), job, generation)
-            versions = self._run(connection, statements.LIVE_VERSIONS, job).fetchall()
-            check_chain((version for (version,) in versions), target, chain)
-            keys = [key for (key,) in self._run(connection, statements.LIVE_BELOW, job, target=target)]
-            for batch in _batches(keys, READ_BATCH):
-                self._migrate_batch(connection, facts, batch, chain, target)
-            return len(keys)
+            return self._segments.migrate(connection, facts, chain, target)
 
     def delete_job(self, job: str) -> None:
         self._ensure_schema()
@@ -298,29 +271,24 @@ class PostgresStore:
                 ensure_schema(connection, self.schema)
             self._schema_checked = True
 
-    def _run(
-        self, connection: Connection, statement: str, job: str, *, binary: bool = False, **values: Any
-    ) -> psycopg.Cursor[tuple[Any, ...]]:
-        return connection.execute(self._sql[statement], {"job": job, **values}, binary=binary)
-
     def _facts(self, connection: Connection, job: str) -> JobFacts | None:
-        return _job_facts(job, self._run(connection, statements.FACTS, job).fetchone())
+        return _job_facts(job, self._sql.run(connection, statements.FACTS, job).fetchone())
 
     def _lock(self, connection: Connection, job: str) -> JobFacts | None:
         """The job's facts; they stay true until the transaction ends."""
-        return _job_facts(job, self._run(connection, statements.LOCK_JOB, job).fetchone())
+        return _job_facts(job, self._sql.run(connection, statements.LOCK_JOB, job).fetchone())
 
     def _lock_with_segments(
         self, connection: Connection, job: str, keys: Sequence[str]
     ) -> tuple[JobFacts | None, dict[str, SegmentFacts]]:
         with connection.pipeline():
-            locked = self._run(connection, statements.LOCK_JOB, job)
-            named = self._run(connection, statements.NAMED, job, keys=_encoded(keys))
+            locked = self._sql.run(connection, statements.LOCK_JOB, job)
+            named = self._sql.run(connection, statements.NAMED, job, keys=encoded(keys))
         facts = {key.decode(): SegmentFacts(Status(status), *staged_under) for key, status, *staged_under in named}
         return _job_facts(job, locked.fetchone()), facts
 
     def _found(self, connection: Connection, job: str) -> JobRecord | None:
-        row = self._run(connection, statements.RECORD, job).fetchone()
+        row = self._sql.run(connection, statements.RECORD, job).fetchone()
         facts = self._facts(connection, job) if row is None or row[-1] is not None else None
         if facts is not None and facts.moved_to is not None:
             raise decisions.moved(facts)
@@ -331,61 +299,30 @@ class PostgresStore:
         assert record is not None, "the caller holds the lock of the job that it created or found"
         return record
 
-    def _copy(self, connection: Connection, facts: JobFacts, segments: Iterable[tuple[SegmentMeta, bytes]]) -> None:
-        staged = (
-            (meta, blob, SegmentFacts(Status.STAGED, facts.generation, decisions.staged_epoch(facts, meta)))
-            for meta, blob in segments
-        )
-        self._insert(connection, facts.job, staged)
-
-    def _insert(
-        self, connection: Connection, job: str, segments: Iterable[tuple[SegmentMeta, bytes, SegmentFacts]]
-    ) -> None:
-        with connection.cursor() as cursor, cursor.copy(self._sql[statements.STAGE]) as copy:
-            copy.set_types(statements.STAGE_TYPES)
-            for meta, blob, facts in segments:
-                key, version = meta.key.encode(), meta.state_version
-                under = (facts.status.value, facts.generation, facts.epoch)
-                copy.write_row((job, key, blob, version, *under, Jsonb(meta_to_json(meta))))
-
-    def _stored_equal(
-        self, connection: Connection, job: str, by_key: Mapping[str, tuple[SegmentMeta, bytes]]
-    ) -> set[str]:
-        """Which keys are there already; raises StateError if one has other bytes."""
-        stored = self._run(connection, statements.STORED, job, keys=_encoded(by_key), binary=True).fetchall()
-        for key, blob, meta in stored:
-            if by_key[key.decode()] != (meta_from_json(meta), blob):
-                raise decisions.different_bytes(job, key.decode())
-        return {key.decode() for key, _, _ in stored}
-
     def _write_commit(
         self, connection: Connection, job: str, generation: int, commit: EpochCommit, texts: Mapping[str, Any]
     ) -> None:
-        self._mark(connection, job, commit.upserts, Status.LIVE)
-        self._mark(connection, job, commit.deletes, Status.RETIRED)
+        self._segments.mark(connection, job, commit.upserts, Status.LIVE)
+        self._segments.mark(connection, job, commit.deletes, Status.RETIRED)
         self._set_offsets(connection, job, commit.offsets)
-        self._run(connection, statements.DROP_CLAIMS, job)
+        self._sql.run(connection, statements.DROP_CLAIMS, job)
         epoch = {"epoch": commit.epoch, "generation": generation, **texts}
-        self._run(connection, statements.ADVANCE, job, **epoch)
-        self._run(connection, statements.LOG_EPOCH, job, **epoch)
-        self._run(connection, statements.TRIM_EPOCHS, job, oldest=decisions.oldest_logged_epoch(commit.epoch))
+        self._sql.run(connection, statements.ADVANCE, job, **epoch)
+        self._sql.run(connection, statements.LOG_EPOCH, job, **epoch)
+        self._sql.run(connection, statements.TRIM_EPOCHS, job, oldest=decisions.oldest_logged_epoch(commit.epoch))
 
     def _set_offsets(self, connection: Connection, job: str, offsets: Mapping[str, bytes]) -> None:
         sources, values = list(offsets), list(offsets.values())
-        self._run(
+        self._sql.run(
             connection, statements.SET_OFFSETS, job, sources=sources, values=values, version=CURRENT_STATE_VERSION
         )
 
-    def _mark(self, connection: Connection, job: str, keys: Sequence[str], status: Status) -> None:
-        if keys:
-            self._run(connection, statements.MARK, job, keys=_encoded(keys), status=status.value)
-
     def _remove(self, job: str, keys: list[bytes]) -> int:
         with self._connection.session() as connection:
-            return self._run(connection, statements.REMOVE, job, keys=keys).rowcount
+            return self._segments.remove(connection, job, keys)
 
     def _savepoints(self, connection: Connection, job: str) -> dict[str, Savepoint]:
-        return {row[0]: Savepoint(*row) for row in self._run(connection, statements.SAVEPOINTS, job)}
+        return {row[0]: Savepoint(*row) for row in self._sql.run(connection, statements.SAVEPOINTS, job)}
 
     def _pin(self, connection: Connection, job: str, name: str) -> Savepoint:
         existing = self._savepoints(connection, job)
@@ -395,37 +332,20 @@ class PostgresStore:
 
     def _delete(self, connection: Connection, facts: JobFacts) -> None:
         with connection.pipeline():
-            self._run(connection, statements.DELETE_SAVEPOINTS, facts.job)
-            self._run(connection, statements.DELETE_STATE, facts.job)
-            self._run(connection, statements.DELETE_OFFSETS, facts.job)
-            self._run(connection, statements.DELETE_EPOCHS, facts.job)
-            self._run(connection, statements.RESET, facts.job, epoch=decisions.epoch_after_reset(facts))
-            self._run(connection, statements.MARK_DELETED, facts.job)
+            self._sql.run(connection, statements.DELETE_SAVEPOINTS, facts.job)
+            self._sql.run(connection, statements.DELETE_STATE, facts.job)
+            self._sql.run(connection, statements.DELETE_OFFSETS, facts.job)
+            self._sql.run(connection, statements.DELETE_EPOCHS, facts.job)
+            self._sql.run(connection, statements.RESET, facts.job, epoch=decisions.epoch_after_reset(facts))
+            self._sql.run(connection, statements.MARK_DELETED, facts.job)
 
     def _restore(self, connection: Connection, facts: JobFacts, name: str) -> None:
         with connection.pipeline():
-            self._run(connection, statements.RESTORE_SEGMENTS, facts.job, name=name)
-            self._run(connection, statements.DELETE_OFFSETS, facts.job)
-            self._run(connection, statements.RESTORE_OFFSETS, facts.job, name=name, version=CURRENT_STATE_VERSION)
-            self._run(connection, statements.RESTORE_JOB, facts.job, name=name)
-            self._run(connection, statements.RESET, facts.job, epoch=decisions.epoch_after_reset(facts))
-
-    def _migrate_batch(
-        self, connection: Connection, facts: JobFacts, keys: list[bytes], chain: Mapping[int, Migration], target: int
-    ) -> None:
-        rows = self._run(connection, statements.FOR_MIGRATION, facts.job, keys=keys, binary=True).fetchall()
-        self._run(connection, statements.MARK, facts.job, keys=keys, status=Status.RETIRED.value)
-        self._insert(
-            connection,
-            facts.job,
-            (
-                (
-                    *migrate_segment(meta_from_json(meta), blob, target, chain, facts.generation),
-                    SegmentFacts(Status.LIVE, *staged_under),
-                )
-                for meta, blob, *staged_under in rows
-            ),
-        )
+            self._sql.run(connection, statements.RESTORE_SEGMENTS, facts.job, name=name)
+            self._sql.run(connection, statements.DELETE_OFFSETS, facts.job)
+            self._sql.run(connection, statements.RESTORE_OFFSETS, facts.job, name=name, version=CURRENT_STATE_VERSION)
+            self._sql.run(connection, statements.RESTORE_JOB, facts.job, name=name)
+            self._sql.run(connection, statements.RESET, facts.job, epoch=decisions.epoch_after_reset(facts))
 
 
 def _job_facts(job: str, row: tuple[Any, ...] | None) -> JobFacts | None:
@@ -452,13 +372,3 @@ def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
 def _logged(row: tuple[Any, ...]) -> EpochRecord:
     epoch, generation, plan, result, committed_at = row
     return EpochRecord(epoch, generation, decode_json(plan), decode_json(result), committed_at)
-
-
-def _encoded(keys: Iterable[str]) -> list[bytes]:
-    return [key.encode() for key in keys]
-
-
-def _batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
-    remaining = iter(items)
-    while batch := list(islice(remaining, size)):
-        yield batch

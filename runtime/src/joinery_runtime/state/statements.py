@@ -6,7 +6,12 @@ until the transaction ends. Only `stage`, which adds rows that no one else knows
 
 from __future__ import annotations
 
+from typing import Any
+
+import psycopg
 from psycopg import sql
+
+from joinery_runtime.state.connection import Connection
 
 ACQUIRE = """
 INSERT INTO {schema}.jobs (pipeline_name, generation, epoch) VALUES (%(job)s, 1, 0)
@@ -225,7 +230,7 @@ WHERE pipeline_name = %(job)s
 
 
 class Statements:
-    """The statements above for one schema, as the bytes that psycopg sends."""
+    """The statements above for one schema, as the bytes that psycopg sends; `run` is for those of one job."""
 
     def __init__(self, schema: str) -> None:
         self._schema = sql.Identifier(schema)
@@ -236,3 +241,8 @@ class Statements:
             text = sql.SQL(statement).format(schema=self._schema)
             self._filled[statement] = text.as_bytes(None)
         return self._filled[statement]
+
+    def run(
+        self, connection: Connection, statement: str, job: str, *, binary: bool = False, **values: Any
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        return connection.execute(self[statement], {"job": job, **values}, binary=binary)
