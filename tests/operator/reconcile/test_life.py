@@ -237,6 +237,14 @@ def test_a_container_beside_the_driver_does_not_keep_it_alive(running: Cluster) 
     assert running.status.driver.outcome == "Failed"
 
 
+def test_a_container_beside_the_driver_may_end_as_it_likes(running: Cluster) -> None:
+    running.end(FIRST, {"outcome": "finished"}, 0)
+    proxy = {"name": "proxy", "state": {"terminated": {"exitCode": 143, "message": "told to stop"}}}
+    running.pods[FIRST]["status"] |= {"phase": "Failed", "initContainerStatuses": [proxy]}
+    running.step()
+    assert running.status.phase == "Finished"
+
+
 def test_lost_and_changed_children_are_repaired(running: Cluster) -> None:
     running.services.clear()
     running.config_maps.clear()

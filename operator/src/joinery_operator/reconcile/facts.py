@@ -117,11 +117,12 @@ def _runs(container: Manifest) -> bool:
 
 
 def _over(status: Manifest) -> list[Mapping[str, Any]]:
-    """How containers ended: those first that tell why the pod did. Containers beside ours may end as they like."""
+    """How the container ended that tells why the pod did. Containers beside ours may end as they like."""
     main = _terminated(_main(status))
+    if main is not None:
+        return [main]
     first = [_terminated(each) for each in status.get("initContainerStatuses") or ()]
-    failed = [each for each in first if each is not None and each.get("exitCode") != 0]
-    return [*failed, *([main] if main is not None else [])]
+    return [each for each in first if each is not None and each.get("exitCode") != 0]
 
 
 def _ended(status: Manifest, main: Mapping[str, Any] | None, created: datetime) -> datetime | None:
