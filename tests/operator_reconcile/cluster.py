@@ -43,9 +43,14 @@ def stamp(moment: datetime) -> str:
 
 @dataclass
 class Database:
-    """What the runtime's commands do to a job's state (`joinery state migrate | restore | delete`, and drivers)."""
+    """What the runtime's commands do to a job's state (`joinery state migrate | restore | delete`, and drivers).
+
+    `migrated_for` is the revision whose migration last changed it; `misread` tells of drivers that another's migration
+    was not undone for."""
 
     epoch: int = 0
+    migrated_for: str | None = None
+    misread: list[str] = field(default_factory=list)
     committed_by: str = ""
     generation: int = 0
     pins: dict[str, int] = field(default_factory=dict)
@@ -57,7 +62,13 @@ class Database:
         self.generation += 1
         return self.generation
 
-    def migrate(self, name: str, *, anew: bool) -> None:
+    def start(self, revision: str) -> int:
+        if self.migrated_for not in {None, revision}:
+            self.misread.append(f"{revision} runs on what was migrated for {self.migrated_for}")
+        return self.fence()
+
+    def migrate(self, name: str, revision: str, *, anew: bool) -> None:
+        self.migrated_for = revision
         if name not in self.pins:
             self.pins[name] = self.epoch
             if anew:
@@ -69,6 +80,7 @@ class Database:
             if self.pins[name] != self.epoch:
                 return False
             self.rolled_back.add(name)
+            self.migrated_for = None
         return True
 
     def commit(self, generation: int, revision: str) -> bool:
@@ -177,10 +189,12 @@ class Cluster:
                         target["metadata"].setdefault(key, {}).update(value)
                     else:
                         target["metadata"][key] = value
-            case Delete(kind, name, uid, _):
+            case Delete(kind, name, uid, grace_seconds):
                 found = self._of(kind).get(name)
                 if found is not None and found["metadata"]["uid"] == uid:
                     self.delete_child(kind, name)
+                    if grace_seconds == 0 and name in self.pods:
+                        self.gone(name)
             case SetFinalizers(finalizers):
                 if self.resource is not None:
                     self.resource["metadata"]["finalizers"] = list(finalizers)
@@ -255,7 +269,7 @@ class Cluster:
             self.database.fence()
             savepoint = arguments[arguments.index("--savepoint") + 1]
             if "migrate" in arguments:
-                self.database.migrate(savepoint, anew="--anew" in arguments)
+                self.database.migrate(savepoint, self.revision_of(name), anew="--anew" in arguments)
             elif not self.database.restore(savepoint):
                 refused = {"outcome": "failed", "kind": "CommittedSince", "error": "epoch committed", "retry": False}
                 self.fail_first(name, refused)
@@ -263,7 +277,8 @@ class Cluster:
         pod["status"].pop("conditions", None)
         pod["status"]["phase"] = "Running"
         self.main(name, {"running": {"startedAt": stamp(self.now)}})
-        self.generations[pod["metadata"]["uid"]] = self.database.fence() if "-driver-" in name else 0
+        if "-driver-" in name:
+            self.generations[pod["metadata"]["uid"]] = self.database.start(self.revision_of(name))
 
     def fail_first(self, name: str, ending: Manifest | None) -> None:
         status = self.pods[name]["status"]

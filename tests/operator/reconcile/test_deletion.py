@@ -99,6 +99,24 @@ def test_a_database_that_is_gone_is_told_with_the_way_out(cluster: Cluster) -> N
     assert not cluster.database.deleted
 
 
+def test_a_dead_node_does_not_keep_the_resource(cluster: Cluster) -> None:
+    cluster.delete()
+    cluster.step()
+    cluster.stopped(DRIVER)
+    cluster.step()
+    cluster.run(DELETE)
+    cluster.dead.add(DELETE)
+    cluster.delete_child("Pod", DELETE)
+    for _ in range(2):  # until it should have gone, and until it is stuck
+        again_after = cluster.step().again_after
+        assert again_after is not None
+        cluster.pass_time(again_after)
+    cluster.step()
+    assert DELETE not in cluster.pods
+    cluster.step()
+    assert DELETE in cluster.pods
+
+
 def test_what_kubernetes_deletes_in_the_foreground_is_left_to_it(cluster: Cluster) -> None:
     assert cluster.resource is not None
     cluster.resource["metadata"]["finalizers"].append("foregroundDeletion")

@@ -264,6 +264,10 @@ class Simulation(RuleBasedStateMachine):
                     assert name in self.cluster.database.rolled_back or self.cluster.database.committed_by in name
 
     @invariant()
+    def migrations_are_undone(self) -> None:
+        assert not self.cluster.database.misread
+
+    @invariant()
     def status_is_bounded(self) -> None:
         if self.cluster.resource is not None:
             assert len(json.dumps(self.cluster.resource.get("status") or {})) < MAX_STATUS

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from joinery_operator.children import ChildError, delete_state_pod
 from joinery_operator.decision import Action, Create, Delete, SetFinalizers
 from joinery_operator.reconcile.attempts import back_off
-from joinery_operator.reconcile.ensure import job_config_map, lost, stopped
+from joinery_operator.reconcile.ensure import forced, job_config_map, lost, stopped
 from joinery_operator.reconcile.facts import PodFacts, Trouble
 from joinery_operator.reconcile.job import Job
 from joinery_operator.reconcile.look import FINALIZER, Look
@@ -52,7 +52,7 @@ def _deleting(look: Look, status: Status, pod: PodFacts | None) -> tuple[Status,
         created, blocked = _created(look, status)
         return status, created, blocked
     if pod.ended is None:
-        return status, (), pod.trouble
+        return status, tuple(forced(look, [pod])), pod.trouble
     if pod.succeeded:
         return status, (_finalizers(look, keep=False),), None
     trouble = Trouble("DeleteStateFailed", sentence("the state could not be deleted", pod.failure))

@@ -70,6 +70,13 @@ def stopped(pods: Iterable[PodFacts]) -> Iterator[Action]:
     return _deleted(pod for pod in pods if pod.ended is None)
 
 
+def forced(look: Look, pods: Iterable[PodFacts]) -> Iterator[Action]:
+    """For pods on dead nodes that hold nothing: what they do may be done twice, and their names are needed."""
+    for pod in pods:
+        if pod.ended is None and pod.stuck(look.now, look.settings.stuck_seconds):
+            yield Delete("Pod", pod.name, pod.uid, grace_seconds=0)
+
+
 def job_config_map(look: Look, job: Job) -> Iterator[Action]:
     """Raises ChildError."""
     name = look.names.config_map(job.revision)
@@ -157,6 +164,7 @@ def _check(look: Look, status: Status) -> Iterator[Action]:
     rollout = status.rollout
     checked = rollout.revision if rollout and rollout.stage == "Checking" else None
     yield from _deleted(pod for revision, pod in look.checks.items() if revision != checked or check_due(look, pod))
+    yield from forced(look, look.checks.values())
     if rollout is None or checked is None or checked in look.checks:
         return
     job = look.job(rollout.revision, rollout.image)

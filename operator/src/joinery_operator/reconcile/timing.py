@@ -33,7 +33,8 @@ def _moments(look: Look, status: Status) -> Iterator[datetime]:
         yield attempt.ready + timedelta(seconds=settings.healthy_seconds)
     if status.deletion is not None and status.deletion.not_before is not None:
         yield status.deletion.not_before
-    for pod in look.drivers.values():
+    others = [*look.checks.values(), *([look.delete_state] if look.delete_state else [])]
+    for pod in (*look.drivers.values(), *others):
         if pod.deleted is not None and pod.ended is None:
             yield pod.deleted
             yield pod.deleted + timedelta(seconds=settings.stuck_seconds)
