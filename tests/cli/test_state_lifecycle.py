@@ -362,6 +362,19 @@ class TestRollBack:
         assert (back.segments, back.offsets, back.signature) == (old.segments, old.offsets, old.signature)
         assert store.claims(JOB) == {"0": "new-producer"}
 
+    @pytest.mark.parametrize("known", [True, False])
+    def test_a_rollout_that_never_pinned_anything_has_nothing_to_undo(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, known: bool, request: pytest.FixtureRequest
+    ) -> None:
+        before = request.getfixturevalue("old") if known else None
+        [back] = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit").lines
+        assert (back["restored"], store.record(JOB)) == (False, before)
+
+    def test_a_savepoint_made_by_hand_has_to_be_there(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
+        ended = joinery("state", "restore", job_file, "--savepoint", "mine", "--before-first-commit")
+        assert (ended.code, ended.out) == (1, "")
+        assert "no savepoint mine" in ended.err
+
 
 class TestAnew:
     def test_nothing_is_dropped_the_second_time(

@@ -177,7 +177,7 @@ def restore(
     with open_durable(job) as store:
         if before_first_commit:
             back = savepoints.roll_back(store, job.name, savepoint)
-            answer({**asdict(back), "restored": True}, back.lines(), as_json=as_json)
+            answer(asdict(back), back.lines(), as_json=as_json)
         elif yes:
             done = savepoints.restore(store, job, savepoint)
             answer(done.document(restored=True), [*done.lines(), "Done. Start the job to go on from there."],

@@ -88,15 +88,20 @@ def _since(store: StateStore, job: StreamJoin, epoch: int) -> Iterator[EpochReco
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """`planned` is the epoch that is replayed, `dropped` one that was planned after the job was started anew."""
+    """`planned` is the epoch that is replayed, `dropped` one that was planned after the job was started anew;
+    `restored` False: there was nothing to undo."""
 
     job: str
     savepoint: str
     committed: int
     planned: int | None
     dropped: int | None
+    restored: bool = True
 
     def lines(self) -> Iterator[str]:
+        if not self.restored:
+            yield f"savepoint {self.savepoint} of job {self.job} was never made: there is nothing to undo"
+            return
         yield f"job {self.job} is back at savepoint {self.savepoint}: epoch {self.committed}"
         if self.planned is not None:
             yield f"epoch {self.planned} is planned and will be run as it stands: no row of it repeats"
@@ -105,7 +110,13 @@ class RolledBack:
 
 
 def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
-    before, record = store.record(job), store.roll_back(job, name)
+    """A rollout may have failed before it pinned anything, with an image that cannot be pulled: then it has changed
+    nothing. Raises StateError, also for a savepoint that is not there and is not a rollout's."""
+    before = store.record(job)
+    if is_automatic(name) and name not in {pin.name for pin in store.savepoints(job)}:
+        committed = 0 if before is None else before.committed
+        return RolledBack(job, name, committed, None, None, restored=False)
+    record = store.roll_back(job, name)
     planned, was_planned = _planned(record), None if before is None else _planned(before)
     return RolledBack(job, name, record.committed, planned, None if planned is not None else was_planned)
 
