@@ -49,6 +49,8 @@ def test_it_leaves_no_traces_of_kopf_and_ends_at_sigterm(start, cluster, shop, m
         assert operator.stop() == 0
     children = [each for kind in ("Pod", "ConfigMap", "Service") for each in cluster.list(kind, shop)]
     job = cluster.get("StreamJoin", shop, JOB)
+    # Who wrote what is still known, though the operator does not keep it.
+    assert len(job["metadata"]["managedFields"]) == 2
     for each in (job, *(child for child in children if child["metadata"].get("ownerReferences"))):
         assert "annotations" not in each["metadata"], each
         assert "finalizers" not in each["metadata"], each

@@ -4,7 +4,8 @@ import pytest
 
 from joinery_operator.decision import Create, Delete, Patch, SetFinalizers
 from joinery_operator.names import owner_reference
-from joinery_operator.shell.apply import Applier, Changed, NameTaken
+from joinery_operator.shell.apply import Applier, Changed, NameTaken, completed
+from joinery_operator.shell.kinds import POD as POD_RESOURCE
 from joinery_operator.shell.kinds import Key
 from joinery_operator.shell.store import Store
 from joinery_runtime.job.crd import Status
@@ -46,6 +47,13 @@ def test_the_store_has_the_status_that_was_written(world):
     assert world.store.get(JOB) == written
     assert written["status"]["phase"] == "Running"
     assert written["metadata"]["resourceVersion"] != world.job["metadata"]["resourceVersion"]
+
+
+def test_what_is_kept_says_what_it_is_and_not_who_wrote_it():
+    item = {"metadata": {"name": "a", "managedFields": [{"manager": "kubelet"}]}, "spec": {"x": 1}}
+    kept = completed(item, POD_RESOURCE)
+    assert kept == {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"x": 1}}
+    assert "managedFields" in item["metadata"]
 
 
 def test_the_same_status_is_not_written_again(world):

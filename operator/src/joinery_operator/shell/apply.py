@@ -116,14 +116,16 @@ class Applier:
         return Changed(f"{key} has changed", facts=error.message)
 
     def _keep(self, manifest: Manifest, resource: Resource) -> Manifest:
-        complete = with_type(manifest, resource)
+        complete = completed(manifest, resource)
         self._store.put(complete, resource.kind)
         return complete
 
 
-def with_type(manifest: Manifest, resource: Resource) -> Mapping[str, Any]:
-    """The items of a list do not say what they are."""
-    return {"apiVersion": resource.api_version, "kind": resource.kind, **manifest}
+def completed(manifest: Manifest, resource: Resource) -> Mapping[str, Any]:
+    """As it is kept: with its type, which the items of a list do not say, and without `managedFields`, which are half
+    of an object's size (a write without them leaves them as they are)."""
+    metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **manifest, "metadata": metadata}
 
 
 def _refuse_others(job: Manifest, resource: Resource, found: Manifest) -> None:

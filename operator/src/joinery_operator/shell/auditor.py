@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from joinery_operator.shell.api import Api, NotFound
-from joinery_operator.shell.apply import with_type
+from joinery_operator.shell.apply import completed
 from joinery_operator.shell.audit import Finding, Suspicions, findings
 from joinery_operator.shell.kinds import JOBS, WATCHED, Key, Resource
 from joinery_operator.shell.metrics import Metrics
@@ -47,7 +47,7 @@ class Auditor:
             for namespace in self._namespaces:
                 listed = await self._api.list(resource, namespace, _selector(resource))
                 for item in listed["items"]:
-                    self._store.put(with_type(item, resource), resource.kind)
+                    self._store.put(completed(item, resource), resource.kind)
         for resource in JOBS:
             for key in self._store.keys(resource.kind):
                 self._due(key)
@@ -82,7 +82,7 @@ class Auditor:
         except NotFound:
             changed, owed = self._store.remove(finding.key, finding.uid), True
         else:
-            complete = with_type(newest, resource)
+            complete = completed(newest, resource)
             changed, owed = self._store.put(complete, resource.kind), finding.version is not None
             job = self._store.job_of(complete, resource.kind)
         if changed:

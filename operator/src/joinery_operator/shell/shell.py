@@ -15,7 +15,7 @@ import structlog
 from joinery_operator.observed import Manifest
 from joinery_operator.settings import Settings
 from joinery_operator.shell.api import Api, ApiError, NotFound
-from joinery_operator.shell.apply import Applier, with_type
+from joinery_operator.shell.apply import Applier, completed
 from joinery_operator.shell.audit import Suspicions
 from joinery_operator.shell.auditor import Auditor
 from joinery_operator.shell.health import Health
@@ -126,7 +126,7 @@ class Shell:
         self.events[resource.kind] += 1
         self._metrics.watch_events.labels(resource.kind).inc()
         self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
-        complete = with_type(manifest, resource)
+        complete = completed(manifest, resource)
         # A child that lost the label that it is watched by goes from the watch, but is still there.
         if deleted and resource not in JOBS and (still := await self._still_there(resource, complete)):
             complete, deleted = still, False
@@ -145,7 +145,7 @@ class Shell:
         except ApiError:
             # The next audit asks again.
             return gone
-        return with_type(found, resource) if uid_of(found) == uid_of(gone) else None
+        return completed(found, resource) if uid_of(found) == uid_of(gone) else None
 
     async def _work(self) -> None:
         while (key := await self.feed.take()) is not None:
