@@ -370,6 +370,24 @@ class TestRollBack:
         [back] = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit").lines
         assert (back["restored"], store.record(JOB)) == (False, before)
 
+    def test_again_after_the_earlier_release_has_gone_on(
+        self,
+        joinery: Joinery,
+        job_file: Path,
+        store: PostgresStore,
+        job: StreamJoin,
+        old: JobRecord,
+        next_release: None,
+    ) -> None:
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
+        command = ("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
+        assert joinery(*command).lines[0]["restored"]
+        commit_rows(store, store.acquire(JOB), job, 2, (ORDERS, []))
+        after = recorded(store)
+        ended = joinery(*command)  # its pod was started again
+        assert (ended.code, ended.lines[0]["restored"]) == (0, False)
+        assert recorded(store) == after
+
     def test_a_savepoint_made_by_hand_has_to_be_there(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
         ended = joinery("state", "restore", job_file, "--savepoint", "mine", "--before-first-commit")
         assert (ended.code, ended.out) == (1, "")

@@ -89,7 +89,7 @@ def _since(store: StateStore, job: StreamJoin, epoch: int) -> Iterator[EpochReco
 @dataclass(frozen=True, slots=True)
 class RolledBack:
     """`planned` is the epoch that is replayed, `dropped` one that was planned after the job was started anew;
-    `restored` False: there was nothing to undo."""
+    `restored` False: there was nothing to undo, `note` says why."""
 
     job: str
     savepoint: str
@@ -97,10 +97,11 @@ class RolledBack:
     planned: int | None
     dropped: int | None
     restored: bool = True
+    note: str = ""
 
     def lines(self) -> Iterator[str]:
         if not self.restored:
-            yield f"savepoint {self.savepoint} of job {self.job} was never made: there is nothing to undo"
+            yield f"job {self.job}, savepoint {self.savepoint}: there is nothing to undo, {self.note}"
             return
         yield f"job {self.job} is back at savepoint {self.savepoint}: epoch {self.committed}"
         if self.planned is not None:
@@ -110,12 +111,15 @@ class RolledBack:
 
 
 def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
-    """A rollout may have failed before it pinned anything, with an image that cannot be pulled: then it has changed
-    nothing. Raises StateError, also for a savepoint that is not there and is not a rollout's."""
-    before = store.record(job)
-    if is_automatic(name) and name not in {pin.name for pin in store.savepoints(job)}:
-        committed = 0 if before is None else before.committed
-        return RolledBack(job, name, committed, None, None, restored=False)
+    """May be repeated, also after the earlier release has gone on. Raises StateError."""
+    before, pin = store.record(job), {pin.name: pin for pin in store.savepoints(job)}.get(name)
+    committed = 0 if before is None else before.committed
+    if pin is None and is_automatic(name):
+        # The rollout failed before it pinned anything, with an image that cannot be pulled: it has changed nothing.
+        return RolledBack(job, name, committed, None, None, restored=False, note="it was never made")
+    if pin is not None and pin.rolled_back and committed > pin.committed:
+        note = "that was done before and the job has gone on"
+        return RolledBack(job, name, committed, None, None, restored=False, note=note)
     record = store.roll_back(job, name)
     planned, was_planned = _planned(record), None if before is None else _planned(before)
     return RolledBack(job, name, record.committed, planned, None if planned is not None else was_planned)
