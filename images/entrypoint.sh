@@ -1,7 +1,15 @@
 #!/bin/bash
 # What the runtime image starts, under tini: `executor` is what Spark's Kubernetes scheduler asks of an image (the rest
-# comes in SPARK_* variables), anything else runs as it is given. Writes nothing, works for any uid.
+# comes in SPARK_* variables), anything else runs as it is given. Works for any uid, with nothing writable but /tmp.
 set -euo pipefail
+
+# Hadoop's login in the JVM wants a name for its uid. One that the image does not know (as OpenShift gives them) is named
+# by a library, from a file of our own.
+if ! getent passwd "$UID" >/dev/null; then
+  export NSS_WRAPPER_PASSWD=${TMPDIR:-/tmp}/passwd-$UID NSS_WRAPPER_GROUP=/etc/group
+  echo "joinery:x:$UID:$(id -g)::$HOME:/usr/sbin/nologin" >"$NSS_WRAPPER_PASSWD"
+  export LD_PRELOAD=libnss_wrapper.so
+fi
 
 if [[ ${1:-} != executor ]]; then
   exec "$@"

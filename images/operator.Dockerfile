@@ -32,6 +32,7 @@ LABEL org.opencontainers.image.title="joinery-operator" \
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PATH=/opt/joinery/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     HOME=/home/joinery \
+    USER=joinery \
     LANG=C.UTF-8 \
     PYTHONUNBUFFERED=1 \
     PYTHONSAFEPATH=1

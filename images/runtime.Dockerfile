@@ -36,7 +36,7 @@ FROM base AS assembled
 # A slim base has no man pages, and the Java package wants their folder.
 RUN mkdir -p /usr/share/man/man1 \
     && apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openjdk-17-jre-headless \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libnss-wrapper openjdk-17-jre-headless \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log \
     && ln -s /usr/lib/jvm/java-17-openjdk-* /usr/lib/jvm/java-17 \
     && useradd --uid 185 --gid 0 --create-home --shell /usr/sbin/nologin joinery
@@ -45,6 +45,7 @@ LABEL org.opencontainers.image.title="joinery-runtime" \
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PATH=/opt/joinery/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     HOME=/home/joinery \
+    USER=joinery \
     LANG=C.UTF-8 \
     JAVA_HOME=/usr/lib/jvm/java-17 \
     SPARK_HOME=/opt/joinery/lib/python3.11/site-packages/pyspark \

@@ -52,10 +52,10 @@ class Image:
 
     def run(self, scratch: Path, *arguments: str, user: str = "", timeout: float = 300) -> tuple[int, str]:
         """The exit code, and all that was printed. `timeout` is in seconds."""
-        process = self.start(scratch, arguments, user)
-        try:
-            printed, _ = process.communicate(timeout=timeout)
-        finally:
-            process.kill()
-            process.wait()
-        return process.returncode, printed
+        with self.start(scratch, arguments, user) as process:
+            try:
+                printed, _ = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            return process.returncode, printed

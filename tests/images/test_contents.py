@@ -110,17 +110,16 @@ def test_an_executor_goes_to_its_driver(runtime: Image, scratch: Path, user: str
 
 def test_a_signal_reaches_the_command(runtime: Image, scratch: Path) -> None:
     script = "trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
-    process = runtime.start(scratch, ["bash", "-c", script])
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        (first,) = psutil.Process(process.pid).children()
-        first.send_signal(signal.SIGTERM)
-        assert process.stdout.read() == "stopped\n"
-        assert process.wait(timeout=30) == 3
-    finally:
-        process.kill()
-        process.wait()
+    with runtime.start(scratch, ["bash", "-c", script]) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            (first,) = psutil.Process(process.pid).children()
+            first.send_signal(signal.SIGTERM)
+            assert process.stdout.read() == "stopped\n"
+            assert process.wait(timeout=30) == 3
+        finally:
+            process.kill()
 
 
 def test_orphans_are_reaped(image: Image, scratch: Path) -> None:
@@ -140,11 +139,21 @@ print(sorted(int(p.name) for p in left)[0], len(left))
     assert image.run(scratch, "python", "-c", program) == (0, "1 2\n")
 
 
-def test_the_operator_starts(operator: Image, scratch: Path) -> None:
-    code, printed = operator.run(scratch, "joinery-operator", "--version")
+@pytest.mark.parametrize("user", ["1000", ANY_UID])
+def test_the_operator_starts(operator: Image, scratch: Path, user: str) -> None:
+    code, printed = operator.run(scratch, "joinery-operator", "--version", user=user)
 
     assert code == 0, printed
     assert importlib.metadata.version("joinery-operator") in printed
+
+
+def test_kopf_finds_a_name_for_its_operator_under_any_uid(operator: Image, scratch: Path) -> None:
+    program = "from kopf._core.engines.peering import detect_own_id; print(detect_own_id(manual=True))"
+
+    code, printed = operator.run(scratch, "python", "-c", program, user=ANY_UID)
+
+    assert code == 0, printed
+    assert printed.startswith("joinery@")
 
 
 @pytest.mark.parametrize(
