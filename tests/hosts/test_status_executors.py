@@ -24,7 +24,7 @@ from joinery_runtime.hosts.status.executors import (
 )
 from joinery_runtime.hosts.status.pulse import Pulse
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 @pytest.mark.parametrize(
