@@ -59,6 +59,8 @@ UPDATE {schema}.jobs SET moved_to = NULL, generation = greatest(generation, %(ge
 WHERE pipeline_name = %(job)s
 """
 _NO_COLUMNS = sql.SQL("")
+# One end waits while the other one compares: a minute for every 20 GB or so.
+_PATIENT = "SET LOCAL idle_in_transaction_session_timeout = 0"
 _HOLD = "SELECT pg_try_advisory_xact_lock(hashtextextended('joinery move ' || %(job)s, 0))"
 
 
@@ -148,6 +150,8 @@ class MovableStore(PostgresStore):
 
     def _copy_all(self, target: MovableStore, job: str) -> None:
         with self._connection.transaction() as here, target._connection.transaction() as there:
+            for connection in (here, there):
+                connection.execute(_PATIENT)
             _present(self._lock(here, job), job)
             before = target._lock(there, job)
             for forget in (_FORGET, _FORGET_CLAIMS):
