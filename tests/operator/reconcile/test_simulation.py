@@ -27,19 +27,22 @@ FINISHED = {"outcome": "finished"}
 MAX_STATUS = 64 * 1024
 """Bytes."""
 ENOUGH_STEPS = 300
+SCENES: list[tuple[int, Manifest, int]] = [
+    (0, {}, 0),
+    (20, {}, 0),
+    *((20, {"shards": 8}, steps) for steps in (2, 3, 4)),
+    *((20, {"shards": BROKEN_SHARDS}, steps) for steps in (5, 10, 14, 18, 20, 21, 22, 23, 24, 25, 26, 28)),
+]
+"""How many steps all goes well, an edit, and how many more steps all goes well."""
 
 
 class Simulation(RuleBasedStateMachine):
     @initialize(
         cleanup=st.sampled_from(["retainState", "deleteState"]),
         mode=st.sampled_from(["stateful", "stateless"]),
-        scene=st.sampled_from(
-            [(0, {}, 0), (20, {}, 0), (20, {"shards": 8}, 2), (20, {"shards": 8}, 3), (20, {"shards": 8}, 4)]
-            + [(20, {"shards": BROKEN_SHARDS}, steps) for steps in (5, 10, 14, 18, 20, 21, 22, 23, 24, 25, 26, 28)]
-        ),
+        scene=st.sampled_from(SCENES),
     )
     def start(self, cleanup: str, mode: str, scene: tuple[int, Manifest, int]) -> None:
-        """A scene: how long all goes well, an edit, and how long it goes on then."""
         established, edit, more = scene
         self.cluster = Cluster(resource(cleanup=cleanup, upgrade={"mode": mode}))
         self.checked_pods = 0
@@ -366,11 +369,18 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_scene_settles(scene: tuple[int, Manifest, int]) -> None:
+    simulation = Simulation()
+    simulation.start("retainState", "stateful", scene)
+    simulation.teardown()
+
+
 Simulation.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=80,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
-TestSimulation = Simulation.TestCase
+TestSimulation = pytest.mark.slow(Simulation.TestCase)
