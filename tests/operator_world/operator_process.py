@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from joinery_operator.observed import Manifest
@@ -59,6 +60,7 @@ if __name__ == "__main__":
     if os.environ.get("WORLD_BLIND"):
         process.Shell = BlindShell  # type: ignore[misc]
     try:
-        asyncio.run(process.serve(settings_from(), chosen_reconcile(), Path(sys.argv[1]), KilledApi))
+        with suppress(asyncio.CancelledError):
+            asyncio.run(process.serve(settings_from(), chosen_reconcile(), Path(sys.argv[1]), KilledApi))
     except JoineryError as error:
         sys.exit(str(error))

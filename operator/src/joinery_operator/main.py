@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = settings_from()
         log_json()
-        asyncio.run(serve(settings, reconcile, given.kubeconfig))
+        with suppress(asyncio.CancelledError):
+            asyncio.run(serve(settings, reconcile, given.kubeconfig))
     except JoineryError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

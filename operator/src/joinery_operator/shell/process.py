@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +31,9 @@ MakeApi = Callable[[Configuration, Metrics], Api]
 async def serve(
     settings: Settings, reconcile: Reconcile, kubeconfig: Path | None = None, make_api: MakeApi = Api
 ) -> None:
-    """Returns after SIGTERM or SIGINT. Raises EnvironmentProblem for what keeps it from starting."""
+    """Returns after SIGTERM or SIGINT. Raises EnvironmentProblem for what keeps it from starting, CancelledError for a
+    signal before that."""
+    _cancel_at_signals()
     configuration = await load_connection(kubeconfig)
 
     async def log_in() -> kopf.ConnectionInfo:
@@ -44,6 +48,14 @@ async def serve(
             _log.info("the operator works", namespaces=list(settings.namespaces) or "all")
             await _watch(settings, registry(shell.told, log_in, shell.close))
     _log.info("the operator has ended")
+
+
+def _cancel_at_signals() -> None:
+    """Until kopf puts its own handlers in their place; the first process of a container would ignore SIGTERM."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
 
 
 async def _watch(settings: Settings, handlers: kopf.OperatorRegistry) -> None:
