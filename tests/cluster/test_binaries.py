@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import binaries
+from joinery_devkit.environment import cache_directory
 from joinery_runtime.errors import EnvironmentProblem
 
 TESTS = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ def test_only_what_a_named_folder_lacks_is_built(
         executable(tmp_path / name)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     binaries.build(binaries.API_TIER)
-    built = [each.name for each in binaries.cache_directory().glob("*/*") if each.name != "lock"]
+    built = [each.name for each in cache_directory().glob("*/*") if each.name != "lock"]
     assert built == ["kube-controller-manager"]
 
 
