@@ -54,11 +54,13 @@ test-fast: setup ## the tests that need nothing but this process
 
 .PHONY: test-services
 test-services: setup ## the tests that bring up Kafka, Postgres, Spark and an API server
+	@PYTHONPATH=tests $(BIN)/python -m cluster build api
 	$(BIN)/pytest -m "services and not slow" -n 2 --dist loadfile --durations=10
 	$(BIN)/pytest -m "services and slow" --durations=10
 
 .PHONY: e2e
 e2e: setup ## the operator on a real Kubernetes node, brought up here (root; the first time builds its binaries)
+	@PYTHONPATH=tests $(BIN)/python -m cluster build node
 	$(BIN)/pytest -m node --durations=10
 
 .PHONY: soak
