@@ -12,11 +12,12 @@ import pytest
 from cli.commands import Joinery
 from cli.stored_state import commit_rows, plan_of
 from job.resources import edited
+from joinery_operator.reconcile.rollout import COMMITTED_SINCE
 from joinery_runtime.cli import state_migrate
 from joinery_runtime.core.segment import decode, encode
 from joinery_runtime.errors import Fenced
 from joinery_runtime.job import StreamJoin, load_job
-from joinery_runtime.job.crd.driver import StateCheck
+from joinery_runtime.job.crd.driver import Ending, StateCheck
 from joinery_runtime.state import ddl, migrations
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, Standing
@@ -71,6 +72,13 @@ def next_release(monkeypatch: pytest.MonkeyPatch) -> None:
     """This release writes state_version 2: segments are not compressed any more."""
     monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 2)
     monkeypatch.setattr(migrations, "MIGRATIONS", {1: lambda blob: encode(decode(blob), compression=None)})
+
+
+@pytest.fixture
+def ending_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a pod's container leaves its last words."""
+    monkeypatch.setenv("JOINERY_ENDING_FILE", str(tmp_path / "ending"))
+    return tmp_path / "ending"
 
 
 def recorded(store: PostgresStore) -> JobRecord:
@@ -281,6 +289,7 @@ class TestMigrate:
         job: StreamJoin,
         old: JobRecord,
         next_release: None,
+        ending_file: Path,
     ) -> None:
         joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
         commit_rows(store, store.acquire(JOB), job, 2, ([], []))
@@ -289,6 +298,8 @@ class TestMigrate:
         ended = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
         assert ended.code == 1
         assert "stands on epoch 2 by now" in ended.err
+        ending = Ending.model_validate_json(ending_file.read_bytes())
+        assert (ending.kind, ending.retry) == (COMMITTED_SINCE, False)  # the operator puts the new revision in force
 
     def test_a_rollout_that_was_rolled_back_can_be_tried_again_later(
         self,

@@ -11,6 +11,7 @@ import pytest
 
 from engine import sim_kafka
 from engine.simulation import World
+from joinery_runtime.cli.ending import failed
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome
@@ -164,6 +165,7 @@ def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: W
     with pytest.raises(IncompatibleState, match=r"the keys were orders\.k = payments\.k .* they are now") as caught:
         driver.recover()
     assert "another name" in str(caught.value)
+    assert "upgrade.mode: stateless" in str(caught.value)
 
 
 def test_rows_that_were_read_and_did_not_arrive_are_never_committed(world: World) -> None:
@@ -526,12 +528,25 @@ def test_a_driver_that_was_away_does_not_take_the_job_back(world: World) -> None
     assert again.generation == newer.generation + 1
 
 
+def test_a_driver_that_was_away_does_not_bring_a_deleted_job_back(world: World) -> None:
+    fill(world, 2)
+    away = started(world)
+    epoch(away)
+    world.store.delete_job(world.job.name)
+    again, _ = world.new_driver()
+    with pytest.raises(Fenced, match="or it was deleted"):
+        again.recover(away.generation)
+    assert world.store.record(world.job.name) is None
+    started(world)  # another one may start it anew
+
+
 def test_a_plan_is_not_replayed_under_another_definition(world: World) -> None:
     fill(world, 4)
     started(world).plan()
     edited, _ = world.new_driver(who=replace(world.identity, definition={"edited": True}))
-    with pytest.raises(IncompatibleState, match="was planned by a job that says something else"):
+    with pytest.raises(StateError, match="was planned by a job that says something else") as caught:
         edited.recover()
+    assert failed(caught.value).retry  # the next start settles the plan under the definition that made it
 
 
 def test_without_a_plan_an_edited_job_goes_on_and_leaves_what_was_published_alone(world: World) -> None:

@@ -14,6 +14,7 @@ the command line ends with.
     |   +-- StoreUnavailable    may pass: the caller may recover and try again
     |   +-- Fenced              a newer driver owns the job
     |   +-- IncompatibleState   the stored state does not fit the job or this release
+    |   +-- CommittedSince      no rollback to a savepoint: the state stands on another epoch by now
     +-- SinkError           an output cannot be written
     |   +-- Superseded      another attempt of the same task took over; this one wrote nothing
     +-- EnvironmentProblem  something the machine lacks (Java, a package, a network)
@@ -106,6 +107,10 @@ class Fenced(StateError):
 
 
 class IncompatibleState(StateError):
+    pass
+
+
+class CommittedSince(StateError):
     pass
 
 

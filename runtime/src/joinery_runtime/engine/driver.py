@@ -24,10 +24,10 @@ from joinery_runtime.engine.report import EpochReport, StateSize, Totals, epoch_
 from joinery_runtime.errors import (
     DataLoss,
     Fenced,
-    IncompatibleState,
     PartitionsLost,
     SinkError,
     SourceError,
+    StateError,
     StoreUnavailable,
 )
 from joinery_runtime.sinks.base import Receipt, Sink, Takeover
@@ -95,7 +95,7 @@ class Driver:
         """Takes the next generation and everything that is committed. Raises IncompatibleState, StateError.
 
         `previous` is the generation of the driver before it in this process: if that one has been fenced meanwhile,
-        another process runs the job, and it is Fenced here too instead of taking the job back from it.
+        another process runs the job, or it was deleted, and it is Fenced here too instead of taking the job back.
         """
         store, name = self._parts.store, self._identity.name
         self._generation = previous or 0
@@ -104,8 +104,8 @@ class Driver:
             # A job or a release that does not fit must not fence the one that runs.
             compare_with_state(self._identity, known)
             check_versions(known, MIGRATIONS, STATE_VERSION)
-            if previous is not None and known.generation != previous:
-                raise self._taken_over()
+        if previous is not None and (known is None or known.generation != previous):
+            raise self._taken_over()
         self._generation = 0  # until there is an answer, it may be the new one or the old one
         record = store.acquire(name)
         for warning in compare_with_state(self._identity, record):
@@ -117,7 +117,7 @@ class Driver:
         self.replays = self._again = next_action(record) is Action.REPLAY
         self._pending = EpochPlan.from_json(record.plan) if self.replays and record.plan else None
         if self._pending is not None and not self._identity.defines(record):
-            raise IncompatibleState(
+            raise StateError(
                 f"epoch {self._pending.epoch} of job {name} was planned by a job that says something else",
                 facts="it was edited while this driver started",
                 todo="Start it again",
@@ -196,7 +196,8 @@ class Driver:
             ) from error
 
     def _taken_over(self) -> Fenced:
-        return Fenced(f"another driver has taken over job {self._identity.name}", todo="This one stops")
+        name = self._identity.name
+        return Fenced(f"another driver has taken over job {name}, or it was deleted", todo="This one stops")
 
     def _require_ownership(self) -> None:
         standing = self._parts.store.standing(self._identity.name)

@@ -35,6 +35,7 @@ def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, .
         raise IncompatibleState(
             f"the state of job {identity.name} does not fit the job as it is now",
             facts="; ".join(comparison.refused),
-            todo="Undo the change, or give the job another name to start anew",
+            todo="Undo the change. To start anew, without the state, give the job another name; under the operator "
+            "upgrade.mode: stateless does it too",
         )
     return comparison.warnings

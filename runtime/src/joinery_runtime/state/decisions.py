@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from joinery_runtime.errors import Fenced, StateError
+from joinery_runtime.errors import CommittedSince, Fenced, StateError
 from joinery_runtime.state.encoding import decode_json, decode_optional
 from joinery_runtime.state.store import EpochCommit, Json, Savepoint, SegmentMeta, Standing
 
@@ -70,9 +70,9 @@ def no_job(job: str) -> StateError:
 
 
 def check_roll_back(facts: JobFacts, pin: Savepoint) -> bool:
-    """Whether the job was started anew since, so that all of the savepoint has to come back. Raises StateError."""
+    """Whether the job was started anew since, so that all of the savepoint has to come back. Raises CommittedSince."""
     if facts.committed != pin.committed:
-        raise StateError(
+        raise CommittedSince(
             f"Job {facts.job} cannot simply be rolled back to savepoint {pin.name}",
             facts=f"its state stands on epoch {facts.committed} by now, the savepoint's on {pin.committed}",
             todo="To go back all the same, restore the savepoint: output of the epochs since then will repeat",

@@ -202,8 +202,8 @@ class StateStore(Protocol):
         ...
 
     def roll_back(self, job: str, name: str) -> JobRecord:
-        """Undoes what was done to the state since the savepoint, as long as no epoch was committed: StateError if the
-        state stands on another one by now. May be repeated.
+        """Undoes what was done to the state since the savepoint, as long as no epoch was committed: CommittedSince if
+        the state stands on another one by now. May be repeated.
 
         The live segments become the pinned ones. Offsets and signature are still those of the savepoint, or were
         reset since; the pending plan stays with its definition, because rows of it may have gone out. Where the job
