@@ -75,7 +75,9 @@ def operator(cluster: Cluster, images: Images, namespace: str) -> Iterator[None]
         *("--set", f"runtime.image.repository={_RUNTIME},runtime.image.tag=test"),
         *("--set", f"drivers.namespaces={{{namespace}}}"),
     )
+    helm(cluster, "test", "joinery")
     yield
+    cluster.kubectl("delete", "streamjoins", "--all", "-n", namespace, timeout_seconds=_INSTALL_S)
     helm(cluster, "uninstall", "joinery", "--wait")
 
 

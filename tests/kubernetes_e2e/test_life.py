@@ -169,7 +169,7 @@ def _scale_operator(job: ClusterJob, replicas: int) -> None:
 
 
 def _operators(job: ClusterJob) -> int:
-    return len(job.kubectl.names("pods", OPERATOR_NAMESPACE, "app.kubernetes.io/name=joinery"))
+    return len(job.kubectl.names("pods", OPERATOR_NAMESPACE, "app.kubernetes.io/name=joinery-operator"))
 
 
 def _images(job: ClusterJob) -> list[str]:
