@@ -319,9 +319,12 @@ class Cluster:
         revision: str = self.pods[name]["metadata"]["labels"]["joinery.dev/revision"]
         return revision
 
-    def check_result(self, name: str, *, fits: bool, warnings: tuple[str, ...] = ()) -> None:
+    def check_result(
+        self, name: str, *, fits: bool, warnings: tuple[str, ...] = (), there_is_state: bool = True
+    ) -> None:
         refused = [] if fits else ["the keys of step 1 differ"]
         told = {"fits": fits, "refused": refused, "warnings": list(warnings), "targetVersion": 1}
+        told |= {"epoch": self.database.epoch} if there_is_state else {}
         self.end(name, told, code=0 if fits else 1)
 
     def state_is_deleted(self, name: str) -> None:

@@ -11,6 +11,7 @@ import re
 from typing import Any, Literal
 
 from joinery_operator.observed import Manifest
+from joinery_runtime.job.crd.status import Mode
 
 Role = Literal["driver", "check", "delete-state", "executor", "config", "service"]
 
@@ -49,8 +50,9 @@ class Names:
     def service(self) -> str:
         return f"{self._stem}-driver"
 
-    def check(self, revision: str) -> str:
-        return f"{self._stem}-check-{revision}"
+    def check(self, revision: str, mode: Mode = "stateful") -> str:
+        """One per mode: what a check of the other mode says is no answer."""
+        return f"{self._stem}-check-{revision}" + ("" if mode == "stateful" else f"-{mode}")
 
     @property
     def delete_state(self) -> str:

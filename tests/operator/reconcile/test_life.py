@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from joinery_operator.decision import Create, Delete, Patch
+from joinery_operator.reconcile.look import read_status
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
 from operator_reconcile.cluster import START, Cluster, Killed, resource
 
@@ -369,3 +370,34 @@ def test_a_job_without_a_driver_has_no_speed(running: Cluster) -> None:
 def test_a_new_release_of_the_operator_restarts_nothing(running: Cluster) -> None:
     running.settings = running.settings.__class__(runtime_image="joinery:2")
     assert quiescent(running)
+
+
+def test_an_embedded_store_is_no_store_in_a_pod() -> None:
+    cluster = Cluster(resource(stateStore={}))
+    cluster.step()
+    assert cluster.condition("Valid") == ("False", "Incomplete")
+    assert "spec.stateStore: name a Postgres (stateStore.postgres)" in cluster.status.conditions[0].message
+    assert not cluster.created
+
+
+def test_a_store_in_memory_is_warned_of_once_and_stays_in_a_condition() -> None:
+    output = {"file": {"path": "joined"}, "format": "json"}
+    cluster = Cluster(resource(stateStore={"memory": {}}, output=output))
+    cluster.started(1)
+    assert cluster.status.phase == "Running"
+    assert cluster.condition("StateCompatible") == ("True", "StateInMemory")
+    cluster.pass_time(60)
+    cluster.gone(FIRST)
+    cluster.step()
+    assert len([event for event in cluster.events if event.startswith("Warning StateInMemory")]) == 1
+
+
+def test_what_another_release_left_out_of_a_part_costs_that_part_only(running: Cluster) -> None:
+    assert running.resource is not None
+    status = running.resource["status"]
+    del status["driver"]["number"]
+    del status["driver"]["created"]
+    read = read_status(running.resource)
+    assert read.driver is None
+    assert (read.revision, read.phase) == (status["revision"], "Running")
+    assert read.proved is not None

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from joinery_operator.names import digest_of
 from operator_reconcile.cluster import Cluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
 TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
 OLD, NEW, BACK = "orders-driver-1", "orders-driver-2", "orders-driver-3"
+LIFE = digest_of("uid-job")[:6]
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_the_old_driver_runs_until_the_check_has_passed(cluster: Cluster) -> Non
     cluster.stopped(OLD)
     cluster.step()
     assert (stage(cluster), cluster.status.phase) == ("Starting", "Migrating")
-    assert initial(cluster, NEW)[-2:] == ["--savepoint", f"rollout-{new}-2"]
+    assert initial(cluster, NEW)[-2:] == ["--savepoint", f"rollout-{new}-{LIFE}-2"]
     cluster.run(NEW)
     cluster.get_ready(NEW)
     cluster.step()
@@ -303,7 +305,7 @@ def test_suspension_meanwhile(cluster: Cluster, at: str, kept: bool) -> None:
     cluster.step()
     assert stage(cluster) == ("Starting" if kept else "Checking")
     if kept:
-        assert initial(cluster, BACK)[-1] == f"rollout-{cluster.status.target_revision}-2"
+        assert initial(cluster, BACK)[-1] == f"rollout-{cluster.status.target_revision}-{LIFE}-2"
 
 
 @pytest.mark.parametrize("at", list(REACH))
@@ -397,3 +399,87 @@ def test_the_old_revision_cannot_be_started_without_its_config_map(cluster: Clus
     cluster.edit(shards=4)
     cluster.step()
     assert NEW in cluster.pods
+
+
+MEMORY = {"stateStore": {"memory": {}}, "output": {"file": {"path": "joined"}, "format": "json"}}
+
+
+def test_state_is_not_left_behind_for_a_store_that_keeps_none() -> None:
+    cluster = Cluster(resource())
+    cluster.started(1)
+    before = cluster.status.revision
+    cluster.edit(**MEMORY)
+    cluster.step()
+    assert (cluster.status.revision, cluster.status.phase) == (before, "Running")
+    assert cluster.condition("StateCompatible") == ("False", "IncompatibleState")
+    assert all(word in cluster.status.refused.message for word in ("spec.stateStore.memory", "upgrade.mode"))  # type: ignore[union-attr]
+    assert cluster.step().status is None
+    cluster.edit(upgrade={"mode": "stateless"})
+    cluster.step()
+    assert cluster.status.revision == cluster.status.target_revision != before
+    assert cluster.status.refused is None
+
+
+def test_a_store_that_is_no_longer_named_changes_nothing() -> None:
+    cluster = Cluster(resource())
+    cluster.started(1)
+    before = cluster.status.revision
+    cluster.edit(stateStore={})
+    cluster.step()
+    assert cluster.condition("Valid") == ("False", "Incomplete")
+    assert (cluster.status.revision, cluster.status.phase) == (before, "Running")
+
+
+def test_a_job_that_would_find_no_state_is_refused() -> None:
+    cluster = Cluster(resource())
+    cluster.started(1)
+    store = {"postgres": {"dsnSecretRef": {"name": "other-db", "key": "dsn"}, "schema": "elsewhere"}}
+    cluster.edit(stateStore=store)
+    cluster.step()
+    cluster.run(check(cluster))
+    cluster.check_result(check(cluster), fits=True, there_is_state=False)
+    cluster.step()
+    assert (stage(cluster), cluster.status.phase) == (None, "Running")
+    assert cluster.condition("StateCompatible") == ("False", "IncompatibleState")
+    message = cluster.status.refused.message  # type: ignore[union-attr]
+    assert all(word in message for word in ("schema elsewhere", "other-db/dsn", "joinery state move", "stateless"))
+    cluster.edit(upgrade={"mode": "stateless"})
+    cluster.step()
+    cluster.run(check(cluster))
+    cluster.check_result(check(cluster), fits=True, there_is_state=False)
+    cluster.step()
+    assert stage(cluster) == "Stopping"
+
+
+def test_a_check_of_the_other_mode_is_no_answer(cluster: Cluster) -> None:
+    cluster.edit(upgrade={"mode": "stateless"})
+    cluster.step()
+    name = check(cluster)
+    config = cluster.config_maps[f"orders-job-{cluster.status.target_revision}"]
+    assert "mode: stateless" in config["data"]["job.yaml"]
+    cluster.run(name)
+    cluster.check_result(name, fits=True)  # unseen, as the mode changes at the same moment
+    cluster.edit(upgrade={"mode": "stateful"})
+    cluster.step()
+    assert stage(cluster) == "Checking"
+    assert check(cluster) != name
+    config = cluster.config_maps[f"orders-job-{cluster.status.target_revision}"]
+    assert "mode: stateful" in config["data"]["job.yaml"]
+    cluster.run(check(cluster))
+    cluster.check_result(check(cluster), fits=False)
+    cluster.step()
+    assert cluster.condition("StateCompatible") == ("False", "IncompatibleState")
+
+
+def test_another_life_of_a_resource_has_savepoints_of_its_own() -> None:
+    names = []
+    for uid in ("uid-job", "uid-of-another-life"):
+        cluster = Cluster(resource())
+        assert cluster.resource is not None
+        cluster.resource["metadata"]["uid"] = uid
+        cluster.started(1)
+        cluster.edit(shards=8)
+        cluster.step()
+        starting(cluster)
+        names.append(initial(cluster, NEW)[-1])
+    assert names[0] != names[1]

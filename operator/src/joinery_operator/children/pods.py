@@ -103,7 +103,7 @@ def _pod(
     is_driver = attempt is not None
     ours = {
         "metadata": {
-            "name": names.driver(attempt) if attempt is not None else _name(names, role, revision),
+            "name": names.driver(attempt) if attempt is not None else _name(names, role, revision, job),
             "namespace": resource["metadata"]["namespace"],
             "labels": labels(resource, role, attempt, revision),
             "ownerReferences": [owner_reference(resource)],
@@ -126,8 +126,8 @@ def _pod(
     return merged_pod(template, ours, main=MAIN_CONTAINER, extra_containers=is_driver)
 
 
-def _name(names: Names, role: Role, revision: str) -> str:
-    return names.check(revision) if role == "check" else names.delete_state
+def _name(names: Names, role: Role, revision: str, job: StreamJoin) -> str:
+    return names.check(revision, job.spec.upgrade.mode) if role == "check" else names.delete_state
 
 
 def _container(job: StreamJoin, image: str, revision: str) -> dict[str, Any]:

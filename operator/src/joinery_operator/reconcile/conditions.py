@@ -11,7 +11,13 @@ from joinery_operator.reconcile.situation import Situation
 from joinery_operator.reconcile.text import cut, listed, sentence
 from joinery_runtime.job.crd import Condition, Status
 
+IN_MEMORY = "StateInMemory"
+
 _MESSAGE = 4096
+_FORGETS = (
+    "spec.stateStore is memory: the state is lost with each driver pod, and every start reads the inputs anew; name a "
+    "Postgres (stateStore.postgres) to keep it"
+)
 
 
 def with_conditions(look: Look, status: Status, found: Situation) -> Status:
@@ -22,7 +28,7 @@ def with_conditions(look: Look, status: Status, found: Situation) -> Status:
             _ready(found),
             _progressing(status, found),
             _degraded(found),
-            _state_compatible(status),
+            _state_compatible(look, status),
             _valid(look),
         )
     )
@@ -40,6 +46,8 @@ def events(old: Status, new: Status) -> Iterator[Event]:
         yield _event("Normal", f"Rollout{new.rollout.stage}", message)
     if old.revision is not None and new.revision != old.revision:
         yield _event("Normal", "RolledOut", f"revision {new.revision} is in force, {new.image}")
+    if _reason_of(new, "StateCompatible") == IN_MEMORY != _reason_of(old, "StateCompatible"):
+        yield _event("Warning", IN_MEMORY, _FORGETS)
     before, after = _of(old, "Ready"), _of(new, "Ready")
     failed = new.driver is not None and new.driver.outcome in {"Failed", "Fatal"} and new.driver != old.driver
     if after is not None and (before is None or before.reason != after.reason or failed):
@@ -66,15 +74,22 @@ def _degraded(found: Situation) -> tuple[str, str, str, str]:
     return "Degraded", "True", found.degraded.reason, found.degraded.message
 
 
-def _state_compatible(status: Status) -> tuple[str, str, str, str]:
+def _state_compatible(look: Look, status: Status) -> tuple[str, str, str, str]:
     refused, attempt = status.refused, status.driver
     if refused is not None and refused.reason in {INCOMPATIBLE, "MigrationFailed"}:
         return "StateCompatible", "False", refused.reason, refused.message
     if attempt is not None and attempt.outcome == "Fatal" and attempt.reason == INCOMPATIBLE:
         return "StateCompatible", "False", INCOMPATIBLE, status.last_error or ""
+    if _in_memory(look, status):
+        return "StateCompatible", "True" if status.proved else "Unknown", IN_MEMORY, _FORGETS
     if status.proved is not None:
         return "StateCompatible", "True", "InUse", "the revision in force runs on the state"
     return "StateCompatible", "Unknown", "NotStarted", "no driver of this revision was ready yet"
+
+
+def _in_memory(look: Look, status: Status) -> bool:
+    job = look.job(status.revision, status.image) if status.revision and status.image else None
+    return job is not None and job.model.spec.state_store.kind == "memory"
 
 
 def _valid(look: Look) -> tuple[str, str, str, str]:
@@ -107,6 +122,11 @@ def _reason(text: str) -> str:
 
 def _of(status: Status, type_: str) -> Condition | None:
     return next((each for each in status.conditions if each.type == type_), None)
+
+
+def _reason_of(status: Status, type_: str) -> str | None:
+    found = _of(status, type_)
+    return found.reason if found is not None else None
 
 
 def _event(kind: str, reason: str, message: str) -> Event:

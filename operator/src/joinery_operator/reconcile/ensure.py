@@ -10,7 +10,7 @@ from joinery_operator.decision import Action, Create, Delete
 from joinery_operator.names import labels, owner_reference
 from joinery_operator.observed import Manifest
 from joinery_operator.reconcile.facts import PodFacts, Trouble
-from joinery_operator.reconcile.job import Job
+from joinery_operator.reconcile.job import Job, stored
 from joinery_operator.reconcile.look import Look
 from joinery_operator.reconcile.plan import Plan
 from joinery_operator.reconcile.rollout import check_due
@@ -162,18 +162,30 @@ def _outside(look: Look, kind: str, name: str, about: Manifest) -> Manifest:
 
 def _check(look: Look, status: Status) -> Iterator[Action]:
     rollout = status.rollout
-    checked = rollout.revision if rollout and rollout.stage == "Checking" else None
-    yield from _deleted(pod for revision, pod in look.checks.items() if revision != checked or check_due(look, pod))
+    checked = look.names.check(rollout.revision, rollout.mode) if rollout and rollout.stage == "Checking" else None
+    yield from _deleted(pod for name, pod in look.checks.items() if name != checked or check_due(look, pod))
     yield from forced(look, look.checks.values())
     if rollout is None or checked is None or checked in look.checks:
         return
     job = look.job(rollout.revision, rollout.image)
-    if job is None:
+    if job is None or job.mode != rollout.mode:
         return
     try:
-        yield from [*job_config_map(look, job), Create(check_pod(*job.parts))]
+        yield from [*_check_config_map(look, job), Create(check_pod(*job.parts))]
     except ChildError:
         return  # the deadline of the check tells
+
+
+def _check_config_map(look: Look, job: Job) -> Iterator[Action]:
+    """The mode is no part of a revision, but the check reads it from the file: one of the other mode is replaced."""
+    name = look.names.config_map(job.revision)
+    found = look.observed.children.config_maps.get(name)
+    there = stored(look.observed, job.revision, job.image)
+    if found is None or (there is not None and there.mode == job.mode):
+        yield from job_config_map(look, job)
+        return
+    yield Delete("ConfigMap", name, found["metadata"]["uid"])
+    yield Create(config_map(*job.parts))
 
 
 def _config_maps(look: Look, status: Status) -> Iterator[Action]:

@@ -22,8 +22,12 @@ from joinery_operator.settings import Settings
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.job.crd import Status
+from joinery_runtime.job.crd.status import Mode
 
-Mode = Literal["stateful", "stateless"]
+_NO_STORE = (
+    "spec.stateStore: name a Postgres (stateStore.postgres), or memory: {} for a job that may lose its state. The "
+    "embedded Postgres, which a job without a stateStore has on a laptop, would lose all with each driver pod"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,10 @@ class Job:
     def durable(self) -> bool:
         """Whether its state outlives its driver's pod."""
         return self.model.spec.state_store.kind == "postgres"
+
+    @property
+    def mode(self) -> Mode:
+        return self.model.spec.upgrade.mode
 
     @property
     def parts(self) -> tuple[StreamJoin, Manifest, str, str, Settings, Templates]:
@@ -65,13 +73,15 @@ def wanted(observed: Observed, status: Status) -> Wanted:
         model: Any = observed.kind.model.model_validate(resource, by_alias=True, by_name=False)
     except ValidationError:
         return Wanted(None, problems=_problems(resource), reason="Invalid")
+    if model.spec.state_store.kind == "embedded":
+        return Wanted(None, problems=(_NO_STORE,), reason="Incomplete")
     try:
         image = _image(observed, model, status)
         job = _job(observed, model, resource, revision(observed.kind, resource, image), image)
         _trial(job)
     except ChildError as error:
         return Wanted(None, problems=(str(error),), reason="Incomplete")
-    return Wanted(job, model.spec.upgrade.mode)
+    return Wanted(job, job.mode)
 
 
 def stored(observed: Observed, name: str, image: str) -> Job | None:

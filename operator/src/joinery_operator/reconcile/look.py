@@ -16,7 +16,7 @@ from joinery_operator.observed import Manifest, Observed
 from joinery_operator.reconcile.facts import PodFacts, pod_facts
 from joinery_operator.reconcile.job import Job, Wanted, stored, wanted
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import Attempt, DriverStatus, Status
+from joinery_runtime.job.crd import Attempt, DriverStatus, Rollout, Status
 
 FINALIZER = "joinery.dev/delete-state"
 
@@ -75,8 +75,11 @@ class Look:
 
     @cached_property
     def checks(self) -> dict[str, PodFacts]:
-        """Check pods by revision."""
-        return dict(self._pods(self.names.check("")))
+        """Check pods by name, which tells revision and mode."""
+        return {facts.name: facts for _, facts in self._pods(self.names.check(""))}
+
+    def check(self, rollout: Rollout) -> PodFacts | None:
+        return self.checks.get(self.names.check(rollout.revision, rollout.mode))
 
     @cached_property
     def delete_state(self) -> PodFacts | None:
@@ -125,8 +128,8 @@ def read_status(resource: Manifest) -> Status:
         try:
             return Status.model_validate(data)
         except ValidationError as error:
-            for each in error.errors(include_url=False):
-                data = _without(data, each["loc"])
+            # One at a time: what is left out for the first one may have been the cause of the others.
+            data = _without(data, error.errors(include_url=False)[0]["loc"])
 
 
 def _without(data: Any, at: tuple[int | str, ...]) -> Any:

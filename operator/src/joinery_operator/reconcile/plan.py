@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from joinery_operator.names import digest_of
 from joinery_operator.reconcile.look import Look
 from joinery_runtime.job.crd import Attempt, Status
 
 INCOMPATIBLE = "IncompatibleState"
 """`Ending.kind` of a driver whose job does not fit its state."""
+
+_LIFE = 6
+"""Hex digits that stand for one life of a resource in a savepoint's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,12 @@ def _in_force(look: Look, status: Status, revision: str, image: str) -> Plan:
     if attempt.anew:
         return Plan(revision, image, attempt.migrate, anew=True)
     if attempt.reason == INCOMPATIBLE and attempt.outcome is not None and look.wanted.mode == "stateless":
-        return Plan(revision, image, savepoint_name(revision, attempt), anew=True)
+        return Plan(revision, image, savepoint_name(look, revision, attempt), anew=True)
     return Plan(revision, image)
 
 
-def savepoint_name(revision: str, attempt: Attempt | None) -> str:
-    """Another one each time: a pin of an earlier try of the same revision is not what this one returns to."""
-    return f"rollout-{revision}-{attempt.number + 1 if attempt else 1}"
+def savepoint_name(look: Look, revision: str, attempt: Attempt | None) -> str:
+    """Another one each time: a pin of an earlier try of the same revision is not what this one returns to. Neither is
+    one of an earlier resource of this name, whose attempts were counted from 1 as well."""
+    life = digest_of(look.metadata["uid"])[:_LIFE]
+    return f"rollout-{revision}-{life}-{attempt.number + 1 if attempt else 1}"

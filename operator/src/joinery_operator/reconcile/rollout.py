@@ -65,18 +65,30 @@ def _begun(look: Look, status: Status) -> Status:
     job = look.wanted.job
     if job is None or job.revision == status.revision:
         return status
-    if status.revision is None or status.image is None or status.proved is None or not _keeps_state(look, status, job):
+    kept, given_up = _has_kept_state(look, status), not job.durable and look.wanted.mode == "stateless"
+    if not kept or given_up:
         # Nothing that could be lost or returned to: the first start, or one that never was ready.
         return status.model_copy(update={"revision": job.revision, "image": job.image, "proved": None, "refused": None})
     if look.suspended or refuses(status, job, look.wanted.mode):
         return status
-    return _at(status, _checking_of(look, job))
+    rollout = _checking_of(look, job)
+    return _at(status, rollout) if job.durable else _refused(status, rollout, INCOMPATIBLE, _not_kept(job))
 
 
-def _keeps_state(look: Look, status: Status, job: Job) -> bool:
-    """Whether both the old and the new revision keep state that outlives a pod."""
-    old = look.job(status.revision or "", status.image or "")
-    return job.durable and (old is None or old.durable)
+def _has_kept_state(look: Look, status: Status) -> bool:
+    """Whether the revision in force was ready, with state that outlives a pod. In doubt it has some."""
+    if status.revision is None or status.image is None or status.proved is None:
+        return False
+    old = look.job(status.revision, status.image)
+    return old is None or old.durable
+
+
+def _not_kept(job: Job) -> str:
+    return (
+        f"the job's state is in Postgres, and spec.stateStore.{job.model.spec.state_store.kind} keeps none: all of it "
+        "would be left behind. Name the Postgres again (stateStore.postgres), or set upgrade.mode: stateless to start "
+        "anew without the state"
+    )
 
 
 def _checking_of(look: Look, job: Job) -> Rollout:
@@ -97,8 +109,10 @@ def _anew(look: Look, status: Status) -> Status:
 def _checking(look: Look, status: Status, rollout: Rollout) -> Status:
     if look.suspended or _another_is_wanted(look, rollout):
         return _anew(look, status)
-    pod = look.checks.get(rollout.revision)
+    pod = look.check(rollout)
     if pod is not None and pod.check is not None:
+        if pod.check.fits and pod.check.epoch is None and rollout.mode == "stateful":
+            return _refused(status, rollout, INCOMPATIBLE, _no_state(look, rollout))
         if pod.check.fits or rollout.mode == "stateless":
             warnings = cut("; ".join(pod.check.warnings))
             return _at(status, _next(look, rollout, "Stopping", reason=warnings))
@@ -114,6 +128,21 @@ def _checking(look: Look, status: Status, rollout: Rollout) -> Status:
     return _at(status, rollout.model_copy(update={"reason": why}))
 
 
+def _no_state(look: Look, rollout: Rollout) -> str:
+    """The revision in force has state somewhere else: the new one would begin with none."""
+    job = look.job(rollout.revision, rollout.image)
+    store = job.model.spec.state_store.postgres if job else None
+    where = "where spec.stateStore points to"
+    if store is not None:
+        secret = store.dsn_secret_ref
+        dsn = f"dsnSecretRef {secret.name}/{secret.key}" if secret else "spec.stateStore.postgres.dsn"
+        where = f"in schema {store.schema_name} at {dsn}"
+    return (
+        f"there is no state of this job {where}; move it with `joinery state move`, or set upgrade.mode: stateless to "
+        "start anew without the state"
+    )
+
+
 def _check_trouble(pod: PodFacts) -> str:
     if pod.ended is not None:
         return sentence("the check pod failed", pod.failure)
@@ -126,7 +155,7 @@ def _stopping(look: Look, status: Status, rollout: Rollout) -> Status:
     attempt = status.driver
     if (attempt is not None and attempt.outcome is None) or not look.all_quiet():
         return status
-    return _at(status, _next(look, rollout, "Starting", savepoint=savepoint_name(rollout.revision, attempt)))
+    return _at(status, _next(look, rollout, "Starting", savepoint=savepoint_name(look, rollout.revision, attempt)))
 
 
 def _starting(look: Look, status: Status, rollout: Rollout) -> Status:
