@@ -29,8 +29,9 @@ class World:
         resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "spec": {}, "status": status}
         self._put({**resource, "metadata": {"name": "orders", "uid": "j1"}}, "StreamJoin")
 
-    def pod(self, attempt, phase="Running", address="127.0.0.1"):
-        metadata = {"name": f"orders-driver-{attempt}", "uid": f"p{attempt}"}
+    def pod(self, attempt, phase="Running", address="127.0.0.1", owner="j1"):
+        owners = [{"kind": "StreamJoin", "name": "orders", "uid": owner, "controller": True}]
+        metadata = {"name": f"orders-driver-{attempt}", "uid": f"p{attempt}-{owner}", "ownerReferences": owners}
         self._put({"metadata": metadata, "status": {"phase": phase, "podIP": address}}, "Pod")
 
     def _put(self, manifest, kind):
@@ -78,6 +79,33 @@ def test_the_driver_of_the_attempt_is_asked_and_the_job_looked_at(world):
         await poller.round()
         assert (world.status(poller).ready, world.status(poller).epoch) == (True, 7)
         assert world.due == [JOB]
+
+    world.run(act)
+
+
+def test_what_a_newer_release_says_of_parts_is_left_out(world):
+    part = {"fromANewerRelease": 1}
+    savepoint = {"name": "s", "epoch": 6, "time": "2026-11-21T10:00:00Z", **part}
+    inputs = [{"name": "orders", "lag": 3, "rowsPerSecond": 5, **part}]
+    world.answer = (200, {"inputs": inputs, "hottestKeys": [{"key": "k", "rows": 2, **part}], "lastSavepoint": savepoint})
+
+    async def act(poller):
+        await poller.round()
+        told = world.status(poller)
+        assert (told.inputs[0].lag, told.inputs[0].rows_per_second) == (3, 5)
+        assert (told.hottest_keys[0].rows, told.last_savepoint.epoch) == (2, 6)
+        assert world.failures == 0
+
+    world.run(act)
+
+
+def test_a_driver_of_an_earlier_job_of_that_name_is_not_asked(world):
+    world.job(2)
+    world.pod(2, owner="j0")
+
+    async def act(poller):
+        await poller.round()
+        assert (world.asked, world.status(poller)) == (0, None)
 
     world.run(act)
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from joinery_operator.names import Names
 from joinery_operator.observed import Manifest
-from joinery_operator.shell.kinds import JOB_KINDS, POD, Key
+from joinery_operator.shell.kinds import JOB_KINDS, Key
 from joinery_operator.shell.metrics import Metrics
 from joinery_operator.shell.store import Store, uid_of
 from joinery_runtime.job.crd import DriverStatus
@@ -51,11 +51,11 @@ class _Answer:
 
 
 def current_driver(job: Manifest, store: Store) -> Manifest | None:
-    """The pod of the attempt that the status names."""
+    """The job's own pod of the attempt that the status names. A pod of that name may be an earlier job's."""
     number = ((job.get("status") or {}).get("driver") or {}).get("number")
     if number is None:
         return None
-    return store.get(Key(POD.kind, job["metadata"]["namespace"], Names(job).driver(number)))
+    return store.children(uid_of(job)).pods.get(Names(job).driver(number))
 
 
 def targets(store: Store, port: int) -> Iterator[Target]:

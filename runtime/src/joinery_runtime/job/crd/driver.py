@@ -3,9 +3,9 @@ when it ends (its termination message, at most 4096 bytes), and the answer of `j
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from joinery_runtime.job.base import Model
@@ -23,6 +23,16 @@ class _Message(Model):
     model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore")
 
 
+def _known(model: type[Model]) -> Any:
+    """Drops what this release does not know of a part that is strict elsewhere."""
+    names = {name for key, field in model.model_fields.items() for name in (key, field.alias)}
+
+    def drop(value: object) -> object:
+        return {key: value[key] for key in value if key in names} if isinstance(value, dict) else value
+
+    return BeforeValidator(drop)
+
+
 class DriverStatus(_Message):
     """`GET /status`. Totals count since the job's state began; `committed` are this driver's own epochs."""
 
@@ -31,14 +41,14 @@ class DriverStatus(_Message):
     job_generation: Count | None = None
     epoch: Count | None = None
     committed: Count = 0
-    inputs: tuple[InputStatus, ...] = ()
+    inputs: tuple[Annotated[InputStatus, _known(InputStatus)], ...] = ()
     rows_per_second: Count | None = None
     rows_in: Count | None = None
     rows_out: Count | None = None
     late: Count | None = None
     state_bytes: Count | None = None
-    hottest_keys: tuple[HotKey, ...] = ()
-    last_savepoint: Savepoint | None = None
+    hottest_keys: tuple[Annotated[HotKey, _known(HotKey)], ...] = ()
+    last_savepoint: Annotated[Savepoint | None, _known(Savepoint)] = None
     last_error: Words | None = None
     executors: Count | None = None
 
