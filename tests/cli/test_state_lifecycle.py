@@ -14,6 +14,7 @@ from cli.stored_state import commit_rows, plan_of
 from job.resources import edited
 from joinery_operator.reconcile.rollout import COMMITTED_SINCE
 from joinery_runtime.cli import state_migrate
+from joinery_runtime.cli.state_savepoints import roll_back
 from joinery_runtime.core.segment import decode, encode
 from joinery_runtime.errors import Fenced
 from joinery_runtime.job import StreamJoin, load_job
@@ -301,21 +302,68 @@ class TestMigrate:
         ending = Ending.model_validate_json(ending_file.read_bytes())
         assert (ending.kind, ending.retry) == (COMMITTED_SINCE, False)  # the operator puts the new revision in force
 
-    def test_a_rollout_that_was_rolled_back_can_be_tried_again_later(
-        self,
-        joinery: Joinery,
-        job_file: Path,
-        store: PostgresStore,
-        job: StreamJoin,
-        old: JobRecord,
+    @pytest.mark.parametrize("gone_on", [False, True])
+    @pytest.mark.parametrize("mode", [[], ["--anew"]], ids=["with the state", "anew"])
+    def test_a_rollout_that_was_rolled_back_is_tried_again_under_a_new_name_only(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, old: JobRecord,
+        next_release: None, ending_file: Path, mode: list[str], gone_on: bool,
+    ) -> None:  # fmt: skip
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b-3", *mode)
+        joinery("state", "restore", job_file, "--savepoint", "rollout-b-3", "--before-first-commit")
+        driver = store.acquire(JOB)
+        if gone_on:
+            commit_rows(store, driver, job, 2, (ORDERS, []))
+        before = recorded(store)
+        late = joinery("state", "migrate", job_file, "--savepoint", "rollout-b-3", *mode)
+        assert (late.code, recorded(store)) == (1, before)  # the driver of the old release goes on
+        ending = Ending.model_validate_json(ending_file.read_bytes())
+        assert (ending.kind, ending.retry) == ("RolloutOver", False)
+        assert "it was rolled back. To try it again, give another name" in ending.error
+        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b-4", *mode).lines
+        assert done["pin"] == {"name": "rollout-b-4", "committed": 2 if gone_on else 1, "how": "created"}
+        joinery("state", "restore", job_file, "--savepoint", "rollout-b-4", "--before-first-commit")
+        assert recorded(store).segments == before.segments
+
+    def test_a_rollout_that_another_one_came_after_does_not_begin_again(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, old: JobRecord,
         next_release: None,
-    ) -> None:
-        joinery("state", "migrate", job_file, "--savepoint", "rollout-b")
-        joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
-        commit_rows(store, store.acquire(JOB), job, 2, (ORDERS, []))  # the old release went on
-        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b").lines
-        assert (done["migrated"], done["pin"]) == (3, {"name": "rollout-b", "committed": 2, "how": "created anew"})
-        assert len(store.roll_back(JOB, "rollout-b").segments) == 3
+    ) -> None:  # fmt: skip
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b-3")
+        commit_rows(store, store.acquire(JOB), job, 2, (ORDERS, []))
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-c-4", "--anew")
+        commit_rows(store, store.acquire(JOB), job, 3, (ORDERS, []))
+        before = recorded(store)
+        for mode in ([], ["--anew"]):
+            late = joinery("state", "migrate", job_file, "--savepoint", "rollout-b-3", *mode)
+            assert (late.code, recorded(store)) == (1, before)
+            assert "another rollout came after it" in late.err
+
+    @pytest.mark.parametrize(
+        ("mode", "at"),
+        [
+            ([], "create_savepoint"),
+            ([], "migrate"),
+            (["--anew"], "create_savepoint"),
+            (["--anew"], "start_anew"),
+        ],
+    )
+    def test_one_that_is_rolled_back_while_it_begins_changes_nothing(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None,
+        monkeypatch: pytest.MonkeyPatch, mode: list[str], at: str,
+    ) -> None:  # fmt: skip
+        original = getattr(PostgresStore, at)
+        before: list[JobRecord] = []
+
+        def meanwhile(self: PostgresStore, *arguments: object, **named: object) -> object:
+            monkeypatch.setattr(PostgresStore, at, original)
+            roll_back(store, JOB, "rollout-b-3")
+            before.append(recorded(store))
+            return original(self, *arguments, **named)
+
+        monkeypatch.setattr(PostgresStore, at, meanwhile)
+        late = joinery("state", "migrate", job_file, "--savepoint", "rollout-b-3", *mode)
+        assert (late.code, [recorded(store)]) == (1, before)
+        assert before[0].segments == old.segments
 
     def test_a_rollout_that_follows_one_which_committed_nothing_can_still_be_undone_whole(
         self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None
@@ -378,8 +426,38 @@ class TestRollBack:
         self, joinery: Joinery, job_file: Path, store: PostgresStore, known: bool, request: pytest.FixtureRequest
     ) -> None:
         before = request.getfixturevalue("old") if known else None
+        command = ("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
+        for _ in range(2):
+            ended = joinery(*command)
+            assert (ended.code, ended.err) == (0, "")
+        after = recorded(store)
+        assert (after.segments, after.offsets) == ((before.segments, before.offsets) if before else ((), {}))
+        for mode in ([], ["--anew"]):  # its first container comes late
+            late = joinery("state", "migrate", job_file, "--savepoint", "rollout-b", *mode)
+            assert (late.code, recorded(store)) == (1, after)
+            assert "it was rolled back" in late.err
+
+    def test_it_fences_a_rollout_that_has_just_begun(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord
+    ) -> None:
+        begun = store.acquire(JOB)
         [back] = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit").lines
-        assert (back["restored"], store.record(JOB)) == (False, before)
+        assert (back["restored"], back["committed"]) == (False, 1)
+        with pytest.raises(Fenced):
+            store.migrate(JOB, begun.generation, {}, 1)
+
+    @pytest.mark.parametrize("mode", [[], ["--anew"]], ids=["with the state", "anew"])
+    def test_one_that_comes_late_does_not_undo_the_next_rollout(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None,
+        mode: list[str],
+    ) -> None:  # fmt: skip
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-b-3")
+        command = ("state", "restore", job_file, "--savepoint", "rollout-b-3", "--before-first-commit")
+        joinery(*command)
+        joinery("state", "migrate", job_file, "--savepoint", "rollout-c-4", *mode)
+        after = recorded(store)
+        late = joinery(*command)
+        assert (late.code, late.lines[0]["restored"], recorded(store)) == (0, False, after)
 
     def test_again_after_the_earlier_release_has_gone_on(
         self,
@@ -424,7 +502,7 @@ class TestAnew:
     def test_killed_before_it_dropped(
         self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def killed(*_: object) -> None:
+        def killed(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
@@ -432,17 +510,6 @@ class TestAnew:
             joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew")
         assert recorded(store).segments == old.segments
         joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew")
-        assert recorded(store).segments == ()
-
-    def test_back_and_anew_again(
-        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, old: JobRecord
-    ) -> None:
-        joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew")
-        joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
-        assert recorded(store).segments == old.segments
-        commit_rows(store, store.acquire(JOB), job, 2, (ORDERS, []))
-        [done] = joinery("state", "migrate", job_file, "--savepoint", "rollout-b", "--anew").lines
-        assert done["pin"] == {"name": "rollout-b", "committed": 2, "how": "created anew"}
         assert recorded(store).segments == ()
 
     def test_a_plan_that_means_nothing_any_more_is_dropped_and_said(

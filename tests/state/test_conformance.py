@@ -786,6 +786,18 @@ class TestRollBack:
         with pytest.raises(Fenced):
             running.commit(job, record.generation, commit_of(2))
 
+    def test_under_a_generation_that_is_not_the_newest_nothing_happens(self, store: StateStore, job: str) -> None:
+        record = self.pinned(store, job)
+        store.migrate(job, record.generation, self.CHAIN, 2)
+        after = store.acquire(job)
+        for call in (store.roll_back, store.start_anew):
+            with pytest.raises(Fenced):
+                call(job, "rollout", generation=record.generation)
+        assert (store.record(job), store.savepoints(job)[0].rolled_back) == (after, False)
+        back = store.roll_back(job, "rollout", generation=after.generation)
+        assert back.generation == after.generation + 1
+        assert store.start_anew(job, "rollout", generation=back.generation).segments == ()
+
     def test_it_may_be_repeated(self, store: StateStore, job: str) -> None:
         record = self.pinned(store, job)
         store.migrate(job, record.generation, self.CHAIN, 2)

@@ -8,13 +8,14 @@ from itertools import count
 
 import pytest
 
-from joinery_runtime.errors import Fenced, IncompatibleState, StateError, StoreUnavailable
+from joinery_runtime.errors import Fenced, IncompatibleState, RolloutOver, StateError, StoreUnavailable
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import JobRecord
-from joinery_runtime.state.upgrade import KEPT_PINS, ensure_pin, migrate_pinned, prune_pins, read_live, rehearse
+from joinery_runtime.state.upgrade import KEPT_PINS, ensure_pin, migrate_pinned, never, prune_pins, read_live, rehearse
 from state.values import live_keys, run_epoch
 
 JOB = "job"
+MIGRATION = "before-state-version-2-epoch-1"
 CHAIN = {1: lambda blob: blob + b" to 2"}
 
 
@@ -93,21 +94,38 @@ class TestEnsurePin:
 
     @pytest.mark.parametrize(("done", "how", "epoch"), [(True, "kept", 1), (False, "created anew", 2)])
     def test_of_an_epoch_before(self, store: MemoryStore, record: JobRecord, done: bool, how: str, epoch: int) -> None:
-        ensure_pin(store, record, "rollout-b")
+        ensure_pin(store, record, MIGRATION)
         run_epoch(store, record, 2)
-        pin = ensure_pin(store, now(store), "rollout-b", done=lambda _: done)
+        pin = ensure_pin(store, now(store), MIGRATION, done=lambda _: done)
         assert (pin.how, pin.savepoint.epoch) == (how, epoch)
 
-    @pytest.mark.parametrize("over", ["rolled back", "another rollout came after it"])
-    def test_of_a_rollout_that_is_over_it_is_made_anew(self, store: MemoryStore, record: JobRecord, over: str) -> None:
+    def test_that_of_a_rollout_whose_driver_has_committed_is_kept(self, store: MemoryStore, record: JobRecord) -> None:
         ensure_pin(store, record, "rollout-b")
-        if over == "rolled back":
-            record = store.roll_back(JOB, "rollout-b")
-        else:
-            ensure_pin(store, record, "rollout-c")
         run_epoch(store, record, 2)
-        pin = ensure_pin(store, now(store), "rollout-b", done=always)
+        assert ensure_pin(store, now(store), "rollout-b", done=always).how == "kept"
+
+    def test_that_of_a_migration_which_was_undone_is_made_anew(self, store: MemoryStore, record: JobRecord) -> None:
+        ensure_pin(store, record, MIGRATION)
+        run_epoch(store, store.roll_back(JOB, MIGRATION), 2)
+        pin = ensure_pin(store, now(store), MIGRATION, done=always)
         assert (pin.how, pin.savepoint.epoch, pin.savepoint.rolled_back) == ("created anew", 2, False)
+
+    @pytest.mark.parametrize("gone_on", [False, True])
+    @pytest.mark.parametrize("over", ["it was rolled back", "another rollout came after it", "without it"])
+    def test_a_rollout_that_is_over_does_not_begin_again(
+        self, store: MemoryStore, record: JobRecord, over: str, gone_on: bool
+    ) -> None:
+        ensure_pin(store, record, "rollout-b")
+        if over == "it was rolled back":
+            record = store.roll_back(JOB, "rollout-b")
+        elif over == "another rollout came after it":
+            ensure_pin(store, record, "rollout-c")
+        if gone_on or over == "without it":
+            run_epoch(store, record, 2)
+        before = (now(store), store.savepoints(JOB))
+        with pytest.raises(RolloutOver, match=over):
+            ensure_pin(store, now(store), "rollout-b", done=always if over != "without it" else never)
+        assert (now(store), store.savepoints(JOB)) == before
 
     def test_one_made_by_hand_is_never_replaced(self, store: MemoryStore, record: JobRecord) -> None:
         ensure_pin(store, record, "mine")

@@ -14,13 +14,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from joinery_runtime.errors import CommittedSince, ExpressionError, IncompatibleState, JobError, JoineryError
+from joinery_runtime.errors import (
+    CommittedSince,
+    ExpressionError,
+    IncompatibleState,
+    JobError,
+    JoineryError,
+    RolloutOver,
+)
 from joinery_runtime.job.crd import ENDING_FILE, Ending
 
 LONGEST = 4096  # bytes: what Kubernetes keeps of a termination message
 _CUT = " [...] "
 _LONGEST_ERROR = 4000  # characters
-_IN_VAIN = (JobError, ExpressionError, IncompatibleState, CommittedSince)  # the same again fails the same way
+_IN_VAIN = (
+    JobError,
+    ExpressionError,
+    IncompatibleState,
+    RolloutOver,
+    CommittedSince,
+)  # the same again fails the same way
 
 Outcome = Literal["finished", "stopped"]
 

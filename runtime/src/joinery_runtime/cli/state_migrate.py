@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ from joinery_runtime.cli.state import known
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.state import migrations
-from joinery_runtime.state.store import Migration, Savepoint, StateStore
+from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateStore
 from joinery_runtime.state.upgrade import (
     Pin,
     Rehearsal,
     automatic_name,
+    check_rollout,
     check_versions,
     ensure_pin,
     is_automatic,
@@ -79,13 +80,19 @@ def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
 
 def migrate_job(store: StateStore, job: str, savepoint: str | None, *, anew: bool) -> Migrated:
     """Takes the generation, so that an older driver is fenced, pins, and migrates or drops. May be repeated after it
-    was interrupted, and after the new driver has committed: then nothing changes. Raises JoineryError."""
+    was interrupted, and after the new driver has committed: then nothing changes. Raises JoineryError.
+
+    Each step is done under the generation that was taken first: who rolls this rollout back meanwhile fences it.
+    """
     chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
+    record = store.record(job)
+    if record is not None and savepoint is not None:
+        # A rollout that is over, and a release that is too old, must not fence the driver that runs.
+        check_rollout(store, record, savepoint, done=_done(record, target, anew=anew))
     if anew:
         return _start_anew(store, job, savepoint, target)
-    record = store.record(job)
     if record is not None:
-        check_versions(record, chain, target)  # a release that is too old must not fence the driver that runs
+        check_versions(record, chain, target)
     if savepoint is None and (record is None or not older(record, target)):
         return Migrated(job, target, 0, None, dropped=False, pruned=())
     return _migrate(store, job, savepoint, chain, target)
@@ -96,12 +103,15 @@ def _migrate(
 ) -> Migrated:
     record = store.acquire(job)
     name = automatic_name(record, target) if savepoint is None else savepoint
+    done = _done(record, target, anew=False)
+    check_rollout(store, record, name, done=done)
     given_up = unfinished_rollout(store, record, but=name)
     if given_up is not None:
         # What is pinned now must be what the release before that rollout can go on with.
-        record = store.roll_back(job, given_up.name)
+        record = store.roll_back(job, given_up.name, generation=record.generation)
+        done = _done(record, target, anew=False)
     count = len(older(record, target))
-    pin = ensure_pin(store, record, name, done=lambda _: is_automatic(name) and not count)
+    pin = ensure_pin(store, record, name, done=done)
     store.migrate(job, record.generation, chain, target)
     return Migrated(job, target, count, pin, dropped=False, pruned=tuple(prune_pins(store, job, name)))
 
@@ -113,12 +123,17 @@ def _start_anew(store: StateStore, job: str, savepoint: str | None, target: int)
             todo="Give --savepoint NAME; it can be deleted once the job runs well",
         )
     record = store.acquire(job)
-
-    def done(pin: Savepoint) -> bool:
-        return pin.lineage != record.lineage
-
-    pin = ensure_pin(store, record, savepoint, done=done)
-    after = store.start_anew(job, savepoint)
+    pin = ensure_pin(store, record, savepoint, done=_done(record, target, anew=True))
+    after = store.start_anew(job, savepoint, generation=record.generation)
     planned = int(record.plan["epoch"]) if record.plan is not None and after.plan is None else None
     pruned = tuple(prune_pins(store, job, savepoint))
     return Migrated(job, target, 0, pin, dropped=True, pruned=pruned, dropped_plan=planned)
+
+
+def _done(record: JobRecord, target: int, *, anew: bool) -> Callable[[Savepoint], bool]:
+    """Whether what a savepoint was made for has been done, as the record shows."""
+
+    def done(pin: Savepoint) -> bool:
+        return pin.lineage != record.lineage if anew else is_automatic(pin.name) and not older(record, target)
+
+    return done

@@ -14,7 +14,7 @@ from joinery_runtime.job import StreamJoin, definition
 from joinery_runtime.state import decisions
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import EpochRecord, JobRecord, Json, Savepoint, StateStore
-from joinery_runtime.state.upgrade import is_automatic
+from joinery_runtime.state.upgrade import is_automatic, is_rollout, is_superseded, prune_pins
 
 _PAGE = 1000  # epochs of the log that are read at a time
 
@@ -111,18 +111,31 @@ class RolledBack:
 
 
 def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
-    """May be repeated, also after the earlier release has gone on. Raises StateError."""
-    before, pin = store.record(job), {pin.name: pin for pin in store.savepoints(job)}.get(name)
+    """May be repeated, also after the earlier release has gone on. Raises StateError.
+
+    A rollout that never began is ended too: its first container may come late, from a node that was cut off.
+    """
+    before, pins = store.record(job), {pin.name: pin for pin in store.savepoints(job)}
+    pin = pins.get(name)
     committed = 0 if before is None else before.committed
-    if pin is None and is_automatic(name):
-        # The rollout failed before it pinned anything, with an image that cannot be pulled: it has changed nothing.
-        return RolledBack(job, name, committed, None, None, restored=False, note="it was never made")
-    if pin is not None and pin.rolled_back and committed > pin.committed:
+    if pin is None and is_rollout(name):
+        return _never_begins(store, job, name)
+    if pin is not None and pin.rolled_back and (committed > pin.committed or is_superseded(pin, pins.values())):
         note = "that was done before and the job has gone on"
         return RolledBack(job, name, committed, None, None, restored=False, note=note)
     record = store.roll_back(job, name)
     planned, was_planned = _planned(record), None if before is None else _planned(before)
     return RolledBack(job, name, record.committed, planned, None if planned is not None else was_planned)
+
+
+def _never_begins(store: StateStore, job: str, name: str) -> RolledBack:
+    """For a rollout that failed before it pinned anything, with an image that cannot be pulled: it changed nothing."""
+    record = store.acquire(job)  # nobody commits between the pin and the return to it
+    store.create_savepoint(job, name)
+    record = store.roll_back(job, name, generation=record.generation)
+    prune_pins(store, job, name)
+    note = "it was never made, and can be no more"
+    return RolledBack(job, name, record.committed, _planned(record), None, restored=False, note=note)
 
 
 def _planned(record: JobRecord) -> int | None:

@@ -69,6 +69,11 @@ def no_job(job: str) -> StateError:
     )
 
 
+def require_owned(facts: JobFacts | None, job: str, generation: int | None) -> JobFacts:
+    """The facts of a job that is there, and that `generation` owns, if one is given. Raises Fenced, StateError."""
+    return require_job(facts, job) if generation is None else check_owner(facts, job, generation)
+
+
 def check_roll_back(facts: JobFacts, pin: Savepoint) -> bool:
     """Whether the job was started anew since, so that all of the savepoint has to come back. Raises CommittedSince."""
     if facts.committed != pin.committed:

@@ -261,9 +261,9 @@ class MemoryStore:
             self._restore(entry, self._pin(entry, name))
             return entry.record(self._clock())
 
-    def roll_back(self, job: str, name: str) -> JobRecord:
+    def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._lock:
-            entry = self._existing(job)
+            entry = self._existing(job, generation)
             pin = self._pin(entry, name)
             if decisions.check_roll_back(entry.facts, pin.savepoint):
                 self._restore(entry, pin)
@@ -273,9 +273,9 @@ class MemoryStore:
             entry.pins[name] = replace(pin, savepoint=replace(pin.savepoint, rolled_back=True))
             return entry.record(self._clock())
 
-    def start_anew(self, job: str, name: str) -> JobRecord:
+    def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._lock:
-            entry = self._existing(job)
+            entry = self._existing(job, generation)
             if decisions.check_start_anew(entry.facts, self._pin(entry, name).savepoint):
                 entry.make_live(())
                 entry.offsets, entry.signature = {}, None
@@ -325,8 +325,8 @@ class MemoryStore:
     def _facts(self, job: str) -> JobFacts | None:
         return self._jobs[job].facts if job in self._jobs else None
 
-    def _existing(self, job: str) -> _Job:
-        decisions.require_job(self._facts(job), job)
+    def _existing(self, job: str, generation: int | None = None) -> _Job:
+        decisions.require_owned(self._facts(job), job, generation)
         return self._jobs[job]
 
     @staticmethod

@@ -200,10 +200,10 @@ class PostgresStore:
             self._restore(connection, facts, name)
             return self._record(connection, job)
 
-    def roll_back(self, job: str, name: str) -> JobRecord:
+    def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         self._ensure_schema()
         with self._connection.transaction() as connection:
-            facts = decisions.require_job(self._lock(connection, job), job)
+            facts = decisions.require_owned(self._lock(connection, job), job, generation)
             if decisions.check_roll_back(facts, self._pin(connection, job, name)):
                 self._restore(connection, facts, name)
             else:
@@ -212,10 +212,10 @@ class PostgresStore:
             self._sql.run(connection, statements.MARK_ROLLED_BACK, job, name=name)
             return self._record(connection, job)
 
-    def start_anew(self, job: str, name: str) -> JobRecord:
+    def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         self._ensure_schema()
         with self._connection.transaction() as connection:
-            facts = decisions.require_job(self._lock(connection, job), job)
+            facts = decisions.require_owned(self._lock(connection, job), job, generation)
             if decisions.check_start_anew(facts, self._pin(connection, job, name)):
                 with connection.pipeline():
                     self._sql.run(connection, statements.RETIRE_LIVE, job)

@@ -201,22 +201,24 @@ class StateStore(Protocol):
         fenced."""
         ...
 
-    def roll_back(self, job: str, name: str) -> JobRecord:
+    def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         """Undoes what was done to the state since the savepoint, as long as no epoch was committed: CommittedSince if
         the state stands on another one by now. May be repeated.
 
         The live segments become the pinned ones. Offsets and signature are still those of the savepoint, or were
         reset since; the pending plan stays with its definition, because rows of it may have gone out. Where the job
         was started anew since, all of the savepoint comes back instead, and the plan of the new life, which means
-        nothing to it, is dropped with its number used up. The generation is taken anew."""
+        nothing to it, is dropped with its number used up. The generation is taken anew; where `generation` is given,
+        that has to be the newest until then: else Fenced."""
         ...
 
-    def start_anew(self, job: str, name: str) -> JobRecord:
+    def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         """Leaves nothing live: offsets, signature, definition and plan are dropped (the plan's number is used up), the
         lineage is another one, the generation is taken anew. Log and savepoints stay.
 
         `name` is the savepoint that keeps what is dropped: StateError if the state stands on another epoch than it. If
         the job was started anew since that savepoint, this was done before, and nothing changes: no driver is fenced.
+        Where `generation` is given, it has to be the newest: else Fenced.
         """
         ...
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from joinery_runtime.core.segment import SegmentMeta, decode
-from joinery_runtime.errors import IncompatibleState, StateError, StoreUnavailable
+from joinery_runtime.errors import IncompatibleState, RolloutOver, StateError, StoreUnavailable
 from joinery_runtime.state import decisions
 from joinery_runtime.state.migrations import check_chain, migrate
 from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateStore
@@ -20,7 +20,8 @@ from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateSt
 KEPT_PINS = 3
 """Automatic savepoints that are kept, the newest ones."""
 
-_AUTOMATIC = re.compile(r"before-state-version-\d+-epoch-\d+|rollout-.+")
+_ROLLOUT = re.compile(r"rollout-.+")
+_MIGRATION = re.compile(r"before-state-version-\d+-epoch-\d+")
 _TRIES = 5
 _BATCH = 32  # segments in memory at a time
 
@@ -52,7 +53,12 @@ def never(_: Savepoint) -> bool:
 
 def is_automatic(name: str) -> bool:
     """Whether a savepoint of this name was made by a rollout or a migration, and not by hand."""
-    return _AUTOMATIC.fullmatch(name) is not None
+    return is_rollout(name) or _MIGRATION.fullmatch(name) is not None
+
+
+def is_rollout(name: str) -> bool:
+    """Whether a savepoint of this name is one rollout's, which is tried again under another name only."""
+    return _ROLLOUT.fullmatch(name) is not None
 
 
 def migrate_pinned(
@@ -96,8 +102,10 @@ def ensure_pin(store: StateStore, record: JobRecord, name: str, *, done: Callabl
     """A savepoint `name` of the state as it is.
 
     One that stands on the same epoch is taken as it is. Of another epoch: it is kept if what it was made for has been
-    `done` and the job went on since; else an automatic one is made anew. Raises StateError for one made by hand.
+    `done` and the job went on since; else the one of a migration is made anew. Raises RolloutOver for a rollout's, and
+    StateError for one made by hand.
     """
+    check_rollout(store, record, name, done=done)
     pins = {pin.name: pin for pin in store.savepoints(record.job)}
     pin = pins.get(name)
     if pin is None:
@@ -116,6 +124,31 @@ def ensure_pin(store: StateStore, record: JobRecord, name: str, *, done: Callabl
     return Pin(store.create_savepoint(record.job, name), "created anew")
 
 
+def check_rollout(store: StateStore, record: JobRecord, name: str, *, done: Callable[[Savepoint], bool]) -> None:
+    """Raises RolloutOver if `name` is the savepoint of a rollout that has ended without being `done`, or another one
+    came after it.
+
+    A pod of it may come late, from a node that was cut off: it must not touch what the release in force works with.
+    """
+    pins = {pin.name: pin for pin in store.savepoints(record.job)}
+    pin = pins.get(name)
+    if pin is None or not is_rollout(name):
+        return
+    if pin.rolled_back:
+        why = "it was rolled back"
+    elif _is_over(pin, pins):
+        why = "another rollout came after it"
+    elif pin.committed != record.committed and not done(pin):
+        why = f"it began on epoch {pin.committed}, and without it the state stands on epoch {record.committed} by now"
+    else:
+        return
+    raise RolloutOver(
+        f"The rollout of savepoint {name} of job {record.job} is over",
+        facts=why,
+        todo="To try it again, give another name",
+    )
+
+
 def unfinished_rollout(store: StateStore, record: JobRecord, *, but: str) -> Savepoint | None:
     """The newest automatic savepoint, if nothing was committed since it was made and it was not rolled back."""
     automatic = [pin for pin in store.savepoints(record.job) if is_automatic(pin.name)]
@@ -130,7 +163,16 @@ def _is_over(pin: Savepoint, pins: Mapping[str, Savepoint]) -> bool:
     """Whether what an automatic savepoint was made for has ended: it was rolled back, or another one came after it."""
     if not is_automatic(pin.name):
         return False
-    return pin.rolled_back or any(is_automatic(o.name) and o.created_at > pin.created_at for o in pins.values())
+    return pin.rolled_back or any(is_automatic(o.name) for o in _later(pin, pins.values()))
+
+
+def is_superseded(pin: Savepoint, pins: Iterable[Savepoint]) -> bool:
+    """Whether another rollout came after it."""
+    return any(is_rollout(other.name) for other in _later(pin, pins))
+
+
+def _later(pin: Savepoint, pins: Iterable[Savepoint]) -> list[Savepoint]:
+    return [other for other in pins if other.created_at > pin.created_at]
 
 
 def prune_pins(store: StateStore, job: str, keep: str) -> list[str]:
