@@ -102,6 +102,7 @@ class Cluster:
     pods: dict[str, Manifest] = field(default_factory=dict)
     config_maps: dict[str, Manifest] = field(default_factory=dict)
     services: dict[str, Manifest] = field(default_factory=dict)
+    left_over: dict[str, Manifest] = field(default_factory=dict)
     templates: dict[str, Manifest | None] = field(default_factory=dict)
     database: Database = field(default_factory=Database)
     said: dict[str, DriverStatus] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class Cluster:
             driver=self._said(),
             now=self.now,
             settings=self.settings,
+            left_over=deepcopy(self.left_over),
         )
 
     def _said(self) -> DriverStatus | None:

@@ -44,6 +44,10 @@ def test_the_job_is_what_its_author_wrote(job):
     assert parse_job(text, "job.yaml").name == "shop/orders"
 
 
+def test_sparks_page_cannot_end_what_runs(job):
+    assert defaults(job)["spark.ui.killEnabled"] == "false"
+
+
 def test_every_text_in_a_job_comes_back_as_it_was(job):
     odd = [
         "on",

@@ -37,7 +37,8 @@ def test_a_new_job_gets_its_children_and_runs(cluster: Cluster) -> None:
     decision = cluster.step()
     made = [(a.manifest["kind"], a.manifest["metadata"]["name"]) for a in decision.actions if isinstance(a, Create)]
     revision = cluster.status.revision
-    assert made == [("Service", "orders-driver"), ("ConfigMap", f"orders-job-{revision}"), ("Pod", FIRST)]
+    assert made == [("ConfigMap", f"orders-job-{revision}"), ("Pod", FIRST), ("Service", "orders-driver")]
+    # The Service last: one of that name that is not ours is to keep no driver from running.
     assert cluster.status.phase == "Pending"
     cluster.step()
     assert cluster.status.phase == "Starting"
@@ -251,7 +252,7 @@ def test_lost_and_changed_children_are_repaired(running: Cluster) -> None:
     running.config_maps.clear()
     running.pods[FIRST]["metadata"]["labels"].clear()
     decision = running.step()
-    assert [type(action) for action in decision.actions] == [Create, Patch, Create]
+    assert [type(action) for action in decision.actions] == [Patch, Create, Create]
     assert quiescent(running)
 
 
@@ -401,3 +402,54 @@ def test_what_another_release_left_out_of_a_part_costs_that_part_only(running: C
     assert read.driver is None
     assert (read.revision, read.phase) == (status["revision"], "Running")
     assert read.proved is not None
+
+
+def test_drivers_of_an_earlier_resource_of_the_name_end_first(cluster: Cluster) -> None:
+    before = Cluster(resource())
+    before.started(1)
+    before.dead.add(FIRST)
+    before.delete_child("Pod", FIRST)
+    cluster.left_over = before.pods
+    again_after = cluster.step().again_after
+    assert again_after == cluster.settings.poll_seconds
+    assert (cluster.status.driver, cluster.status.phase) == (None, "Stopping")
+    cluster.pass_time(120 + 300)
+    cluster.step()
+    assert list(cluster.pods) == ["orders-driver-2"]  # the name of the one that is stuck is taken
+
+
+def test_a_job_whose_namesake_has_ended_starts(cluster: Cluster) -> None:
+    before = Cluster(resource())
+    before.started(1)
+    before.end(FIRST, None)
+    cluster.left_over = before.pods
+    cluster.step()
+    assert list(cluster.pods) == ["orders-driver-2"]
+
+
+def test_a_pod_that_does_not_get_ready_is_degraded_after_a_while(cluster: Cluster) -> None:
+    cluster.step()
+    cluster.wait(FIRST, "ContainerCreating")
+    decision = cluster.step()
+    assert cluster.condition("Degraded")[0] == "False"
+    assert decision.again_after == 300
+    cluster.pass_time(decision.again_after)
+    cluster.step()
+    assert cluster.condition("Degraded") == ("True", "NotReady")
+    message = cluster.status.conditions[0].message
+    assert "container joinery waits: ContainerCreating" in message
+    assert f"kubectl describe pod {FIRST}" in message
+    cluster.run(FIRST)
+    cluster.get_ready(FIRST)
+    cluster.step()
+    assert cluster.condition("Degraded")[0] == "False"
+    assert quiescent(cluster)
+
+
+def test_a_driver_that_is_unready_for_a_moment_is_not_degraded(running: Cluster) -> None:
+    running.pass_time(3000)
+    since = running.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    running.pods[FIRST]["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": since}]
+    running.step()
+    assert running.condition("Ready") == ("False", "Starting")
+    assert running.condition("Degraded")[0] == "False"

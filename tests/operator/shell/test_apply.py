@@ -4,6 +4,7 @@ import pytest
 
 from joinery_operator.decision import Create, Delete, Patch, SetFinalizers
 from joinery_operator.names import owner_reference
+from joinery_operator.shell.api import Conflict
 from joinery_operator.shell.apply import Applier, Changed, NameTaken, completed
 from joinery_operator.shell.kinds import POD as POD_RESOURCE
 from joinery_operator.shell.kinds import Key
@@ -151,3 +152,27 @@ def test_the_last_finalizer_lets_a_resource_go(world):
     world.act(SetFinalizers(()))
     assert world.server.names("StreamJoin") == []
     assert world.store.get(JOB) is None
+
+
+@pytest.mark.parametrize("there", ["itself", "nothing", "a namesake"])
+def test_what_could_not_be_deleted_is_looked_at(world, monkeypatch, there):
+    """A 409 says that something has changed, not that the object is gone."""
+    pod = world.server.add(world.pod(owner_reference(world.job)))
+    world.store.put(pod, "Pod")
+    if there != "itself":
+        world.server.remove("Pod", "shop", "a")
+    if there == "a namesake":
+        world.server.add(world.pod(owner_reference(world.job)))
+
+    async def refused(*_):
+        raise Conflict("DELETE", 409, "Conflict", "try again")
+
+    monkeypatch.setattr(MemoryApi, "delete", refused)
+    action = Delete("Pod", "a", pod["metadata"]["uid"])
+    if there == "itself":
+        with pytest.raises(Changed, match="Pod shop/a was not deleted"):
+            world.act(action)
+        assert world.store.get(POD)["metadata"]["uid"] == pod["metadata"]["uid"]
+    else:
+        world.act(action)
+        assert world.store.get(POD) is None

@@ -87,7 +87,8 @@ def test_what_a_newer_release_says_of_parts_is_left_out(world):
     part = {"fromANewerRelease": 1}
     savepoint = {"name": "s", "epoch": 6, "time": "2026-11-21T10:00:00Z", **part}
     inputs = [{"name": "orders", "lag": 3, "rowsPerSecond": 5, **part}]
-    world.answer = (200, {"inputs": inputs, "hottestKeys": [{"key": "k", "rows": 2, **part}], "lastSavepoint": savepoint})
+    keys = [{"key": "k", "rows": 2, **part}]
+    world.answer = (200, {"inputs": inputs, "hottestKeys": keys, "lastSavepoint": savepoint})
 
     async def act(poller):
         await poller.round()

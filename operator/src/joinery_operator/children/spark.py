@@ -70,6 +70,8 @@ def _settings(job: StreamJoin, resource: Manifest, image: str) -> dict[str, str]
         "spark.driver.blockManager.port": BLOCK_MANAGER_PORT,
         "spark.blockManager.port": BLOCK_MANAGER_PORT,
         "spark.ui.port": UI_PORT,
+        # A page that anybody may see who reaches the port: not for ending what runs.
+        "spark.ui.killEnabled": "false",
         "spark.executor.instances": spark.executor.instances,
         "spark.executor.cores": spark.executor.cores,
         "spark.executor.memory": spark.executor.memory,

@@ -38,7 +38,7 @@ def advanced(look: Look, status: Status, plan: Plan | None) -> Status:
     attempt = status.driver
     if plan is None or (attempt is not None and not due(look, attempt, plan)) or not look.all_quiet():
         return status
-    last = max([0, *look.drivers, attempt.number if attempt else 0])
+    last = max([0, *look.drivers, *look.left_over, attempt.number if attempt else 0])
     again = attempt is not None and plan.fits(attempt)
     new = Attempt(
         number=last + 1,

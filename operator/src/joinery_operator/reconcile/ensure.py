@@ -32,7 +32,7 @@ def ensured(look: Look, status: Status, plan: Plan | None) -> Ensured:
     """For a resource that is not being deleted. `plan` is what is to run by the status."""
     attempt = status.driver
     planned = attempt if attempt is not None and plan is not None and plan.fits(attempt) else None
-    found: list[Action] = [*(_service(look) if status.revision else ()), *_gone_drivers(look, planned)]
+    found: list[Action] = [*_gone_drivers(look, planned)]
     blocked = None
     if planned is not None and _to_create(look, planned):
         made = _driver(look, planned)
@@ -44,6 +44,8 @@ def ensured(look: Look, status: Status, plan: Plan | None) -> Ensured:
         found += _kept(look, planned)
     found += [*_check(look, status), *_config_maps(look, status)]
     found += _deleted([look.delete_state] if look.delete_state else [])
+    # Last: a Service of that name that is somebody else's keeps no driver from running.
+    found += _service(look) if status.revision else ()
     return Ensured(tuple(_once(found)), blocked)
 
 

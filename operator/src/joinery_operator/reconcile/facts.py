@@ -15,6 +15,7 @@ from joinery_operator.reconcile.text import cut, sentence
 from joinery_runtime.job.crd import Ending, StateCheck
 
 IMAGE_PULL = "ImagePullFailed"
+NOT_READY = "NotReady"
 UNSCHEDULABLE = "Unschedulable"
 NOT_CREATED = "ContainerNotCreated"
 
@@ -36,7 +37,8 @@ class Trouble:
 class PodFacts:
     """`ended`: when its main container ended for good (no container of ours runs any more), `deleted`: when Kubernetes
     expects it to be gone, `ready`: since when. `failure` is what is known of how it ended, in words, `cause` in one
-    word. `taken_away`: others ended it, as by eviction. `initialized`: its first containers ended well."""
+    word. `taken_away`: others ended it, as by eviction. `initialized`: its first containers ended well. `unready`:
+    since when it is not ready, where `ready` is None; `waits`: what it is at then, in words."""
 
     name: str
     uid: str
@@ -52,6 +54,8 @@ class PodFacts:
     cause: str
     failure: str
     trouble: Trouble | None
+    unready: datetime
+    waits: str
 
     def stuck(self, now: datetime, seconds: float) -> bool:
         """Whether it should have been gone for that long: its node is dead, as far as one can tell."""
@@ -84,6 +88,8 @@ def pod_facts(pod: Manifest) -> PodFacts:
         cause=_cause(status, over, ending),
         failure=_failure(status, over, ending, told),
         trouble=_trouble(status),
+        unready=_since(status, "Ready", "False") or created,
+        waits=_waits(status),
     )
 
 
@@ -136,9 +142,9 @@ def _ended(status: Manifest, main: Mapping[str, Any] | None, created: datetime) 
     return max((_time(text) for text in times), default=created)
 
 
-def _since(status: Manifest, condition: str) -> datetime | None:
+def _since(status: Manifest, condition: str, value: str = "True") -> datetime | None:
     for each in status.get("conditions") or ():
-        if each.get("type") == condition and each.get("status") == "True":
+        if each.get("type") == condition and each.get("status") == value:
             return _time(each["lastTransitionTime"]) if each.get("lastTransitionTime") else None
     return None
 
@@ -171,3 +177,16 @@ def _trouble(status: Manifest) -> Trouble | None:
         if each.get("type") == "PodScheduled" and each.get("status") == "False":
             return Trouble(UNSCHEDULABLE, cut(sentence(each.get("reason") or "", each.get("message") or "")))
     return None
+
+
+def _waits(status: Manifest) -> str:
+    """The first container that does not run, else that ours runs and is not ready."""
+    for each in _containers(status):
+        waiting = (each.get("state") or {}).get("waiting")
+        if waiting is not None:
+            words = sentence(waiting.get("reason") or "", waiting.get("message") or "")
+            return cut(f"container {each.get('name', '?')} waits: {words or 'no reason is told'}")
+    for each in status.get("initContainerStatuses") or ():
+        if _runs(each):
+            return f"container {each.get('name', '?')} runs first"
+    return "the driver runs and is not ready" if _runs(_main(status)) else "no container of it was started"

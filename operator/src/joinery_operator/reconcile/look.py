@@ -71,7 +71,12 @@ class Look:
     @cached_property
     def drivers(self) -> dict[int, PodFacts]:
         """Driver pods by attempt. Pods are told apart by their names: labels may have been changed by others."""
-        return {int(end): facts for end, facts in self._pods(self.names.driver(0)[:-1]) if end.isdigit()}
+        return self._attempts(self.observed.children.pods)
+
+    @cached_property
+    def left_over(self) -> dict[int, PodFacts]:
+        """Driver pods of an earlier resource of this name, which go by themselves."""
+        return self._attempts(self.observed.left_over)
 
     @cached_property
     def checks(self) -> dict[str, PodFacts]:
@@ -88,9 +93,9 @@ class Look:
     def quiet(self, pod: PodFacts) -> bool:
         return pod.quiet(self.now, self.settings.stuck_seconds)
 
-    def all_quiet(self, except_for: int | None = None) -> bool:
-        """Whether no driver pod can do anything any more, but for that attempt's."""
-        return all(self.quiet(pod) for number, pod in self.drivers.items() if number != except_for)
+    def all_quiet(self) -> bool:
+        """Whether no driver pod can do anything any more."""
+        return all(self.quiet(pod) for pod in (*self.drivers.values(), *self.left_over.values()))
 
     def job(self, revision: str, image: str) -> Job | None:
         """What pods of a revision are made from; None when it is gone."""
@@ -116,7 +121,12 @@ class Look:
         return {}
 
     def _pods(self, prefix: str) -> list[tuple[str, PodFacts]]:
-        pods = self.observed.children.pods
+        return self._facts(self.observed.children.pods, prefix)
+
+    def _attempts(self, pods: Mapping[str, Manifest]) -> dict[int, PodFacts]:
+        return {int(end): facts for end, facts in self._facts(pods, self.names.driver(0)[:-1]) if end.isdigit()}
+
+    def _facts(self, pods: Mapping[str, Manifest], prefix: str) -> list[tuple[str, PodFacts]]:
         return [(name.removeprefix(prefix), pod_facts(pods[name])) for name in sorted(pods) if name.startswith(prefix)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from joinery_operator.reconcile.facts import IMAGE_PULL, NOT_CREATED, UNSCHEDULABLE, PodFacts, Trouble
+from joinery_operator.reconcile.facts import IMAGE_PULL, NOT_CREATED, NOT_READY, UNSCHEDULABLE, PodFacts, Trouble
 from joinery_operator.reconcile.look import Look
 from joinery_operator.reconcile.plan import Plan
 from joinery_operator.reconcile.text import cut, listed, sentence
@@ -94,7 +94,7 @@ def _changing(look: Look, status: Status) -> Situation:
 
 def _late_pod(look: Look) -> Trouble | None:
     """A pod that should have been gone by now."""
-    for pod in look.drivers.values():
+    for pod in (*look.drivers.values(), *look.left_over.values()):
         if pod.deleted is not None and pod.ended is None and look.now > pod.deleted:
             limit = f"{look.settings.stuck_seconds:g} s"
             return Trouble(
@@ -155,12 +155,24 @@ def _with_pod(look: Look, status: Status, attempt: Attempt, pod: PodFacts | None
             sentence(f"pod {pod.name}", pod.trouble.message),
             pod.trouble if _lasting(look, pod, pod.trouble) else degraded,
         )
+    if look.over(pod.unready, look.settings.deadline_seconds):
+        return Situation(_phase(status, "Starting"), NOT_READY, (late := _unready(look, pod)).message, late)
     return Situation(
         _phase(status, "Starting"),
         "Starting",
         f"pod {pod.name} is not ready: it starts and recovers, or does not answer",
         degraded,
     )
+
+
+def _unready(look: Look, pod: PodFacts) -> Trouble:
+    """What a kubelet waits for it tells in Events only."""
+    words = (
+        f"pod {pod.name} is not ready since {pod.unready:%H:%M:%S} UTC, more than "
+        f"{look.settings.deadline_seconds:g} s: {pod.waits}. `kubectl describe pod {pod.name}` shows what it waits for "
+        "(a Secret or volume that is missing, say), its log what it does"
+    )
+    return Trouble(NOT_READY, words)
 
 
 def _lasting(look: Look, pod: PodFacts, trouble: Trouble) -> bool:

@@ -34,12 +34,18 @@ def _moments(look: Look, status: Status) -> Iterator[datetime]:
     if status.deletion is not None and status.deletion.not_before is not None:
         yield status.deletion.not_before
     others = [*look.checks.values(), *([look.delete_state] if look.delete_state else [])]
+    if not look.all_quiet() and look.left_over:
+        # No watch tells this job of them: they are not its children.
+        yield look.now + timedelta(seconds=settings.poll_seconds)
     for pod in (*look.drivers.values(), *others):
         if pod.deleted is not None and pod.ended is None:
             yield pod.deleted
             yield pod.deleted + timedelta(seconds=settings.stuck_seconds)
         if pod.trouble is not None:
             yield pod.created + timedelta(seconds=settings.deadline_seconds)
+    for pod in look.drivers.values():
+        if pod.ready is None and pod.ended is None and pod.deleted is None:
+            yield pod.unready + timedelta(seconds=settings.deadline_seconds)
     for pod in look.checks.values():
         if pod.ended is not None:
             yield pod.ended + timedelta(seconds=settings.backoff_first_seconds)

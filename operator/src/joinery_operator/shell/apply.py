@@ -80,13 +80,28 @@ class Applier:
         namespace = job["metadata"]["namespace"]
         try:
             left = await self._api.delete(resource, namespace, name, uid, grace_seconds)
-        except (NotFound, Conflict):
+        except NotFound:
             self._store.remove(Key(resource.kind, namespace, name), uid)
+            return
+        except Conflict as error:
+            await self._not_deleted(Key(resource.kind, namespace, name), uid, error)
             return
         if (left.get("metadata") or {}).get("deletionTimestamp"):
             self._keep(left, resource)
         else:
             self._store.remove(Key(resource.kind, namespace, name), uid)
+
+    async def _not_deleted(self, key: Key, uid: str, error: Conflict) -> None:
+        """Most often a namesake is there by now, and the one that was meant is gone. Raises Changed if it is not."""
+        try:
+            found = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
+        except NotFound:
+            self._store.remove(key, uid)
+            return
+        if uid_of(found) == uid:
+            self._keep(found, BY_KIND[key.kind])
+            raise Changed(f"{key} was not deleted", facts=error.message) from error
+        self._store.remove(key, uid)
 
     async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]

@@ -13,6 +13,7 @@ from joinery_operator.settings import Settings
 from joinery_operator.shell.api import ApiError
 from joinery_operator.shell.apply import Applier, Changed, NameTaken
 from joinery_operator.shell.kinds import JOB_KINDS, Key
+from joinery_operator.shell.left_over import left_over
 from joinery_operator.shell.metrics import Metrics
 from joinery_operator.shell.polling import Poller
 from joinery_operator.shell.recorder import COMPONENT, Recorder
@@ -87,6 +88,7 @@ class Worker:
             driver=self._poller.last_of(job),
             now=self._now(),
             settings=self._settings,
+            left_over=left_over(job, self._store),
         )
         decision = self._reconcile(observed)
         if decision.status is not None:
