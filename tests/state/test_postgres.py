@@ -7,6 +7,8 @@ import random
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -14,6 +16,8 @@ import pytest
 from psycopg import sql
 
 from joinery_runtime.errors import Fenced, StateError, StoreUnavailable
+from joinery_runtime.state import segment_rows
+from joinery_runtime.state.batching import by_bytes
 from joinery_runtime.state.postgres import PostgresStore
 from state.values import commit_of, live_keys, run_epoch, segment
 
@@ -223,6 +227,26 @@ def test_an_unchanged_definition_is_not_written_again(postgres: PostgresStore, d
     assert after is not None
     assert after[0] - before[0] < 200_000
     assert postgres.acquire(job).definition == definition
+
+
+def test_a_migration_holds_few_bytes_at_a_time(
+    postgres: PostgresStore, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = postgres.acquire(job)
+    sizes = {"a": 10, "b": 15, "c": 1, "d": 90, "e": 1}
+    postgres.stage(job, [segment(key, blob=bytes(size)) for key, size in sizes.items()])
+    postgres.commit(job, record.generation, commit_of(1, list(sizes)))
+    held: list[list[str]] = []
+    migrate = segment_rows.SegmentRows._migrate_batch
+
+    def noted(self: segment_rows.SegmentRows, connection: Any, facts: Any, keys: list[bytes], *rest: Any) -> None:
+        held.append([key.decode() for key in keys])
+        migrate(self, connection, facts, keys, *rest)
+
+    monkeypatch.setattr(segment_rows, "by_bytes", partial(by_bytes, most=25))
+    monkeypatch.setattr(segment_rows.SegmentRows, "_migrate_batch", noted)
+    assert postgres.migrate(job, record.generation, {1: lambda blob: blob}, 2) == 5
+    assert held == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
 def test_threads_share_a_store(postgres: PostgresStore, job: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count
 
@@ -143,6 +143,24 @@ class TestReadLive:
         keys = [f"k{n:03}" for n in range(70)]
         run_epoch(store, store.acquire(JOB), 1, keys)
         assert self.reads(store, now(store)) == keys
+
+    def test_big_ones_in_small_batches(self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Never more than 128 MiB at once, but for a segment that is bigger itself."""
+        run_epoch(store, store.acquire(JOB), 1, [f"k{n}" for n in range(5)])
+        record, read = now(store), store.read_segments
+        sizes = dict(zip((meta.key for meta in record.segments), (100, 28, 1, 900, 1), strict=True))
+        record = replace(
+            record, segments=tuple(replace(meta, bytes=sizes[meta.key] * 2**20) for meta in record.segments)
+        )
+        asked: list[list[int]] = []
+
+        def noted(job: str, keys: Iterable[str]) -> dict[str, bytes]:
+            asked.append([sizes[key] for key in keys])
+            return read(job, keys)
+
+        monkeypatch.setattr(store, "read_segments", noted)
+        self.reads(store, record)
+        assert asked == [[100, 28], [1], [900], [1]]
 
     def test_what_replaced_a_segment_is_read_instead(self, store: MemoryStore, record: JobRecord) -> None:
         run_epoch(store, record, 2, ["c"], deletes=["a"])

@@ -13,6 +13,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from joinery_runtime.state import decisions, statements
+from joinery_runtime.state.batching import BATCH, by_bytes
 from joinery_runtime.state.connection import Connection
 from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
 from joinery_runtime.state.encoding import meta_from_json, meta_to_json
@@ -21,9 +22,6 @@ from joinery_runtime.state.statements import Statements
 from joinery_runtime.state.store import Migration, SegmentMeta
 
 _T = TypeVar("_T")
-
-READ_BATCH = 32
-"""Segments per answer: libpq holds an answer whole, next to the blobs made from it."""
 
 
 class SegmentRows:
@@ -41,7 +39,7 @@ class SegmentRows:
     def read(self, connection: Connection, job: str, keys: Sequence[str]) -> dict[str, bytes]:
         """Blobs of live and of pinned segments; what is not there is left out."""
         found: dict[str, bytes] = {}
-        for batch in batches(keys, READ_BATCH):
+        for batch in batches(keys, BATCH):
             rows = self._sql.run(connection, statements.READ, job, keys=encoded(batch), binary=True)
             found |= {key.decode(): blob for key, blob in rows}
         return found
@@ -54,10 +52,10 @@ class SegmentRows:
         """How many live segments were rewritten. Raises IncompatibleState before any is."""
         versions = self._sql.run(connection, statements.LIVE_VERSIONS, facts.job).fetchall()
         check_chain((version for (version,) in versions), target, chain)
-        keys = [key for (key,) in self._sql.run(connection, statements.LIVE_BELOW, facts.job, target=target)]
-        for batch in batches(keys, READ_BATCH):
+        old = [(key, size) for key, size in self._sql.run(connection, statements.LIVE_BELOW, facts.job, target=target)]
+        for batch in by_bytes(old):
             self._migrate_batch(connection, facts, batch, chain, target)
-        return len(keys)
+        return len(old)
 
     def garbage(self, connection: Connection, facts: JobFacts) -> list[bytes]:
         """Keys of what nothing can ever need again."""

@@ -205,7 +205,7 @@ WHERE pipeline_name = %(job)s
 """
 
 LIVE_BELOW = """
-SELECT group_key FROM {schema}.state
+SELECT group_key, octet_length(state_blob) FROM {schema}.state
 WHERE pipeline_name = %(job)s AND status = 'live' AND state_version < %(target)s ORDER BY group_key
 """
 

@@ -14,6 +14,7 @@ from typing import Literal
 from joinery_runtime.core.segment import SegmentMeta, decode
 from joinery_runtime.errors import IncompatibleState, RolloutOver, StateError, StoreUnavailable
 from joinery_runtime.state import decisions
+from joinery_runtime.state.batching import by_bytes
 from joinery_runtime.state.migrations import check_chain, migrate
 from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateStore
 
@@ -23,7 +24,6 @@ KEPT_PINS = 3
 _ROLLOUT = re.compile(r"rollout-.+")
 _MIGRATION = re.compile(r"before-state-version-\d+-epoch-\d+")
 _TRIES = 5
-_BATCH = 32  # segments in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ def read_live(
     """
     done: set[str] = set()
     tries = 0
-    while wanted := [meta.key for meta in choose(record) if meta.key not in done][:_BATCH]:
+    while wanted := next(by_bytes((meta.key, meta.bytes) for meta in choose(record) if meta.key not in done), None):
         try:
             yield record, store.read_segments(record.job, wanted)
             done.update(wanted)
