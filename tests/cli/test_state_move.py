@@ -12,6 +12,7 @@ from cli.commands import Joinery
 from cli.stored_state import commit_rows
 from job.resources import edited
 from joinery_runtime.job import load_job
+from joinery_runtime.job.crd.driver import StateCheck
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord
 
@@ -74,10 +75,15 @@ def test_it_moves_after_a_dry_run(
     found = there(elsewhere, "moved")
     assert found is not None
     assert (found.segments, found.offsets, found.lineage) == (before.segments, before.offsets, before.lineage)
-    for command in (["ls"], ["check"], ["migrate", "--savepoint", "rollout-b"], ["move", "--to-schema", "moved"]):
+    where = f"was moved: it is at host {conninfo_to_dict(elsewhere)['host']}"
+    for command in (["ls"], ["migrate", "--savepoint", "rollout-b"], ["move", "--to-schema", "moved"]):
         refused = joinery("state", command[0], job_file, *command[1:])
         assert refused.code == 1
-        assert f"was moved: it is at host {conninfo_to_dict(elsewhere)['host']}" in refused.err
+        assert where in refused.err
+    check = joinery("state", "check", job_file)
+    found = StateCheck.model_validate_json(check.out)
+    assert (check.code, check.err, found.fits) == (1, "", False)
+    assert where in found.refused[0]
     assert joinery("state", "delete", job_file, "--yes").code == 0
     assert joinery("state", "check", job_file).code == 0
 

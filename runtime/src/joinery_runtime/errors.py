@@ -14,6 +14,7 @@ the command line ends with.
     |   +-- StoreUnavailable    may pass: the caller may recover and try again
     |   +-- Fenced              a newer driver owns the job
     |   +-- IncompatibleState   the stored state does not fit the job or this release
+    |   +-- Moved               the state is in another database
     |   +-- RolloutOver         a rollout that has ended may not change the state any more
     |   +-- CommittedSince      no rollback to a savepoint: the state stands on another epoch by now
     +-- SinkError           an output cannot be written
@@ -108,6 +109,10 @@ class Fenced(StateError):
 
 
 class IncompatibleState(StateError):
+    pass
+
+
+class Moved(StateError):
     pass
 
 

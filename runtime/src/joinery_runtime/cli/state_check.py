@@ -12,7 +12,7 @@ from joinery_runtime.core.compile import compile_join
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.identity import JobIdentity
 from joinery_runtime.engine.plan import EpochPlan, input_states
-from joinery_runtime.errors import EnvironmentProblem, IncompatibleState
+from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import StreamJoin, compare, under_definition
 from joinery_runtime.job.crd.driver import ENDING_FILE, StateCheck
@@ -36,7 +36,10 @@ def check_job(job: StreamJoin) -> StateCheck:
         return StateCheck(fits=True, warnings=("stateStore is memory: every start begins anew",), target_version=target)
     job = with_secrets(job)
     with _reading(job) as store:
-        record = store.record(job.name)
+        try:
+            record = store.record(job.name)
+        except Moved as error:
+            return StateCheck(fits=False, refused=(str(error),), target_version=target)
         if record is None:
             return StateCheck(fits=True, target_version=target)
         if job.spec.upgrade.mode == "stateless":

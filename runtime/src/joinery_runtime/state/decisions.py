@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from joinery_runtime.errors import CommittedSince, Fenced, StateError
+from joinery_runtime.errors import CommittedSince, Fenced, Moved, StateError
 from joinery_runtime.state.encoding import decode_json, decode_optional
 from joinery_runtime.state.store import EpochCommit, Json, Savepoint, SegmentMeta, Standing
 
@@ -134,7 +134,7 @@ def require_job(facts: JobFacts | None, job: str) -> JobFacts:
 
 def moved(facts: JobFacts) -> StateError:
     if facts.deleted:
-        return StateError(
+        return Moved(
             f"The state of job {facts.job} was moved",
             facts=f"it is at {facts.moved_to}",
             todo="Name that place in stateStore. To start anew here all the same: joinery state delete JOB --yes",
