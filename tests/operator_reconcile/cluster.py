@@ -102,6 +102,7 @@ class Cluster:
     pods: dict[str, Manifest] = field(default_factory=dict)
     config_maps: dict[str, Manifest] = field(default_factory=dict)
     services: dict[str, Manifest] = field(default_factory=dict)
+    refused: str = ""
     left_over: dict[str, Manifest] = field(default_factory=dict)
     templates: dict[str, Manifest | None] = field(default_factory=dict)
     database: Database = field(default_factory=Database)
@@ -149,6 +150,7 @@ class Cluster:
             now=self.now,
             settings=self.settings,
             left_over=deepcopy(self.left_over),
+            refused=self.refused,
         )
 
     def _said(self) -> DriverStatus | None:

@@ -28,7 +28,8 @@ class Observed:
     """One job at one moment. `templates` are the ConfigMaps of the namespace that `podTemplate` refers to, by name
     (None: there is none of that name): those of the resource, and those of the `job.yaml` in its ConfigMaps. `driver`
     is what the driver of the attempt in `status` last said, if it answered since that pod started. `left_over`, before
-    the first attempt: driver pods, by name, of an earlier resource of this name."""
+    the first attempt: driver pods, by name, of an earlier resource of this name. `refused`: what the API server said
+    when it last refused to create a child, until it creates one."""
 
     kind: Kind
     resource: Manifest
@@ -38,3 +39,4 @@ class Observed:
     now: datetime
     settings: Settings
     left_over: Mapping[str, Manifest] = field(default_factory=dict)
+    refused: str = ""

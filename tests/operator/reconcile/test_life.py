@@ -453,3 +453,15 @@ def test_a_driver_that_is_unready_for_a_moment_is_not_degraded(running: Cluster)
     running.step()
     assert running.condition("Ready") == ("False", "Starting")
     assert running.condition("Degraded")[0] == "False"
+
+
+def test_a_pod_that_the_api_server_refuses_is_told(cluster: Cluster) -> None:
+    cluster.step()
+    cluster.pods.clear()
+    cluster.refused = "403 Forbidden: exceeded quota: compute"
+    cluster.step()
+    assert cluster.condition("Degraded") == ("True", "CreateRefused")
+    assert "exceeded quota" in cluster.status.conditions[0].message
+    cluster.refused = ""
+    cluster.step()
+    assert cluster.condition("Degraded")[0] == "False"

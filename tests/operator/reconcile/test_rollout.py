@@ -483,3 +483,14 @@ def test_another_life_of_a_resource_has_savepoints_of_its_own() -> None:
         starting(cluster)
         names.append(initial(cluster, NEW)[-1])
     assert names[0] != names[1]
+
+
+def test_a_check_that_the_api_server_refuses_says_why(cluster: Cluster) -> None:
+    cluster.pods.pop(check(cluster))
+    cluster.refused = "403 Forbidden: exceeded quota: compute"
+    cluster.step()
+    assert "exceeded quota" in cluster.status.rollout.reason  # type: ignore[union-attr]
+    cluster.pods.pop(check(cluster))
+    cluster.pass_time(301)
+    cluster.step()
+    assert "exceeded quota" in cluster.status.refused.message  # type: ignore[union-attr]

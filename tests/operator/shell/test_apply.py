@@ -4,7 +4,7 @@ import pytest
 
 from joinery_operator.decision import Create, Delete, Patch, SetFinalizers
 from joinery_operator.names import owner_reference
-from joinery_operator.shell.api import Conflict
+from joinery_operator.shell.api import ApiError, Conflict
 from joinery_operator.shell.apply import Applier, Changed, NameTaken, completed
 from joinery_operator.shell.kinds import POD as POD_RESOURCE
 from joinery_operator.shell.kinds import Key
@@ -176,3 +176,21 @@ def test_what_could_not_be_deleted_is_looked_at(world, monkeypatch, there):
     else:
         world.act(action)
         assert world.store.get(POD) is None
+
+
+def test_a_refused_child_is_remembered_until_one_is_made(world, monkeypatch):
+    made, pod = MemoryApi.create, world.pod(owner_reference(world.job))
+
+    async def refused(*_):
+        raise ApiError("POST", 403, "Forbidden", "exceeded quota: compute")
+
+    async def act(applier):
+        monkeypatch.setattr(MemoryApi, "create", refused)
+        with pytest.raises(ApiError):
+            await applier.act(world.job, Create(pod))
+        assert "exceeded quota: compute" in applier.refused(world.job)
+        monkeypatch.setattr(MemoryApi, "create", made)
+        await applier.act(world.job, Create(pod))
+        assert applier.refused(world.job) == ""
+
+    world.do(act)

@@ -16,6 +16,7 @@ from joinery_runtime.job.crd import Ending, StateCheck
 
 IMAGE_PULL = "ImagePullFailed"
 NOT_READY = "NotReady"
+CREATE_REFUSED = "CreateRefused"
 UNSCHEDULABLE = "Unschedulable"
 NOT_CREATED = "ContainerNotCreated"
 

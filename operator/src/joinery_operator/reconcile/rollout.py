@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from joinery_operator.reconcile.facts import PodFacts
+from joinery_operator.reconcile.facts import CREATE_REFUSED, PodFacts, Trouble
 from joinery_operator.reconcile.job import Job
 from joinery_operator.reconcile.look import Look
 from joinery_operator.reconcile.plan import INCOMPATIBLE, savepoint_name
@@ -117,7 +117,7 @@ def _checking(look: Look, status: Status, rollout: Rollout) -> Status:
             warnings = cut("; ".join(pod.check.warnings))
             return _at(status, _next(look, rollout, "Stopping", reason=warnings))
         return _refused(status, rollout, "IncompatibleState", "; ".join(pod.check.refused))
-    why = _check_trouble(pod) if pod is not None else ""
+    why = _check_trouble(pod) if pod is not None else look.observed.refused
     if pod is not None and pod.ended is not None and pod.ending is not None and not pod.ending.retry:
         reason = INCOMPATIBLE if pod.ending.kind == INCOMPATIBLE else "CheckFailed"
         return _refused(status, rollout, reason, why)
@@ -208,12 +208,16 @@ def _fatal_reason(look: Look, attempt: Attempt) -> str:
 
 def _not_ready(look: Look, status: Status, attempt: Attempt | None) -> str:
     pod = look.drivers.get(attempt.number) if attempt else None
-    trouble = pod.trouble if pod else None
+    trouble = pod.trouble if pod else _refused_pod(look)
     seconds = f"{look.settings.deadline_seconds:g} s"
     if trouble is not None:
         return sentence(f"not ready within {seconds}", trouble.reason, trouble.message)
     failed = attempt is not None and attempt.failures > 0
     return sentence(f"not ready within {seconds}", (status.last_error or "") if failed else "")
+
+
+def _refused_pod(look: Look) -> Trouble | None:
+    return Trouble(CREATE_REFUSED, look.observed.refused) if look.observed.refused else None
 
 
 def _next(look: Look, rollout: Rollout, stage: str, **more: object) -> Rollout:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from joinery_operator.reconcile.facts import IMAGE_PULL, NOT_CREATED, NOT_READY, UNSCHEDULABLE, PodFacts, Trouble
+from joinery_operator.reconcile.facts import (
+    CREATE_REFUSED,
+    IMAGE_PULL,
+    NOT_CREATED,
+    NOT_READY,
+    UNSCHEDULABLE,
+    PodFacts,
+    Trouble,
+)
 from joinery_operator.reconcile.look import Look
 from joinery_operator.reconcile.plan import Plan
 from joinery_operator.reconcile.text import cut, listed, sentence
@@ -135,6 +143,9 @@ def _no_way_back(status: Status, what: str) -> Situation:
 
 
 def _with_pod(look: Look, status: Status, attempt: Attempt, pod: PodFacts | None) -> Situation:
+    if pod is None and (refused := look.observed.refused):
+        trouble = Trouble(CREATE_REFUSED, cut(refused))
+        return Situation(_phase(status, "Pending"), trouble.reason, trouble.message, trouble)
     if pod is None:
         return Situation(_phase(status, "Pending"), "Starting", f"attempt {attempt.number} is about to start")
     if pod.deleted is not None:

@@ -33,6 +33,11 @@ def _moments(look: Look, status: Status) -> Iterator[datetime]:
         yield attempt.ready + timedelta(seconds=settings.healthy_seconds)
     if status.deletion is not None and status.deletion.not_before is not None:
         yield status.deletion.not_before
+    yield from _of_pods(look)
+
+
+def _of_pods(look: Look) -> Iterator[datetime]:
+    settings = look.settings
     others = [*look.checks.values(), *([look.delete_state] if look.delete_state else [])]
     if not look.all_quiet() and look.left_over:
         # No watch tells this job of them: they are not its children.

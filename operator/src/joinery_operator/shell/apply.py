@@ -10,11 +10,14 @@ from typing import Any
 
 from joinery_operator.decision import Action, Create, Delete, Patch, SetFinalizers
 from joinery_operator.observed import Manifest
-from joinery_operator.shell.api import Api, Conflict, NotFound
+from joinery_operator.shell.api import Api, ApiError, Conflict, NotFound
 from joinery_operator.shell.kinds import BY_KIND, Key, Resource
 from joinery_operator.shell.store import Store, uid_of
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import Status
+
+_REFUSED = {400, 403, 422}
+"""By a quota, an admission, a namespace that ends, or the API server's own rules."""
 
 
 class NameTaken(JoineryError):
@@ -31,6 +34,7 @@ class Applier:
     def __init__(self, api: Api, store: Store) -> None:
         self._api = api
         self._store = store
+        self._refusals: dict[str, str] = {}
 
     async def write_status(self, job: Manifest, status: Status) -> Manifest:
         """The resource as it is then. Raises Changed when it is another one by now."""
@@ -43,6 +47,10 @@ class Applier:
         except (Conflict, NotFound) as error:
             raise await self._looked_again(job, error) from error
         return self._keep(written, resource)
+
+    def refused(self, job: Manifest) -> str:
+        """What the API server said when it last refused to create a child of the job; empty when it made one since."""
+        return self._refusals.get(uid_of(job), "")
 
     async def act(self, job: Manifest, action: Action) -> Manifest:
         """Returns the resource, which only SetFinalizers changes."""
@@ -65,7 +73,16 @@ class Applier:
             name = manifest["metadata"]["name"]
             created = await self._api.get(resource, namespace, name)
             _refuse_others(job, resource, created)
+        except ApiError as error:
+            if error.code in _REFUSED:
+                self._refuse(job, str(error))
+            raise
+        self._refusals.pop(uid_of(job), None)
         self._keep(created, resource)
+
+    def _refuse(self, job: Manifest, why: str) -> None:
+        there = {uid: text for uid, text in self._refusals.items() if self._store.by_uid(uid) is not None}
+        self._refusals = {**there, uid_of(job): why}
 
     async def _patch(self, job: Manifest, resource: Resource, name: str, body: Manifest) -> None:
         namespace = job["metadata"]["namespace"]

@@ -89,6 +89,7 @@ class Worker:
             now=self._now(),
             settings=self._settings,
             left_over=left_over(job, self._store),
+            refused=self._applier.refused(job),
         )
         decision = self._reconcile(observed)
         if decision.status is not None:
