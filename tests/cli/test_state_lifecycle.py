@@ -584,6 +584,17 @@ class TestSavepoints:
         assert ended.code == 1
         assert "Choose another name" in ended.err
 
+    @pytest.mark.parametrize("length", [0, 254])
+    def test_a_name_that_no_status_holds_is_refused(
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, length: int
+    ) -> None:
+        for command in (["savepoint"], ["migrate", "--savepoint"]):
+            ended = joinery("state", command[0], job_file, *command[1:], "x" * length)
+            assert ended.code == 1
+            assert f"it has {length} characters. Give one of 1 to 253 characters" in ended.err
+        assert (pins(store), recorded(store)) == ([], old)
+        assert joinery("state", "savepoint", job_file, "x" * 253).code == 0
+
     def test_no_name(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
         assert "It is not said which savepoint" in joinery("state", "savepoint", job_file).err
 

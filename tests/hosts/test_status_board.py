@@ -210,16 +210,25 @@ def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> N
 
 def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None:
     old = Savepoint(name="old", epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")
-    scene.savepoints = [replace(old, name="new", epoch=9, created_at=MARK + 5), old]
+    scene.savepoints = [replace(old, name="new", epoch=9, committed=7, created_at=MARK + 5), old]
     for _ in range(3):
         scene.listener.turned(scene.driver)
     assert scene.asked == 1
     created = datetime(2023, 11, 14, 22, 13, 20, 5_000, tzinfo=UTC)
-    assert scene.status.last_savepoint == SavepointStatus(name="new", epoch=9, time=created)
+    assert scene.status.last_savepoint == SavepointStatus(name="new", epoch=7, time=created), (
+        "of the epoch it stands on"
+    )
     scene.now += SAVEPOINTS_EVERY_S
     scene.savepoints = []
     scene.listener.turned(scene.driver)
     assert (scene.asked, scene.status.last_savepoint) == (2, None)
+
+
+def test_a_savepoint_with_a_name_that_is_too_long_does_not_break_the_status(scene: Scene) -> None:
+    scene.savepoints = [Savepoint("x" * 300, epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")]
+    scene.listener.turned(scene.driver)
+    assert scene.status.last_savepoint is not None
+    assert scene.status.last_savepoint.name == "x" * 253
 
 
 def test_a_long_error_is_cut_to_what_the_status_holds(scene: Scene) -> None:

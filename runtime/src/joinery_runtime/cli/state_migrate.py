@@ -8,6 +8,7 @@ from typing import Any
 
 from joinery_runtime.cli.common import size_text
 from joinery_runtime.cli.state import known
+from joinery_runtime.cli.state_savepoints import check_name
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.state import migrations
@@ -85,6 +86,8 @@ def migrate_job(store: StateStore, job: str, savepoint: str | None, *, anew: boo
     Each step is done under the generation that was taken first: who rolls this rollout back meanwhile fences it.
     """
     chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
+    if savepoint is not None:
+        check_name(savepoint)
     record = store.record(job)
     if record is not None and savepoint is not None:
         # A rollout that is over, and a release that is too old, must not fence the driver that runs.

@@ -16,10 +16,12 @@ from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import EpochRecord, JobRecord, Json, Savepoint, StateStore
 from joinery_runtime.state.upgrade import is_automatic, is_rollout, is_superseded, prune_pins
 
+LONGEST_NAME = 253  # characters: what a resource's status holds
 _PAGE = 1000  # epochs of the log that are read at a time
 
 
 def create(store: StateStore, job: StreamJoin, name: str) -> Savepoint:
+    check_name(name)
     known(job, store)
     if is_automatic(name):
         raise JoineryError(
@@ -28,6 +30,16 @@ def create(store: StateStore, job: StreamJoin, name: str) -> Savepoint:
             todo="Choose another name",
         )
     return store.create_savepoint(job.name, name)
+
+
+def check_name(name: str) -> None:
+    """Raises JoineryError for a name that a new savepoint cannot have."""
+    if not 0 < len(name) <= LONGEST_NAME:
+        raise JoineryError(
+            "A savepoint cannot have this name",
+            facts=f"it has {len(name)} characters",
+            todo=f"Give one of 1 to {LONGEST_NAME} characters",
+        )
 
 
 def savepoint_document(savepoint: Savepoint) -> dict[str, Any]:

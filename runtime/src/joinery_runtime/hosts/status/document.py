@@ -12,6 +12,7 @@ from joinery_runtime.job.duration import format_duration
 from joinery_runtime.state.store import Savepoint
 
 LONGEST_ERROR = 4096  # characters: what `Words` holds
+LONGEST_NAME = 253  # characters: what `Word` holds; an earlier release made savepoints of any name
 
 
 def driver_status(board: Board, revision: str = "") -> DriverStatus:
@@ -77,4 +78,4 @@ def _moment(watermark: Watermark) -> datetime | None:
 
 def _savepoint(savepoint: Savepoint) -> SavepointStatus:
     created = datetime.fromtimestamp(savepoint.created_at / 1000, UTC)
-    return SavepointStatus(name=savepoint.name, epoch=savepoint.epoch, time=created)
+    return SavepointStatus(name=savepoint.name[:LONGEST_NAME], epoch=savepoint.committed, time=created)
