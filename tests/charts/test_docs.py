@@ -18,7 +18,7 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 GITOPS = (ROOT / "docs" / "gitops.md").read_text()
 REASONS = {
     *get_args(Refusal.model_fields["reason"].annotation),
-    *(facts.IMAGE_PULL, facts.UNSCHEDULABLE, facts.NOT_CREATED),
+    *(facts.IMAGE_PULL, facts.UNSCHEDULABLE, facts.NOT_CREATED, facts.NOT_READY, facts.CREATE_REFUSED),
     *(ensure.LOST, ensure.TEMPLATE),
 }
 

@@ -454,6 +454,7 @@ def test_a_job_that_would_find_no_state_is_refused() -> None:
 def test_a_check_of_the_other_mode_is_no_answer(cluster: Cluster) -> None:
     cluster.edit(upgrade={"mode": "stateless"})
     cluster.step()
+    cluster.step()
     name = check(cluster)
     config = cluster.config_maps[f"orders-job-{cluster.status.target_revision}"]
     assert "mode: stateless" in config["data"]["job.yaml"]
@@ -462,6 +463,8 @@ def test_a_check_of_the_other_mode_is_no_answer(cluster: Cluster) -> None:
     cluster.edit(upgrade={"mode": "stateful"})
     cluster.step()
     assert stage(cluster) == "Checking"
+    assert not cluster.alive("check")  # the ConfigMap is replaced when nothing can hold on to it
+    cluster.step()
     assert check(cluster) != name
     config = cluster.config_maps[f"orders-job-{cluster.status.target_revision}"]
     assert "mode: stateful" in config["data"]["job.yaml"]

@@ -14,7 +14,7 @@ from joinery_operator.reconcile.job import Job, stored
 from joinery_operator.reconcile.look import Look
 from joinery_operator.reconcile.plan import Plan
 from joinery_operator.reconcile.rollout import check_due
-from joinery_runtime.job.crd import Attempt, Status
+from joinery_runtime.job.crd import Attempt, Rollout, Status
 
 LOST = "RevisionLost"
 TEMPLATE = "Incomplete"
@@ -170,12 +170,17 @@ def _check(look: Look, status: Status) -> Iterator[Action]:
     if rollout is None or checked is None or checked in look.checks:
         return
     job = look.job(rollout.revision, rollout.image)
-    if job is None or job.mode != rollout.mode:
+    if job is None or job.mode != rollout.mode or _other_mode_is_checked(look, rollout):
         return
     try:
         yield from [*_check_config_map(look, job), Create(check_pod(*job.parts))]
     except ChildError:
         return  # the deadline of the check tells
+
+
+def _other_mode_is_checked(look: Look, rollout: Rollout) -> bool:
+    """While its pod is there, a kubelet may keep its (immutable) ConfigMap, and give it to the next pod as well."""
+    return any(name.startswith(look.names.check(rollout.revision)) for name in look.checks)
 
 
 def _check_config_map(look: Look, job: Job) -> Iterator[Action]:
