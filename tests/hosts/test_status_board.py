@@ -191,6 +191,22 @@ def test_a_job_that_is_edited_is_not_ready_until_its_own_driver_has_recovered(sc
     assert not scene.status.ready
 
 
+def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scene: Scene) -> None:
+    behind = Listener(lambda _: None, lambda _: None, lambda *_: None)
+    settling = scene.board.beside(behind, idle=dict, savepoints=list, settle=True)
+    settling.started(scene.driver)
+    assert (scene.status.ready, scene.board.known.ready) == (False, False)
+    settling.committed(Progress(report(epoch=7), 0.5))
+    status = scene.status
+    assert (status.ready, status.epoch, status.committed) == (False, 7, 0)
+    assert scene.board.known.committed == 1  # the metric is of all that this process did
+    own = scene.board.beside(behind, idle=dict, savepoints=list)
+    own.started(scene.driver)
+    assert (scene.status.ready, scene.status.committed) == (True, 0)
+    own.committed(Progress(report(epoch=8), 0.5))
+    assert (scene.status.epoch, scene.status.committed) == (8, 1)
+
+
 def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> None:
     scene.listener.started(scene.driver)
     scene.listener.turned(scene.driver)

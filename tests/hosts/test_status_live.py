@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -149,6 +150,25 @@ def test_a_running_job_tells_where_it_stands_and_goes_on_counting_after_a_restar
         assert (again.rows_in, again.rows_out, again.committed, again.job_generation) == (8, 3, 0, 2)
         assert again.last_savepoint is not None
         assert (again.last_savepoint.name, again.last_savepoint.epoch) == ("pin", again.epoch)
+
+
+def test_an_epoch_that_was_planned_before_an_edit_is_none_of_the_edited_jobs_own(
+    unbounded: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, path = unbounded
+    produce(job.bootstrap, f"{job.name}.orders", [order(7)])
+    monkeypatch.setenv("JOINERY_FAULT", "before-commit@1")
+    with started(path, tmp_path, "--master", "local[2,4]") as killed:
+        assert killed.process.wait(PATIENCE_S) == -signal.SIGKILL
+    monkeypatch.delenv("JOINERY_FAULT")
+    path.write_text(path.read_text().replace(", {column: payments.paid}", ""))
+    with started(path, tmp_path, "--master", "local[2,4]") as run:
+        settled = run.until(lambda s: s.ready)
+        assert settled.rows_in == 1
+        assert settled.committed == (settled.epoch or 0) - 1
+        produce(job.bootstrap, f"{job.name}.orders", [order(8)])
+        own = run.until(lambda s: s.rows_in == 2)
+        assert own.committed == (own.epoch or 0) - 1 >= 1
 
 
 def test_a_driver_whose_store_is_away_is_alive_and_says_so_and_stops_at_once(tmp_path: Path) -> None:

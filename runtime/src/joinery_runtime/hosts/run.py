@@ -158,15 +158,15 @@ class _JobRun:
             parts = Parts(self.store, planner, host, output, dead)
             if stop.is_set():
                 return
-            listener = self._listening(job.name, idle)
+            listener = self._listening(job.name, idle, settle=settle)
             with self._stopped_while_starved():
                 run_until_stopped(lambda: Driver(who, spec, parts, _running_ms), planner, stop, listener, settle=settle)
 
-    def _listening(self, name: str, idle: IdleClock) -> Listener:
+    def _listening(self, name: str, idle: IdleClock, *, settle: bool) -> Listener:
         board, listener = self._caller.board, self._caller.listener
         if board is None:
             return listener
-        return board.beside(listener, idle=idle.idle, savepoints=lambda: self.store.savepoints(name))
+        return board.beside(listener, idle=idle.idle, savepoints=lambda: self.store.savepoints(name), settle=settle)
 
     @contextmanager
     def _stopped_while_starved(self) -> Iterator[None]:

@@ -31,12 +31,16 @@ Savepoints = Callable[[], Sequence[Savepoint]]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the loop and Spark have told so far. Times are seconds since 1970; None: not known yet."""
+    """What the loop and Spark have told so far. Times are seconds since 1970; None: not known yet.
+
+    `committed` epochs are all of this process, `own` those that were run under the job's present definition.
+    """
 
     ready: bool = False
     generation: int | None = None
     epoch: int | None = None
     committed: int = 0
+    own: int = 0
     committed_at: float | None = None
     inputs: Mapping[str, InputState] = field(default_factory=dict)
     backlog: Mapping[str, int] = field(default_factory=dict)
@@ -86,19 +90,20 @@ class Board:
 
     # --- write ------------------------------------------------------------------------------------------------------
 
-    def beside(self, listener: Listener, *, idle: Idle, savepoints: Savepoints) -> Listener:
+    def beside(self, listener: Listener, *, idle: Idle, savepoints: Savepoints, settle: bool = False) -> Listener:
         """A listener for drivers that are about to recover: it keeps this board and passes everything on. `idle` names
-        idle partitions per input; `savepoints` asks the store, from the loop's thread."""
+        idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` they end what an
+        earlier definition of the job planned, which shows nothing of the present one: the job is not ready yet."""
         self._change(ready=False)
         looked = _Seldom(LOOK_EVERY_S, self._running)
         asked = _Seldom(SAVEPOINTS_EVERY_S, self._running)
 
         def started(driver: Driver) -> None:
-            self._started(driver)
+            self._started(driver, ready=not settle)
             listener.started(driver)
 
         def committed(progress: Progress) -> None:
-            self._committed(progress)
+            self._committed(progress, own=not settle)
             listener.committed(progress)
 
         def trouble(error: JoineryError, pause: float) -> None:
@@ -127,13 +132,13 @@ class Board:
         """How many executors run; None where tasks run in the driver itself."""
         self._change(executors=executors)
 
-    def _started(self, driver: Driver) -> None:
+    def _started(self, driver: Driver, *, ready: bool) -> None:
         at = driver.committed_at_ms
         self._driver = driver
         with self._lock:
             self._rates = Rates(self._running(), RATE_WINDOW_S)
         self._change(
-            ready=True,
+            ready=ready,
             generation=driver.generation,
             epoch=driver.epoch,
             committed_at=None if at is None else at / 1000,
@@ -143,7 +148,7 @@ class Board:
             error=None,
         )
 
-    def _committed(self, progress: Progress) -> None:
+    def _committed(self, progress: Progress, *, own: bool) -> None:
         report, driver = progress.report, self._driver
         assert driver is not None, "it has started"
         self.epoch_seconds.observe(progress.seconds)
@@ -152,6 +157,7 @@ class Board:
         self._change(
             epoch=report.epoch,
             committed=self._known.committed + 1,
+            own=self._known.own + own,
             committed_at=self.wall(),
             inputs=dict(driver.inputs),
             backlog=dict(report.backlog),
