@@ -27,6 +27,7 @@ CHART = Path(__file__).parents[2] / "charts" / "joinery"
 OPERATOR_NAMESPACE = "joinery-system"
 _RUNTIME = "localhost/joinery-runtime"
 _INSTALL_S = 180
+DEADLINE_S = 120  # of rollouts: what fails is given up then
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def operator(cluster: Cluster, images: Images, namespace: str) -> Iterator[None]
         *("--set", "image.repository=localhost/joinery-operator,image.tag=test"),
         *("--set", f"runtime.image.repository={_RUNTIME},runtime.image.tag=test"),
         *("--set", f"drivers.namespaces={{{namespace}}}"),
+        *("--set", f"operator.settings.deadlineSeconds={DEADLINE_S}"),
     )
     helm(cluster, "test", "joinery")
     yield
