@@ -21,7 +21,8 @@ def resource(name, kind="StreamJoin", **metadata):
 
 
 def pods_of(names, attempt):
-    return [names.driver(attempt), names.check(REVISION), names.delete_state, names.executor_prefix(attempt)]
+    checks = [names.check(REVISION), names.check(REVISION, "stateless")]
+    return [names.driver(attempt), *checks, names.delete_state, names.executor_prefix(attempt)]
 
 
 @given(job_names, kinds, attempts)
