@@ -28,7 +28,7 @@ def test_it_runs_with_two_executors(job: ClusterJob) -> None:
         job.wait_until_running()
         assert len(job.running("executor")) == 2
     assert job.judge().ok
-    assert job.status["epoch"] > 0
+    job.wait("its status has its epochs", lambda: job.status.get("epoch", 0) > 0)
 
 
 def test_its_executors_belong_to_its_driver(job: ClusterJob) -> None:
