@@ -1,0 +1,113 @@
+"""A real API server judges objects by the generated definition: schema, defaults and CEL rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from ruamel.yaml.error import YAMLError
+
+from cluster.api_server import ApiServer
+from job.resources import edited
+from job.test_crd_objects import ACCEPTED, EXAMPLES, REFUSED, SPEC, document
+from job.test_load_bad import BAD, NOT_YET
+from joinery_runtime.job.crd import KINDS, custom_resource_definition
+from joinery_runtime.job.resource import API_VERSION
+
+pytestmark = pytest.mark.services
+
+GROUP, _, VERSION = API_VERSION.partition("/")
+Judge = Callable[[Mapping[str, Any]], str]
+
+
+@pytest.fixture(scope="module")
+def judge(api_server: ApiServer) -> Iterator[Judge]:
+    """What the API server says against an object; empty when it takes it. Nothing is kept."""
+    kubectl = api_server.kubectl
+    for kind in KINDS:
+        crd = custom_resource_definition(kind)
+        kubectl.apply(crd)
+        kubectl("wait", f"crd/{crd['metadata']['name']}", "--for=condition=Established", "--timeout=30s")
+    objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
+
+    def said(written: Mapping[str, Any]) -> str:
+        where = (GROUP, VERSION, "default", KINDS[0].plural)
+        try:
+            objects.create_namespaced_custom_object(*where, written, dry_run="All", field_validation="Strict")
+        except ApiException as error:
+            if error.status not in {400, 422}:
+                raise
+            return str(yaml.safe_load(error.body)["message"])
+        return ""
+
+    yield said
+    objects.api_client.close()
+
+
+@pytest.mark.parametrize("edits", ACCEPTED, ids=lambda edits: str(edits)[-60:])
+def test_what_the_models_accept_is_taken(judge: Judge, edits: Any) -> None:
+    assert judge(document(edited(*edits))) == ""
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_are_taken(judge: Judge, path: Path) -> None:
+    assert judge(document(path.read_text())) == ""
+
+
+@pytest.mark.parametrize(("edit", "place"), REFUSED, ids=lambda value: str(value)[-60:])
+def test_what_the_schema_refuses_is_refused_at_its_place(judge: Judge, edit: Any, place: str) -> None:
+    assert f"spec{place}" in judge(document(edited(edit)))
+
+
+def test_every_rule_refuses_a_bad_object_with_its_words(judge: Judge) -> None:
+    """The good ones are above: no rule refuses any of them."""
+    edits = [each[0] for each in (*BAD, *NOT_YET, *REFUSED)]
+    bad = [*(written for edit in edits for written in readable(edit)), *RULED]
+    said = "\n".join(map(judge, bad))
+    missing = {message for message in rules(SPEC) if message not in said}
+    assert missing == set()
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> Mapping[str, Any]:
+    """The good object with another spec."""
+    written = document(edited())
+    change(written["spec"])
+    return written
+
+
+def on_another_kafka(spec: dict[str, Any]) -> None:
+    spec["inputs"][1]["kafka"]["bootstrapServers"] = "elsewhere:9092"
+    spec["deadLetter"] = {"kafka": {"topic": "dead"}}
+
+
+# Bad by a rule that no case of the other lists breaks.
+RULED = [
+    changed(lambda spec: spec.pop("joins")),
+    changed(lambda spec: spec["inputs"].pop()),
+    changed(lambda spec: spec["joins"][0].pop("interval")),
+    changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),
+    changed(on_another_kafka),
+]
+
+
+def readable(edit: Any) -> Iterator[Mapping[str, Any]]:
+    """The object, unless the edit leaves no YAML."""
+    with suppress(YAMLError):
+        yield document(edited(edit))
+
+
+def rules(schema: Any) -> Iterator[str]:
+    """The messages of all CEL rules in a schema."""
+    if isinstance(schema, dict):
+        yield from (rule["message"] for rule in schema.get("x-kubernetes-validations", ()))
+        for inner in schema.values():
+            yield from rules(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from rules(inner)
