@@ -5,11 +5,17 @@ The tests go on from one another, in this order.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from kubernetes_e2e.cluster_job import ClusterJob
+from cluster.binaries import program
+from kubernetes_e2e.cluster_job import PATIENCE_S, ClusterJob
 from kubernetes_e2e.conftest import OPERATOR_NAMESPACE, Images, MakeJob
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
@@ -47,6 +53,39 @@ def test_its_driver_is_deleted(job: ClusterJob) -> None:
         job.wait("another driver", lambda: [p["metadata"]["uid"] for p in job.running("driver")] not in ([], [before]))
         job.wait_until_running()
     job.judge()
+
+
+def test_its_node_is_drained(job: ClusterJob) -> None:
+    """The driver is evicted, and the next one starts as soon as there is a node for it."""
+    before = job.driver()["metadata"]["uid"]
+    (node,) = job.kubectl.names("nodes")
+    with job.feeder:
+        who = f"--pod-selector=joinery.dev/job={job.job.name},joinery.dev/role=driver"
+        job.kubectl("drain", node, who, "--force", "--delete-emptydir-data", timeout_seconds=PATIENCE_S)
+        job.kubectl("uncordon", node)
+        job.wait_until_running()
+    job.judge()
+    assert job.driver()["metadata"]["uid"] != before
+    assert job.status["driver"].get("failures", 0) == 0
+
+
+def test_kubectl_joinery_looks_into_it(job: ClusterJob) -> None:
+    def joinery(*arguments: str) -> str:
+        command = [Path(sys.executable).with_name("kubectl-joinery"), *arguments]
+        where = [f"--kubeconfig={job.kubectl.kubeconfig}", f"--namespace={job.namespace}"]
+        environment = {**os.environ, "PATH": f"{program('kubectl').parent}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            [*command[:2], *where, *command[2:]], check=False, capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert job.job.name in joinery("ls")
+    assert "Ready" in joinery("status", job.job.name)
+    assert '"event": "epoch"' in joinery("logs", job.job.name)
+    assert json.loads(joinery("state", job.job.name, "stats"))["epoch"] > 0
+    joinery("savepoint", job.job.name, "by-hand")
+    assert "by-hand" in joinery("state", job.job.name, "savepoint", "--list")
 
 
 def test_an_executor_is_deleted(job: ClusterJob) -> None:
