@@ -18,7 +18,8 @@ from cluster.binaries import program
 from kubernetes_e2e.cluster_job import PATIENCE_S, ClusterJob
 from kubernetes_e2e.conftest import OPERATOR_NAMESPACE, Images, MakeJob
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
+# The first one waits for images that are built from nothing.
+pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
