@@ -26,7 +26,7 @@ from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
 from joinery_runtime.sinks.base import Attempt, Receipt
 from joinery_runtime.sinks.kafka_marks import Mark, mark_reader
 from joinery_runtime.sinks.kafka_producers import Producers
-from joinery_runtime.sinks.kafka_target import KafkaTarget
+from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite, take_over
 from sinks.rows import LINEAGE, attempt, takeover
 
@@ -264,7 +264,7 @@ CRASH = """
     import os, signal, sys
     import pyarrow as pa
     from joinery_runtime.sinks import Attempt, AttemptId
-    from joinery_runtime.sinks.kafka_target import KafkaTarget
+    from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
     from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsWriter, PartNames
 
     def claim(name, owner, instead_of):
@@ -329,6 +329,19 @@ def test_a_paused_attempt_and_its_sibling(output, threads, point, kept) -> None:
     pause.release()
     assert paused.result(PATIENCE).get("repeated", False) == (point != "transaction-committed")
     assert output.visible() == [0] * kept + [1, 2]
+
+
+def test_a_newer_driver_prepares_while_a_transaction_is_open(output, threads) -> None:
+    """It would wait for ever: only what it does after that ends the transaction."""
+    pause = Pause("transaction-sent")
+    paused = threads.submit(output.write, output.attempt(1, reach=pause), rows(1))
+    pause.wait()
+    prepared = threads.submit(output.sink.prepare, rows(1).schema)
+    try:
+        prepared.result(ANSWER_SECONDS / 2)
+    finally:
+        pause.release()
+        paused.result(PATIENCE)
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -26,8 +26,8 @@ _CALL_SECONDS = 5.0  # one call; it is repeated until the time is up
 _THREADS = 8
 # The client looks for a group's coordinator twice a second otherwise: with these a mark takes 5 to 30 ms, else 60.
 _IMPATIENT = {"coordinator.query.interval.ms": 10, "reconnect.backoff.ms": 10, "retry.backoff.ms": 10}
-# With `read_committed` the broker answers when no transaction that writes the offset is open or ending.
-_STABLE = {"isolation.level": "read_committed", "enable.auto.commit": False}
+# The broker answers when no transaction that writes the offset is open or ending.
+_STABLE = "read_committed"
 _PASSING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -86,6 +86,13 @@ class MarkReader:
         except KafkaException as error:
             raise self._problem(group, error.args[0]) from error
 
+    def may_read(self, group: str) -> None:
+        """Raises SinkError if its mark cannot be read, whatever it is: waits for no transaction."""
+        try:
+            self._ask(group, ANSWER_SECONDS, isolation="read_uncommitted")
+        except KafkaException as error:
+            raise self._problem(group, error.args[0]) from error
+
     def newest_within(self, group: str, seconds: float) -> Mark | None:
         """None too if the time passes while a transaction that writes one is open."""
         try:
@@ -95,8 +102,9 @@ class MarkReader:
                 return None
             raise self._problem(group, error.args[0]) from error
 
-    def _ask(self, group: str, seconds: float) -> Mark | None:
-        settings = {**self._target.client_settings(_IMPATIENT), **_STABLE, "group.id": group}
+    def _ask(self, group: str, seconds: float, isolation: str = _STABLE) -> Mark | None:
+        own = {"group.id": group, "isolation.level": isolation, "enable.auto.commit": False}
+        settings = {**self._target.client_settings(_IMPATIENT), **own}
         consumer = self._target.connect(Consumer, settings, self._errors)
         found: list[TopicPartition] = []
         try:

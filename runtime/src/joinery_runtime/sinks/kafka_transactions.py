@@ -189,10 +189,10 @@ class KafkaTransactionsSink:
 
     def prepare(self, schema: Any) -> None:
         """Owns an id and reads a mark, so that missing rights show now, and new brokers make the topics that they keep
-        transactions and offsets in."""
+        transactions and offsets in. What an older driver has left open is aborted only by `recover`."""
         reader = mark_reader(self._target)
         reader.require_topic(schema)
-        reader.newest(self._names.of(0))
+        reader.may_read(self._names.of(0))
         take_over(self._target, f"{self._names.job}-driver")
 
     def writer(self) -> KafkaTransactionsWriter:
