@@ -1,0 +1,5 @@
+"""`spec.sql`: a SELECT with a join, read into what `spec.joins` and `spec.select` say. docs/sql.md lists what it takes."""
+
+from joinery_runtime.job.sql.translate import Table, Translation, check_shape, translate
+
+__all__ = ["Table", "Translation", "check_shape", "translate"]
