@@ -158,8 +158,8 @@ def comparison(draw, sign, ms):
     terms = [("p.ts", 1), ("o.ts", -1), (f"INTERVAL '{abs(ms)}' MILLISECOND", -1 if ms >= 0 else 1)]
     left, right = [], []
     for text, factor in draw(st.permutations(terms)):
-        side, factor = (left, factor) if draw(st.booleans()) else (right, -factor)
-        side.append(f"{'+' if factor > 0 else '-'} {text}")
+        side, positive = draw(st.sampled_from([(left, factor > 0), (right, factor < 0)]))
+        side.append(f"{'+' if positive else '-'} {text}")
     zero = "+ INTERVAL '0' SECOND"
     first, second = (" ".join(side or [zero]).removeprefix("+ ") for side in (left, right))
     if draw(st.booleans()):

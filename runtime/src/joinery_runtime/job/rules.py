@@ -37,7 +37,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
     if translation is not None and not problems:
-        said = {"joins": [translation.step], "select": translation.select}
+        said: dict[str, list[Any]] = {"joins": [translation.step], "select": translation.select}
     else:
         said = {"select": [None]}  # one column that nobody knows: rules on outputs have nothing to say
     for at, message in _broken({**data, "spec": {**rest, **said}}):

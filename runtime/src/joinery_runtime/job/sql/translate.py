@@ -18,6 +18,8 @@ from joinery_runtime.job.sql.report import Place, Report
 from joinery_runtime.job.sql.selection import Item, selection
 from joinery_runtime.job.sql.shape import Shape, shape_of
 
+_TOO_DEEP = "is nested too deep, or has too many conditions, to be read; write fewer"
+
 
 @dataclass(frozen=True, slots=True)
 class Translation:
@@ -32,7 +34,10 @@ class Translation:
 def check_shape(sql: str) -> tuple[str, ...]:
     """What is wrong with the text whatever the inputs are."""
     report = Report(sql)
-    _read(sql, report)
+    try:
+        _read(sql, report)
+    except RecursionError:
+        return (_TOO_DEEP,)
     return report.problems
 
 
@@ -40,6 +45,13 @@ def check_shape(sql: str) -> tuple[str, ...]:
 def translate(sql: str, tables: tuple[Table, Table]) -> Translation:
     """`tables` are the job's inputs in their order, which need not be that of the SQL: an inner join is the same from
     either side."""
+    try:
+        return _translate(sql, tables)
+    except RecursionError:
+        return Translation({}, [], (_TOO_DEEP,))
+
+
+def _translate(sql: str, tables: tuple[Table, Table]) -> Translation:
     report = Report(sql)
     read = _read(sql, report)
     if read is None:
