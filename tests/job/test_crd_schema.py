@@ -189,7 +189,6 @@ def test_what_is_not_built_is_kept_and_refused_in_the_models_words():
     }
     step = ".spec.joins[]."
     assert refusals == {
-        ".spec.sql": "sql is not supported yet; write `joins` and `select`",
         ".spec.inputs[].table": "a table input (for asOf joins) is not supported yet",
         ".spec.inputs[].keyFormat": "keyFormat (for table inputs) is not supported yet",
         f"{step}window": "a window join is not supported yet; use interval",

@@ -36,8 +36,6 @@ NOT_YET = [
     (after(STEP, "      limits: {maxRecords: 5}\n"), "joins[0].limits", "limits", 35),
     (after(STEP, "      coPartitioned: true\n"), "joins[0].coPartitioned", "coPartitioned: true", 35),
     ((f"keys: {KEYS}", "keys: {}\n      broadcast: payments"), "joins[0].broadcast", "broadcast", 33),
-    (after(OUTPUT, "  sql: SELECT 1\n"), "sql", "sql", 37),
-    (("  joins:", "  sql: SELECT 1\n  x:"), "sql", "write `joins` and `select`", 29),
     ((OUTPUT, "    file: {path: x}\n    format: csv\n"), "output.format", "output format csv", 37),
     (
         after(STEP, f"    - {{right: payments, keys: {KEYS}, interval: {INTERVAL}}}\n"),

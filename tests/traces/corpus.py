@@ -132,9 +132,12 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
         "stateStore": {"memory": {}},
         **spec,
         "inputs": inputs,
-        "joins": [_join(step, names) for step in spec["joins"]],
     }
-    if filled["select"] == "default":
+    if "sql" in spec:
+        del filled["select"]
+    else:
+        filled["joins"] = [_join(step, names) for step in spec["joins"]]
+    if filled.get("select") == "default":
         del filled["select"]
     return {
         "apiVersion": "joinery.dev/v1alpha1",

@@ -18,10 +18,11 @@ from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Input, StreamJoin
 
 WHERE_PATH = "spec.joins[0].where"
+SQL_PATH = "spec.sql"
 
 
 def compile_join(job: StreamJoin) -> JoinSpec:
-    """Raises JobError naming `spec.joins[0].where` when the predicate does not fit the inputs."""
+    """Raises JobError naming `spec.joins[0].where`, or the SQL, when the predicate does not fit the inputs."""
     left, right = job.left, job.right
     predicates = _Predicates.of(job)
     lower, upper = job.interval.lower, job.interval.upper
@@ -74,7 +75,7 @@ def _checked(job: StreamJoin, text: str) -> Expression:
         expression = parse_expression(text)
         check_predicate(expression, {side.name: arrow_schema(side.columns) for side in (job.left, job.right)})
     except ExpressionError as error:
-        raise JobError(job.name, [Problem(WHERE_PATH, str(error))]) from error
+        raise JobError(job.name, [Problem(WHERE_PATH if job.spec.sql is None else SQL_PATH, str(error))]) from error
     return expression
 
 

@@ -43,18 +43,18 @@ class Model(BaseModel):
     )
 
 
-def refusal(what: str, todo: str = "", instead: str = "") -> PydanticCustomError:
-    """A "not supported yet" error; `instead` names a sibling field whose absence then is no second mistake."""
+def refusal(what: str, todo: str = "") -> PydanticCustomError:
+    """A "not supported yet" error."""
     template = "{what} is not supported yet" + ("; {todo}" if todo else "")
-    return PydanticCustomError("not_yet", template, {"what": what, "todo": todo, "instead": instead})
+    return PydanticCustomError("not_yet", template, {"what": what, "todo": todo})
 
 
-def NotYet(what: str, todo: str = "", instead: str = "") -> Any:  # noqa: N802 - reads as a type in field declarations
+def NotYet(what: str, todo: str = "") -> Any:  # noqa: N802 - reads as a type in field declarations
     """The marker of a field that is not built: `Annotated[None, NotYet("...")]` accepts only its absence."""
 
     def refuse(value: object) -> None:
         if value is not None:
-            raise refusal(what, todo, instead)
+            raise refusal(what, todo)
 
     return BeforeValidator(refuse)
 

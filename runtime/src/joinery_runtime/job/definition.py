@@ -24,8 +24,9 @@ _HOW = {*_SECRET, "bootstrapServers", "onDataLoss"}
 
 def definition(job: StreamJoin) -> dict[str, Any]:
     """JSON without secrets; equal for jobs that make the same rows of the same plan. Defaults are left out, so that a
-    release with more of them finds the definitions of an earlier one equal."""
-    parts = job.spec.model_dump(mode="json", by_alias=True, include=_PARTS, exclude_defaults=True)
+    release with more of them finds the definitions of an earlier one equal; SQL counts as the joins that it says."""
+    spec = job.spec.model_copy(update={"joins": job.joins, "select": job.select})
+    parts = spec.model_dump(mode="json", by_alias=True, include=_PARTS, exclude_defaults=True)
     document: dict[str, Any] = json.loads(json.dumps(_without(_SECRET, parts)))
     return document
 
@@ -63,7 +64,7 @@ def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
         ) from error
 
 
-_ALIASES = {"inputs", "joins", "select", "output", "deadLetter"}
+_ALIASES = {"inputs", "joins", "select", "sql", "output", "deadLetter"}
 
 
 def _without(names: Set[str], value: Any) -> Any:

@@ -24,17 +24,12 @@ _PATTERNS = {
 
 
 def findings(errors: Sequence[ErrorDetails]) -> Iterator[Finding]:
-    """Every error as (path, message), without those that only repeat a "not supported yet"."""
-    replaced = {_instead(error) for error in errors if error["type"] == "not_yet"}
+    """Every error as (path, message)."""
     for error in errors:
         if error["type"] == RULES_BROKEN:
             yield from error["ctx"]["found"]
-        elif not (error["type"] == "missing" and error["loc"] in replaced):
+        else:
             yield _place(error), _message(error)
-
-
-def _instead(error: ErrorDetails) -> Loc:
-    return (*error["loc"][:-1], error["ctx"]["instead"])
 
 
 def _place(error: ErrorDetails) -> Loc:

@@ -9,12 +9,13 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, mode
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.base import Bool, Int, Model, NotYet, Setting, Text
+from joinery_runtime.job.base import Bool, Int, Model, Setting, Text
 from joinery_runtime.job.inputs import Input
 from joinery_runtime.job.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
 from joinery_runtime.job.parts import path_text
 from joinery_runtime.job.rules import broken_rules
 from joinery_runtime.job.secrets import SecretRef
+from joinery_runtime.job.sql import Table, Translation, translate
 from joinery_runtime.job.steps import Interval, JoinStep, Reference, SelectItem, parse_reference
 from joinery_runtime.job.types import ColumnType
 
@@ -107,7 +108,7 @@ class StreamJoinSpec(Model):
     inputs: tuple[Input, ...]
     joins: tuple[JoinStep, ...] = ()
     select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
-    sql: Annotated[None, NotYet("sql", "write `joins` and `select`", instead="joins")] = None
+    sql: Annotated[Text, Field(description="A SELECT with a join, instead of joins and select.")] | None = None
     output: Output
     dead_letter: DeadLetter | None = None
     state_store: StoreSpec = StoreSpec()
@@ -168,8 +169,30 @@ class StreamJoin(Model):
         return self.spec.inputs[1]
 
     @property
+    def joins(self) -> tuple[JoinStep, ...]:
+        """`spec.joins`, or what `spec.sql` says in its place."""
+        sql = self._from_sql
+        return self.spec.joins if sql is None else (JoinStep.model_validate(sql.step),)
+
+    @property
+    def select(self) -> tuple[SelectItem, ...] | None:
+        """`spec.select`, or what `spec.sql` says in its place."""
+        sql = self._from_sql
+        return self.spec.select if sql is None else tuple(SelectItem.model_validate(item) for item in sql.select)
+
+    @property
+    def _from_sql(self) -> Translation | None:
+        if self.spec.sql is None:
+            return None
+        left, right = (
+            Table(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
+            for side in self.spec.inputs
+        )
+        return translate(self.spec.sql, (left, right))
+
+    @property
     def step(self) -> JoinStep:
-        return self.spec.joins[0]
+        return self.joins[0]
 
     @property
     def interval(self) -> Interval:
@@ -186,11 +209,12 @@ class StreamJoin(Model):
     def output_columns(self) -> tuple[OutputColumn, ...]:
         """What goes out, in order: the select list, else every column as left_<name> and right_<name> (rule J10)."""
         types = {side.name: side.types for side in self.spec.inputs}
-        named = self._selected() if self.spec.select else self._every_column()
+        chosen = self.select
+        named = self._selected(chosen) if chosen else self._every_column()
         return tuple(OutputColumn(name, source, types[source.input][source.column]) for name, source in named)
 
-    def _selected(self) -> list[tuple[str, Reference]]:
-        pairs = ((item.as_, parse_reference(item.column)) for item in self.spec.select or ())
+    def _selected(self, chosen: tuple[SelectItem, ...]) -> list[tuple[str, Reference]]:
+        pairs = ((item.as_, parse_reference(item.column)) for item in chosen)
         return [(name or source.column, source) for name, source in pairs if source]
 
     def _every_column(self) -> list[tuple[str, Reference]]:

@@ -50,7 +50,8 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             "there is no join step; write one that names `right`, `keys` and `interval`",
             ".joins",
         ),
-        Rule("!has(self.sql) || !has(self.joins)", "joins and sql are both named; keep one"),
+        Rule("!has(self.sql) || !has(self.joins) || size(self.joins) == 0", "joins and sql are both named; keep one"),
+        Rule("!has(self.sql) || !has(self.select)", "select and sql are both named; keep one"),
         Rule(
             _TWO + "self.joins.all(step, step.right == self.inputs[1].name)",
             "`right` must name the second input; the left input is the first one",

@@ -60,7 +60,7 @@ def list_map(key: str) -> Schema:
 
 
 # Fields that are not built and whose value would be text; the others' would be mappings.
-UNBUILT_TEXT: frozenset[Place] = frozenset({(StreamJoinSpec, "sql"), (Input, "keyFormat"), (JoinStep, "broadcast")})
+UNBUILT_TEXT: frozenset[Place] = frozenset({(Input, "keyFormat"), (JoinStep, "broadcast")})
 
 # Fields whose empty mapping says what absence says, where absence is no branch of their union.
 EMPTY_IS_UNSET: frozenset[Place] = frozenset({(KafkaInput, "stopAt")})

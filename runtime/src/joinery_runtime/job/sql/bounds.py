@@ -1,0 +1,103 @@
+"""Bounds on time in conditions: sums of the two event times and constants on both sides of a comparison.
+
+`d` is the second input's event time minus the first one's, in milliseconds; a bound is a limit of `d`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from sqlglot import exp
+
+from joinery_runtime.job.duration import MAX_MS
+from joinery_runtime.job.sql.names import Table
+
+_UNIT_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
+_UNITS = "the unit is MILLISECOND, SECOND, MINUTE, HOUR or DAY"
+
+COMPARISONS = (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.EQ, exp.Between)
+_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ,
+                                                   exp.GT: exp.LT, exp.GTE: exp.LTE}  # fmt: skip
+
+
+class NoBoundError(ValueError):
+    """The comparison cannot be read as a bound; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    side: Literal["lower", "upper"]
+    ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """`first * ts(first input) + second * ts(second input) + ms`."""
+
+    first: int = 0
+    second: int = 0
+    ms: Fraction = Fraction(0)
+
+    def plus(self, other: _Sum, sign: int = 1) -> _Sum:
+        return _Sum(self.first + sign * other.first, self.second + sign * other.second, self.ms + sign * other.ms)
+
+
+def bounds_of(comparison: exp.Expr, tables: tuple[Table, Table]) -> Iterator[Bound]:
+    """The limits of `d` that a comparison of both event times means. Raises NoBoundError."""
+    if isinstance(comparison, exp.Between):
+        if comparison.args.get("symmetric"):
+            raise NoBoundError("BETWEEN SYMMETRIC is not supported; write the lower end first")
+        yield from _limits(exp.GTE, comparison.this, comparison.args["low"], tables)
+        yield from _limits(exp.LTE, comparison.this, comparison.args["high"], tables)
+    else:
+        yield from _limits(type(comparison), comparison.this, comparison.expression, tables)
+
+
+def _limits(kind: type[exp.Expr], left: exp.Expr, right: exp.Expr, tables: tuple[Table, Table]) -> Iterator[Bound]:
+    total = _sum(left, tables).plus(_sum(right, tables), -1)
+    if (total.first, total.second) not in {(-1, 1), (1, -1)}:
+        raise NoBoundError("it does not compare the two event times with each other")
+    if total.ms.denominator != 1 or abs(total.ms) > MAX_MS:
+        raise NoBoundError("the distance must be whole milliseconds, at most 292 years")
+    # `d + ms <kind> 0`, or `-d + ms <kind> 0`, which is `d <mirrored> ms`.
+    limit, kind = (-int(total.ms), kind) if total.second == 1 else (int(total.ms), _MIRRORED[kind])
+    if kind in {exp.LTE, exp.LT, exp.EQ}:
+        yield Bound("upper", limit - (kind is exp.LT))
+    if kind in {exp.GTE, exp.GT, exp.EQ}:
+        yield Bound("lower", limit + (kind is exp.GT))
+
+
+def _sum(node: exp.Expr, tables: tuple[Table, Table]) -> _Sum:
+    if isinstance(node, exp.Paren):
+        return _sum(node.this, tables)
+    if isinstance(node, exp.Neg):
+        return _Sum().plus(_sum(node.this, tables), -1)
+    if isinstance(node, exp.Add | exp.Sub):
+        return _sum(node.this, tables).plus(_sum(node.expression, tables), 1 if isinstance(node, exp.Add) else -1)
+    if isinstance(node, exp.Column):
+        return _Sum(1, 0) if node.table == tables[0].name else _Sum(0, 1)
+    if isinstance(node, exp.Interval):
+        return _Sum(ms=_interval(node))
+    if isinstance(node, exp.Literal) and not node.is_string:
+        if all(table.integer_time for table in tables):
+            return _Sum(ms=Fraction(node.name))
+        raise NoBoundError(f"{node.name} has no unit; write INTERVAL '{node.name}' SECOND or another unit")
+    raise NoBoundError(f"{node.sql()} is no event time and no INTERVAL; write only sums of these")
+
+
+def _interval(node: exp.Interval) -> Fraction:
+    unit = str(node.args.get("unit") or "").upper().removesuffix("S")
+    if unit not in _UNIT_MS:
+        raise NoBoundError(f"{node.sql()}: {_UNITS}")
+    negative = isinstance(node.this, exp.Neg)
+    length = node.this.this if negative else node.this
+    if not isinstance(length, exp.Literal):
+        raise NoBoundError(f"{node.sql()}: the length of an interval must be a number")
+    try:
+        ms = Fraction(length.name.strip()) * _UNIT_MS[unit]
+    except (ValueError, ZeroDivisionError) as error:
+        raise NoBoundError(f"{node.sql()}: the length of an interval must be a number") from error
+    return -ms if negative else ms

@@ -1,0 +1,109 @@
+"""Which input and column a name in the SQL means. Names count as they are written, upper and lower case too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from joinery_runtime.job.sql.report import Report, place_of
+from joinery_runtime.job.sql.shape import Source
+from joinery_runtime.job.wording import listed, suggestion
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An input of the job: its columns in order; `integer_time` says that event time is a number of milliseconds."""
+
+    name: str
+    columns: tuple[str, ...]
+    event_time: str
+    integer_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A table with what the SQL calls it."""
+
+    table: Table
+    source: Source
+
+
+class Names:
+    """The tables of one SQL text by their aliases. An alias of what was refused is known to be wrong already."""
+
+    def __init__(self, sources: Sequence[Source], tables: Sequence[Table], report: Report) -> None:
+        self._report = report
+        self.named: dict[str, Named] = {}
+        self._wrong: set[str] = set()
+        by_name = {table.name: table for table in tables}
+        for source in sources:
+            table = by_name.get(source.name)
+            problem = self._problem(source, table, by_name) if source.name else ""
+            if problem:
+                report.add(source.at, problem)
+            if problem or not source.name:
+                self._wrong.add(source.alias)
+            elif table is not None:
+                self.named[source.alias] = Named(table, source)
+
+    def _problem(self, source: Source, table: Table | None, known: dict[str, Table]) -> str:
+        if table is None:
+            hint = suggestion(source.name, known)
+            return f"{source.name!r} is not an input of the job{hint}; inputs are {listed(known)}"
+        if source.alias in self.named:
+            return f"two inputs are called {source.alias!r}; give each its own alias"
+        if any(named.table is table for named in self.named.values()):
+            return f"{source.name!r} is joined with itself; declare a second input that reads the same and join that"
+        return ""
+
+    @property
+    def complete(self) -> bool:
+        return len(self.named) == 2
+
+    def find(self, column: exp.Column) -> tuple[Named, str] | None:
+        """None for a name that is wrong, which the report then says."""
+        qualifier, name = column.table, column.name
+        if column.args.get("db") is not None:
+            self._report.add(place_of(column), "a column is written <alias>.<column>")
+            return None
+        if not qualifier:
+            return self._unqualified(column)
+        named = self.named.get(qualifier)
+        if named is None:
+            if qualifier not in self._wrong:
+                hint = suggestion(qualifier, self.named)
+                text = f"{qualifier!r} is not an alias here{hint}; aliases are {listed(self.named)}"
+                self._report.add(place_of(column), text)
+            return None
+        if name not in named.table.columns:
+            known = f"its columns are {listed(named.table.columns)}"
+            hint = suggestion(name, named.table.columns)
+            self._report.add(place_of(column), f"{named.table.name!r} has no column {name!r}{hint}; {known}")
+            return None
+        return named, name
+
+    def _unqualified(self, column: exp.Column) -> tuple[Named, str] | None:
+        owners = [named for named in self.named.values() if column.name in named.table.columns]
+        if len(owners) == 1 and not self._wrong:
+            return owners[0], column.name
+        if len(owners) > 1:
+            choices = " or ".join(f"{named.source.alias}.{column.name}" for named in owners)
+            self._report.add(place_of(column), f"is ambiguous, both inputs have it; write {choices}")
+        elif not self._wrong:
+            every = [name for named in self.named.values() for name in named.table.columns]
+            hint = suggestion(column.name, every)
+            self._report.add(place_of(column), f"no input has a column {column.name!r}{hint}")
+        return None
+
+    def qualify(self, condition: exp.Expr) -> bool:
+        """Writes the inputs' own names before all columns of the condition; False where a name is wrong."""
+        good = True
+        for column in list(condition.find_all(exp.Column)):
+            found = self.find(column)
+            good = good and found is not None
+            if found is not None:
+                named = found[0]
+                column.set("table", exp.to_identifier(named.table.name, quoted=named.source.quoted))
+        return good

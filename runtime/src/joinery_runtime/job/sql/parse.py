@@ -1,0 +1,134 @@
+"""Text to sqlglot's tree, and the clauses of streaming SQL behind it that sqlglot does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.dialect import Dialect
+from sqlglot.errors import ParseError, TokenError
+from sqlglot.tokenizer_core import Token, TokenType
+
+from joinery_runtime.job.sql.report import Place, Report
+
+_WINDOWS = {"TUMBLING", "HOPPING", "SLIDING", "SESSION"}
+_EXAMPLE = "write SELECT <columns> FROM <input> JOIN <input> ON <conditions>"
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """`tokens` are those of the SELECT itself, `options` those of WITH ( ... ) without the word and the brackets."""
+
+    select: exp.Select
+    tokens: Sequence[Token]
+    options: Sequence[Token]
+
+
+def parse_select(sql: str, report: Report) -> Parsed | None:
+    """None where the text is no SELECT at all; the report says why."""
+    try:
+        tokens = sqlglot.tokenize(sql)
+    except TokenError as error:
+        report.add(Place(0, sql.strip()[:40]), f"is not SQL: {_first_line(error)}; check quotes and comments")
+        return None
+    while tokens and tokens[-1].token_type == TokenType.SEMICOLON:
+        tokens.pop()
+    if not tokens or tokens[0].token_type != TokenType.SELECT:
+        at = token_place(tokens[0]) if tokens else Place(0, sql.strip())
+        report.add(at, f"the SQL of a job is one SELECT; {_EXAMPLE}")
+        return None
+    body, options = _without_clauses(tokens, report)
+    tree = _tree(body, sql, report)
+    if tree is not None and not isinstance(tree, exp.Select):
+        report.add(token_place(tokens[0]), f"the SQL of a job is one SELECT, this is {tree.key.upper()}; {_EXAMPLE}")
+    return Parsed(tree, body, options) if isinstance(tree, exp.Select) else None
+
+
+def token_place(token: Token) -> Place:
+    return Place(token.start, token.text)
+
+
+def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
+    second = next((i for i, token in enumerate(tokens) if token.token_type == TokenType.SEMICOLON), None)
+    if second is not None:
+        report.add(token_place(tokens[second + 1]), "a second statement; the SQL of a job is one SELECT")
+        return None
+    try:
+        return Dialect.get_or_raise(None).parser().parse(tokens, sql)[0]
+    except ParseError as error:
+        first = error.errors[0] if error.errors else {}
+        highlight = str(first.get("highlight") or "")
+        what = str(first.get("description") or _first_line(error)).partition(" but got <Token")[0].rstrip(".")
+        start = _offset(sql, int(first.get("line") or 1), int(first.get("col") or 1) - len(highlight))
+        report.add(Place(start, highlight), f"is not SQL that is understood here: {what}; see docs/sql.md")
+        return None
+
+
+def _offset(sql: str, line: int, column: int) -> int:
+    lines = sql.split("\n")
+    return sum(len(text) + 1 for text in lines[: line - 1]) + max(column, 0)
+
+
+def _without_clauses(tokens: list[Token], report: Report) -> tuple[list[Token], list[Token]]:
+    """The tokens before the first streaming clause, and those of the options."""
+    first = next((i for i in _outside_brackets(tokens) if _is_clause(tokens, i)), len(tokens))
+    options: list[Token] = []
+    i = first
+    while i < len(tokens):
+        word, following = _word(tokens, i), _word(tokens, i + 1)
+        end = _end(tokens, i)
+        if word == "EMIT" and following != "CHANGES":
+            text = f"EMIT {following} is not supported: pairs go out as they are found; write EMIT CHANGES"
+            report.add(token_place(tokens[i]), text)
+        elif word == "WINDOW":
+            text = f"a {following.lower()} window join is not supported yet; bound the time with BETWEEN instead"
+            report.add(token_place(tokens[i]), text)
+        elif word == "WITH" and following == "(":
+            options += tokens[i + 2 : end - 1]
+        elif word != "EMIT":
+            report.add(token_place(tokens[i]), "is not understood here; see docs/sql.md for what may follow the join")
+            break
+        i = end
+    return tokens[:first], options
+
+
+def _end(tokens: list[Token], i: int) -> int:
+    """Behind the clause that starts at `i`: two words, or the words up to a bracket and what is in it."""
+    if _word(tokens, i) == "EMIT":
+        return i + 2
+    depth = 0
+    for at in range(i, len(tokens)):
+        depth += {"(": 1, ")": -1}.get(tokens[at].text, 0) if tokens[at].token_type != TokenType.STRING else 0
+        if depth == 0 and tokens[at].text == ")":
+            return at + 1
+    return len(tokens)
+
+
+def _outside_brackets(tokens: list[Token]) -> list[int]:
+    depth, outside = 0, []
+    for i, token in enumerate(tokens):
+        depth -= token.token_type == TokenType.R_PAREN
+        if depth == 0:
+            outside.append(i)
+        depth += token.token_type == TokenType.L_PAREN
+    return outside
+
+
+def _is_clause(tokens: list[Token], i: int) -> bool:
+    word, following = _word(tokens, i), _word(tokens, i + 1)
+    return (
+        (word == "EMIT" and following in {"CHANGES", "FINAL"})
+        or (word == "WITH" and following == "(")
+        or (word == "WINDOW" and following in _WINDOWS)
+    )
+
+
+def _word(tokens: list[Token], i: int) -> str:
+    quoted = {TokenType.STRING, TokenType.IDENTIFIER}
+    return tokens[i].text.upper() if i < len(tokens) and tokens[i].token_type not in quoted else ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

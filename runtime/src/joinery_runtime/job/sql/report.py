@@ -1,0 +1,42 @@
+"""Collects what is wrong with an SQL text, each with its place in it."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+_LONGEST = 80  # characters of a fragment that are shown
+
+
+class Report:
+    """Problems of one SQL text. Lines and columns count from 1."""
+
+    def __init__(self, sql: str) -> None:
+        self._sql = sql
+        self._found: list[tuple[int, str]] = []
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """In the order of their places."""
+        return tuple(message for _, message in sorted(self._found, key=lambda found: found[0]))
+
+    def add(self, at: Place, message: str) -> None:
+        self._found.append((at.start, f"{self._where(at)}: {message}"))
+
+    def _where(self, at: Place) -> str:
+        before = self._sql[: at.start]
+        line, column = before.count("\n") + 1, at.start - (before.rfind("\n") + 1) + 1
+        shown = at.fragment if len(at.fragment) <= _LONGEST else at.fragment[: _LONGEST - 3] + "..."
+        return f"line {line}, column {column}, `{shown}`"
+
+
+class Place:
+    """`start` is an offset in the text, in characters."""
+
+    def __init__(self, start: int, fragment: str) -> None:
+        self.start, self.fragment = start, fragment
+
+
+def place_of(node: exp.Expr) -> Place:
+    """Where the node's first name or number stands: sqlglot keeps no other places."""
+    starts = [part.meta["start"] for part in node.walk() if "start" in part.meta]
+    return Place(min(starts, default=0), node.sql())

@@ -1,0 +1,207 @@
+"""What the SQL of a job means: the same as the joins and select that stand beside it here."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from job.sql_jobs import HOUR, KEY, joined, load, resource, twin
+from joinery_runtime.core.compile import compile_join, stored_columns
+from joinery_runtime.core.expression import parse_expression
+from joinery_runtime.job import StreamJoin, definition, explain, load_job, parse_job, signature, under_definition
+
+KEYS = "keys: {orders.order_id: payments.order_id}"
+ORDER = "[{column: orders.order_id}]"
+SEED = (
+    "WITH ('join.type' = 'interval', 'join.lower_bound' = '0s', 'join.upper_bound' = '24h', 'join.retention' = '48h')"
+)
+
+
+def interval(lower, upper):
+    return f"interval: {{of: orders, lower: {lower}, upper: {upper}}}"
+
+
+SAME = [
+    (joined(f"{KEY} AND {HOUR}"), f"{KEYS}, {interval(0, '1h')}", ORDER),
+    (joined(f"p.order_id = o.order_id AND {HOUR}", more="EMIT CHANGES;"), f"{KEYS}, {interval(0, '1h')}", ORDER),
+    (joined(KEY, more=f"WHERE {HOUR}"), f"{KEYS}, {interval(0, '1h')}", ORDER),
+    (joined(KEY, more=f"EMIT CHANGES {SEED}"), f"{KEYS}, {interval(0, '24h')}, allowedLateness: 24h", ORDER),
+    (joined(KEY, more=f"{SEED} EMIT CHANGES"), f"{KEYS}, {interval(0, '24h')}, allowedLateness: 24h", ORDER),
+    (
+        joined(f"{KEY} AND {HOUR}", more="WITH ('join.upper_bound' = '30m')"),
+        f"{KEYS}, {interval(0, '30m')}",
+        ORDER,
+    ),
+    (
+        "SELECT o.order_id FROM payments p INNER JOIN orders AS o ON o.order_id = p.order_id "
+        "WITH ('join.lower_bound' = '-1m', 'join.upper_bound' = '1h')",
+        f"{KEYS}, {interval('-1h', '1m')}",
+        ORDER,
+    ),
+    (f"SELECT o.order_id FROM orders o, payments p WHERE {KEY} AND {HOUR}", f"{KEYS}, {interval(0, '1h')}", ORDER),
+    (
+        "SELECT orders.order_id, amount, payments.ts AS paid FROM orders JOIN payments ON "
+        "orders.order_id = payments.order_id AND orders.ts = payments.ts",
+        f"{KEYS}, {interval(0, 0)}",
+        "[{column: orders.order_id}, {column: orders.amount}, {column: payments.ts, as: paid}]",
+    ),
+    (
+        joined(f"{KEY} AND p.country = o.country AND {HOUR}", "o.*, p.ts AS paid, p.order_id AS order_id_2"),
+        f"keys: {{orders.order_id: payments.order_id, orders.country: payments.country}}, {interval(0, '1h')}",
+        "[{column: orders.order_id}, {column: orders.country}, {column: orders.amount}, {column: orders.ts}, "
+        "{column: payments.ts, as: paid}, {column: payments.order_id, as: order_id_2}]",
+    ),
+    (
+        joined(f"{KEY} AND {HOUR} AND (o.amount > 3 OR p.country IS NULL)", more="WHERE o.country <> p.country"),
+        f"{KEYS}, {interval(0, '1h')}, "
+        'where: "(orders.amount > 3 OR payments.country IS NULL) AND orders.country <> payments.country"',
+        ORDER,
+    ),
+    (
+        joined(f"{KEY} AND {HOUR} AND p.ts <> o.country"),
+        f'{KEYS}, {interval(0, "1h")}, where: "payments.ts <> orders.country"',
+        ORDER,
+    ),
+    (
+        joined(f"{KEY} AND o.order_id = p.order_id AND {HOUR}"),
+        f"{KEYS}, {interval(0, '1h')}",
+        ORDER,
+    ),
+    ("-- a comment\n" + joined(f"{KEY}\n AND {HOUR} /* and more */"), f"{KEYS}, {interval(0, '1h')}", ORDER),
+]
+
+
+@pytest.mark.parametrize(("sql", "step", "select"), SAME, ids=range(len(SAME)))
+def test_sql_is_the_same_job_as_its_joins_and_select(sql, step, select):
+    job, same = load(sql), twin(step, select)
+    assert job.joins == same.joins
+    assert job.select == same.select
+    assert job.output_columns == same.output_columns
+    assert job.key_pairs == same.key_pairs
+    assert definition(job) == definition(same)
+    assert explain(job) == explain(same)
+    assert compile_join(job) == compile_join(same)
+    stored = stored_columns(compile_join(job))
+    assert signature(job, stored) == signature(same, stored)
+
+
+BOUNDS = [
+    ("p.ts BETWEEN o.ts AND o.ts + INTERVAL '24' HOUR", 0, 86_400_000),
+    ("o.ts BETWEEN p.ts - INTERVAL '24 hours' AND p.ts", 0, 86_400_000),
+    ("p.ts - o.ts BETWEEN INTERVAL '-5' SECOND AND INTERVAL 2 MINUTES", -5_000, 120_000),
+    ("p.ts >= o.ts AND p.ts < o.ts + INTERVAL '1' DAY", 0, 86_399_999),
+    ("o.ts < p.ts AND o.ts > p.ts - INTERVAL '1 day'", 1, 86_399_999),
+    ("p.ts - INTERVAL '1' MINUTE <= o.ts AND INTERVAL '1.5' SECOND + p.ts >= o.ts", -1_500, 60_000),
+    ("INTERVAL '250' MILLISECONDS >= p.ts - o.ts AND (p.ts >= o.ts)", 0, 250),
+    (
+        "-o.ts + p.ts <= INTERVAL '1' SECOND AND p.ts + -INTERVAL '1' SECOND >= o.ts - INTERVAL '3' SECOND",
+        -2_000,
+        1_000,
+    ),
+    ("NOT p.ts < o.ts AND NOT (p.ts > o.ts + INTERVAL '1' hour)", 0, 3_600_000),
+    ("p.ts = o.ts + INTERVAL '1' MINUTE", 60_000, 60_000),
+    (
+        "p.ts >= o.ts - INTERVAL '1' HOUR AND p.ts >= o.ts - INTERVAL '1' MINUTE AND "
+        "p.ts <= o.ts + INTERVAL '1' MINUTE AND p.ts <= o.ts + INTERVAL '1' HOUR",
+        -60_000,
+        60_000,
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "lower", "upper"), BOUNDS, ids=[text for text, _, _ in BOUNDS])
+@pytest.mark.parametrize("place", ["ON", "WHERE"])
+def test_bounds(text, lower, upper, place):
+    sql = joined(f"{KEY} AND {text}") if place == "ON" else joined(KEY, more=f"WHERE {text}")
+    found = load(sql).interval
+    assert (found.of, found.lower, found.upper) == ("orders", lower, upper)
+    assert load(sql).step.where is None
+
+
+INT64 = [("type: timestamp}\n      eventTime", "type: int64}\n      eventTime")]
+
+
+def test_plain_numbers_are_milliseconds_where_both_event_times_are_int64():
+    text = resource(joined(f"{KEY} AND p.ts BETWEEN o.ts - 1 AND o.ts + 3"))
+    for old, new in INT64:
+        assert old in text
+        text = text.replace(old, new)
+    found = parse_job(text, "job.yaml").interval
+    assert (found.lower, found.upper) == (-1, 3)
+
+
+MIRRORED = {"<=": ">=", ">=": "<="}
+
+
+@st.composite
+def arrangements(draw):
+    """SQL of `lower <= p.ts - o.ts <= upper`, and more bounds that are wider."""
+    lower = draw(st.integers(-(10**9), 10**9))
+    upper = lower + draw(st.integers(0, 10**9))
+    wider = st.integers(0, 10**6)
+    limits = [(">=", lower), ("<=", upper)]
+    limits += [(">=", lower - draw(wider)) for _ in range(draw(st.integers(0, 2)))]
+    limits += [("<=", upper + draw(wider)) for _ in range(draw(st.integers(0, 2)))]
+    parts = draw(st.permutations([draw(comparison(sign, ms)) for sign, ms in limits]))
+    split = draw(st.integers(0, len(parts)))
+    on, where = parts[:split], parts[split:]
+    return joined(" AND ".join([KEY, *on]), more=f"WHERE {' AND '.join(where)}" if where else ""), lower, upper
+
+
+@st.composite
+def comparison(draw, sign, ms):
+    """`p.ts - o.ts <sign> ms`, each term on either side of the sign, either side first, strict or not."""
+    strict = draw(st.booleans())
+    if strict:
+        ms += -1 if sign == ">=" else 1
+    terms = [("p.ts", 1), ("o.ts", -1), (f"INTERVAL '{abs(ms)}' MILLISECOND", -1 if ms >= 0 else 1)]
+    left, right = [], []
+    for text, factor in draw(st.permutations(terms)):
+        side, positive = draw(st.sampled_from([(left, factor > 0), (right, factor < 0)]))
+        side.append(f"{'+' if positive else '-'} {text}")
+    zero = "+ INTERVAL '0' SECOND"
+    first, second = (" ".join(side or [zero]).removeprefix("+ ") for side in (left, right))
+    if draw(st.booleans()):
+        first, second, sign = second, first, MIRRORED[sign]
+    return f"{first} {sign.rstrip('=') if strict else sign} {second}"
+
+
+@given(arrangements())
+def test_every_arrangement_of_the_same_bounds_is_the_same_interval(case):
+    sql, lower, upper = case
+    found = load(sql).interval
+    assert (found.lower, found.upper) == (lower, upper)
+
+
+@pytest.mark.parametrize("options", [{"exclude_unset": True}, {"exclude_defaults": True}, {}])
+def test_a_job_that_is_written_out_again_is_still_sql(options):
+    job = load(joined(f"{KEY} AND {HOUR}"))
+    again = StreamJoin.model_validate(job.model_dump(mode="json", by_alias=True, exclude_none=True, **options))
+    assert again.spec.sql == job.spec.sql
+    assert again.joins == job.joins
+
+
+def test_a_plan_of_the_job_is_replayed_after_the_sql_was_edited():
+    old, new = load(joined(f"{KEY} AND {HOUR}")), load(joined(f"{KEY} AND p.ts = o.ts", "o.amount"))
+    replayed = under_definition(new, definition(old))
+    assert replayed.joins == old.joins
+    assert definition(replayed) == definition(old)
+
+
+def test_the_example_is_the_join_of_its_twin():
+    folder = Path(__file__).parents[2] / "examples"
+    sql, yaml = (load_job(folder / f"{name}.yaml") for name in ("orders-payments-sql", "orders-payments"))
+    assert sql.joins == yaml.joins
+    assert sql.select == yaml.select
+
+
+def test_what_expressions_take_is_the_same_after_the_sql_was_written_anew():
+    page = (Path(__file__).parents[2] / "docs" / "expressions.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.partition("|---|---|---|")[2].splitlines() if line.startswith("| ")]
+    examples = [cells[-2].strip("`").replace("\\|", "|") for cells in rows]
+    assert len(examples) >= 25
+    for text in examples:
+        where = load(joined(f"{KEY} AND {HOUR} AND ({text}) IS NULL")).step.where
+        assert where is not None
+        assert parse_expression(where).node == parse_expression(f"({text}) IS NULL").node

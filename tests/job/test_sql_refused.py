@@ -1,0 +1,162 @@
+"""SQL that is no job: the place in the text, the reason and what to do."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from job.resources import problems
+from job.sql_jobs import HEAD, HOUR, KEY, joined, resource
+from joinery_runtime.core.compile import compile_join
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import parse_job
+
+START = len("SELECT o.order_id FROM orders o JOIN ") + 1
+ON = len(joined("")) + 2
+BEHIND = len(joined(f"{KEY} AND {HOUR}")) + 2
+GOOD = joined(f"{KEY} AND {HOUR}")
+CROSS = "SELECT o.order_id FROM orders o CROSS JOIN payments p"
+UNIT = "INTERVAL '1' HOUR"
+FROM = "FROM orders o JOIN payments p ON"
+
+REFUSED = [
+    # J8, J9
+    (joined(KEY), (1, START), "no bound on o.ts and p.ts", "write p.ts BETWEEN o.ts AND"),
+    (joined(f"{KEY} AND p.ts > o.ts"), (1, START), "one side only", "INTERVAL '1' HOUR"),
+    (f"{joined(KEY)} WITH ('join.upper_bound' = '1h')", (1, START), "one side only", "write p.ts BETWEEN"),
+    (joined(f"p.ts <= o.ts + o.country AND {KEY}"), (1, ON), "cannot depend on a column", "write an INTERVAL"),
+    (joined(f"p.ts BETWEEN o.ts AND o.ts + o.country AND {KEY}"), (1, ON), "cannot depend on a column", "INTERVAL"),
+    (joined(f"(p.ts > o.ts OR o.amount > 3) AND {KEY} AND {HOUR}"), (1, ON + 1), "an OR around a bound", "outside"),
+    (joined(f"p.ts > o.ts + 5 AND {KEY} AND {HOUR}"), (1, ON), "5 has no unit", "INTERVAL '5' SECOND"),
+    (joined(f"p.ts > o.ts + INTERVAL '1' MONTH AND {KEY}"), (1, ON), "INTERVAL '1' MONTH", "the unit is"),
+    (joined(f"p.ts > o.ts + INTERVAL 'x' DAY AND {KEY}"), (1, ON), "must be a number", "INTERVAL"),
+    (joined(f"p.ts > o.ts + INTERVAL '0.5' MILLISECOND AND {KEY}"), (1, ON), "whole milliseconds", "must"),
+    (joined(f"p.ts > ABS(o.ts) AND {KEY}"), (1, ON), "ABS(orders.ts) is no event time", "write only sums"),
+    (joined(f"p.ts + o.ts > INTERVAL '1' DAY AND {KEY}"), (1, ON), "does not compare the two", "each other"),
+    (joined(f"{KEY} AND p.ts BETWEEN o.ts AND o.ts - INTERVAL '1' HOUR"), (1, START), "nothing can match", "signs"),
+    (joined(HOUR), (1, START), "no equality of columns", "(rule J9); write ON o.<column> = p.<column>"),
+    # names
+    (f"SELECT o.order_id FROM order o JOIN payments p ON {KEY}", (1, 24), "not an input", "did you mean 'orders'?"),
+    (f"SELECT o.order_id FROM orders o JOIN orders p ON {KEY}", (1, START), "joined with itself", "second input"),
+    (f"SELECT order_id {FROM} {KEY} AND {HOUR}", (1, 8), "is ambiguous", "write o.order_id or p.order_id"),
+    (f"SELECT amont {FROM} {KEY} AND {HOUR}", (1, 8), "no input has a column", "did you mean 'amount'?"),
+    (f"SELECT o.amont {FROM} {KEY} AND {HOUR}", (1, 8), "'orders' has no column 'amont'", "its columns are"),
+    (f"SELECT q.amount {FROM} {KEY} AND {HOUR}", (1, 8), "'q' is not an alias here", "aliases are o and p"),
+    (f"SELECT q.* {FROM} {KEY} AND {HOUR}", (1, 8), "'q' is not an alias here", "aliases are o and p"),
+    (joined(f"o.id = p.order_id AND {HOUR}"), (1, ON), "'orders' has no column 'id'", "its columns are"),
+    # not supported yet
+    (GOOD.replace("JOIN", "LEFT JOIN"), (1, START + 5), "a LEFT join is not supported yet", "use an inner JOIN"),
+    (GOOD.replace("JOIN", "RIGHT JOIN"), (1, START + 6), "a RIGHT join is not supported yet", "inner"),
+    (GOOD.replace("JOIN", "FULL OUTER JOIN"), (1, START + 11), "a FULL join is not supported yet", "inner"),
+    (f"{CROSS} WHERE {KEY} AND {HOUR}", (1, START + 6), "a CROSS join", "inner"),
+    (f"{GOOD} WINDOW TUMBLING(INTERVAL '1' HOUR)", (1, BEHIND), "a tumbling window join is not", "BETWEEN"),
+    (f"{GOOD} WINDOW SLIDING(SIZE {UNIT}, SLIDE {UNIT}) EMIT CHANGES", (1, BEHIND), "sliding", "yet"),
+    (f"{GOOD} WINDOW SESSION(INTERVAL '1' HOUR)", (1, BEHIND), "a session window join is not supported yet", "BETWEEN"),
+    (f"{GOOD} JOIN third t ON t.x = p.order_id", (1, BEHIND + 5), "more than two inputs is not supported yet", "two"),
+    (f"SELECT o.amount + 1 {FROM} {KEY} AND {HOUR}", (1, 8), "an expression in the select list", "a.x AS y"),
+    (f"SELECT COUNT(*) {FROM} {KEY} AND {HOUR}", (1, 8), "an expression in the select list", "columns only"),
+    # never
+    (f"SELECT o.ts FROM (SELECT * FROM orders) o JOIN payments p ON {KEY}", (1, 26), "a sub-query", "name an input"),
+    (f"{GOOD} AND o.amount IN (SELECT 1)", None, "a sub-query is not supported", "columns of the two inputs"),
+    (f"{GOOD} GROUP BY o.order_id", (1, BEHIND), "`GROUP BY`: is not supported", "leave it out"),
+    (f"{GOOD} ORDER BY o.order_id", (1, BEHIND), "`ORDER BY`: is not supported", "leave it out"),
+    (f"{GOOD} LIMIT 5", (1, BEHIND), "`LIMIT`: is not supported", "leave it out"),
+    (GOOD.replace("SELECT", "SELECT DISTINCT"), (1, 8), "`DISTINCT`: is not supported", "leave it out"),
+    (f"SELECT o.amount FROM orders o JOIN payments p USING (order_id) WHERE {HOUR}", None, "USING", "write ON"),
+    (f"{GOOD} EMIT FINAL", (1, BEHIND), "EMIT FINAL is not supported", "EMIT CHANGES"),
+    ("SELECT o.order_id FROM orders o", (1, 24), "nothing is joined", "JOIN <input>"),
+    (f"{GOOD} UNION {GOOD}", (1, 1), "this is UNION", "one SELECT"),
+    (f"{GOOD}; SELECT 1", (1, BEHIND + 1), "a second statement", "one SELECT"),
+    ("INSERT INTO x SELECT 1", (1, 1), "is one SELECT", "write SELECT"),
+    (f"SELECT o.order_id\n{FROM} {KEY} foo bar", (2, len(f"{FROM} {KEY} ") + 1), "`foo`: is not SQL", "docs/sql.md"),
+    ("SELECT 'x", (1, 1), "is not SQL", "check quotes"),
+    # options
+    (f"{GOOD} WITH ('join.retention' = '30m')", None, "shorter than the wider bound, 1h", "at least as long"),
+    (f"{GOOD} WITH ('join.retain' = '3h')", None, "is not an option (did you mean 'join.retention'?)", "options are"),
+    (f"{GOOD} WITH ('join.upper_bound' = '2d')", None, "'2d' has the unit 'd'", "write hours: 48h"),
+    (f"{GOOD} WITH ('join.type' = 'tumbling')", None, "not supported yet", "write 'join.type' = 'interval'"),
+    (f"{GOOD} WITH ('join.type' = 'interval', 'join.type' = 'interval')", None, "is given twice", "keep one"),
+    (f"{GOOD} WITH (join.type = 'interval')", None, "options are written", "'name' = 'value'"),
+    (f"{GOOD} WITH ('join.type')", None, "is not complete", "'name' = 'value'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sql", "place", "why", "todo"), REFUSED, ids=[sql[-60:] for sql, *_ in REFUSED])
+def test_refused_once_with_place_reason_and_what_to_do(sql, place, why, todo):
+    (problem,) = problems(resource(sql))
+    assert (problem.path, problem.line) == ("spec.sql", 29)
+    assert why in problem.message
+    assert todo in problem.message
+    if place is not None:
+        assert problem.message.startswith(f"line {place[0]}, column {place[1]}, `")
+
+
+def test_all_problems_are_reported_at_once_with_those_of_the_rest():
+    sql = "SELECT o.x, COUNT(*)\nFROM orders o LEFT JOIN payments p ON q.a = o.order_id\nLIMIT 3 EMIT FINAL"
+    found = problems(resource(sql).replace("postgres: {table: joined}", "kafka: {topic: a b}\n    mode: x"))
+    places = [problem.message[:18] for problem in found if problem.path == "spec.sql"]
+    assert places == [
+        *("line 1, column 8, ", "line 1, column 13,", "line 2, column 25,"),
+        *("line 2, column 39,", "line 3, column 1, ", "line 3, column 9, "),
+    ]
+    assert {problem.path for problem in found} > {"spec.sql", "spec.output.kafka.topic"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        (joined(f"{KEY} AND {HOUR}", "o.ts, p.ts"), "two output columns are named 'ts' (rule J10)"),
+        (joined(f"{KEY} AND {HOUR}", "*"), "two output columns are named 'order_id' (rule J10)"),
+        (joined(f"o.amount = p.country AND {HOUR}"), "key types differ"),
+    ],
+)
+def test_the_rules_of_joins_and_select_stand_at_the_sql(sql, words):
+    found = problems(resource(sql))
+    assert found
+    assert {(problem.path, problem.line) for problem in found} == {("spec.sql", 29)}
+    assert words in found[0].message
+
+
+def test_sql_and_joins_or_select_are_refused():
+    text = resource(GOOD).replace(
+        "  output:", "  joins: [{right: payments}]\n  select: [{column: orders.ts}]\n  output:"
+    )
+    messages = [problem.message for problem in problems(text) if problem.path == "spec.sql"]
+    assert messages == ["joins and sql are both named; keep one", "select and sql are both named; keep one"]
+
+
+@pytest.mark.parametrize("sql", ['""', "[a]", "5"])
+def test_sql_is_text(sql):
+    found = problems(f"{HEAD}  sql: {sql}\n  output: {{file: {{path: x}}}}\n")
+    assert [problem.path for problem in found] == ["spec.sql"]
+
+
+def test_with_broken_inputs_the_form_of_the_sql_is_judged_all_the_same():
+    text = resource(joined(KEY, "COUNT(o.x)", "LIMIT 3")).replace("eventTime: ts", "eventTime: when", 1)
+    messages = [(problem.path, problem.message) for problem in problems(text)]
+    assert [path for path, _ in messages] == ["spec.inputs[0].eventTime", "spec.sql"]
+    assert "`LIMIT`" in messages[1][1]
+
+
+def test_a_condition_that_does_not_fit_the_inputs_is_refused_at_the_sql():
+    job = parse_job(resource(joined(f"{KEY} AND {HOUR} AND o.amount > 'x'")), "job.yaml")
+    with pytest.raises(JobError) as caught:
+        compile_join(job)
+    assert [problem.path for problem in caught.value.problems] == ["spec.sql"]
+
+
+@pytest.mark.parametrize("more", ["(" * 5000 + "1 = 1" + ")" * 5000, " AND ".join(["o.amount > 1"] * 4000)])
+def test_sql_that_is_too_deep_is_refused(more):
+    (problem,) = problems(resource(joined(f"{KEY} AND {HOUR} AND {more}")))
+    assert "nested too deep" in problem.message
+
+
+WORDS = """SELECT FROM JOIN LEFT ON AND OR NOT WHERE BETWEEN INTERVAL '1' HOUR DAY AS NULL IN IS CASE WHEN THEN END
+    o p orders payments o.ts p.ts o.order_id p.order_id x . , ( ) * = < >= + - 5 'a' EMIT CHANGES WITH WINDOW TUMBLING
+    'join.type' 'join.lower_bound' 'interval' '1h' GROUP BY ; UNION USING " ` -- /* $1 :a ? [ ] { } @ # CAST LATERAL
+    PIVOT""".split()  # noqa: SIM905 - a list would take a line a word
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=12), st.sampled_from(["", joined(KEY), f"{GOOD} "]))
+def test_any_words_are_a_job_or_refused_at_the_sql(words, before):
+    assert {problem.path for problem in problems(resource(f"{before} {' '.join(words)}"))} <= {"spec.sql"}
