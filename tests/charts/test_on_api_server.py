@@ -175,8 +175,7 @@ def test_a_synced_job_shows_no_difference(api_server: ApiServer, api_namespace: 
     """What ArgoCD and Flux compare: the object, and what a server-side dry run of the same file makes of it, also after
     the operator has written its status and finalizer."""
     kubectl = api_server.kubectl
-    kubectl.apply(ROOT / "crds")
-    kubectl("wait", "--for=condition=Established", "crd/streamjoins.joinery.dev")
+    kubectl.define(ROOT / "crds")
     kubectl.apply(EXAMPLES / "orders-payments.yaml", api_namespace)
     _as_the_operator(kubectl, api_namespace)
     live = kubectl.get("streamjoin", "orders-payments", api_namespace)

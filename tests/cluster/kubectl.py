@@ -61,6 +61,14 @@ class Kubectl:
         many = [objects] if isinstance(objects, Mapping) else objects
         return self(*command, "-", stdin=yaml.safe_dump_all(many))
 
+    def define(self, crds: Path | Mapping[str, Any]) -> None:
+        """Applies CustomResourceDefinitions, and waits until objects of their kinds are taken.
+
+        Not with `kubectl wait`, which fails for a definition that has no conditions yet.
+        """
+        self.apply(crds)
+        wait_until("the API server takes the definitions", lambda: all(map(_is_established, self.list("crd"))))
+
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
         """The object, or None when there is none."""
         text = self("get", kind, name, "--namespace", namespace, "--ignore-not-found", "-o", "json")
@@ -91,6 +99,11 @@ class Kubectl:
         cluster = view["clusters"][0]["cluster"]
         authority = cluster["certificate-authority-data"]
         return Kubectl(write_kubeconfig(target, cluster["server"], authority, {"token": token}, namespace))
+
+
+def _is_established(crd: Mapping[str, Any]) -> bool:
+    conditions = crd.get("status", {}).get("conditions") or ()
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
 def wait_until(what: str, met: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -20,9 +20,7 @@ EXAMPLE = REPOSITORY / "examples" / "orders-payments.yaml"
 
 @pytest.fixture(scope="module")
 def with_crds(api_server: ApiServer) -> ApiServer:
-    api_server.kubectl.apply(REPOSITORY / "crds")
-    for name in api_server.kubectl.names("crd"):
-        api_server.kubectl("wait", f"crd/{name}", "--for=condition=Established", "--timeout=30s")
+    api_server.kubectl.define(REPOSITORY / "crds")
     return api_server
 
 

@@ -29,11 +29,8 @@ Judge = Callable[[Mapping[str, Any]], str]
 @pytest.fixture(scope="module")
 def judge(api_server: ApiServer) -> Iterator[Judge]:
     """What the API server says against an object; empty when it takes it. Nothing is kept."""
-    kubectl = api_server.kubectl
     for kind in KINDS:
-        crd = custom_resource_definition(kind)
-        kubectl.apply(crd)
-        kubectl("wait", f"crd/{crd['metadata']['name']}", "--for=condition=Established", "--timeout=30s")
+        api_server.kubectl.define(custom_resource_definition(kind))
     objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
 
     def said(written: Mapping[str, Any]) -> str:

@@ -33,8 +33,7 @@ def kubectl(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_job_is_listed_suspended_restarted_and_explained(kubectl: Kubectl, api_namespace: str) -> None:
-    kubectl.apply(ROOT / "crds")
-    kubectl("wait", "--for=condition=Established", "crd/streamjoins.joinery.dev")
+    kubectl.define(ROOT / "crds")
     kubectl.apply(ROOT / "examples" / "kubernetes" / f"{NAME}.yaml", api_namespace)
 
     def joinery(*words: str) -> str:

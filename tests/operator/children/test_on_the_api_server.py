@@ -38,9 +38,7 @@ spec:
 
 @pytest.fixture(scope="module")
 def kubectl(api_server):
-    api_server.kubectl.apply(CRDS)
-    for name in api_server.kubectl.names("crd"):
-        api_server.kubectl("wait", f"crd/{name}", "--for=condition=Established", "--timeout=30s")
+    api_server.kubectl.define(CRDS)
     return api_server.kubectl
 
 
