@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import urllib.request
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def test_killed_after_each_call_it_makes_the_same_children_once(start, cluster, 
             if dead:
                 with start(**QUICK) as operator:
                     assert not live(cluster, shop, operator), operator.log
-                    assert operator.stop() == 0
+                    # Where nothing was left to do, it may be so young that it does not listen to signals yet.
+                    assert operator.stop() in {0, -signal.SIGTERM}
             assert sorted(kubelet.created.values()) == [f"{JOB}-driver-1", f"{JOB}-driver-2"], number
         found = cluster.ours(shop)
         expected = expected or found
