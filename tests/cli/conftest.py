@@ -8,6 +8,8 @@ import pytest
 
 from cli.commands import Joinery, runner
 from job.resources import edited
+from joinery_runtime.job import StreamJoin, load_job
+from joinery_runtime.state.postgres import PostgresStore
 
 
 @pytest.fixture
@@ -25,3 +27,21 @@ def job_file(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
     path.write_text(edited())
     return path
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> str:
+    """One of this test's own, in the Postgres that all share."""
+    return tmp_path.name.replace("-", "_")
+
+
+@pytest.fixture
+def job(job_file: Path) -> StreamJoin:
+    return load_job(job_file)
+
+
+@pytest.fixture
+def store(postgres_dsn: str, schema: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(postgres_dsn, schema)
+    yield store
+    store.close()

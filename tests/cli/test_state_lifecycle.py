@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from joinery_runtime.cli import state_migrate
 from joinery_runtime.cli.state_savepoints import roll_back
 from joinery_runtime.core.segment import decode, encode
 from joinery_runtime.errors import Fenced
-from joinery_runtime.job import StreamJoin, load_job
+from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.crd.driver import Ending, StateCheck
 from joinery_runtime.state import ddl, migrations
 from joinery_runtime.state.postgres import PostgresStore
@@ -32,11 +31,6 @@ pytestmark = pytest.mark.services
 
 
 @pytest.fixture
-def schema(tmp_path: Path) -> str:
-    return tmp_path.name.replace("-", "_")
-
-
-@pytest.fixture
 def job_file(postgres_dsn: str, tmp_path: Path, schema: str) -> Path:
     """A job with a Kafka output whose state is in a schema of its own."""
     path = tmp_path / "job.yaml"
@@ -46,18 +40,6 @@ def job_file(postgres_dsn: str, tmp_path: Path, schema: str) -> Path:
     )
     path.write_text(edited((OUTPUT, text)))
     return path
-
-
-@pytest.fixture
-def job(job_file: Path) -> StreamJoin:
-    return load_job(job_file)
-
-
-@pytest.fixture
-def store(postgres_dsn: str, schema: str) -> Iterator[PostgresStore]:
-    store = PostgresStore(postgres_dsn, schema)
-    yield store
-    store.close()
 
 
 @pytest.fixture

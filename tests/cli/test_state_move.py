@@ -23,11 +23,6 @@ pytestmark = pytest.mark.services
 
 
 @pytest.fixture
-def schema(tmp_path: Path) -> str:
-    return tmp_path.name.replace("-", "_")
-
-
-@pytest.fixture
 def elsewhere(postgres_dsn: str, schema: str) -> str:
     """Another database."""
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:

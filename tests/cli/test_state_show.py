@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,29 +29,12 @@ def payment(order_id: str, ts: int, country: int = 49) -> dict[str, object]:
 
 
 @pytest.fixture
-def schema(tmp_path: Path) -> str:
-    return tmp_path.name.replace("-", "_")
-
-
-@pytest.fixture
 def job_file(postgres_dsn: str, tmp_path: Path, schema: str) -> Path:
     path = tmp_path / "job.yaml"
     output = "    postgres: {table: joined}\n"
     store = f'  stateStore: {{postgres: {{dsn: "{postgres_dsn}", schema: "{schema}"}}}}\n'
     path.write_text(edited((output, output + store)))
     return path
-
-
-@pytest.fixture
-def job(job_file: Path) -> StreamJoin:
-    return load_job(job_file)
-
-
-@pytest.fixture
-def store(postgres_dsn: str, schema: str) -> Iterator[PostgresStore]:
-    store = PostgresStore(postgres_dsn, schema)
-    yield store
-    store.close()
 
 
 @pytest.fixture
