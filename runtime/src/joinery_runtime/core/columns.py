@@ -1,7 +1,8 @@
 """Names and shapes of the columns that the engine adds to a user's rows.
 
-A *prepared* batch and a segment have the same layout: the four columns below, then the stored user columns under
-their own names (`$` cannot start a user column). The event-time column is not stored twice: it is rebuilt from TS.
+A *prepared* batch and a segment have the same layout: the four columns below, then what the side adds of its own (see
+there), then the stored user columns under their own names (`$` cannot start a user column). The event-time column of an
+input is not stored twice: it is rebuilt from TS.
 """
 
 from __future__ import annotations
@@ -19,3 +20,19 @@ ENGINE_FIELDS: tuple[pa.Field, ...] = (
     pa.field(PARTITION, pa.int32(), nullable=False),
     pa.field(OFFSET, pa.int64(), nullable=False),
 )
+
+# Only in prepared batches of a preserved side: whether the row can match at all (J4, N4).
+JOINABLE = "$joinable"
+# Only in segments of a part that has marks: whether the row has matched (interval) or gone out (session windows).
+MARK = "$mark"
+# In batches and segments of an as-of step's table: whether this version is a deletion.
+DELETED = "$deleted"
+
+JOINABLE_FIELD = pa.field(JOINABLE, pa.bool_(), nullable=False)
+MARK_FIELD = pa.field(MARK, pa.bool_(), nullable=False)
+DELETED_FIELD = pa.field(DELETED, pa.bool_(), nullable=False)
+
+# A segment of marks: HASH and TS of the marked row, so that it is cut and expires like the rows, and where the row is.
+SEGMENT = "$segment"  # string: the segment's key
+ROW = "$row"  # int64: the row's number in the segment
+MARKS_SCHEMA = pa.schema([*ENGINE_FIELDS[:2], pa.field(SEGMENT, pa.string(), False), pa.field(ROW, pa.int64(), False)])

@@ -1,89 +1,245 @@
-"""What the core needs to know of a job: plain values, compiled once from the resource by `core.compile`."""
+"""What the core needs to know of a job: plain values, compiled once from the resource by `core.compile`.
+
+A `Pipeline` is a chain of steps; docs/design/joins.md tells the story. Durations and times are milliseconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from enum import Enum
+from typing import Final, Literal
 
 import pyarrow as pa
 
-from joinery_runtime.core.expression import Expression
+from joinery_runtime.core.columns import DELETED_FIELD, ENGINE_FIELDS, JOINABLE_FIELD, MARK_FIELD
+from joinery_runtime.core.expression import ColumnRef, Expression
 
 LEFT: Final = 0
 RIGHT: Final = 1
-PARTS: Final = ("left", "right")
+SIDES: Final = (LEFT, RIGHT)
 
 # Watermark of an input that has ended (rule T7); printed as it is.
 END_OF_TIME: Final = 2**63 - 1
+BEGIN_OF_TIME: Final = -(2**63)
 
 Watermark = int | None  # None: nothing known yet
 
+WINDOW_COLUMNS: Final = ("window_start", "window_end")  # rule W4: after the user's columns, int64 milliseconds
+
+
+def clamp(ts: int) -> int:
+    """Arithmetic on watermarks stays in int64: the end of time stays the end, whatever is taken off it."""
+    return END_OF_TIME if ts >= END_OF_TIME else max(BEGIN_OF_TIME, ts)
+
+
+def earlier(watermark: Watermark, by_ms: int) -> Watermark:
+    """`watermark - by_ms`; END_OF_TIME is infinite."""
+    if watermark is None or watermark == END_OF_TIME:
+        return watermark
+    return clamp(watermark - by_ms)
+
+
+class Placement(Enum):
+    """Which shard gets a row: that of its key's hash; any (time-only joins, the side that is not broadcast); all."""
+
+    BY_KEY = "by key"
+    SPREAD = "spread"
+    EVERYWHERE = "everywhere"
+
 
 @dataclass(frozen=True, slots=True)
-class SideSpec:
-    """One side of a two-way join.
+class Intake:
+    """How decoded rows, or rows of the step before, become prepared rows of a side.
 
-    A row at `ts` matches rows of the other side in [ts + partner_lower_ms, ts + partner_upper_ms], both included.
-    `stored` lists the user columns that segments keep (without the event time, which is `$ts`).
+    `schema` is what comes in, `event_time` the column that becomes `$ts`, `keys` the key columns in the step's order,
+    `stored` the user columns that go on, `predicate` what only this side can decide. `preserved`: rows that cannot match
+    go on, with `$joinable` false. `table`: rows are versions and carry `$deleted`.
     """
 
-    input: str
     schema: pa.Schema
     event_time: str
     keys: tuple[str, ...]
     stored: tuple[str, ...]
-    predicate: Expression | None
-    partner_lower_ms: int
-    partner_upper_ms: int
+    predicate: Expression | None = None
+    preserved: bool = False
+    table: bool = False
+    placement: Placement = Placement.BY_KEY
+
+    def prepared_schema(self) -> pa.Schema:
+        added = [JOINABLE_FIELD] * self.preserved + [DELETED_FIELD] * self.table
+        return pa.schema([*ENGINE_FIELDS, *added, *self._stored_fields()])
+
+    def _stored_fields(self) -> list[pa.Field]:
+        return [self.schema.field(name) for name in self.stored]
+
+
+@dataclass(frozen=True, slots=True)
+class SideSpec:
+    """One side of a step. `part` names its rows in the state; `inputs` whose columns they carry (one, or those of all
+    steps before); `time` is the input whose event time is `$ts`, which the step's bound counts from; `marks`: rows of
+    this part have marks."""
+
+    part: str
+    inputs: tuple[str, ...]
+    time: str
+    intake: Intake
+    marks: bool = False
+
+    @property
+    def preserved(self) -> bool:
+        return self.intake.preserved
+
+    @property
+    def broadcast(self) -> bool:
+        return self.intake.placement is Placement.EVERYWHERE
+
+    @property
+    def marks_part(self) -> str:
+        return f"{self.part}.marks"
+
+    @property
+    def chained(self) -> bool:
+        """Whether its rows come from the step before."""
+        return len(self.inputs) > 1
+
+    def name_of(self, ref: ColumnRef) -> str:
+        """How an input's column is called in this side's batches."""
+        return str(ref) if self.chained else ref.column
+
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this part's segments."""
+        prepared = self.intake.prepared_schema()
+        kept = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
+        engine = len(ENGINE_FIELDS)
+        return pa.schema([*kept[:engine], *([MARK_FIELD] if self.marks else []), *kept[engine:]])
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """`right.ts - left.ts` in [lower, upper]. `drop_late` False is `lateData: reopen` (J7). `lenient`: the job is one
+    inner interval step, whose lateness is J6's first formula."""
+
+    lower: int
+    upper: int
+    allowed_lateness: int = 0
+    drop_late: bool = True
+    lenient: bool = True
+
+    def partner_bounds(self, side: int) -> tuple[int, int]:
+        """A row of `side` at ts matches rows of the other in [ts + first, ts + second]."""
+        return (self.lower, self.upper) if side == LEFT else (-self.upper, -self.lower)
+
+
+@dataclass(frozen=True, slots=True)
+class TumblingWindow:
+    """Windows [n * slide, n * slide + size) of event time; tumbling where slide is size."""
+
+    size: int
+    slide: int
+    allowed_lateness: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGap:
+    """Sessions formed by the rows of both sides together, per key: consecutive ones are <= gap apart (W1, S1)."""
+
+    gap: int
+    allowed_lateness: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """A stream row takes the table's version that is valid at its time (rules A1-A4)."""
+
+    history_retention: int
+    grace: int = 0
+
+
+Rule = Interval | TumblingWindow | SessionGap | AsOf
 
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    side: int
-    column: str
+    """`name` holds `column` (its name in the batches of `side`), or `expression` over input columns, of type `type`."""
+
     name: str
+    type: pa.DataType
+    side: int = LEFT
+    column: str = ""
+    expression: Expression | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class JoinSpec:
-    """An inner interval join (rules J1-J10). Durations are milliseconds."""
+class StepSpec:
+    """One join. `residual` is what both sides decide together; of an as-of step it includes what only the table can
+    decide, since that must not hide a version. `output` are the user's columns, or what the next step takes in."""
 
+    number: int
     sides: tuple[SideSpec, SideSpec]
+    rule: Rule
     residual: Expression | None
     output: tuple[OutputColumn, ...]
-    allowed_lateness_ms: int
-    drop_late: bool
 
-    def watermarks(self, by_input: Mapping[str, Watermark]) -> tuple[Watermark, Watermark]:
-        left, right = self.sides
-        return by_input[left.input], by_input[right.input]
-
-    def keep_from(self, side: int, watermarks: tuple[Watermark, Watermark]) -> int | None:
-        """The lowest event time of `side` that is still kept (J3), None where nothing can be dropped yet."""
-        other = watermarks[1 - side]
-        if other is None:
-            return None
-        return _clamp(other - self.sides[side].partner_upper_ms - self.allowed_lateness_ms)
-
-    def kept_for_ms(self, side: int) -> int:
-        """For how long of event time a row of `side` is kept, apart from the other input's watermark delay."""
-        return max(0, self.sides[side].partner_upper_ms + self.allowed_lateness_ms)
-
-    def accept_from(self, watermarks: tuple[Watermark, Watermark]) -> int | None:
-        """The lowest event time that is not dropped as late (J6, J7), None where nothing is."""
-        left, right = watermarks
-        if not self.drop_late or left is None or right is None:
-            return None
-        reach = max(side.partner_upper_ms for side in self.sides)
-        return _clamp(min(left, right) - reach - self.allowed_lateness_ms)
+    @property
+    def windowed(self) -> bool:
+        return isinstance(self.rule, TumblingWindow | SessionGap)
 
     def output_schema(self) -> pa.Schema:
-        return pa.schema([self.sides[c.side].schema.field(c.column).with_name(c.name) for c in self.output])
+        """The user's columns; a window step adds WINDOW_COLUMNS (W4)."""
+        window = [pa.field(name, pa.int64()) for name in WINDOW_COLUMNS] if self.windowed else []
+        return pa.schema([*(pa.field(c.name, c.type) for c in self.output), *window])
 
-    def side_of(self, name: str) -> int:
-        return LEFT if self.sides[LEFT].input == name else RIGHT
+    def place_of(self, ref: ColumnRef) -> tuple[int, str]:
+        """Which side holds an input's column, and its name in that side's batches."""
+        side = RIGHT if ref.input in self.sides[RIGHT].inputs else LEFT
+        return side, self.sides[side].name_of(ref)
+
+    @property
+    def broadcast(self) -> bool:
+        """A join on time only, without keys (J9)."""
+        return any(side.broadcast for side in self.sides)
 
 
-def _clamp(ts: int) -> int:
-    return max(-(2**63), min(2**63 - 1, ts))
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Which side of which step reads an input."""
+
+    name: str
+    step: int
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A job: `steps[k]` takes the output of `steps[k - 1]` as its left side. `inputs` are in the job's order."""
+
+    inputs: tuple[InputSpec, ...]
+    steps: tuple[StepSpec, ...]
+
+    @property
+    def last(self) -> StepSpec:
+        return self.steps[-1]
+
+    def input(self, name: str) -> InputSpec:
+        return next(found for found in self.inputs if found.name == name)
+
+    def intake(self, name: str) -> Intake:
+        found = self.input(name)
+        return self.steps[found.step].sides[found.side].intake
+
+    def side(self, part: str) -> tuple[StepSpec, int]:
+        """The step and side that a part of the state belongs to (also for its marks)."""
+        wanted = part.removesuffix(".marks")
+        return next((step, i) for step in self.steps for i in SIDES if step.sides[i].part == wanted)
+
+    def parts(self) -> Mapping[str, SideSpec]:
+        return {side.part: side for step in self.steps for side in step.sides}
+
+    def output_schema(self) -> pa.Schema:
+        return self.last.output_schema()
+
+
+def part_name(step: int, side: int) -> str:
+    name: Literal["left", "right"] = "left" if side == LEFT else "right"
+    return name if step == 0 else f"{name}.{step + 1}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from joinery_runtime.job.base import Model, NotYet, PositiveDuration, Text, not_yet
+from joinery_runtime.job.base import Int, Model, PositiveDuration, Text, not_yet
 from joinery_runtime.job.duration import format_duration, parse_duration
 
 
@@ -19,15 +19,56 @@ def _bound(value: Any) -> int:
 
 
 Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration, when_used="json")]
+JoinType = Literal["inner", "left", "right", "full"]
 
 
 class Interval(Model):
-    """`right.ts - left.ts` lies in [lower, upper], both ends included, in milliseconds; either may be negative. `of`
-    names the left input, whose times the bounds are counted from."""
+    """`right.ts - of.ts` lies in [lower, upper], both ends included, in milliseconds; either may be negative. `of`
+    names the input whose times the bounds are counted from: the first one, or any that a step before has joined."""
 
     of: Text
     lower: Bound
     upper: Bound
+
+
+class Hopping(Model):
+    """A window of `size` starts every `slide`; a row is in several when they overlap."""
+
+    size: PositiveDuration
+    slide: PositiveDuration
+
+
+class Session(Model):
+    """A window ends when neither side has had a row of the key for longer than `gap`."""
+
+    gap: PositiveDuration
+
+
+class Window(Model):
+    """Rows match when both are in the same window; exactly one of the three."""
+
+    tumbling: PositiveDuration | None = None
+    hopping: Hopping | None = None
+    session: Session | None = None
+
+
+class AsOf(Model):
+    """Each row takes the table's version that is valid at its time. Superseded versions are kept for
+    `historyRetention`; rows wait for `grace` so that late versions are seen."""
+
+    history_retention: PositiveDuration
+    grace: PositiveDuration = 0
+
+
+class Limits(Model):
+    """Caps on each side of the step, and what happens at one: `fail` stops the job before anything of the epoch is
+    committed; `pause` reads no more of that side until its state has shrunk. A key with more rows than `hotKeyWarning`
+    is warned about."""
+
+    max_state_bytes: Text | None = None
+    max_records: Annotated[Int, Field(ge=1)] | None = None
+    on_limit: Literal["fail", "pause"] = "fail"
+    hot_key_warning: Annotated[Int, Field(ge=1)] = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +89,27 @@ def parse_reference(text: str) -> Reference | None:
 
 
 class JoinStep(Model):
-    """Joins the first input (the left side) with `right`. `keys` maps `left.column` to `right.column`."""
+    """Joins the first input, or what the step before made, with `right`. `keys` maps `<earlier>.column` to
+    `right.column`."""
 
     right: Text
-    type: Annotated[Literal["inner"], not_yet("a {} join", "left", "right", "full", todo="use inner")] = "inner"
+    type: JoinType = "inner"
     keys: dict[str, str]
     interval: Interval | None = None
-    window: Annotated[None, NotYet("a window join", "use interval")] = None
-    as_of: Annotated[None, NotYet("an asOf join", "use interval")] = None
+    window: Window | None = None
+    as_of: AsOf | None = None
     where: Text | None = None
     late_data: Literal["drop", "reopen"] = "drop"
     allowed_lateness: PositiveDuration = 0
-    broadcast: Annotated[None, NotYet("broadcast (a join on time only)", "name at least one key")] = None
+    broadcast: Text | None = None
     co_partitioned: Annotated[Literal[False], not_yet("coPartitioned: true", True, todo="leave it out")] = False
-    limits: Annotated[None, NotYet("limits")] = None
+    limits: Limits | None = None
 
 
 class SelectItem(Model):
-    """One output column: `column` is `input.column`; without `as` it keeps its name without the input's."""
+    """One output column: `column` is `input.column`, or `expression` an SQL expression over such columns; without `as`
+    a column keeps its name without the input's."""
 
-    column: Text
+    column: Text | None = None
+    expression: Text | None = None
     as_: Annotated[str | None, Field(alias="as", min_length=1)] = None

@@ -1,0 +1,110 @@
+"""What a kernel gets and what it gives: one step of one shard in one epoch, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.columns import MARK
+from joinery_runtime.core.segment import Run
+from joinery_runtime.core.spec import StepSpec
+
+# Order of a trace's rows (interfaces.md, "Traces"): closings first, by (ts, side, partition, offset) of the row that is
+# closed (of a pair: of its left row); then matches, by the later row's (side, partition, offset). The partner's place
+# comes after both, -1 where there is none, and then the window's start, 0 where there is none.
+ORDER_COLUMNS = (
+    "$phase",  # CLOSING or ARRIVAL
+    "$order_ts",  # of a closing; 0 for matches
+    "$order_side",
+    "$order_partition",
+    "$order_offset",
+    "$partner_partition",
+    "$partner_offset",
+    "$order_window",
+)
+CLOSING, ARRIVAL = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """See docs/design/joins.md, "Horizons". None: nothing can be closed yet."""
+
+    before: int | None = None
+    now: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """The rows of a live segment that belong to this shard.
+
+    `first` is the row number of the run's first row in the segment; `marked` is bool[n], all rows' marks as committed
+    (None: rows of this part have no marks).
+    """
+
+    segment: str
+    run: Run
+    first: int = 0
+    marked: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """One shard's work in a step; pairs are (left, right).
+
+    `arrivals` are prepared rows (None: none), with `$joinable` where the side is preserved; `kept` is what is in the
+    state; `accept_from` the lowest event time of each side that is not late (None: nothing is); `ordered` asks for
+    ORDER_COLUMNS after the output columns.
+    """
+
+    arrivals: tuple[pa.RecordBatch | None, pa.RecordBatch | None]
+    kept: tuple[Sequence[KeptRun], Sequence[KeptRun]]
+    horizons: tuple[Horizon, Horizon]
+    accept_from: tuple[int | None, int | None] = (None, None)
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`output` are batches of the step's output schema (bounded in size), with ORDER_COLUMNS if they were asked for.
+
+    `kept` are the arrivals that join the state, sorted, with `$mark` where the part has marks. `marks` gives, per side
+    and segment, the row numbers in the segment (int64) that are marked from now on. `finished` names segments of which
+    this shard's rows are all gone, where event times do not tell. `dropped` counts arrivals by reason (`late`, ...),
+    `lookups` arrivals that were looked up in the other side, `matches` the pairs that came of it.
+    """
+
+    output: Sequence[pa.RecordBatch] = ()
+    kept: tuple[Run | None, Run | None] = (None, None)
+    marks: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]] = field(default=({}, {}))
+    finished: frozenset[str] = frozenset()
+    dropped: tuple[Mapping[str, int], Mapping[str, int]] = field(default=({}, {}))
+    lookups: tuple[int, int] = (0, 0)
+    matches: int = 0
+
+
+class Kernel(Protocol):
+    """Runs a step; pure: no I/O, no clock, no randomness, the same arguments give the same rows."""
+
+    def __call__(self, step: StepSpec, work: StepWork) -> StepResult: ...
+
+
+class Survivors(Protocol):
+    """Which rows of runs of one side a compaction keeps, under the horizon that is in force; `whole` says that the runs
+    are all that the shard has of the part. The results are sorted as they were; `marked` goes with them."""
+
+    def __call__(
+        self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon, *, whole: bool
+    ) -> Sequence[KeptRun]: ...
+
+
+def with_marks(run: Run, marked: np.ndarray) -> Run:
+    """The run with its `$mark` column set, or added after the engine's columns."""
+    batch, column = run.batch, pa.array(marked, pa.bool_())
+    at = batch.schema.get_field_index(MARK)
+    if at >= 0:
+        return Run.view(batch.set_column(at, batch.schema.field(at), column))
+    raise AssertionError(f"a segment of this part has no column {MARK}: {batch.schema.names}")
