@@ -23,10 +23,10 @@ _TOO_DEEP = "is nested too deep, or has too many conditions, to be read; write f
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """`step` is an entry of `spec.joins`, `select` is `spec.select`, both as YAML would hold them. With `problems` they
-    are not to be used."""
+    """`steps` are the entries of `spec.joins`, `select` is `spec.select`, both as YAML would hold them. With `problems`
+    they are not to be used."""
 
-    step: dict[str, Any]
+    steps: tuple[dict[str, Any], ...]
     select: list[dict[str, str]]
     problems: tuple[str, ...] = ()
 
@@ -42,26 +42,26 @@ def check_shape(sql: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def translate(sql: str, tables: tuple[Table, Table]) -> Translation:
+def translate(sql: str, tables: tuple[Table, ...]) -> Translation:
     """`tables` are the job's inputs in their order, which need not be that of the SQL: an inner join is the same from
     either side."""
     try:
         return _translate(sql, tables)
     except RecursionError:
-        return Translation({}, [], (_TOO_DEEP,))
+        return Translation((), [], (_TOO_DEEP,))
 
 
-def _translate(sql: str, tables: tuple[Table, Table]) -> Translation:
+def _translate(sql: str, tables: tuple[Table, ...]) -> Translation:
     report = Report(sql)
     read = _read(sql, report)
     if read is None:
-        return Translation({}, [], report.problems)
+        return Translation((), [], report.problems)
     shape, options = read
     names = Names(shape.sources, tables, report)
     items = selection(shape.items, names, report)
     conditions = read_conditions(shape.conditions, names, tables, report)
     if not names.complete:
-        return Translation({}, [], report.problems)
+        return Translation((), [], report.problems)
     second = shape.sources[1].at
     conditions.bounds += _option_bounds(options, swapped=shape.sources[0].name != tables[0].name)
     conditions.broken = conditions.broken or shape.broken or options.broken
@@ -70,7 +70,8 @@ def _translate(sql: str, tables: tuple[Table, Table]) -> Translation:
         report.add(second, f"there is no equality of columns, so every row would meet every row (rule J9); {todo}")
     bounds = _tightest(conditions, names, second, report)
     lateness = _lateness(options, bounds, report)
-    return Translation(_step(tables, conditions, bounds, lateness), [_item(item) for item in items], report.problems)
+    steps = (_step(tables, conditions, bounds, lateness),)
+    return Translation(steps, [_item(item) for item in items], report.problems)
 
 
 def _read(sql: str, report: Report) -> tuple[Shape, Options] | None:
