@@ -13,8 +13,10 @@ from joinery_runtime.job.parts import (
     repeats,
     unknown_column,
 )
+from joinery_runtime.job.wording import listed
 
 _EVENT_TIME_TYPES = ("timestamp", "int64")
+_TEXT_KEY_TYPES = ("string", "int32", "int64")
 
 
 def _number_of_inputs(parts: Parts) -> Iterator[Finding]:
@@ -77,6 +79,31 @@ def _a_group_each(parts: Parts) -> Iterator[Finding]:
             yield at, f"two inputs have {name} {value!r}; each input is a group of its own: give each another name"
 
 
+def _table_key(parts: Parts) -> Iterator[Finding]:
+    for part in parts.inputs:
+        at, names = (*part.at, "table", "key"), items(part.data, "table", "key")
+        for i, name in repeats(names):
+            yield (*at, i), f"the key names column {name!r} twice; drop one"
+        for i, name in enumerate(names):
+            if part.types is not None and isinstance(name, str) and name and name not in part.types:
+                yield (*at, i), unknown_column(name, part)
+            elif isinstance(name, str) and name == part.data.get("eventTime"):
+                yield (*at, i), f"{name!r} is the event time, which tells versions of one key apart; drop it"
+
+
+def _text_key(parts: Parts) -> Iterator[Finding]:
+    for part in parts.inputs:
+        names = items(part.data, "table", "key")
+        if dig(part.data, "table", "keyFormat") != "string" or not names:
+            continue
+        at = (*part.at, "table", "keyFormat")
+        kind = (part.types or {}).get(names[0]) if isinstance(names[0], str) else None
+        if len(names) > 1:
+            yield at, f"string keys hold one column, the key has {len(names)}; write json"
+        elif kind is not None and kind.name not in _TEXT_KEY_TYPES:
+            yield at, f"column {names[0]!r} is {kind}; a string key holds {listed(_TEXT_KEY_TYPES)}; write json"
+
+
 RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     _number_of_inputs,
     _distinct_inputs,
@@ -86,4 +113,6 @@ RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     _one_topic,
     _offsets_of_one_topic,
     _a_group_each,
+    _table_key,
+    _text_key,
 )

@@ -13,7 +13,6 @@ from joinery_runtime.job.base import (
     FilePath,
     Int,
     Model,
-    NotYet,
     PositiveDuration,
     Setting,
     Text,
@@ -128,8 +127,19 @@ class Watermark(Model):
     explicit: Bool = False
 
 
+class Table(Model):
+    """An input that is a changelog: each row is the version of its `key` columns from its event time on (rule A1).
+
+    A record without a value deletes: its key columns come from the record's own key, read by `key_format` (`json`: an
+    object that has them; `string`: the one key column as text), its event time is the Kafka record's timestamp."""
+
+    key: Annotated[tuple[Text, ...], Field(min_length=1)]
+    key_format: Literal["json", "string"] = "json"
+
+
 class Input(Model):
-    """One input: exactly one of `kafka` and `file`. `event_time` names a timestamp or int64 (milliseconds) column."""
+    """One input: exactly one of `kafka` and `file`. `event_time` names a timestamp or int64 (milliseconds) column.
+    `table` is for the right input of an as-of step."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
     kafka: KafkaInput | None = None
@@ -140,8 +150,7 @@ class Input(Model):
     columns: Annotated[tuple[Column, ...], Field(alias="schema", min_length=1)]
     event_time: Text
     watermark: Watermark = Watermark()
-    table: Annotated[None, NotYet("a table input (for asOf joins)")] = None
-    key_format: Annotated[None, NotYet("keyFormat (for table inputs)")] = None
+    table: Table | None = None
 
     @property
     def bounded(self) -> bool:
