@@ -2,12 +2,14 @@
 
 from joinery_runtime.sources.base import Bounds, Known, PartitionRef, Range, RawBatch, SourcePlanner, SourceReader
 from joinery_runtime.sources.csv_decoder import CsvDecoder
-from joinery_runtime.sources.factory import decoder_for, planner_for, reader_for
+from joinery_runtime.sources.factory import decoder_for, json_decoder_for, planner_for, reader_for
 from joinery_runtime.sources.files import line_number
 from joinery_runtime.sources.json_decoder import JsonDecoder
 from joinery_runtime.sources.records import BadRecord, Decoded, Decoder
+from joinery_runtime.sources.table_decoder import DELETE, TableDecoder
 
 __all__ = [
+    "DELETE",
     "BadRecord",
     "Bounds",
     "CsvDecoder",
@@ -20,7 +22,9 @@ __all__ = [
     "RawBatch",
     "SourcePlanner",
     "SourceReader",
+    "TableDecoder",
     "decoder_for",
+    "json_decoder_for",
     "line_number",
     "planner_for",
     "reader_for",

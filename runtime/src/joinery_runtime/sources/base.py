@@ -70,15 +70,25 @@ class Range:
 class RawBatch:
     """Undecoded records of one partition, in offset order.
 
-    `values` and `keys` are binary arrays of n records (null where the record has none), `offsets` is int64[n]. `lost`
-    counts offsets of the range that the broker had deleted (`onDataLoss: continue`); n is 0 then.
+    `values` and `keys` are binary arrays of n records (null where the record has none), `offsets` is int64[n].
+    `timestamps`, int64[n], are those of the Kafka records, in milliseconds (negative where a record has none). Keys and
+    timestamps are only there for table inputs, and only from Kafka. `lost` counts offsets of the range that the broker
+    had deleted (`onDataLoss: continue`); n is 0 then.
     """
 
     partition: PartitionRef
     offsets: np.ndarray
     values: pa.BinaryArray
     keys: pa.BinaryArray | None = None
+    timestamps: np.ndarray | None = None
     lost: int = 0
+
+    def part(self, start: int, stop: int | None = None) -> RawBatch:
+        """The records at these positions of the batch (as of a slice)."""
+        cut = slice(start, stop)
+        keys = None if self.keys is None else self.keys[cut]
+        timestamps = None if self.timestamps is None else self.timestamps[cut]
+        return RawBatch(self.partition, self.offsets[cut], self.values[cut], keys, timestamps)
 
 
 class SourcePlanner(Protocol):

@@ -51,10 +51,13 @@ def _checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataTy
 
 def fault(column: str, value: object, target: pa.DataType) -> str:
     """Why a value cannot be in a column."""
-    shown = repr(value)
-    if len(shown) > _SHOWN:
-        shown = shown[:_SHOWN] + "..."
-    return f"column {column}: {shown} is not a valid {_described(target)}"
+    return f"column {column}: {shown(value)} is not a valid {_described(target)}"
+
+
+def shown(value: object) -> str:
+    """A value as reasons show it."""
+    text = repr(value)
+    return text[:_SHOWN] + "..." if len(text) > _SHOWN else text
 
 
 def _described(target: pa.DataType) -> str:

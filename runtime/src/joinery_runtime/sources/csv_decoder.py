@@ -19,6 +19,7 @@ from joinery_runtime.sources.convert import convert
 from joinery_runtime.sources.records import (
     NULL_VALUE,
     BadRecord,
+    ByValue,
     Decoded,
     Fault,
     IntArray,
@@ -37,7 +38,7 @@ _FIELD = r'(?:"(?:[^"]|"")*"|[^",\r\n]*)'
 _WELL_FORMED = rf"\A{_FIELD}(?:,{_FIELD})*\z"
 
 
-class CsvDecoder:
+class CsvDecoder(ByValue):
     """Decodes records whose fields come in the order of `names` (default: the schema's) into rows of `schema`.
 
     `names` may hold columns that the schema does not; they are skipped.

@@ -23,6 +23,7 @@ from joinery_runtime.sources.json_faults import Explainer
 from joinery_runtime.sources.records import (
     NULL_VALUE,
     BadRecord,
+    ByValue,
     Decoded,
     Fault,
     IntArray,
@@ -50,7 +51,7 @@ _DIRECT: dict[pa.DataType, type[pl.DataType]] = {
 }
 
 
-class JsonDecoder:
+class JsonDecoder(ByValue):
     """Decodes JSON objects into rows of `schema`."""
 
     def __init__(self, schema: pa.Schema) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,6 @@ from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.inputs import KafkaInput
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
 from joinery_runtime.sources.kafka_client import UNANSWERED, Cluster, LastError, connect, consumer_settings
-from joinery_runtime.sources.records import IntArray
 
 _BATCH = 10_000  # records that one call takes from the client
 _POLL_SECONDS = 0.05
@@ -25,10 +24,10 @@ _GONE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 
 class KafkaReader:
     """One consumer per partition, so that reading one never waits for another's records; the least recently used goes
-    when there are too many."""
+    when there are too many. `keyed`: batches have the records' keys and timestamps too."""
 
-    def __init__(self, name: str, kafka: KafkaInput) -> None:
-        self._cluster = Cluster.of(name, kafka)
+    def __init__(self, name: str, kafka: KafkaInput, *, keyed: bool = False) -> None:
+        self._cluster, self._keyed = Cluster.of(name, kafka), keyed
         self._skip = kafka.on_data_loss == "continue"
         self._open: dict[PartitionRef, _PartitionReader] = {}
 
@@ -44,7 +43,7 @@ class KafkaReader:
             self._open.popitem()[1].close()
 
     def _opened(self, partition: PartitionRef) -> _PartitionReader:
-        return _PartitionReader(self._cluster.at(partition.topic), partition, skip=self._skip)
+        return _PartitionReader(self._cluster.at(partition.topic), partition, skip=self._skip, keyed=self._keyed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,7 @@ class _Fetched:
     """Consecutive records, and the offset that the partition is known to have been read up to (exclusive). `lost`
     counts offsets before that which the broker had deleted."""
 
-    offsets: IntArray
-    values: pa.BinaryArray
+    records: RawBatch
     seen: int
     lost: int = 0
 
@@ -61,8 +59,8 @@ class _Fetched:
 class _PartitionReader:
     """`skip`: records that the broker has deleted are counted and left out; otherwise they are a DataLoss."""
 
-    def __init__(self, cluster: Cluster, partition: PartitionRef, *, skip: bool) -> None:
-        self._cluster, self._partition, self._skip = cluster, partition, skip
+    def __init__(self, cluster: Cluster, partition: PartitionRef, *, skip: bool, keyed: bool) -> None:
+        self._cluster, self._partition, self._skip, self._keyed = cluster, partition, skip, keyed
         self._errors = LastError()
         self._consumer = connect(Consumer, consumer_settings(cluster, self._errors), cluster)
         self._ahead: list[_Fetched] = []  # fetched and not yet asked for
@@ -77,13 +75,13 @@ class _PartitionReader:
         self._position = -1
         while planned.start < planned.end_exclusive:
             fetched = self._ahead.pop(0) if self._ahead else self._fetch(planned)
-            wanted = int(np.searchsorted(fetched.offsets, planned.end_exclusive))
+            wanted = int(np.searchsorted(fetched.records.offsets, planned.end_exclusive))
             if wanted:
-                yield RawBatch(self._partition, fetched.offsets[:wanted], fetched.values[:wanted])
+                yield fetched.records.part(0, wanted)
             if fetched.lost:
-                yield RawBatch(self._partition, fetched.offsets[:0], fetched.values[:0], lost=fetched.lost)
+                yield replace(fetched.records.part(0, 0), lost=fetched.lost)
             if fetched.seen >= planned.end_exclusive:
-                self._ahead.insert(0, _Fetched(fetched.offsets[wanted:], fetched.values[wanted:], fetched.seen))
+                self._ahead.insert(0, _Fetched(fetched.records.part(wanted), fetched.seen))
                 break
         self._position = planned.end_exclusive
 
@@ -118,9 +116,17 @@ class _PartitionReader:
         )
 
     def _fetched(self, messages: Sequence[Message]) -> _Fetched:
-        offsets = np.fromiter(map(Message.offset, messages), np.int64, len(messages))
         lost, self._lost = self._lost, 0
-        return _Fetched(offsets, pa.array(list(map(Message.value, messages)), pa.binary()), self._seen, lost)
+        return _Fetched(self._records(messages), self._seen, lost)
+
+    def _records(self, messages: Sequence[Message]) -> RawBatch:
+        offsets = np.fromiter(map(Message.offset, messages), np.int64, len(messages))
+        values = pa.array(list(map(Message.value, messages)), pa.binary())
+        if not self._keyed:
+            return RawBatch(self._partition, offsets, values)
+        keys = pa.array(list(map(Message.key, messages)), pa.binary())
+        timestamps = np.fromiter((message.timestamp()[1] for message in messages), np.int64, len(messages))
+        return RawBatch(self._partition, offsets, values, keys, timestamps)
 
     def _without_events(self, messages: Sequence[Message], planned: Range) -> list[Message]:
         """The records among messages that also bring errors or the news that the end was reached."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from joinery_runtime.sources.base import RawBatch
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -31,18 +34,31 @@ class BadRecord:
 class Decoded:
     """`rows` has the input's schema; `index[i]` is the position in the batch of the record that row i comes from.
 
-    `index` ascends, and together with `bad` (ascending too) it names every record of the batch exactly once.
+    `index` ascends, and together with `bad` (ascending too) it names every record of the batch exactly once. `deleted`
+    (None: the input is no table) says which rows are deletions: of these only key and event time count, the other
+    columns are null.
     """
 
     rows: pa.Table
     index: IntArray
     bad: Sequence[BadRecord]
+    deleted: BoolArray | None = None
 
 
 class Decoder(Protocol):
     """Turns whole batches of undecoded records into rows. Never raises for what a record holds. Not thread-safe."""
 
+    def decode_batch(self, raw: RawBatch) -> Decoded: ...
+
+
+class ByValue(ABC):
+    """A decoder that looks at nothing but the records' values; one without a value is bad."""
+
+    @abstractmethod
     def decode(self, values: pa.BinaryArray) -> Decoded: ...
+
+    def decode_batch(self, raw: RawBatch) -> Decoded:
+        return self.decode(raw.values)
 
 
 def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:
@@ -64,7 +80,7 @@ def with_bad(decoded: Decoded, extra: Sequence[BadRecord]) -> Decoded:
     """The same rows with more bad records, in ascending order."""
     if not extra:
         return decoded
-    return Decoded(decoded.rows, decoded.index, sorted([*decoded.bad, *extra], key=lambda record: record.index))
+    return replace(decoded, bad=sorted([*decoded.bad, *extra], key=lambda record: record.index))
 
 
 def in_pieces(

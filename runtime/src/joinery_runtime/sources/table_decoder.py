@@ -1,0 +1,175 @@
+"""Changelogs: records that are versions of a key, and those that delete it (rule A1).
+
+A record without a value (a tombstone of Kafka) deletes: the key columns come from the record's key, the event time is
+the record's timestamp. In JSON a row with `"$delete": true` deletes too; it has key and event time in columns, as every
+row. It is how files and traces delete, and Kafka where a deletion is to have an event time of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.sources.base import RawBatch
+from joinery_runtime.sources.convert import convert, shown
+from joinery_runtime.sources.json_decoder import JsonDecoder
+from joinery_runtime.sources.records import (
+    BadRecord,
+    BoolArray,
+    ByValue,
+    Decoded,
+    Fault,
+    IntArray,
+    drop_rows,
+    set_aside,
+    with_bad,
+)
+
+DELETE = "$delete"  # no user column starts with $
+DELETE_FIELD = pa.field(DELETE, pa.bool_())
+
+_TOMBSTONE = "deletion (null value)"
+
+
+@dataclass(frozen=True, slots=True)
+class Changelog:
+    """What a table's rows are: their schema, which columns are the key and the event time, and the form of record
+    keys."""
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    event_time: str
+    key_format: Literal["json", "string"] = "json"
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        return pa.schema([self.schema.field(name) for name in self.key])
+
+
+class TableDecoder:
+    """Decodes a changelog into rows of its schema. `values` reads records that have a value into such rows; where the
+    format can say it, with DELETE_FIELD as one more column."""
+
+    def __init__(self, changelog: Changelog, values: ByValue) -> None:
+        self._changelog, self._values = changelog, values
+        text = changelog.key_format == "string"
+        self._keys = _TextKeys(changelog.key_schema) if text else JsonDecoder(changelog.key_schema)
+
+    def decode_batch(self, raw: RawBatch) -> Decoded:
+        if not raw.values.null_count:
+            return self._versions(raw.values)
+        null = raw.values.is_null().to_numpy(zero_copy_only=False)
+        with_value, without = np.flatnonzero(~null), np.flatnonzero(null)
+        versions = self._versions(raw.values.take(pa.array(with_value)))
+        return _interleaved(_at(versions, with_value), _at(self._tombstones(raw, without), without))
+
+    def _versions(self, values: pa.BinaryArray) -> Decoded:
+        decoded = self._values.decode(values)
+        at = decoded.rows.schema.get_field_index(DELETE)
+        if at < 0:
+            return replace(decoded, deleted=np.zeros(len(decoded.index), dtype=np.bool_))
+        deleted = pc.fill_null(decoded.rows.column(at), False)
+        return replace(decoded, rows=self._bare(decoded.rows.remove_column(at), deleted), deleted=deleted.to_numpy())
+
+    def _bare(self, rows: pa.Table, deleted: pa.ChunkedArray) -> pa.Table:
+        """The rows with nothing but key and event time where they are deletions."""
+        if not pc.any(deleted).as_py():
+            return rows
+        for at, field in enumerate(rows.schema):
+            if field.name not in {*self._changelog.key, self._changelog.event_time}:
+                rows = rows.set_column(at, field, pc.if_else(deleted, pa.scalar(None, field.type), rows.column(at)))
+        return rows
+
+    def _tombstones(self, raw: RawBatch, places: IntArray) -> Decoded:
+        """Deletions by the records at these places of the batch; `index` counts within these."""
+        assert raw.keys is not None, "the reader of a table input gives keys"
+        assert raw.timestamps is not None, "the reader of a table input gives timestamps"
+        keys, times = raw.keys.take(pa.array(places)), raw.timestamps[places]
+        index = np.arange(len(places), dtype=np.int64)
+        present, index, keyless = set_aside(keys, index, keys.is_null(), f"{_TOMBSTONE} without a record key")
+        found = _at(self._keys.decode(present), index)
+        rows = self._rows(found.rows, times[found.index])
+        kept = drop_rows(rows, found.index, [*self._incomplete(found, keys), *_untimed(times[found.index])])
+        refused = [BadRecord(bad.index, self._refusal(keys[bad.index], bad.reason)) for bad in found.bad]
+        return replace(with_bad(kept, [*keyless, *refused]), deleted=np.ones(len(kept.index), dtype=np.bool_))
+
+    def _rows(self, keys: pa.Table, times: IntArray) -> pa.Table:
+        schema = self._changelog.schema
+        columns = {field.name: pa.nulls(len(times), field.type) for field in schema}
+        columns |= {name: keys[name] for name in keys.column_names}
+        columns[self._changelog.event_time] = pa.array(times).cast(schema.field(self._changelog.event_time).type)
+        return pa.table(columns, schema=schema)
+
+    def _incomplete(self, found: Decoded, keys: pa.BinaryArray) -> list[Fault]:
+        """Keys that lack a column. A key in another layout than the table's would else delete nothing, unnoticed."""
+        faults: list[Fault] = []
+        for name in found.rows.column_names:
+            missing, reason = found.rows[name].is_null().to_numpy(), f"column {name} is missing or null"
+            faults.append((missing, [self._refusal(keys[i], reason) for i in found.index[missing].tolist()]))
+        return faults
+
+    def _refusal(self, key: pa.BinaryScalar, reason: str) -> str:
+        text = key.as_py().decode(errors="replace")
+        return f"{_TOMBSTONE} by record key {shown(text)}: {reason} (keyFormat {self._changelog.key_format})"
+
+
+class _TextKeys(ByValue):
+    """Keys that are one column as text: a string as it is, numbers as `convert` says."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        index = np.arange(len(values), dtype=np.int64)
+        values, index, garbled = set_aside(values, index, _not_utf8(values), "not UTF-8")
+        field = self._schema.field(0)
+        column, faults = convert(field.name, pl.Series(values.cast(pa.string()), dtype=pl.String), field.type)
+        return with_bad(drop_rows(pa.table([column], schema=self._schema), index, faults), garbled)
+
+
+def _not_utf8(values: pa.BinaryArray) -> pa.BooleanArray:
+    """Looks at keys one by one only where at least one is known to be bad."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([not _is_utf8(value) for value in values.to_pylist()])
+    return pa.array(np.zeros(len(values), dtype=np.bool_))
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _untimed(times: IntArray) -> list[Fault]:
+    missing = times < 0
+    reason = f"{_TOMBSTONE}: the record has no timestamp, which would be its event time"
+    return [(missing, [reason] * int(missing.sum()))]
+
+
+def _at(decoded: Decoded, places: IntArray) -> Decoded:
+    """A part of a batch that was decoded by itself: its records by their places in the batch."""
+    bad = [BadRecord(int(places[record.index]), record.reason) for record in decoded.bad]
+    return replace(decoded, index=places[decoded.index], bad=bad)
+
+
+def _interleaved(first: Decoded, second: Decoded) -> Decoded:
+    """Two parts of a batch as one, in the records' order."""
+    index = np.concatenate([first.index, second.index])
+    order = np.argsort(index)
+    rows = pa.concat_tables([first.rows, second.rows]).take(pa.array(order))
+    deleted = np.concatenate([_flags(first), _flags(second)])[order]
+    return with_bad(Decoded(rows, index[order], first.bad, deleted), second.bad)
+
+
+def _flags(decoded: Decoded) -> BoolArray:
+    assert decoded.deleted is not None, "both parts are of a table"
+    return decoded.deleted
