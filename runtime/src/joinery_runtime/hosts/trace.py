@@ -29,9 +29,8 @@ def run_trace(
     """One result per step. Raises JoineryError naming the step that is not one. `store` must not know the job yet."""
     with local_stage(store) if stage is None else nullcontext(stage) as opened:
         trace = _Trace(job, store, shards or job.spec.shards, opened)
-        inputs = [side.name for side in job.spec.inputs]
         for number, step in enumerate(steps, start=1):
-            check_step(number, step, inputs)
+            check_step(number, step, job.spec.inputs)
             yield {"step": number, **trace.step(step)}
 
 

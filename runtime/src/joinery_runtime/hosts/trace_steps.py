@@ -12,14 +12,17 @@ import pyarrow as pa
 from joinery_runtime.engine.plan import partition_id
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Input
+from joinery_runtime.job.inputs import Table
+from joinery_runtime.sources import DELETE
 from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
 
 Step = Mapping[str, Any]
 MAX_SHARDS = 4096
 
 
-def check_step(number: int, step: Step, inputs: Collection[str]) -> None:
-    """Raises JoineryError when it is not a step, or names an input that the job does not have."""
+def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
+    """Raises JoineryError when it is not a step, names an input that the job does not have, or deletes in a way that
+    no table of the job's understands."""
     kind = _KINDS.get(frozenset(step))
     if kind is None:
         todo = f"A step has {', '.join('input and rows' if 'input' in keys else min(keys) for keys in _KINDS)}"
@@ -27,9 +30,27 @@ def check_step(number: int, step: Step, inputs: Collection[str]) -> None:
     shape, is_shape, names = kind
     if not is_shape(step):
         raise JoineryError(f"step {number} is not a step", facts=f"{shape} is expected")
+    by_name = {side.name: side for side in inputs}
     for name in names(step):
-        if name not in inputs:
-            raise JoineryError(f"step {number} names input {name!r}", facts=f"the job has {sorted(inputs)}")
+        if name not in by_name:
+            raise JoineryError(f"step {number} names input {name!r}", facts=f"the job has {sorted(by_name)}")
+    for name, rows in rows_by_input(step).items():
+        for at, row in enumerate(rows):
+            if DELETE in row:
+                _check_deletion(f"step {number}: row {at} of {name!r}", row, by_name[name].table)
+
+
+def _check_deletion(place: str, row: Mapping[str, Any], table: Table | None) -> None:
+    if table is None:
+        todo = f"Only rows of a table may have {DELETE}; give the input table: {{key: [...]}}, or leave {DELETE} out"
+        raise JoineryError(f"{place} deletes, and the input is no table", facts=json.dumps(row), todo=todo)
+    if row[DELETE] is not True:
+        todo = f"A deletion has {DELETE}: true, any other row has no {DELETE}"
+        raise JoineryError(f"{place} has {DELETE}: {json.dumps(row[DELETE])}", facts=json.dumps(row), todo=todo)
+    missing = [name for name in table.key if name not in row]
+    if missing:
+        todo = f"A deletion names its key: {', '.join(table.key)}"
+        raise JoineryError(f"{place} deletes without {', '.join(missing)}", facts=json.dumps(row), todo=todo)
 
 
 def rows_by_input(step: Step) -> Mapping[str, Sequence[Mapping[str, Any]]]:
