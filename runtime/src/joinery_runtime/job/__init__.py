@@ -20,22 +20,26 @@ from joinery_runtime.job.outputs import (
     PostgresStore,
     StoreSpec,
 )
-from joinery_runtime.job.resource import (
-    KeyPair,
-    Metadata,
-    OutputColumn,
-    SparkSpec,
-    StreamJoin,
-    StreamJoinSpec,
-    Trigger,
-    Upgrade,
-)
+from joinery_runtime.job.pods import SparkSpec
+from joinery_runtime.job.resource import Metadata, OutputColumn, StreamJoin, StreamJoinSpec, Trigger, Upgrade
 from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.signature import Comparison, compare, signature
-from joinery_runtime.job.steps import Interval, JoinStep, Reference, SelectItem
+from joinery_runtime.job.steps import (
+    AsOf,
+    Hopping,
+    Interval,
+    JoinStep,
+    KeyPair,
+    Limits,
+    Reference,
+    SelectItem,
+    Session,
+    Window,
+)
 from joinery_runtime.job.types import ColumnType, parse_type
 
 __all__ = [
+    "AsOf",
     "AtOffsets",
     "AtTimestamp",
     "Column",
@@ -46,12 +50,14 @@ __all__ = [
     "Explanation",
     "FileInput",
     "FileOutput",
+    "Hopping",
     "Input",
     "Interval",
     "JoinStep",
     "KafkaInput",
     "KafkaOutput",
     "KeyPair",
+    "Limits",
     "MemoryStore",
     "Metadata",
     "Output",
@@ -62,6 +68,7 @@ __all__ = [
     "SecretKeyRef",
     "SecretRef",
     "SelectItem",
+    "Session",
     "SparkSpec",
     "StoreSpec",
     "StreamJoin",
@@ -69,6 +76,7 @@ __all__ = [
     "Trigger",
     "Upgrade",
     "Watermark",
+    "Window",
     "compare",
     "definition",
     "explain",

@@ -129,7 +129,7 @@ def explain(job: StreamJoin, stored: Mapping[str, Sequence[str]] | None = None) 
 
 
 def _assumed_columns(job: StreamJoin) -> dict[str, list[str]]:
-    used = {(column.source.input, column.source.column) for column in job.output_columns}
+    used = {(c.source.input, c.source.column) for c in job.output_columns if c.source is not None}
     used |= {(job.left.name, pair.left) for pair in job.key_pairs}
     used |= {(job.right.name, pair.right) for pair in job.key_pairs}
     every = job.step.where is not None

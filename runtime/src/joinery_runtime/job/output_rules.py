@@ -14,6 +14,7 @@ from joinery_runtime.job.parts import (
     repeats,
     unknown_column,
 )
+from joinery_runtime.job.steps import output_prefixes
 from joinery_runtime.job.wording import listed, suggestion
 
 
@@ -23,7 +24,7 @@ def _select(parts: Parts) -> Iterator[Finding]:
         found = reference(text)
         if isinstance(text, str) and text and found is None:
             yield at, f"{text!r} does not name its input; write <input>.{text}"
-        if found is None or not parts.two_named:
+        if found is None or not parts.all_named:
             continue
         side = parts.by_name.get(found.input)
         if side is None:
@@ -105,9 +106,10 @@ def _all_output_names(parts: Parts) -> list[str] | None:
     if dig(parts.data, "spec", "select") is not None:
         names = [_output_name(item) for item in items(parts.data, "spec", "select")]
         return [name for name in names if name is not None] if None not in names else None
-    if not parts.two_named or any(part.types is None for part in parts.inputs):
+    if not parts.all_named or any(part.types is None for part in parts.inputs):
         return None
-    sides = zip(("left", "right"), parts.inputs, strict=True)
+    prefixes = output_prefixes([part.name or "" for part in parts.inputs])
+    sides = zip(prefixes, parts.inputs, strict=True)
     return [f"{prefix}_{column}" for prefix, part in sides for column in part.types or ()]
 
 

@@ -45,9 +45,9 @@ class Parts:
         return {part.name: part for part in self.inputs if part.name is not None}
 
     @property
-    def two_named(self) -> bool:
-        """Whether there are exactly two inputs with different names: what rules on keys and outputs need."""
-        return len(self.inputs) == len(self.by_name) == 2
+    def all_named(self) -> bool:
+        """Whether there are inputs, two at least, each with its own name: what rules on steps and outputs need."""
+        return len(self.inputs) == len(self.by_name) >= 2
 
 
 def path_text(at: Loc) -> str:

@@ -9,14 +9,24 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, mode
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.base import Bool, Int, Model, Setting, Text
+from joinery_runtime.job.base import Bool, Int, Model, Text
 from joinery_runtime.job.inputs import Input
 from joinery_runtime.job.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
 from joinery_runtime.job.parts import path_text
+from joinery_runtime.job.pods import SparkSpec
 from joinery_runtime.job.rules import broken_rules
-from joinery_runtime.job.secrets import SecretRef
 from joinery_runtime.job.sql import Table, Translation, translate
-from joinery_runtime.job.steps import Interval, JoinStep, Reference, SelectItem, parse_reference
+from joinery_runtime.job.steps import (
+    WINDOW_COLUMNS,
+    Interval,
+    JoinStep,
+    KeyPair,
+    Reference,
+    SelectItem,
+    key_pairs,
+    output_prefixes,
+    parse_reference,
+)
 from joinery_runtime.job.types import ColumnType
 
 API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"
@@ -25,10 +35,6 @@ RULES_BROKEN = "rules_broken"  # type of the one pydantic error that carries all
 Name = Annotated[
     str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 ]
-
-
-Quantity = Annotated[str, StringConstraints(pattern=r"^([0-9]+m|[0-9]+(\.[0-9]{1,3})?)$", max_length=16)]
-JvmMemory = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}[mMgG]$")]
 
 
 class Metadata(Model):
@@ -50,60 +56,6 @@ class Upgrade(Model):
     rollback: Literal["automatic"] = "automatic"
 
 
-class Toleration(Model):
-    """As in a pod."""
-
-    key: Text | None = None
-    operator: Literal["Exists", "Equal"] = "Equal"
-    value: Annotated[str, StringConstraints(max_length=63)] | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    toleration_seconds: Int | None = None
-
-
-class TemplateRef(SecretRef):
-    """A ConfigMap that holds a pod under this key: whatever it says beyond what the operator sets is kept (volumes,
-    affinity, environment, annotations)."""
-
-    key: Text = "pod.yaml"
-
-
-class Driver(Model):
-    """For the operator; without meaning on a laptop. `memory` is the JVM's heap, as 1g; the pod asks for more."""
-
-    cores: Annotated[Int, Field(ge=1)] = 1
-    core_request: (
-        Annotated[Quantity, Field(description="CPU that the pod requests, as 200m; default: cores.")] | None
-    ) = None
-    memory: JvmMemory = "1g"
-    node_selector: dict[str, Setting] = Field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    pod_template: TemplateRef | None = None
-
-
-class Executor(Driver):
-    """For the operator; without meaning on a laptop. With `maxInstances`, Spark adds executors up to that while
-    tasks wait, and takes idle ones away down to `instances`."""
-
-    instances: Annotated[Int, Field(ge=1)] = 2
-    max_instances: Annotated[Int, Field(ge=1)] | None = None
-
-
-class LocalRef(SecretRef):
-    """An object of the job's namespace, by name."""
-
-
-class SparkSpec(Model):
-    """`conf` counts everywhere; all else is for the operator."""
-
-    image: Text | None = None
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    image_pull_secrets: tuple[LocalRef, ...] = ()
-    service_account: Text | None = None
-    driver: Driver = Driver()
-    executor: Executor = Executor()
-    conf: dict[str, Setting] = Field(default_factory=dict)
-
-
 class StreamJoinSpec(Model):
     inputs: tuple[Input, ...]
     joins: tuple[JoinStep, ...] = ()
@@ -122,22 +74,26 @@ class StreamJoinSpec(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyPair:
-    """Column names of one equality: `left.<left> = right.<right>`."""
+class OutputColumn:
+    """`source` is the input's column, `expression` an SQL expression over `input.column`s, whose type the core works
+    out (`type` is None). A window's start and end (W4) have neither."""
+
+    name: str
+    source: Reference | None = None
+    expression: str | None = None
+    type: ColumnType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPair:
+    """Column names of one key of the only step."""
 
     left: str
     right: str
 
 
-@dataclass(frozen=True, slots=True)
-class OutputColumn:
-    name: str
-    source: Reference
-    type: ColumnType
-
-
 class StreamJoin(Model):
-    """A valid interval join of two inputs. Constructing one in Python applies the same rules as loading a file."""
+    """A valid chain of joins. Constructing one in Python applies the same rules as loading a file."""
 
     api_version: Literal["joinery.dev/v1alpha1"] = API_VERSION
     kind: Literal["StreamJoin"] = "StreamJoin"
@@ -160,19 +116,24 @@ class StreamJoin(Model):
         namespace = self.metadata.namespace
         return f"{namespace}/{self.metadata.name}" if namespace else self.metadata.name
 
-    @property
-    def left(self) -> Input:
-        return self.spec.inputs[0]
+    def input(self, name: str) -> Input:
+        """Raises KeyError for a name that no input has."""
+        return {side.name: side for side in self.spec.inputs}[name]
 
-    @property
-    def right(self) -> Input:
-        return self.spec.inputs[1]
+    def left_inputs(self, step_index: int) -> tuple[str, ...]:
+        """The inputs whose rows the left side of a step holds: the first one, then what the steps before joined."""
+        return (self.spec.inputs[0].name, *(step.right for step in self.joins[:step_index]))
+
+    @staticmethod
+    def keys_of(step: JoinStep) -> tuple[KeyPair, ...]:
+        """The step's equalities in order; none for a join on time only (J9)."""
+        return key_pairs(step)
 
     @property
     def joins(self) -> tuple[JoinStep, ...]:
         """`spec.joins`, or what `spec.sql` says in its place."""
         sql = self._from_sql
-        return self.spec.joins if sql is None else (JoinStep.model_validate(sql.step),)
+        return self.spec.joins if sql is None else tuple(JoinStep.model_validate(step) for step in sql.steps)
 
     @property
     def select(self) -> tuple[SelectItem, ...] | None:
@@ -184,11 +145,52 @@ class StreamJoin(Model):
     def _from_sql(self) -> Translation | None:
         if self.spec.sql is None:
             return None
-        left, right = (
+        tables = (
             Table(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
             for side in self.spec.inputs
         )
-        return translate(self.spec.sql, (left, right))
+        return translate(self.spec.sql, tuple(tables))
+
+    @property
+    def windowed(self) -> bool:
+        """Whether output rows carry their window's start and end (W4)."""
+        return any(step.window is not None for step in self.joins)
+
+    @property
+    def output_columns(self) -> tuple[OutputColumn, ...]:
+        """What goes out, in order: the select list, else every column with its input's prefix (rule J10); a window's
+        start and end come last."""
+        chosen = self.select
+        named = [self._selected(item) for item in chosen] if chosen else self._every_column()
+        times = [OutputColumn(name, type=ColumnType("int64")) for name in WINDOW_COLUMNS if self.windowed]
+        return (*named, *times)
+
+    def _selected(self, item: SelectItem) -> OutputColumn:
+        source = parse_reference(item.column) if item.column is not None else None
+        if source is None:
+            return OutputColumn(item.as_ or "", expression=item.expression)
+        return self._column(item.as_ or source.column, source)
+
+    def _every_column(self) -> list[OutputColumn]:
+        names = [side.name for side in self.spec.inputs]
+        return [
+            self._column(f"{prefix}_{column}", Reference(side.name, column))
+            for prefix, side in zip(output_prefixes(names), self.spec.inputs, strict=True)
+            for column in side.types
+        ]
+
+    def _column(self, name: str, source: Reference) -> OutputColumn:
+        return OutputColumn(name, source, type=self.input(source.input).types[source.column])
+
+    # The five below see two inputs only; their last users (devkit, `state show`) go over to the ones above.
+
+    @property
+    def left(self) -> Input:
+        return self.spec.inputs[0]
+
+    @property
+    def right(self) -> Input:
+        return self.spec.inputs[1]
 
     @property
     def step(self) -> JoinStep:
@@ -197,32 +199,12 @@ class StreamJoin(Model):
     @property
     def interval(self) -> Interval:
         interval = self.step.interval
-        assert interval is not None, "broken_rules refuses a step without an interval"
+        assert interval is not None, "only for interval steps"
         return interval
 
     @property
-    def key_pairs(self) -> tuple[KeyPair, ...]:
-        pairs = ((parse_reference(left), parse_reference(right)) for left, right in self.step.keys.items())
-        return tuple(KeyPair(left.column, right.column) for left, right in pairs if left and right)
-
-    @property
-    def output_columns(self) -> tuple[OutputColumn, ...]:
-        """What goes out, in order: the select list, else every column as left_<name> and right_<name> (rule J10)."""
-        types = {side.name: side.types for side in self.spec.inputs}
-        chosen = self.select
-        named = self._selected(chosen) if chosen else self._every_column()
-        return tuple(OutputColumn(name, source, types[source.input][source.column]) for name, source in named)
-
-    def _selected(self, chosen: tuple[SelectItem, ...]) -> list[tuple[str, Reference]]:
-        pairs = ((item.as_, parse_reference(item.column)) for item in chosen)
-        return [(name or source.column, source) for name, source in pairs if source]
-
-    def _every_column(self) -> list[tuple[str, Reference]]:
-        return [
-            (f"{prefix}_{column}", Reference(side.name, column))
-            for prefix, side in (("left", self.left), ("right", self.right))
-            for column in side.types
-        ]
+    def key_pairs(self) -> tuple[ColumnPair, ...]:
+        return tuple(ColumnPair(pair.left.column, pair.right.column) for pair in self.keys_of(self.step))
 
     @property
     def dead_letter_kafka(self) -> DeadLetterKafka | None:
@@ -230,8 +212,8 @@ class StreamJoin(Model):
         target = self.spec.dead_letter.kafka if self.spec.dead_letter else None
         if target is None:
             return None
-        sources = [side for side in (self.spec.output.kafka, self.left.kafka, self.right.kafka) if side]
-        same = next((side for side in sources if target.bootstrap_servers in {None, side.bootstrap_servers}), None)
+        known = (self.spec.output.kafka, *(side.kafka for side in self.spec.inputs))
+        same = next((at for at in known if at and target.bootstrap_servers in {None, at.bootstrap_servers}), None)
         filled = {
             "bootstrap_servers": target.bootstrap_servers or (same.bootstrap_servers if same else None),
             "properties": target.properties if target.properties is not None else same.properties if same else {},

@@ -37,19 +37,20 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
     if translation is not None and not problems:
-        said: dict[str, list[Any]] = {"joins": [translation.step], "select": translation.select}
+        said: dict[str, list[Any]] = {"joins": list(translation.steps), "select": translation.select}
     else:
         said = {"select": [None]}  # one column that nobody knows: rules on outputs have nothing to say
     for at, message in _broken({**data, "spec": {**rest, **said}}):
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
 
 
-def _tables(parts: Parts) -> tuple[Table, Table] | None:
-    """None unless all of both inputs is known that SQL may name."""
+def _tables(parts: Parts) -> tuple[Table, ...] | None:
+    """None unless all of every input is known that SQL may name."""
     tables = []
     for part in parts.inputs:
         time = part.data.get("eventTime")
         kind = part.types.get(time) if part.types is not None and isinstance(time, str) else None
-        if part.name is not None and part.types is not None and isinstance(time, str) and kind is not None:
-            tables.append(Table(part.name, tuple(part.types), time, integer_time=kind.name == "int64"))
-    return (tables[0], tables[1]) if parts.two_named and len(tables) == 2 else None
+        if part.name is None or part.types is None or not isinstance(time, str) or kind is None:
+            return None
+        tables.append(Table(part.name, tuple(part.types), time, integer_time=kind.name == "int64"))
+    return tuple(tables) if parts.all_named else None

@@ -33,7 +33,7 @@ def _number_of_steps(parts: Parts) -> Iterator[Finding]:
 
 def _right(parts: Parts) -> Iterator[Finding]:
     right = parts.step.get("right")
-    if not parts.two_named or not isinstance(right, str):
+    if not parts.all_named or not isinstance(right, str):
         return
     left_name, right_name = parts.by_name
     if right == left_name:
@@ -60,7 +60,7 @@ def _interval(parts: Parts) -> Iterator[Finding]:
     if lower is not None and upper is not None and lower > upper:
         yield at, f"lower ({interval['lower']}) is above upper ({interval['upper']}), so nothing can match; swap them"
     of = dig(interval, "of")
-    if parts.two_named and isinstance(of, str) and of != (left := next(iter(parts.by_name))):
+    if parts.all_named and isinstance(of, str) and of != (left := next(iter(parts.by_name))):
         swap = " (to count from the right input, negate the bounds and swap them)" if of in parts.by_name else ""
         yield (*at, "of"), f"{of!r} is not the left input; bounds count from {left!r}: write of: {left}{swap}"
 
@@ -71,7 +71,7 @@ def _keys(parts: Parts) -> Iterator[Finding]:
         return
     if not keys and parts.step.get("broadcast") is None:
         yield (*_STEP, "keys"), "there is no key, so every row would meet every row (rule J9); name at least one"
-    if not parts.two_named:
+    if not parts.all_named:
         return
     left, right = parts.inputs
     for left_text, right_text in keys.items():

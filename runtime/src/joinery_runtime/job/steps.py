@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,9 @@ def _bound(value: Any) -> int:
 
 Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration, when_used="json")]
 JoinType = Literal["inner", "left", "right", "full"]
+
+WINDOW_COLUMNS = ("window_start", "window_end")
+"""What the rows of a window join carry after the user's columns (rule W4): int64 milliseconds."""
 
 
 class Interval(Model):
@@ -88,6 +92,14 @@ def parse_reference(text: str) -> Reference | None:
     return Reference(input_name, column) if dot and input_name and column else None
 
 
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """One equality of a step: `left` is a column of an input joined before, `right` one of the step's right input."""
+
+    left: Reference
+    right: Reference
+
+
 class JoinStep(Model):
     """Joins the first input, or what the step before made, with `right`. `keys` maps `<earlier>.column` to
     `right.column`."""
@@ -113,3 +125,14 @@ class SelectItem(Model):
     column: Text | None = None
     expression: Text | None = None
     as_: Annotated[str | None, Field(alias="as", min_length=1)] = None
+
+
+def key_pairs(step: JoinStep) -> tuple[KeyPair, ...]:
+    """The step's keys as references, in order."""
+    pairs = ((parse_reference(left), parse_reference(right)) for left, right in step.keys.items())
+    return tuple(KeyPair(left, right) for left, right in pairs if left and right)
+
+
+def output_prefixes(inputs: Sequence[str]) -> tuple[str, ...]:
+    """What names the columns of each input where no `select` does (rule J10)."""
+    return ("left", "right") if len(inputs) == 2 else tuple(inputs)
