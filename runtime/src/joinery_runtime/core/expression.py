@@ -78,11 +78,16 @@ def parse_expression(text: str) -> Expression:
 
 def check_predicate(expression: Expression, schemas: dict[str, pa.Schema]) -> None:
     """Raises ExpressionError unless the expression is boolean over these input schemas (unknown columns, types)."""
-    for ref in sorted(expression.columns):
-        _check_column(ref, schemas, expression.text)
-    kind = expression.evaluate(lambda ref: _empty(schemas[ref.input].field(ref.column).type), 0).type
+    kind = type_of(expression, schemas)
     if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise ExpressionError(f"{expression.text!r} is not a condition", facts=f"it gives {kind}, not boolean")
+
+
+def type_of(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataType:
+    """The type of its values over these input schemas. Raises ExpressionError for unknown columns and wrong types."""
+    for ref in sorted(expression.columns):
+        _check_column(ref, schemas, expression.text)
+    return expression.evaluate(lambda ref: _empty(schemas[ref.input].field(ref.column).type), 0).type
 
 
 def conjuncts(expression: Expression) -> list[Expression]:

@@ -50,6 +50,12 @@ def key_hash(columns: Sequence[pa.Array]) -> np.ndarray:
     return hashes
 
 
+def spread_hash(partitions: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """uint64[n]: hashes of places, for rows that no key gives a shard."""
+    places = (partitions.astype(np.uint64) << np.uint64(48)) ^ offsets.astype(np.uint64)
+    return _mix((np.uint64(1) * _GOLDEN) ^ places)
+
+
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

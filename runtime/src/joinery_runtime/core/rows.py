@@ -88,7 +88,8 @@ def confirm(step: StepSpec, pairs: Pairs) -> np.ndarray:
 
 def same_keys(step: StepSpec, pairs: Pairs) -> np.ndarray:
     """bool[n]; all true where the step has no keys (J9)."""
-    assert pairs.left is not None and pairs.right is not None, "only pairs have keys to compare"
+    assert pairs.left is not None, "only pairs have keys to compare"
+    assert pairs.right is not None, "only pairs have keys to compare"
     left, right = step.sides
     equal = [
         pc.equal(gather(left, pairs.left, a), gather(right, pairs.right, b))

@@ -53,8 +53,9 @@ class Intake:
     """How decoded rows, or rows of the step before, become prepared rows of a side.
 
     `schema` is what comes in, `event_time` the column that becomes `$ts`, `keys` the key columns in the step's order,
-    `stored` the user columns that go on, `predicate` what only this side can decide. `preserved`: rows that cannot match
-    go on, with `$joinable` false. `table`: rows are versions and carry `$deleted`.
+    `stored` the user columns that go on, `predicate` what only this side can decide. `preserved`: rows that cannot
+    match go on, with `$joinable` false. `table`: rows are versions and carry `$deleted`. `chained`: what comes in was
+    made by the step before, with columns called `<input>.<column>`.
     """
 
     schema: pa.Schema
@@ -65,6 +66,11 @@ class Intake:
     preserved: bool = False
     table: bool = False
     placement: Placement = Placement.BY_KEY
+    chained: bool = False
+
+    def name_of(self, ref: ColumnRef) -> str:
+        """How an input's column is called in batches of this side."""
+        return str(ref) if self.chained else ref.column
 
     def prepared_schema(self) -> pa.Schema:
         added = [JOINABLE_FIELD] * self.preserved + [DELETED_FIELD] * self.table
@@ -97,15 +103,6 @@ class SideSpec:
     @property
     def marks_part(self) -> str:
         return f"{self.part}.marks"
-
-    @property
-    def chained(self) -> bool:
-        """Whether its rows come from the step before."""
-        return len(self.inputs) > 1
-
-    def name_of(self, ref: ColumnRef) -> str:
-        """How an input's column is called in this side's batches."""
-        return str(ref) if self.chained else ref.column
 
     def segment_schema(self) -> pa.Schema:
         """Columns of this part's segments."""
@@ -193,7 +190,7 @@ class StepSpec:
     def place_of(self, ref: ColumnRef) -> tuple[int, str]:
         """Which side holds an input's column, and its name in that side's batches."""
         side = RIGHT if ref.input in self.sides[RIGHT].inputs else LEFT
-        return side, self.sides[side].name_of(ref)
+        return side, self.sides[side].intake.name_of(ref)
 
     @property
     def broadcast(self) -> bool:

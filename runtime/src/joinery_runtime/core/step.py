@@ -50,6 +50,13 @@ class KeptRun:
     first: int = 0
     marked: np.ndarray | None = None
 
+    def where(self, chosen: np.ndarray) -> KeptRun:
+        """The rows where bool[n] is true; they are no more rows of the segment, whose row numbers mean nothing now."""
+        if chosen.all():
+            return self
+        rows = Run.view(self.run.batch.filter(pa.array(chosen)))
+        return KeptRun(self.segment, rows, 0, self.marked[chosen] if self.marked is not None else None)
+
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
