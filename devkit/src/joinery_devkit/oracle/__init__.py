@@ -1,0 +1,56 @@
+"""A second, slow opinion on what a job must give: semantics.md written down row by row in plain Python.
+
+It shares no code with the core. It replays epochs (the plan's watermarks and the rows of each input) and says which
+rows every epoch must emit and which it must drop; `brute_force` says the same of a whole history at once;
+`WatermarkOracle` says which watermarks the plans must hold; `multiset` and `differences` compare rows whatever their
+order.
+
+    oracle = Oracle.of_job(job)
+    for plan, rows in epoch_log:
+        expected = oracle.epoch(plan["watermarks"], rows)
+        ...  # expected.rows, expected.late
+"""
+
+from joinery_devkit.oracle.brute_force import brute_force
+from joinery_devkit.oracle.horizons import ChainTimes
+from joinery_devkit.oracle.joins import EpochExpectation, Oracle
+from joinery_devkit.oracle.model import (
+    AsOf,
+    Column,
+    Filter,
+    Interval,
+    Predicates,
+    Residual,
+    Sessions,
+    Step,
+    Windows,
+    output_columns,
+    output_row,
+)
+from joinery_devkit.oracle.rows import END, Joined, Row, Values, differences, multiset
+from joinery_devkit.oracle.watermarks import WatermarkOracle
+
+__all__ = [
+    "END",
+    "AsOf",
+    "ChainTimes",
+    "Column",
+    "EpochExpectation",
+    "Filter",
+    "Interval",
+    "Joined",
+    "Oracle",
+    "Predicates",
+    "Residual",
+    "Row",
+    "Sessions",
+    "Step",
+    "Values",
+    "WatermarkOracle",
+    "Windows",
+    "brute_force",
+    "differences",
+    "multiset",
+    "output_columns",
+    "output_row",
+]

@@ -1,0 +1,124 @@
+"""What a job gives over a whole history in which no row is late, by SQL's meaning of a join: all rows at once, without
+epochs, watermarks or state. Where epochs are cut cannot change that (T9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from joinery_devkit.oracle.model import LEFT, RIGHT, AsOf, Interval, Sessions, Step, Windows
+from joinery_devkit.oracle.rows import Joined, Row, Window
+
+Sides = tuple[list[Joined], list[Joined]]
+Match = Callable[[Joined, Joined], Iterable[Window | None]]
+
+
+def brute_force(inputs: Sequence[str], steps: Sequence[Step], rows: Mapping[str, Iterable[Row]]) -> list[Joined]:
+    """All rows that the job gives. Of an as-of step: as if the table had been read before the stream, and nothing of it
+    were ever forgotten."""
+    left = [Joined({inputs[0]: row}) for row in rows[inputs[0]]]
+    before = [inputs[0]]
+    for step in steps:
+        right = [Joined({step.right: row}) for row in rows[step.right]]
+        left = list(_joined(step, before, (left, right)))
+        before.append(step.right)
+    return left
+
+
+def _joined(step: Step, before: Sequence[str], sides: Sides) -> Iterator[Joined]:
+    match step.rule:
+        case Interval():
+            of = step.rule.of or before[0]
+            return _outer(step, before, sides, _interval(step, step.rule, of), _no_window)
+        case Windows():
+            windows = _fixed(step.rule)
+            return _outer(step, before, sides, lambda a, b: set(windows(a)) & set(windows(b)), windows)
+        case Sessions():
+            sessions = _sessions(step, step.rule, sides)
+            return _outer(step, before, sides, lambda a, b: {sessions(a)} & {sessions(b)}, lambda row: [sessions(row)])
+        case AsOf():
+            return _outer(step, before, sides, _newest(step, sides[RIGHT]), _no_window)
+
+
+def _outer(
+    step: Step, before: Sequence[str], sides: Sides, match: Match, windows: Callable[[Joined], Iterable[Window | None]]
+) -> Iterator[Joined]:
+    """`match` gives the windows in which two rows meet, `windows` all of a row; None is the one that is no window."""
+    met: set[tuple[int, Window | None]] = set()
+    for left in sides[LEFT]:
+        for right in sides[RIGHT]:
+            if _can(step, LEFT, left) and _can(step, RIGHT, right) and step.fits(left, right):
+                for window in match(left, right):
+                    met |= {(id(left), window), (id(right), window)}
+                    yield Joined({**left.rows, **right.rows}, window)
+    absent = ({step.right: None}, dict.fromkeys(before))
+    for side in (LEFT, RIGHT):
+        for row in sides[side] if step.preserved(side) else ():
+            for window in windows(row):
+                if (id(row), window) not in met:
+                    yield Joined(_in_order(before, step.right, {**row.rows, **absent[side]}), window)
+
+
+def _no_window(_: Joined) -> list[None]:
+    return [None]
+
+
+def _in_order(before: Sequence[str], right: str, rows: Mapping[str, Row | None]) -> dict[str, Row | None]:
+    return {name: rows[name] for name in (*before, right)}
+
+
+def _can(step: Step, side: int, row: Joined) -> bool:
+    return step.why_unjoinable(side, row) is None
+
+
+def _interval(step: Step, rule: Interval, of: str) -> Match:
+    def match(left: Joined, right: Joined) -> Iterator[None]:
+        start, ts = left.time(of), right.time(step.right)
+        if start is not None and ts is not None and start + rule.lower <= ts <= start + rule.upper:
+            yield None
+
+    return match
+
+
+def _fixed(rule: Windows) -> Callable[[Joined], list[Window]]:
+    def windows(row: Joined) -> list[Window]:
+        ts = _only(row).ts
+        nearby = range((ts - rule.size) // rule.slide, ts // rule.slide + 1)
+        return [(n * rule.slide, n * rule.slide + rule.size) for n in nearby if 0 <= ts - n * rule.slide < rule.size]
+
+    return windows
+
+
+def _sessions(step: Step, rule: Sessions, sides: Sides) -> Callable[[Joined], Window]:
+    """Grows a session from the row until nothing more is within the gap of its ends."""
+    joinable = [(step.key(side, row), _only(row).ts) for side in (LEFT, RIGHT) for row in sides[side]
+                if _can(step, side, row)]  # fmt: skip
+    right_side = {id(row) for row in sides[RIGHT]}
+
+    def session(row: Joined) -> Window:
+        side, ts = (RIGHT if id(row) in right_side else LEFT), _only(row).ts
+        first = last = ts
+        if not _can(step, side, row):
+            return ts, ts
+        times = [at for key, at in joinable if key == step.key(side, row)]
+        while near := [at for at in times if first - rule.gap <= at < first or last < at <= last + rule.gap]:
+            first, last = min(first, *near), max(last, *near)
+        return first, last
+
+    return session
+
+
+def _newest(step: Step, versions: Sequence[Joined]) -> Match:
+    def match(left: Joined, right: Joined) -> Iterator[None]:
+        key, at = step.key(LEFT, left), _only(left).ts
+        known = [_only(v) for v in versions if _can(step, RIGHT, v) and step.key(RIGHT, v) == key]
+        newest = max((v for v in known if v.ts <= at), key=lambda v: (v.ts, v.offset), default=None)
+        if newest is _only(right) and not newest.deleted:
+            yield None
+
+    return match
+
+
+def _only(row: Joined) -> Row:
+    (only,) = row.rows.values()
+    assert only is not None, "a row of an input is not padded"
+    return only

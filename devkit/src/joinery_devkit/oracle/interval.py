@@ -1,0 +1,81 @@
+"""One interval step: J, O and N4 of semantics.md, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from joinery_devkit.oracle.horizons import Time, bound
+from joinery_devkit.oracle.model import LEFT, RIGHT, Step
+from joinery_devkit.oracle.rows import Joined, Row, joined
+
+SIDES = (LEFT, RIGHT)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A kept row, and whether it has ever matched (O1)."""
+
+    row: Joined
+    time: int
+    matched: bool = False
+
+
+@dataclass(slots=True)
+class IntervalStep:
+    """`left` are the inputs of the left side, in the job's order; `first` is the job's first input."""
+
+    step: Step
+    left: Sequence[str]
+    first: str
+    kept: tuple[list[Waiting], list[Waiting]] = field(default_factory=lambda: ([], []))
+
+    def close(self, keep_from: tuple[Time, Time]) -> list[Joined]:
+        """T3, O1: rows past their deadline go, padded if their side is preserved and they never matched."""
+        out: list[Joined] = []
+        for side in SIDES:
+            gone = [waiting for waiting in self.kept[side] if waiting.time < keep_from[side]]
+            self.kept[side][:] = [waiting for waiting in self.kept[side] if waiting.time >= keep_from[side]]
+            if self.step.preserved(side):
+                out += [self.padded(side, waiting.row) for waiting in gone if not waiting.matched]
+        return out
+
+    def arrive(self, side: int, rows: Iterable[Joined], keep_from: tuple[Time, Time]) -> list[Joined]:
+        """Rows of one side that are neither late nor dropped."""
+        return [found for row in rows for found in self._arrive(side, row, keep_from[side])]
+
+    def _arrive(self, side: int, row: Joined, keep_from: Time) -> list[Joined]:
+        time = row.time(self.time_of(side))
+        if time is None or self.step.why_unjoinable(side, row) is not None:
+            return self._padded_if_preserved(side, row)  # J4 and O2, N4
+        arrived = Waiting(row, time)
+        found = self._matches(side, arrived)
+        if time >= keep_from:
+            self.kept[side].append(arrived)
+            return found
+        return found or self._padded_if_preserved(side, row)  # J5 and O2
+
+    def _matches(self, side: int, arrived: Waiting) -> list[Joined]:
+        found: list[Joined] = []
+        for other in self.kept[1 - side]:
+            left, right = (arrived, other) if side == LEFT else (other, arrived)
+            if self._meet(left, right):
+                arrived.matched = other.matched = True
+                found.append(joined(left.row, right.row))
+        return found
+
+    def _meet(self, left: Waiting, right: Waiting) -> bool:
+        """J1."""
+        lower, upper, _ = bound(self.step, self.first)
+        return lower <= right.time - left.time <= upper and self.step.fits(left.row, right.row)
+
+    def time_of(self, side: int) -> str:
+        """The input whose time the bound is about on this side."""
+        return bound(self.step, self.first)[2] if side == LEFT else self.step.right
+
+    def padded(self, side: int, row: Joined) -> Joined:
+        absent: dict[str, Row | None] = dict.fromkeys([self.step.right] if side == LEFT else self.left)
+        return joined(row, Joined(absent)) if side == LEFT else joined(Joined(absent), row)
+
+    def _padded_if_preserved(self, side: int, row: Joined) -> list[Joined]:
+        return [self.padded(side, row)] if self.step.preserved(side) else []

@@ -1,0 +1,221 @@
+"""The oracle of a job: which rows every epoch must give, and which arrivals it must drop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from joinery_devkit.oracle.asof import AsOfStep
+from joinery_devkit.oracle.horizons import ChainTimes, Horizons, as_time, bound
+from joinery_devkit.oracle.interval import IntervalStep
+from joinery_devkit.oracle.model import (
+    LEFT,
+    RIGHT,
+    AsOf,
+    ByInput,
+    Column,
+    Filter,
+    Interval,
+    Predicates,
+    Residual,
+    Sessions,
+    Step,
+    Windows,
+    output_columns,
+    output_row,
+    steps_of,
+)
+from joinery_devkit.oracle.rows import END, Joined, Row
+from joinery_devkit.oracle.windows import FixedWindows, SessionWindows, WindowStep, padded
+from joinery_runtime.job import StreamJoin
+
+Watermarks = Mapping[str, int | None]
+Arrivals = Mapping[str, Iterable[Row]]
+Dropped = dict[str, Counter[str]]
+LATE = "late"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochExpectation:
+    """What one epoch must do: `joined` are the rows it makes, `rows` the same as they go out. `late` and `dropped` (by
+    reason: null_key, filtered, expired) count rows per input."""
+
+    joined: tuple[Joined, ...]
+    rows: tuple[dict[str, Any], ...]
+    late: Mapping[str, int]
+    dropped: Mapping[str, Mapping[str, int]]
+
+
+class _Rules(Protocol):
+    """One kind of job. `epoch` takes the readable rows of every input, by (partition, offset), and counts its drops."""
+
+    def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]: ...
+
+
+class Oracle:
+    """`inputs` are the job's in its order; `steps` a chain of interval steps, or one step of another kind."""
+
+    def __init__(self, inputs: Sequence[str], steps: Sequence[Step], columns: Sequence[Column] = ()) -> None:
+        self.inputs, self.steps, self._columns = tuple(inputs), tuple(steps), tuple(columns)
+        self._rules = _rules(self.inputs, self.steps)
+
+    @classmethod
+    def of_job(
+        cls,
+        job: StreamJoin,
+        *,
+        filters: Mapping[str, Filter] | None = None,
+        residual: Residual | None = None,
+        predicates: Mapping[int, Predicates] | None = None,
+        computed: Mapping[str, Callable[[ByInput], Any]] | None = None,
+    ) -> Oracle:
+        """The oracle of a job; its `where` must be given in Python, taken apart as the job's plan does: `predicates` by
+        step, or for a job of two inputs `filters` by input and `residual` of a left and a right row's columns."""
+        names = [side.name for side in job.spec.inputs]
+        given = predicates if predicates is not None else {0: _predicates(names, filters or {}, residual)}
+        return cls(names, steps_of(job, given), output_columns(job, computed))
+
+    def epoch(self, watermarks: Watermarks, rows: Arrivals) -> EpochExpectation:
+        """Replays one epoch: `watermarks` are its plan's (None: not known yet), `rows` the readable ones per input."""
+        dropped: Dropped = {name: Counter() for name in self.inputs}
+        listed = {name: sorted(rows.get(name, ()), key=_place) for name in self.inputs}
+        found = tuple(self._rules.epoch(watermarks, listed, dropped))
+        late = {name: counts.pop(LATE, 0) for name, counts in dropped.items()}
+        return EpochExpectation(found, tuple(output_row(row, self._columns) for row in found), late, dropped)
+
+    def end(self) -> Iterator[EpochExpectation]:
+        """The epochs that end all inputs (T7): what each step closes goes on to the next one."""
+        for _ in range(len(self.steps) + 1):
+            yield self.epoch(dict.fromkeys(self.inputs, END), {})
+
+
+def _place(row: Row) -> tuple[int, int]:
+    return row.partition, row.offset
+
+
+def _predicates(names: Sequence[str], filters: Mapping[str, Filter], residual: Residual | None) -> Predicates:
+    left, right = names[0], names[1]
+    both = None if residual is None else (lambda columns: residual(columns[left], columns[right]))
+    return Predicates(_on(left, filters.get(left)), _on(right, filters.get(right)), both)
+
+
+def _on(name: str, check: Filter | None) -> Callable[[ByInput], bool | None] | None:
+    return None if check is None else lambda columns: check(columns[name])
+
+
+def _rules(inputs: Sequence[str], steps: Sequence[Step]) -> _Rules:
+    step = steps[0]
+    match step.rule:
+        case Interval():
+            return _Chain(inputs, steps)
+        case Windows():
+            return _Windowed(inputs, step, FixedWindows(step, inputs, step.rule))
+        case Sessions():
+            return _Windowed(inputs, step, SessionWindows(step, inputs, step.rule))
+        case AsOf():
+            return _Versions(inputs, AsOfStep(step, inputs[0], step.rule))
+
+
+def _joinable(step: Step, side: int, row: Joined, dropped: Counter[str]) -> bool:
+    """J4: of a side that is not preserved, a row that cannot match is dropped before anything else is asked."""
+    reason = None if step.preserved(side) else step.why_unjoinable(side, row)
+    if reason is not None:
+        dropped[reason] += 1
+    return reason is None
+
+
+class _Chain:
+    """Interval steps; a job of one is a chain, too."""
+
+    def __init__(self, inputs: Sequence[str], steps: Sequence[Step]) -> None:
+        self._first, self._inputs, self._steps = inputs[0], inputs, steps
+        self._times = ChainTimes(self._first, steps)
+        rights = [step.right for step in steps]
+        self._run = [IntervalStep(step, [self._first, *rights[:n]], self._first) for n, step in enumerate(steps)]
+
+    def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]:
+        horizons = self._times.next(watermarks)
+        taken = {
+            name: [row for row in map(_of(name), rows[name]) if self._takes(name, row, watermarks, horizons, dropped)]
+            for name in self._inputs
+        }
+        left = taken[self._first]
+        for run, keep_from in zip(self._run, horizons.keep_from, strict=True):
+            closed = run.close(keep_from)
+            arrived = run.arrive(LEFT, left, keep_from)
+            left = [*closed, *arrived, *run.arrive(RIGHT, taken[run.step.right], keep_from)]
+        return left
+
+    def _takes(self, name: str, row: Joined, watermarks: Watermarks, horizons: Horizons, dropped: Dropped) -> bool:
+        step, side = next(((s, RIGHT) for s in self._steps if s.right == name), (self._steps[0], LEFT))
+        if not _joinable(step, side, row, dropped[name]):
+            return False
+        late = not step.reopen and self._is_late(name, row, watermarks, horizons)
+        dropped[name][LATE] += late
+        return not late
+
+    def _is_late(self, name: str, row: Joined, watermarks: Watermarks, horizons: Horizons) -> bool:
+        """J6: of one inner step by what can still match, else by the row's own input."""
+        ts, step = row.time(name), self._steps[0]
+        assert ts is not None, "a row of an input has a time"
+        if len(self._steps) > 1 or step.type != "inner":
+            return ts < horizons.accept_from[name]
+        lower, upper, _ = bound(step, self._first)
+        lowest = min(as_time(watermark) for watermark in watermarks.values())
+        return ts + max(upper, -lower) + step.allowed_lateness < lowest
+
+
+class _Windowed:
+    """One window step."""
+
+    def __init__(self, inputs: Sequence[str], step: Step, windows: WindowStep) -> None:
+        self._inputs, self._step, self._windows = inputs, step, windows
+
+    def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]:
+        closed = min(as_time(watermarks[name]) for name in self._inputs) - self._step.allowed_lateness
+        out = self._windows.close(closed)
+        coming: tuple[list[Joined], list[Joined]] = ([], [])
+        for side, name in enumerate(self._inputs):
+            for row in map(_of(name), rows[name]):
+                if not _joinable(self._step, side, row, dropped[name]):
+                    continue
+                if self._step.why_unjoinable(side, row) is None:
+                    coming[side].append(row)
+                else:
+                    out += self._alone(side, row, closed, dropped[name])
+        for name, late in zip(self._inputs, self._windows.arrive(coming, closed), strict=True):
+            dropped[name][LATE] += late
+        return out
+
+    def _alone(self, side: int, row: Joined, closed: float, dropped: Counter[str]) -> list[Joined]:
+        """O2 and W3: padded at once, per window that is open; late when none is (W2)."""
+        windows = self._windows
+        open_windows = [window for window in windows.windows_of(row) if not windows.is_closed(window, closed)]
+        dropped[LATE] += not open_windows
+        return [padded(self._inputs, side, row, window) for window in open_windows]
+
+
+class _Versions:
+    """One as-of step."""
+
+    def __init__(self, inputs: Sequence[str], run: AsOfStep) -> None:
+        self._inputs, self._run = inputs, run
+
+    def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]:
+        """A4: the table's rows come before stream rows, also before those that have waited."""
+        run, (stream, table) = self._run, self._inputs
+        if watermarks[stream] == END:
+            run.end_stream()
+        for row in map(_of(table), rows[table]):
+            if _joinable(run.step, RIGHT, row, dropped[table]) and not run.version_arrives(row):
+                dropped[table]["expired"] += 1
+        coming = [row for row in map(_of(stream), rows[stream]) if _joinable(run.step, LEFT, row, dropped[stream])]
+        out = [*run.close(), *run.arrive(coming)]
+        run.settle(rows[stream], rows[table])
+        return out
+
+
+def _of(name: str) -> Callable[[Row], Joined]:
+    return lambda row: Joined({name: row})

@@ -1,0 +1,172 @@
+"""What the oracle knows of a job: its steps as plain values, and what each of them makes of two rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from joinery_devkit.oracle.rows import Joined, Values, is_nan
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.steps import JoinStep, Reference, parse_reference
+
+JoinType = Literal["inner", "left", "right", "full"]
+LEFT, RIGHT = 0, 1
+
+ByInput = Mapping[str, Values]
+Check = Callable[[ByInput], bool | None]
+Filter = Callable[[Values], bool | None]
+Residual = Callable[[Values, Values], bool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """`right.ts - of.ts` in [lower, upper], milliseconds; `of` None: of the first input."""
+
+    lower: int
+    upper: int
+    of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows [n * slide, n * slide + size), milliseconds; tumbling where slide is size."""
+
+    size: int
+    slide: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    gap: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    retention: int
+    grace: int = 0
+
+
+Rule = Interval | Windows | Sessions | AsOf
+
+
+@dataclass(frozen=True, slots=True)
+class Predicates:
+    """A step's `where`, taken apart: what its left side, its right side and only both together decide. They take the
+    columns by input, NULLs for a padded one, and count only when they are True."""
+
+    left: Check | None = None
+    right: Check | None = None
+    both: Check | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One join. `keys` are (an earlier input, its column, the right input's column)."""
+
+    right: str
+    rule: Rule
+    keys: Sequence[tuple[str, str, str]]
+    type: JoinType = "inner"
+    allowed_lateness: int = 0
+    reopen: bool = False
+    predicates: Predicates = field(default_factory=Predicates)
+
+    def preserved(self, side: int) -> bool:
+        return self.type in {"full", ("left", "right")[side]}
+
+    def key(self, side: int, row: Joined) -> tuple[Any, ...]:
+        if side == LEFT:
+            return tuple(row.values(name)[column] for name, column, _ in self.keys)
+        return tuple(row.values(self.right)[column] for _, _, column in self.keys)
+
+    def why_unjoinable(self, side: int, row: Joined) -> str | None:
+        """J4; NaN equals nothing (J1), so a row with NaN in its key goes the same way."""
+        if any(value is None or is_nan(value) for value in self.key(side, row)):
+            return "null_key"
+        check = (self.predicates.left, self.predicates.right)[side]
+        return "filtered" if check is not None and check(row.by_input) is not True else None
+
+    def fits(self, left: Joined, right: Joined) -> bool:
+        """Equal keys and a residual that is true; the rule on times is not asked."""
+        if self.key(LEFT, left) != self.key(RIGHT, right):
+            return False
+        both = self.predicates.both
+        return both is None or both({**left.by_input, **right.by_input}) is True
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One output column: an input's, or what `computed` makes of all inputs' columns."""
+
+    name: str
+    input: str = ""
+    column: str = ""
+    computed: Callable[[ByInput], Any] | None = None
+
+    def of(self, row: Joined) -> Any:
+        if self.computed is not None:
+            return self.computed(row.by_input)
+        return row.values(self.input)[self.column]
+
+
+def output_row(row: Joined, columns: Sequence[Column]) -> dict[str, Any]:
+    """As it goes out; W4's two columns after the others."""
+    window = {} if row.window is None else dict(zip(("window_start", "window_end"), row.window, strict=True))
+    return {column.name: column.of(row) for column in columns} | window
+
+
+def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], Any]] | None = None) -> list[Column]:
+    """J10. `computed` says in Python what the expressions of `select` say, by output name."""
+    if job.select is None:
+        prefixes = ("left", "right") if len(job.spec.inputs) == 2 else [side.name for side in job.spec.inputs]
+        sides = zip(prefixes, job.spec.inputs, strict=True)
+        return [Column(f"{prefix}_{column}", side.name, column) for prefix, side in sides for column in side.types]
+    return [
+        Column(item.as_ or "", computed=(computed or {})[item.as_ or ""])
+        if item.column is None
+        else _selected(_reference(item.column), item.as_)
+        for item in job.select
+    ]
+
+
+def steps_of(job: StreamJoin, predicates: Mapping[int, Predicates]) -> tuple[Step, ...]:
+    """`predicates` are by the step's number, from 0."""
+    return tuple(_step(step, predicates.get(number, Predicates())) for number, step in enumerate(job.joins))
+
+
+def _step(step: JoinStep, predicates: Predicates) -> Step:
+    keys = ((_reference(left), _reference(right)) for left, right in step.keys.items())
+    return Step(
+        right=step.right,
+        rule=_rule(step),
+        keys=tuple((left.input, left.column, right.column) for left, right in keys),
+        type=step.type,
+        allowed_lateness=step.allowed_lateness,
+        reopen=step.late_data == "reopen",
+        predicates=predicates,
+    )
+
+
+def _rule(step: JoinStep) -> Rule:
+    if step.interval is not None:
+        return Interval(step.interval.lower, step.interval.upper, step.interval.of)
+    if step.as_of is not None:
+        return AsOf(step.as_of.history_retention, step.as_of.grace)
+    assert step.window is not None, "a step has a bound on time (J8)"
+    if step.window.session is not None:
+        return Sessions(step.window.session.gap)
+    if step.window.hopping is not None:
+        return Windows(step.window.hopping.size, step.window.hopping.slide)
+    assert step.window.tumbling is not None, "a window has one of three forms"
+    return Windows(step.window.tumbling, step.window.tumbling)
+
+
+def _selected(source: Reference, name: str | None) -> Column:
+    return Column(name or source.column, source.input, source.column)
+
+
+def _reference(text: str) -> Reference:
+    found = parse_reference(text)
+    assert found is not None, f"{text!r} is <input>.<column>"
+    return found

@@ -1,0 +1,68 @@
+"""Which watermarks the plans must hold, from every event time read so far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+
+from joinery_devkit.oracle.rows import END
+
+
+class WatermarkOracle:
+    """T1, T5 and T7, from every event time read so far. Times and delays are milliseconds; partitions are any names.
+
+    Per epoch: `watermarks`, then `saw` with the epoch's rows (T3), dropped and late ones included, then `settle`.
+    """
+
+    def __init__(self, delays: Mapping[str, int], partitions: Mapping[str, Iterable[Hashable]] | None = None) -> None:
+        self._delays = dict(delays)
+        self._times: dict[str, dict[Hashable, list[int]]] = {name: {} for name in delays}
+        self._given: dict[str, int | None] = dict.fromkeys(delays)
+        for name, known in (partitions or {}).items():
+            for partition in known:
+                self.saw(name, partition, [])
+
+    def saw(self, name: str, partition: Hashable, times: Iterable[int]) -> None:
+        """An epoch read the partition; `times` are the event times of its readable rows, if there were any."""
+        self._times[name].setdefault(partition, []).extend(times)
+
+    def settle(self, idle: Mapping[str, Collection[Hashable]] | None = None) -> None:
+        """Once `saw` has been told an epoch's rows: what they imply, with the partitions that were idle in that epoch,
+        is not taken back by a partition that is new or not idle any more."""
+        for name, given in self._given.items():
+            self._given[name] = _highest(given, self._implied(name, (idle or {}).get(name, ())))
+
+    def watermarks(
+        self, idle: Mapping[str, Collection[Hashable]] | None = None, ended: Collection[str] = ()
+    ) -> dict[str, int | None]:
+        """The next plan's watermarks, given its idle partitions and the inputs that have been read to their end."""
+        idle = idle or {}
+        own = {name: self._own(name, idle.get(name, ()), name in ended) for name in self._times}
+        quiet = {name for name in own if own[name] != END and self._all_idle(name, idle.get(name, ()))}
+        speaking = [watermark for name, watermark in own.items() if name not in quiet and watermark != END]
+        lowest = min((w for w in speaking if w is not None), default=None)
+        if None in speaking:
+            lowest = None
+        for name, watermark in own.items():
+            self._given[name] = _highest(watermark, lowest) if name in quiet else watermark
+        return dict(self._given)
+
+    def _own(self, name: str, idle: Collection[Hashable], ended: bool) -> int | None:
+        if ended:
+            return END
+        return _highest(self._given[name], self._implied(name, idle))
+
+    def _implied(self, name: str, idle: Collection[Hashable]) -> int | None:
+        """T1; nothing is known while a partition that is not idle has shown no row."""
+        times = [seen for partition, seen in self._times[name].items() if partition not in idle]
+        if not times or not all(times):
+            return None
+        return min(max(seen) - self._delays[name] for seen in times)
+
+    def _all_idle(self, name: str, idle: Collection[Hashable]) -> bool:
+        known = self._times[name]
+        return bool(known) and all(partition in idle for partition in known)
+
+
+def _highest(a: int | None, b: int | None) -> int | None:
+    known = [w for w in (a, b) if w is not None]
+    return max(known) if known else None

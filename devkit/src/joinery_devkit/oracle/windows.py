@@ -1,0 +1,165 @@
+"""Window steps: W of semantics.md, row by row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from joinery_devkit.oracle.horizons import UNKNOWN, Time
+from joinery_devkit.oracle.model import LEFT, RIGHT, Sessions, Step, Windows
+from joinery_devkit.oracle.rows import Joined, Window, joined
+
+Sides = tuple[list[Joined], list[Joined]]
+
+
+class WindowStep(Protocol):
+    """`closed` is min wm - allowedLateness."""
+
+    def close(self, closed: Time) -> list[Joined]:
+        """What the windows give that close now."""
+
+    def windows_of(self, row: Joined) -> list[Window]:
+        """The windows of a row that meets no other."""
+
+    def is_closed(self, window: Window, closed: Time) -> bool: ...
+
+    def arrive(self, rows: Sides, closed: Time) -> tuple[int, int]:
+        """Keeps an epoch's joinable rows; how many of each side are late (W2)."""
+
+
+def time_of(row: Joined) -> int:
+    """Of a row of one input."""
+    (only,) = row.rows.values()
+    assert only is not None, "a row of an input is not padded"
+    return only.ts
+
+
+def padded(names: Sequence[str], side: int, row: Joined, window: Window) -> Joined:
+    (other,) = set(names) - row.rows.keys()
+    absent = Joined({other: None})
+    return joined(row, absent, window) if side == LEFT else joined(absent, row, window)
+
+
+def results(step: Step, names: Sequence[str], rows: Sides, window: Window) -> Iterator[Joined]:
+    """What one window gives (W1, W3): every pair, and preserved rows without a partner."""
+    matched: set[int] = set()
+    for left in rows[LEFT]:
+        for right in rows[RIGHT]:
+            if step.fits(left, right):
+                matched |= {id(left), id(right)}
+                yield joined(left, right, window)
+    for side in (LEFT, RIGHT):
+        if step.preserved(side):
+            yield from (padded(names, side, row, window) for row in rows[side] if id(row) not in matched)
+
+
+@dataclass(slots=True)
+class FixedWindows:
+    """Tumbling and hopping windows."""
+
+    step: Step
+    names: Sequence[str]
+    rule: Windows
+    kept: Sides = field(default_factory=lambda: ([], []))
+    closed: Time = UNKNOWN
+
+    def close(self, closed: Time) -> list[Joined]:
+        before, self.closed = self.closed, closed
+        closing: dict[tuple[Window, Any], Sides] = defaultdict(lambda: ([], []))
+        for side, rows in enumerate(self.kept):
+            for row in rows:
+                for window in self.windows_of(row):
+                    if before < window[1] <= closed:
+                        closing[window, self.step.key(side, row)][side].append(row)
+            rows[:] = [row for row in rows if any(window[1] > closed for window in self.windows_of(row))]
+        return [row for (window, _), sides in closing.items() for row in results(self.step, self.names, sides, window)]
+
+    def windows_of(self, row: Joined) -> list[Window]:
+        size, slide, ts = self.rule.size, self.rule.slide, time_of(row)
+        return [(s, s + size) for s in range(ts // slide * slide, ts - size, -slide)]
+
+    def is_closed(self, window: Window, closed: Time) -> bool:
+        return window[1] <= closed
+
+    def arrive(self, rows: Sides, closed: Time) -> tuple[int, int]:
+        late = [0, 0]
+        for side, listed in enumerate(rows):
+            for row in listed:
+                if all(self.is_closed(window, closed) for window in self.windows_of(row)):
+                    late[side] += 1
+                else:
+                    self.kept[side].append(row)
+        return late[LEFT], late[RIGHT]
+
+
+@dataclass(slots=True)
+class SessionWindows:
+    """Sessions that the joinable rows of both sides form together, per key. The rows of an epoch come together: a row
+    that is late by itself is not when they, or what is kept, tie it to a session that is open."""
+
+    step: Step
+    names: Sequence[str]
+    rule: Sessions
+    kept: Sides = field(default_factory=lambda: ([], []))
+
+    def close(self, closed: Time) -> list[Joined]:
+        out: list[Joined] = []
+        still: Sides = ([], [])
+        for window, sides in self._sessions(self.kept):
+            if self.is_closed(window, closed):
+                out += results(self.step, self.names, sides, window)
+            else:
+                _add(still, sides)
+        self.kept = still
+        return out
+
+    def windows_of(self, row: Joined) -> list[Window]:
+        return [(time_of(row), time_of(row))]
+
+    def is_closed(self, window: Window, closed: Time) -> bool:
+        return window[1] + self.rule.gap < closed
+
+    def arrive(self, rows: Sides, closed: Time) -> tuple[int, int]:
+        both: Sides = ([], [])
+        _add(both, self.kept)
+        _add(both, rows)
+        self.kept = ([], [])
+        late = [0, 0]
+        for window, sides in self._sessions(both):
+            if self.is_closed(window, closed):
+                late = [count + len(listed) for count, listed in zip(late, sides, strict=True)]
+            else:
+                _add(self.kept, sides)
+        return late[LEFT], late[RIGHT]
+
+    def _sessions(self, rows: Sides) -> Iterator[tuple[Window, Sides]]:
+        """Rows of one key whose distance is <= gap belong together (S1)."""
+        for listed in self._by_key(rows).values():
+            ordered = sorted(listed, key=lambda pair: time_of(pair[1]))
+            session = ordered[:1]
+            for side, row in ordered[1:]:
+                if time_of(row) - time_of(session[-1][1]) > self.rule.gap:
+                    yield _session(session)
+                    session = []
+                session.append((side, row))
+            yield _session(session)
+
+    def _by_key(self, rows: Sides) -> Mapping[Any, list[tuple[int, Joined]]]:
+        found: dict[Any, list[tuple[int, Joined]]] = defaultdict(list)
+        for side, listed in enumerate(rows):
+            for row in listed:
+                found[self.step.key(side, row)].append((side, row))
+        return found
+
+
+def _session(rows: Sequence[tuple[int, Joined]]) -> tuple[Window, Sides]:
+    times = [time_of(row) for _, row in rows]
+    left, right = ([row for at, row in rows if at == side] for side in (LEFT, RIGHT))
+    return (min(times), max(times)), (left, right)
+
+
+def _add(to: Sides, more: tuple[Iterable[Joined], Iterable[Joined]]) -> None:
+    for listed, added in zip(to, more, strict=True):
+        listed.extend(added)
