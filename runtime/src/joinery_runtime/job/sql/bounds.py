@@ -1,6 +1,7 @@
 """Bounds on time in conditions: sums of the two event times and constants on both sides of a comparison.
 
-`d` is the second input's event time minus the first one's, in milliseconds; a bound is a limit of `d`.
+Of a pair of inputs, an earlier one and the one that is joined to it, `d` is the second one's event time minus the first
+one's, in milliseconds; a bound is a limit of `d`.
 """
 
 from __future__ import annotations
@@ -13,18 +14,12 @@ from typing import Literal
 from sqlglot import exp
 
 from joinery_runtime.job.duration import MAX_MS
+from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
 from joinery_runtime.job.sql.names import Table
-
-_UNIT_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
-_UNITS = "the unit is MILLISECOND, SECOND, MINUTE, HOUR or DAY"
 
 COMPARISONS = (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.EQ, exp.Between)
 _MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ,
                                                    exp.GT: exp.LT, exp.GTE: exp.LTE}  # fmt: skip
-
-
-class NoBoundError(ValueError):
-    """The comparison cannot be read as a bound; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +75,9 @@ def _sum(node: exp.Expr, tables: tuple[Table, Table]) -> _Sum:
     if isinstance(node, exp.Column):
         return _Sum(1, 0) if node.table == tables[0].name else _Sum(0, 1)
     if isinstance(node, exp.Interval):
-        return _Sum(ms=_interval(node))
+        return _Sum(ms=interval_ms(node))
     if isinstance(node, exp.Literal) and not node.is_string:
         if all(table.integer_time for table in tables):
             return _Sum(ms=Fraction(node.name))
         raise NoBoundError(f"{node.name} has no unit; write INTERVAL '{node.name}' SECOND or another unit")
-    raise NoBoundError(f"{node.sql()} is no event time and no INTERVAL; write only sums of these")
-
-
-def _interval(node: exp.Interval) -> Fraction:
-    unit = str(node.args.get("unit") or "").upper().removesuffix("S")
-    if unit not in _UNIT_MS:
-        raise NoBoundError(f"{node.sql()}: {_UNITS}")
-    negative = isinstance(node.this, exp.Neg)
-    length = node.this.this if negative else node.this
-    if not isinstance(length, exp.Literal):
-        raise NoBoundError(f"{node.sql()}: the length of an interval must be a number")
-    try:
-        ms = Fraction(length.name.strip()) * _UNIT_MS[unit]
-    except (ValueError, ZeroDivisionError) as error:
-        raise NoBoundError(f"{node.sql()}: the length of an interval must be a number") from error
-    return -ms if negative else ms
+    raise NoBoundError(f"{node.sql(comments=False)} is no event time and no INTERVAL; write only sums of these")

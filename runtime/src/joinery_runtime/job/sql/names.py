@@ -37,6 +37,7 @@ class Names:
         self._report = report
         self.named: dict[str, Named] = {}
         self._wrong: set[str] = set()
+        self._sources = len(sources)
         by_name = {table.name: table for table in tables}
         for source in sources:
             table = by_name.get(source.name)
@@ -60,7 +61,15 @@ class Names:
 
     @property
     def complete(self) -> bool:
-        return len(self.named) == 2
+        """Whether all sources are known, at least two."""
+        return len(self.named) == self._sources > 1
+
+    def by_input(self, name: str) -> Named | None:
+        """By its alias, or its own name."""
+        return self.named.get(name) or next((n for n in self.named.values() if n.table.name == name), None)
+
+    def has_column(self, name: str) -> bool:
+        return any(name in named.table.columns for named in self.named.values())
 
     def find(self, column: exp.Column) -> tuple[Named, str] | None:
         """None for a name that is wrong, which the report then says."""
@@ -90,7 +99,7 @@ class Names:
             return owners[0], column.name
         if len(owners) > 1:
             choices = " or ".join(f"{named.source.alias}.{column.name}" for named in owners)
-            self._report.add(place_of(column), f"is ambiguous, both inputs have it; write {choices}")
+            self._report.add(place_of(column), f"is ambiguous, several inputs have it; write {choices}")
         elif not self._wrong:
             every = [name for named in self.named.values() for name in named.table.columns]
             hint = suggestion(column.name, every)

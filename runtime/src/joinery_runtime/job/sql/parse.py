@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlglot
 from sqlglot import exp
@@ -11,9 +11,9 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from joinery_runtime.job.sql.report import Place, Report
+from joinery_runtime.job.sql.report import Place, Report, token_place
+from joinery_runtime.job.sql.windows import KINDS, Window, read_window
 
-_WINDOWS = {"TUMBLING", "HOPPING", "SLIDING", "SESSION"}
 _EXAMPLE = "write SELECT <columns> FROM <input> JOIN <input> ON <conditions>"
 
 
@@ -24,6 +24,7 @@ class Parsed:
     select: exp.Select
     tokens: Sequence[Token]
     options: Sequence[Token]
+    window: Window | None
 
 
 def parse_select(sql: str, report: Report) -> Parsed | None:
@@ -39,15 +40,11 @@ def parse_select(sql: str, report: Report) -> Parsed | None:
         at = token_place(tokens[0]) if tokens else Place(0, sql.strip())
         report.add(at, f"the SQL of a job is one SELECT; {_EXAMPLE}")
         return None
-    body, options = _without_clauses(tokens, report)
+    body, clauses = _without_clauses(tokens, report)
     tree = _tree(body, sql, report)
     if tree is not None and not isinstance(tree, exp.Select):
         report.add(token_place(tokens[0]), f"the SQL of a job is one SELECT, this is {tree.key.upper()}; {_EXAMPLE}")
-    return Parsed(tree, body, options) if isinstance(tree, exp.Select) else None
-
-
-def token_place(token: Token) -> Place:
-    return Place(token.start, token.text)
+    return Parsed(tree, body, clauses.options, clauses.window) if isinstance(tree, exp.Select) else None
 
 
 def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
@@ -71,27 +68,38 @@ def _offset(sql: str, line: int, column: int) -> int:
     return sum(len(text) + 1 for text in lines[: line - 1]) + max(column, 0)
 
 
-def _without_clauses(tokens: list[Token], report: Report) -> tuple[list[Token], list[Token]]:
-    """The tokens before the first streaming clause, and those of the options."""
+@dataclass(slots=True)
+class _Clauses:
+    options: list[Token] = field(default_factory=list)
+    window: Window | None = None
+
+
+def _without_clauses(tokens: list[Token], report: Report) -> tuple[list[Token], _Clauses]:
+    """The tokens before the first streaming clause, and what the clauses say."""
     first = next((i for i in _outside_brackets(tokens) if _is_clause(tokens, i)), len(tokens))
-    options: list[Token] = []
+    clauses = _Clauses()
     i = first
     while i < len(tokens):
-        word, following = _word(tokens, i), _word(tokens, i + 1)
         end = _end(tokens, i)
-        if word == "EMIT" and following != "CHANGES":
-            text = f"EMIT {following} is not supported: pairs go out as they are found; write EMIT CHANGES"
-            report.add(token_place(tokens[i]), text)
-        elif word == "WINDOW":
-            text = f"a {following.lower()} window join is not supported yet; bound the time with BETWEEN instead"
-            report.add(token_place(tokens[i]), text)
-        elif word == "WITH" and following == "(":
-            options += tokens[i + 2 : end - 1]
-        elif word != "EMIT":
+        if not _is_clause(tokens, i):
             report.add(token_place(tokens[i]), "is not understood here; see docs/sql.md for what may follow the join")
             break
+        _read_clause(tokens[i:end], clauses, report)
         i = end
-    return tokens[:first], options
+    return tokens[:first], clauses
+
+
+def _read_clause(clause: list[Token], clauses: _Clauses, report: Report) -> None:
+    word, following = _word(clause, 0), _word(clause, 1)
+    if word == "WITH":
+        clauses.options += clause[2:-1]
+    elif word == "WINDOW" and clauses.window is not None:
+        report.add(token_place(clause[1]), "a second WINDOW; keep one")
+    elif word == "WINDOW":
+        clauses.window = read_window(clause, report)
+    elif following == "FINAL":
+        text = f"EMIT {following} is not supported: pairs go out as they are found; write EMIT CHANGES"
+        report.add(token_place(clause[0]), text)
 
 
 def _end(tokens: list[Token], i: int) -> int:
@@ -121,7 +129,7 @@ def _is_clause(tokens: list[Token], i: int) -> bool:
     return (
         (word == "EMIT" and following in {"CHANGES", "FINAL"})
         or (word == "WITH" and following == "(")
-        or (word == "WINDOW" and following in _WINDOWS)
+        or (word == "WINDOW" and following in KINDS)
     )
 
 

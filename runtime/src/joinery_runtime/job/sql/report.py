@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlglot import exp
+from sqlglot.tokenizer_core import Token
 
 _LONGEST = 80  # characters of a fragment that are shown
 
@@ -39,4 +40,8 @@ class Place:
 def place_of(node: exp.Expr) -> Place:
     """Where the node's first name or number stands: sqlglot keeps no other places."""
     starts = [part.meta["start"] for part in node.walk() if "start" in part.meta]
-    return Place(min(starts, default=0), node.sql())
+    return Place(min(starts, default=0), node.sql(comments=False))
+
+
+def token_place(token: Token) -> Place:
+    return Place(token.start, token.text)

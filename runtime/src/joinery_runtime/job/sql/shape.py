@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlglot import exp
 
-from joinery_runtime.job.sql.parse import Parsed, token_place
-from joinery_runtime.job.sql.report import Place, Report, place_of
+from joinery_runtime.job.sql.options import JoinKind
+from joinery_runtime.job.sql.parse import Parsed
+from joinery_runtime.job.sql.report import Place, Report, place_of, token_place
+from joinery_runtime.job.sql.windows import Window
 
 _WORDS = {
     "group": "GROUP BY",
@@ -19,48 +21,81 @@ _WORDS = {
 }
 _READ = {"expressions", "from_", "joins", "where"}
 
+JoinType = Literal["inner", "left", "right", "full"]
+_TYPES: dict[str, JoinType] = {"": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "full"}
+_KINDS = "write JOIN, LEFT JOIN, RIGHT JOIN or FULL JOIN"
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An input as FROM or JOIN names it; `alias` is what the other parts call it. What was refused has no name."""
+    """An input as FROM or JOIN names it; `alias` is what the other parts call it. What was refused has no name.
+    `as_of` is the time of FOR SYSTEM_TIME AS OF."""
 
     name: str
     alias: str
     quoted: bool
     at: Place
+    as_of: exp.Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """`broken`: what stood for ON was refused."""
+
+    source: Source
+    type: JoinType
+    on: exp.Expr | None
+    broken: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`sources` are in the order of the text; `conditions` are those of ON and WHERE, without what was refused of them
-    where `broken`."""
+    """`first` is what FROM names (None: nothing), `joined` are the others in the order of the text."""
 
-    sources: tuple[Source, ...]
+    first: Source | None
+    joined: tuple[Joined, ...]
     items: tuple[exp.Expr, ...]
-    conditions: tuple[exp.Expr, ...]
-    broken: bool
+    where: exp.Expr | None
+    window: Window | None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (*([self.first] if self.first is not None else []), *(joined.source for joined in self.joined))
+
+    @property
+    def kind(self) -> JoinKind:
+        if self.window is not None:
+            return self.window.kind
+        return "asof" if any(source.as_of is not None for source in self.sources) else "interval"
 
 
 def shape_of(parsed: Parsed, report: Report) -> Shape:
     select = parsed.select
     _refuse_other_parts(parsed, report)
-    joins: list[exp.Join] = select.args.get("joins") or []
-    start = select.args.get("from_")
-    tables = [part.this for part in ([start] if start is not None else []) + joins]
-    if len(tables) < 2:
-        at = place_of(tables[0]) if tables else token_place(parsed.tokens[0])
+    start, where = select.args.get("from_"), select.args.get("where")
+    first = _source(start.this, report) if start is not None else None
+    joined = tuple(_joined(join, report) for join in select.args.get("joins") or [])
+    if first is None or not joined:
+        at = first.at if first is not None else token_place(parsed.tokens[0])
         report.add(at, "nothing is joined; write FROM <input> JOIN <input> ON <conditions>")
-    for table in tables[2:]:
-        report.add(place_of(table), "joining more than two inputs is not supported yet; keep the first two")
-    sources = [_source(table, report) for table in tables[:2]] + [_refused(table) for table in tables[2:]]
-    conditions = [condition for join in joins[:1] for condition in _join_condition(join, report)]
-    where = select.args.get("where")
-    return Shape(
-        tuple(sources),
-        tuple(select.expressions),
-        (*conditions, *([where.this] if where is not None else [])),
-        broken=any(join.args.get("using") for join in joins),
-    )
+    if first is not None and first.as_of is not None:
+        report.add(
+            first.at, "FOR SYSTEM_TIME stands at the table, which is joined; write FROM <stream> JOIN <table> ..."
+        )
+    shape = Shape(first, joined, tuple(select.expressions), where.this if where is not None else None, parsed.window)
+    _refuse_in_chains(shape, report)
+    return shape
+
+
+def _refuse_in_chains(shape: Shape, report: Report) -> None:
+    if len(shape.joined) < 2:
+        return
+    if shape.window is not None:
+        report.add(shape.window.at, "a window joins two inputs only (rule W4); write a bound on time for each JOIN")
+    for source in shape.sources:
+        if source.as_of is not None:
+            todo = "join the table in a job of its own"
+            report.add(source.at, f"FOR SYSTEM_TIME is not supported where more than two inputs are joined; {todo}")
 
 
 def _refuse_other_parts(parsed: Parsed, report: Report) -> None:
@@ -72,36 +107,41 @@ def _refuse_other_parts(parsed: Parsed, report: Report) -> None:
             report.add(at, "is not supported: a job puts out every pair as it is found; leave it out")
     for query in parsed.select.find_all(exp.Query):
         if query is not parsed.select and not (isinstance(query.parent, exp.Query) or _is_source(query)):
-            report.add(place_of(query), "a sub-query is not supported; use columns of the two inputs")
+            report.add(place_of(query), "a sub-query is not supported; use columns of the inputs")
 
 
 def _is_source(query: exp.Expr) -> bool:
     return isinstance(query.parent, exp.From | exp.Join)
 
 
-def _join_condition(join: exp.Join, report: Report) -> Iterator[exp.Expr]:
+def _joined(join: exp.Join, report: Report) -> Joined:
     at = place_of(join.this)
     kind = " ".join(filter(None, (join.method, join.side, join.kind)))
-    if join.side in {"LEFT", "RIGHT", "FULL"} and join.kind in {"", "OUTER"} and not join.method:
-        report.add(at, f"a {join.side} join is not supported yet; use an inner JOIN")
-    elif kind not in {"", "INNER"}:
-        report.add(at, f"a {kind} join is not supported; use an inner JOIN")
-    if join.args.get("using"):
+    known = not join.method and join.side in _TYPES and join.kind in ({"", "OUTER"} if join.side else {"", "INNER"})
+    if not known:
+        report.add(at, f"a {kind} join is not supported; {_KINDS}")
+    using = join.args.get("using")
+    if using:
         report.add(at, "USING is not supported; write ON with the equality of the columns")
-    if join.args.get("on") is not None:
-        yield join.args["on"]
+    return Joined(
+        _source(join.this, report), _TYPES.get(join.side, "inner"), join.args.get("on"), bool(using or not known)
+    )
 
 
 def _source(table: exp.Expr, report: Report) -> Source:
     plain = isinstance(table, exp.Table) and isinstance(table.this, exp.Identifier)
-    extra = [name for name, value in table.args.items() if value and name not in {"this", "alias"}]
+    version = table.args.get("version")
+    as_of = version.expression if isinstance(version, exp.Version) and _is_system_time(version) else None
+    read = {"this", "alias", *(["version"] if as_of is not None else [])}
+    extra = [name for name, value in table.args.items() if value and name not in read]
     alias = table.args.get("alias")
     if not plain or extra or (alias is not None and alias.args.get("columns")):
         what = "a sub-query" if isinstance(table, exp.Query) else "this"
         report.add(place_of(table), f"{what} is not supported here; name an input of the job: FROM <input> [alias]")
-        return _refused(table)
-    return Source(table.name, table.alias_or_name, bool(table.this.args.get("quoted")), place_of(table))
+        return Source("", table.alias_or_name, False, place_of(table))
+    at = place_of(table) if as_of is None else Place(place_of(table).start, table.name)
+    return Source(table.name, table.alias_or_name, bool(table.this.args.get("quoted")), at, as_of)
 
 
-def _refused(table: exp.Expr) -> Source:
-    return Source("", table.alias_or_name, False, place_of(table))
+def _is_system_time(version: exp.Version) -> bool:
+    return version.name == "TIMESTAMP" and version.args.get("kind") == "AS OF"

@@ -1,0 +1,84 @@
+"""The bound on time that a step of kind interval has: which input it counts from, and the tightest ends.
+
+A step counts from one input. Bounds from several are brought to one by what the steps before say of the distance
+between these inputs' times (N2): with d in [o, o + 3], d - 1 <= r means o - 1 <= r. This holds for every row that has
+both times, and without them nothing matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from joinery_runtime.job.duration import MAX_MS, format_duration
+from joinery_runtime.job.sql.chain import Link
+from joinery_runtime.job.sql.matching import Limit, Matching
+from joinery_runtime.job.sql.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The right input's time is in [lower, upper] counted from that of `of`, in milliseconds."""
+
+    of: str
+    lower: int
+    upper: int
+
+    @property
+    def reach(self) -> int:
+        return max(self.upper, -self.lower)
+
+
+@dataclass(slots=True)
+class Distances:
+    """What is known of `time of one input - time of another` in a row that has both, as [lowest, highest]."""
+
+    _known: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+    def between(self, one: str, other: str) -> tuple[int, int] | None:
+        return (0, 0) if one == other else self._known.get((one, other))
+
+    def add(self, link: Link, interval: Interval) -> None:
+        right = link.right.table.name
+        for named in link.earlier:
+            known = self.between(interval.of, named.table.name)
+            if known is not None:
+                lowest, highest = interval.lower + known[0], interval.upper + known[1]
+                self._known[right, named.table.name] = lowest, highest
+                self._known[named.table.name, right] = -highest, -lowest
+
+
+def interval_of(matching: Matching, link: Link, distances: Distances, report: Report) -> Interval | None:
+    """None where there is none, which the report then says."""
+    found = list(_candidates(matching.limits, distances))
+    if not found:
+        sides = {limit.bound.side for limit in matching.limits}
+        if len(sides) < 2 and not matching.broken:
+            report.add(link.joined.source.at, _missing(bool(sides), link))
+        return None
+    best = min(found, key=lambda interval: interval.upper - interval.lower)
+    if best.lower > best.upper:
+        ends = f"the lower bound is {format_duration(best.lower)}, the upper one {format_duration(best.upper)}"
+        facts = f"{ends}, counted from {best.of!r}"
+        report.add(link.joined.source.at, f"nothing can match: {facts}; check the signs")
+    elif max(abs(best.lower), abs(best.upper)) > MAX_MS:
+        report.add(link.joined.source.at, "a bound is over 292 years; write a shorter one")
+    return best
+
+
+def _candidates(limits: list[Limit], distances: Distances) -> Iterator[Interval]:
+    for of in dict.fromkeys(limit.of for limit in limits):
+        ends: dict[str, list[int]] = {"lower": [], "upper": []}
+        for limit in limits:
+            known = distances.between(limit.of, of)
+            if known is not None:
+                ends[limit.bound.side].append(limit.bound.ms + known[limit.bound.side == "upper"])
+        if ends["lower"] and ends["upper"]:
+            yield Interval(of, max(ends["lower"]), min(ends["upper"]))
+
+
+def _missing(one_side: bool, link: Link) -> str:
+    first, second = (f"{named.source.alias}.{named.table.event_time}" for named in (link.earlier[-1], link.right))
+    todo = f"write {second} BETWEEN {first} AND {first} + INTERVAL '1' HOUR"
+    facts = "the bound on time has one side only" if one_side else f"the join has no bound on {first} and {second}"
+    return f"{facts}, so its state would grow for ever (rule J8); {todo}"

@@ -1,0 +1,120 @@
+"""The conditions of one join, as its keys, its bounds on time, and what is left for `where`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from joinery_runtime.job.sql.bounds import COMPARISONS, Bound, bounds_of
+from joinery_runtime.job.sql.chain import Link
+from joinery_runtime.job.sql.interval import NoBoundError
+from joinery_runtime.job.sql.names import Table
+from joinery_runtime.job.sql.report import Report
+
+_INVERSE: dict[type[exp.Expr], type[exp.Binary]] = {exp.LT: exp.GTE, exp.LTE: exp.GT, exp.GT: exp.LTE, exp.GTE: exp.LT}
+_Column = tuple[str, str]  # input and column
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A bound of the right input's time counted from that of the input `of`; `source` is the condition that says it,
+    None for an option."""
+
+    of: str
+    bound: Bound
+    source: exp.Expr | None = None
+
+
+@dataclass(slots=True)
+class Matching:
+    """`keys` maps columns of earlier inputs to columns of the right one. `others` are all conditions but keys, in
+    order, with those that `limits` come from. `broken` as of a Link."""
+
+    keys: dict[str, str] = field(default_factory=dict)
+    limits: list[Limit] = field(default_factory=list)
+    others: list[exp.Expr] = field(default_factory=list)
+    broken: bool = False
+
+    def where(self, of: str | None) -> str | None:
+        """What a step does not say whose bounds count from `of`."""
+        said = {id(limit.source) for limit in self.limits if limit.of == of}
+        rest = [part for part in self.others if id(part) not in said]
+        return exp.and_(*rest, copy=False).sql(comments=False) if rest else None
+
+
+def read_matching(link: Link, *, timed: bool, report: Report) -> Matching:
+    """`timed`: comparisons of event times are bounds; else they are conditions like others."""
+    found = Matching(broken=link.broken)
+    for part in link.parts:
+        try:
+            _sort(part.node, link, timed, found)
+        except NoBoundError as error:
+            found.broken = True
+            report.add(part.at, str(error))
+    return found
+
+
+def _sort(part: exp.Expr, link: Link, timed: bool, found: Matching) -> None:
+    pair = _key(part, link)
+    if timed and _relates(part, link):
+        part = _without_not(part)
+        if isinstance(part, COMPARISONS):
+            found.limits += _limits(part, link)
+        else:
+            _refuse_or(part, link)
+        found.others.append(part)
+    elif pair is None or found.keys.get(pair[0], pair[1]) != pair[1]:
+        found.others.append(part)
+    else:
+        found.keys[pair[0]] = pair[1]
+
+
+def _limits(part: exp.Expr, link: Link) -> list[Limit]:
+    """Raises NoBoundError."""
+    right = link.right.table
+    columns = _columns(part)
+    earlier = [named.table for named in link.earlier if _time(named.table) in columns]
+    if columns != {_time(right), _time(earlier[0])}:
+        raise NoBoundError("a bound is constant, it cannot depend on a column (rule J8); write an INTERVAL")
+    return [Limit(earlier[0].name, bound, part) for bound in bounds_of(part, (earlier[0], right))]
+
+
+def _without_not(part: exp.Expr) -> exp.Expr:
+    """NOT of an inequality as the inequality that it means; where a time is NULL, neither is true."""
+    inner = part.this.unnest() if isinstance(part, exp.Not) else part
+    inverse = _INVERSE.get(type(inner))
+    if isinstance(part, exp.Not) and inverse is not None:
+        return inverse(this=inner.this, expression=inner.expression)
+    return part
+
+
+def _refuse_or(part: exp.Expr, link: Link) -> None:
+    if any(_relates(inner, link) for branch in part.find_all(exp.Or) for inner in branch.find_all(*COMPARISONS)):
+        raise NoBoundError("an OR around a bound on time leaves rows without one (rule J8); write a bound outside it")
+
+
+def _key(part: exp.Expr, link: Link) -> tuple[str, str] | None:
+    if not isinstance(part, exp.EQ):
+        return None
+    sides = [side.unnest() for side in (part.this, part.expression)]
+    columns = [side for side in sides if isinstance(side, exp.Column)]
+    right = [column for column in columns if column.table == link.right.table.name]
+    earlier = [column for column in columns if column.table != link.right.table.name]
+    if len(right) != 1 or len(earlier) != 1 or _relates(part, link):
+        return None
+    return f"{earlier[0].table}.{earlier[0].name}", f"{right[0].table}.{right[0].name}"
+
+
+def _relates(part: exp.Expr, link: Link) -> bool:
+    """Whether it reads the event times of both sides."""
+    columns = _columns(part)
+    return _time(link.right.table) in columns and any(_time(named.table) in columns for named in link.earlier)
+
+
+def _time(table: Table) -> _Column:
+    return table.name, table.event_time
+
+
+def _columns(part: exp.Expr) -> set[_Column]:
+    return {(column.table, column.name) for column in part.find_all(exp.Column)}
