@@ -1,0 +1,93 @@
+"""Sessions: rows of one key of both sides together, each at most `gap` after the one before (rules W1, S1).
+
+Keys are told apart by their values. The 64-bit hash alone decides only where nothing else has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.cells import changes, number_cells, sort_order
+from joinery_runtime.core.columns import HASH, TS
+from joinery_runtime.core.rows import Selection, gather
+from joinery_runtime.core.spec import LEFT, RIGHT, StepSpec
+
+SideRows = tuple[int, Selection]  # rows of a side
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """`number` is int64[n], the session of each row; `first` and `last` are int64[m], the event times of the first and
+    the last row of each session."""
+
+    number: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+def form(step: StepSpec, rows: Sequence[SideRows], gap: int) -> Sessions:
+    """The sessions of all these rows (at least one selection), numbered through in the order of the selections."""
+    hashes = np.concatenate([chosen.numbers(HASH) for _, chosen in rows])
+    times = np.concatenate([chosen.numbers(TS) for _, chosen in rows])
+    keys = tell_apart(hashes, _key_columns(step, rows))
+    order = sort_order(hashes, keys, times)
+    begins = changes(hashes[order]) | changes(keys[order]) | _gaps(times[order], gap)
+    ends = np.roll(begins, -1)
+    return Sessions(number_cells(order, begins), times[order][begins], times[order][ends])
+
+
+def _gaps(times: np.ndarray, gap: int) -> np.ndarray:
+    return np.concatenate([np.zeros(min(len(times), 1), dtype=bool), np.diff(times) > gap])
+
+
+def _key_columns(step: StepSpec, rows: Sequence[SideRows]) -> list[pa.Array]:
+    """The values of each key of all rows; int32 and int64 become one type (V2)."""
+    left, right = step.sides[LEFT].intake, step.sides[RIGHT].intake
+    columns = []
+    for names in zip(left.keys, right.keys, strict=True):
+        types = {intake.schema.field(name).type for intake, name in zip((left, right), names, strict=True)}
+        kind = pa.int64() if len(types) > 1 else types.pop()
+        columns.append(pa.concat_arrays([gather(step.sides[i], chosen, names[i]).cast(kind) for i, chosen in rows]))
+    return columns
+
+
+# --- keys with one hash -----------------------------------------------------------------------------------------------
+
+
+def tell_apart(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
+    """int64[n]: 0 where a hash belongs to one key; where several keys have it, the number of the row's key."""
+    numbers = np.zeros(len(hashes), dtype=np.int64)
+    among = np.flatnonzero(np.isin(hashes, _shared(hashes, keys)))
+    if len(among):
+        numbers[among] = _number_keys([key.take(pa.array(among)) for key in keys])
+    return numbers
+
+
+def _shared(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
+    """The hashes that several keys have. Among the rows of such a hash, in any order, some neighbours differ."""
+    order = np.argsort(hashes, kind="stable")
+    by_hash = hashes[order]
+    differs = np.zeros(max(len(order) - 1, 0), dtype=bool)
+    for key in keys:
+        values = key.take(pa.array(order))
+        differs |= pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+    return np.asarray(by_hash[1:][differs & (by_hash[1:] == by_hash[:-1])])
+
+
+def _number_keys(keys: Sequence[pa.Array]) -> np.ndarray:
+    numbers = np.zeros(len(keys[0]), dtype=np.int64)
+    for key in keys:
+        encoded = _one_zero(key).dictionary_encode()
+        together = numbers * len(encoded.dictionary) + encoded.indices.to_numpy()
+        numbers = np.unique(together, return_inverse=True)[1]
+    return numbers
+
+
+def _one_zero(key: pa.Array) -> pa.Array:
+    """-0.0 equals 0.0, but a dictionary holds both."""
+    return pc.add(key, pa.scalar(0, key.type)) if pa.types.is_floating(key.type) else key
