@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 
 from joinery_runtime.core.schema import arrow_schema
 from joinery_runtime.job import Input
-from joinery_runtime.sources import CsvDecoder, JsonDecoder, decoder_for, reader_for
+from joinery_runtime.sources import CsvDecoder, JsonDecoder, TableDecoder, decoder_for, json_decoder_for, reader_for
 
 TYPES = {
     "boolean": pa.bool_(),
@@ -22,11 +24,11 @@ TYPES = {
 }
 
 
-def model(file_format: str) -> Input:
+def model(file_format: str, **more: Any) -> Input:
     schema = [{"name": f"c{i}", "type": name} for i, name in enumerate(TYPES)]
     kafka = {"bootstrapServers": "127.0.0.1:1", "topic": "t"}
     return Input.model_validate(
-        {"name": "in", "kafka": kafka, "format": file_format, "schema": schema, "eventTime": "c9"}
+        {"name": "in", "kafka": kafka, "format": file_format, "schema": schema, "eventTime": "c9", **more}
     )
 
 
@@ -41,6 +43,14 @@ def test_the_decoder_goes_by_the_format_and_gives_the_schema() -> None:
         decoded = decoder.decode(pa.array([record], pa.binary()))
         assert decoded.rows.schema == arrow_schema(model(file_format).columns)
         assert decoded.rows.to_pylist() == [dict.fromkeys(f"c{i}" for i in range(10))]
+
+
+def test_a_table_has_a_decoder_of_its_own_in_every_format() -> None:
+    for file_format in ("json", "csv"):
+        table = model(file_format, table={"key": ["c5"]})
+        assert isinstance(decoder_for(table), TableDecoder)
+        assert isinstance(json_decoder_for(table), TableDecoder)
+        assert isinstance(json_decoder_for(model(file_format)), JsonDecoder)
 
 
 def test_a_reader_connects_to_nothing_before_its_first_use() -> None:

@@ -370,7 +370,7 @@ def test_tombstones_go_to_the_dead_letters(broker, topic) -> None:
     model = kafka_input(broker, topic)
     with opened(model) as reader:
         (raw,) = batches(reader, ref(topic), 0, 4)
-    decoded = decoder_for(model).decode(raw.values)
+    decoded = decoder_for(model).decode_batch(raw)
     assert decoded.rows.to_pylist() == [{"ts": 1}]
     dead = DeadLetters.of(raw, decoded.bad, np.array([], np.int64), "ts")
     rows = dead.rows.to_pylist()

@@ -1,0 +1,68 @@
+"""Deletions in the steps of a trace: which are refused, and what the others decode to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.trace_steps import StepLog, check_step
+from joinery_runtime.job import Input
+from joinery_runtime.sources import PartitionRef, Range, json_decoder_for
+
+
+def side(name: str, **more: Any) -> Input:
+    schema = [
+        {"name": "currency", "type": "string"},
+        {"name": "region", "type": "int32"},
+        {"name": "ts", "type": "int64"},
+    ]
+    source = {"file": {"path": "rates.jsonl"}, "format": "json", "schema": schema, "eventTime": "ts"}
+    return Input.model_validate({"name": name, **source, **more})
+
+
+RATES = side("rates", table={"key": ["currency", "region"]})
+INPUTS = [side("orders"), RATES]
+EUR = {"currency": "EUR", "region": 1, "ts": 5, "$delete": True}
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (
+            {"input": "orders", "rows": [{"ts": 1}, {"currency": "EUR", "$delete": True}]},
+            r"step 3: row 1 of 'orders' deletes, and the input is no table",
+        ),
+        ({"rows": {"rates": [{**EUR, "$delete": "true"}]}}, r"row 0 of 'rates' has \$delete: \"true\""),
+        ({"input": "rates", "rows": [{**EUR, "$delete": 1}]}, r"row 0 of 'rates' has \$delete: 1"),
+        ({"input": "rates", "rows": [{**EUR, "$delete": False}]}, r"row 0 of 'rates' has \$delete: false"),
+        (
+            {"input": "rates", "rows": [{"region": 1, "ts": 5, "$delete": True}]},
+            r"row 0 of 'rates' deletes without currency",
+        ),
+        (
+            {"input": "rates", "rows": [EUR, {"ts": 5, "$delete": True}]},
+            r"row 1 of 'rates' deletes without currency, region",
+        ),
+    ],
+)
+def test_a_deletion_that_cannot_be_meant_is_refused(step: dict[str, Any], words: str) -> None:
+    with pytest.raises(JoineryError, match=words):
+        check_step(3, step, INPUTS)
+
+
+def test_deletions_of_a_table_decode_with_their_own_event_time() -> None:
+    rows = [{"currency": "EUR", "region": 1, "ts": 4}, {**EUR, "$partition": 0}, {"currency": "USD", "ts": -6}]
+    check_step(1, {"rows": {"rates": rows, "orders": [{"ts": 1}]}}, INPUTS)
+    log = StepLog(RATES)
+    log.append(rows)
+    (raw,) = log.read(Range(PartitionRef("rates", "rates", 0), 0, 3))
+    decoded = json_decoder_for(RATES).decode_batch(raw)
+    assert decoded.rows.to_pylist() == [
+        {"currency": "EUR", "region": 1, "ts": 4},
+        {"currency": "EUR", "region": 1, "ts": 5},
+        {"currency": "USD", "region": None, "ts": -6},
+    ]
+    assert decoded.deleted is not None
+    assert decoded.deleted.tolist() == [False, True, False]

@@ -1,0 +1,136 @@
+"""Table inputs against a real broker: upserts, tombstones by their keys, and tombstones that name no key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+
+from joinery_devkit.kafka import KafkaBroker
+from joinery_runtime.engine.dead_letters import DeadLetters
+from joinery_runtime.job import Input
+from joinery_runtime.sources import Decoded, Range, RawBatch, SourceReader, decoder_for, reader_for
+from sources.kafka_bench import ref, unique
+
+pytestmark = pytest.mark.services
+
+Record = tuple[bytes | None, bytes | None, int]  # key, value, timestamp
+T = 1_700_000_000_000  # the topics keep it, however old it is
+
+
+def table_input(broker: KafkaBroker, topic: str, **table: Any) -> Input:
+    return Input.model_validate(
+        {
+            "name": "in",
+            "kafka": {"bootstrapServers": broker.bootstrap, "topic": topic},
+            "format": "json",
+            "schema": [
+                {"name": "id", "type": "int64"},
+                {"name": "rate", "type": "double"},
+                {"name": "ts", "type": "int64"},
+            ],
+            "eventTime": "ts",
+            "table": {"key": ["id"], **table},
+        }
+    )
+
+
+@pytest.fixture
+def topic(broker: KafkaBroker) -> str:
+    name: str = unique("table")
+    broker.create_topic(name, config={"retention.ms": "-1"})
+    return name
+
+
+@contextmanager
+def opened(model: Input) -> Iterator[SourceReader]:
+    reader = reader_for(model)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def send(broker: KafkaBroker, topic: str, records: Sequence[Record]) -> None:
+    client = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, "enable.idempotence": True})
+    for key, value, timestamp in records:
+        client.produce(topic, value, key=key, partition=0, timestamp=timestamp)
+    assert client.flush(30) == 0
+
+
+def decoded_batches(model: Input, topic: str, *ranges: tuple[int, int]) -> list[tuple[RawBatch, Decoded]]:
+    decoder = decoder_for(model)
+    with opened(model) as reader:
+        raws = [raw for start, end in ranges for raw in reader.read(Range(ref(topic), start, end))]
+    return [(raw, decoder.decode_batch(raw)) for raw in raws]
+
+
+def rows(batches: Sequence[tuple[RawBatch, Decoded]]) -> list[tuple[int, int, float | None, int, bool]]:
+    """(offset, id, rate, ts, deleted) of every row."""
+    found = []
+    for raw, decoded in batches:
+        assert decoded.deleted is not None
+        offsets, deleted = raw.offsets[decoded.index].tolist(), decoded.deleted.tolist()
+        for offset, row, gone in zip(offsets, decoded.rows.to_pylist(), deleted, strict=True):
+            found.append((offset, row["id"], row["rate"], row["ts"], gone))
+    return found
+
+
+def upsert(number: int, rate: float, ts: int) -> bytes:
+    return json.dumps({"id": number, "rate": rate, "ts": ts}).encode()
+
+
+@pytest.mark.parametrize(("key_format", "key"), [("json", b'{"id": 7}'), ("string", b"7")])
+def test_upserts_and_tombstones(broker: KafkaBroker, topic: str, key_format: str, key: bytes) -> None:
+    send(
+        broker,
+        topic,
+        [(key, upsert(7, 1.5, 10), T), (key, None, T + 1), (None, upsert(7, 2.5, 20), T + 2), (key, None, T + 3)],
+    )
+    found = decoded_batches(table_input(broker, topic, keyFormat=key_format), topic, (0, 4))
+    assert rows(found) == [
+        (0, 7, 1.5, 10, False),
+        (1, 7, None, T + 1, True),
+        (2, 7, 2.5, 20, False),
+        (3, 7, None, T + 3, True),
+    ]
+    assert not any(decoded.bad for _, decoded in found)
+
+
+def test_tombstones_that_name_no_key_go_to_the_dead_letters(broker: KafkaBroker, topic: str) -> None:
+    send(
+        broker, topic, [(b"7", None, T), (b'{"id": 7}', None, T + 1), (None, None, T + 2), (b'{"ID": 7}', None, T + 3)]
+    )
+    ((raw, decoded),) = decoded_batches(table_input(broker, topic), topic, (0, 4))
+    assert rows([(raw, decoded)]) == [(1, 7, None, T + 1, True)]
+    dead = DeadLetters.of(raw, decoded.bad, np.array([], np.int64), "ts").rows.to_pylist()
+    assert [(row["offset"], row["value"], row["reason"]) for row in dead] == [
+        (0, None, "deletion (null value) by record key '7': not a JSON object but a number (keyFormat json)"),
+        (2, None, "deletion (null value) without a record key"),
+        (3, None, "deletion (null value) by record key '{\"ID\": 7}': column id is missing or null (keyFormat json)"),
+    ]
+
+
+def test_keys_and_timestamps_stay_with_their_records_across_ranges(broker: KafkaBroker, topic: str) -> None:
+    """A range may end within what the client has fetched; the rest waits for the next one."""
+    total = 3_000
+    send(broker, topic, [(b"%d" % number, None, T + number) for number in range(total)])
+    cuts = [0, 1, 999, 1_000, 2_500, total]
+    model = table_input(broker, topic, keyFormat="string")
+    found = decoded_batches(model, topic, *pairwise(cuts))
+    assert rows(found) == [(number, number, None, T + number, True) for number in range(total)]
+
+
+def test_a_plain_input_reads_neither_keys_nor_timestamps(broker: KafkaBroker, topic: str) -> None:
+    send(broker, topic, [(b"7", upsert(7, 1.5, 10), T)])
+    plain = table_input(broker, topic).model_copy(update={"table": None})
+    ((raw, decoded),) = decoded_batches(plain, topic, (0, 1))
+    assert raw.keys is None
+    assert raw.timestamps is None
+    assert decoded.deleted is None
