@@ -93,8 +93,8 @@ def test_a_plan_is_replayed_under_its_own_definition_with_the_newest_settings() 
     )
     replayed = under_definition(now, definition(before))
     assert same_rows(definition(replayed), definition(before))
-    assert replayed.step.where == "orders.paid > 10"
-    output, orders, dead = replayed.spec.output.kafka, replayed.left.kafka, replayed.spec.dead_letter
+    assert replayed.joins[0].where == "orders.paid > 10"
+    output, orders, dead = replayed.spec.output.kafka, replayed.input("orders").kafka, replayed.spec.dead_letter
     assert output is not None
     assert (output.topic, output.key, output.properties) == ("joined", ("order",), {"sasl.password": "rotated too"})
     assert output.bootstrap_servers == "moved:1"
@@ -112,8 +112,8 @@ def test_another_topic_may_be_another_cluster_s() -> None:
     replayed = under_definition(now, definition(job()))
     assert replayed.spec.output.kafka is not None
     assert (replayed.spec.output.kafka.topic, replayed.spec.output.kafka.bootstrap_servers) == ("joined", "a:1")
-    assert replayed.left.kafka is not None
-    assert replayed.left.kafka.bootstrap_servers == "elsewhere:1"
+    assert replayed.input("orders").kafka is not None
+    assert replayed.input("orders").kafka.bootstrap_servers == "elsewhere:1"
 
 
 def test_a_place_that_the_job_has_no_more_is_reached_as_before() -> None:
@@ -137,10 +137,10 @@ def test_what_a_failing_epoch_asks_for_is_no_other_definition() -> None:
     assert same_rows(definition(job()), definition(lenient))
     both = job(("topic: orders,", "topic: orders, onDataLoss: continue,"), ("orders.paid > 10", "orders.paid > 11"))
     replayed = under_definition(both, definition(without))
-    assert replayed.left.kafka is not None
-    assert replayed.left.kafka.on_data_loss == "continue"
+    assert replayed.input("orders").kafka is not None
+    assert replayed.input("orders").kafka.on_data_loss == "continue"
     assert replayed.spec.dead_letter is not None
-    strict = under_definition(job(), definition(lenient)).left.kafka
+    strict = under_definition(job(), definition(lenient)).input("orders").kafka
     assert strict is not None
     assert strict.on_data_loss == "fail"
 

@@ -22,7 +22,7 @@ def test_every_example_loads_and_explains_itself(path):
 
 def test_the_file_example_describes_its_data():
     job = load_job(FOLDER / "orders-shipments-files.yaml")
-    for side in (job.left, job.right):
+    for side in job.spec.inputs:
         assert side.file is not None
         with Path(side.file.path).open(newline="", encoding="utf-8") as data:
             header, *rows = csv.reader(data)

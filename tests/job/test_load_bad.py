@@ -13,7 +13,6 @@ STEP = "      lateData: drop\n"
 KEYS = "{orders.order_id: payments.order_id}"
 INTERVAL = "{of: orders, lower: -1m, upper: 1h}"
 PATTERN = "        topicPattern: orders-.*\n"
-WATERMARK = "      watermark: {delay: 10s}\n"
 OUTPUT = "    postgres: {table: joined}\n"
 SCHEMA = "{name: country, type: int32}"
 
@@ -26,32 +25,8 @@ NOT_YET = [
     (("format: json", "format: avro"), "inputs[0].format", "format avro", 11),
     (("format: json", "format: protobuf"), "inputs[0].format", "format protobuf", 11),
     (("format: json", "format: parquet"), "inputs[0].format", "format parquet", 11),
-    (after(WATERMARK, "      table: {key: [order_id]}\n"), "inputs[0].table", "a table input", 19),
-    (after(WATERMARK, "      keyFormat: json\n"), "inputs[0].keyFormat", "keyFormat", 19),
-    (("interval: " + INTERVAL, "window: {tumbling: 1h}"), "joins[0].window", "a window join", 33),
-    (("interval: " + INTERVAL, "asOf: {historyRetention: 1h}"), "joins[0].asOf", "an asOf join", 33),
-    (("type: inner", "type: left"), "joins[0].type", "a left join", 31),
-    (("type: inner", "type: right"), "joins[0].type", "a right join", 31),
-    (("type: inner", "type: full"), "joins[0].type", "a full join", 31),
-    (after(STEP, "      limits: {maxRecords: 5}\n"), "joins[0].limits", "limits", 35),
     (after(STEP, "      coPartitioned: true\n"), "joins[0].coPartitioned", "coPartitioned: true", 35),
-    ((f"keys: {KEYS}", "keys: {}\n      broadcast: payments"), "joins[0].broadcast", "broadcast", 33),
     ((OUTPUT, "    file: {path: x}\n    format: csv\n"), "output.format", "output format csv", 37),
-    (
-        after(STEP, f"    - {{right: payments, keys: {KEYS}, interval: {INTERVAL}}}\n"),
-        "joins[1]",
-        "more than one join step",
-        35,
-    ),
-    (
-        (
-            "  joins:\n",
-            "    - {name: c, file: {path: x}, format: csv, schema: [{name: t, type: int64}], eventTime: t}\n  joins:\n",
-        ),
-        "inputs",
-        "more than two inputs",
-        6,
-    ),
 ]
 
 
@@ -63,17 +38,6 @@ def test_what_is_not_built_is_refused_by_name(edit, path, words, line):
     assert "not supported yet" in mine[0].message
     assert words in mine[0].message
     assert mine[0].line == line
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        ("interval: " + INTERVAL, "window: {tumbling: 1h}"),
-        (f"keys: {KEYS}", "keys: {}\n      broadcast: payments"),
-    ],
-)
-def test_what_is_not_built_is_the_only_problem(edit):
-    assert len(problems(edited(edit))) == 1
 
 
 BAD = [

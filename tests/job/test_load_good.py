@@ -5,16 +5,31 @@ import pytest
 from pydantic import ValidationError
 
 from job.resources import GOOD, edited, job
-from joinery_runtime.job import AtOffsets, AtTimestamp, KeyPair, StreamJoin, load_job, parse_job
+from joinery_runtime.job import AtOffsets, AtTimestamp, KeyPair, Reference, StreamJoin, load_job, parse_job
 
 
 def test_views_of_a_plain_job():
     plain = job()
     assert plain.name == "orders-payments"
-    assert (plain.left.name, plain.right.name) == ("orders", "payments")
-    assert plain.key_pairs == (KeyPair("order_id", "order_id"),)
-    assert (plain.interval.lower, plain.interval.upper) == (-60_000, 3_600_000)
-    assert [str(kind) for kind in plain.left.types.values()] == ["string", "int32", "decimal(12,2)", "timestamp"]
+    (step,) = plain.joins
+    assert (plain.left_inputs(0), step.right, step.kind) == (("orders",), "payments", "interval")
+    assert plain.keys_of(step) == (KeyPair(Reference("orders", "order_id"), Reference("payments", "order_id")),)
+    assert step.interval is not None
+    assert (step.interval.of, step.interval.lower, step.interval.upper) == ("orders", -60_000, 3_600_000)
+    types = plain.input("orders").types
+    assert [str(kind) for kind in types.values()] == ["string", "int32", "decimal(12,2)", "timestamp"]
+
+
+def first(job):
+    return job.spec.inputs[0]
+
+
+def second(job):
+    return job.spec.inputs[1]
+
+
+def bounds(job):
+    return job.joins[0].interval.lower, job.joins[0].interval.upper
 
 
 def test_defaults():
@@ -40,50 +55,66 @@ OUTPUT = "    postgres: {table: joined}"
 @pytest.mark.parametrize(
     ("edit", "value", "expected"),
     [
-        ((TOPIC, TOPIC + "        startFrom: latest\n"), lambda j: j.left.kafka.start_from, "latest"),
+        ((TOPIC, TOPIC + "        startFrom: latest\n"), lambda j: first(j).kafka.start_from, "latest"),
         (
             (TOPIC, "topicPattern: orders-(eu|us)\n        startFrom: {timestamp: 5}\n        stopAt: latest\n"),
-            lambda j: (j.left.kafka.topic, j.left.kafka.topic_pattern, j.left.kafka.topics),
+            lambda j: (
+                first(j).kafka.topic,
+                first(j).kafka.topic_pattern,
+                first(j).kafka.topics,
+            ),
             (None, "orders-(eu|us)", "topics like 'orders-(eu|us)'"),
         ),
         (
             (TOPIC, TOPIC + '        startFrom: {offsets: {"0": 5, 1: 7}}\n'),
-            lambda j: j.left.kafka.start_from,
+            lambda j: first(j).kafka.start_from,
             AtOffsets(offsets={0: 5, 1: 7}),
         ),
         (
             (TOPIC, TOPIC + "        startFrom: {timestamp: 2026-01-15T10:00:00Z}\n"),
-            lambda j: j.left.kafka.start_from,
+            lambda j: first(j).kafka.start_from,
             AtTimestamp(timestamp=1_768_471_200_000),
         ),
         (
             (TOPIC, TOPIC + "        stopAt: {timestamp: 2026-01-15T11:00:00.250+01:00}\n"),
-            lambda j: j.left.kafka.stop_at,
+            lambda j: first(j).kafka.stop_at,
             AtTimestamp(timestamp=1_768_471_200_250),
         ),
-        ((TOPIC, TOPIC + "        stopAt: {timestamp: 17}\n"), lambda j: j.left.kafka.stop_at.timestamp, 17),
-        ((TOPIC, TOPIC + "        stopAt: latest\n"), lambda j: (j.left.bounded, j.right.bounded), (True, False)),
-        ((TOPIC, TOPIC + "        stopAt: {}\n"), lambda j: (j.left.kafka.stop_at, j.left.bounded), (None, False)),
-        ((TOPIC, TOPIC + "        onDataLoss: continue\n"), lambda j: j.left.kafka.on_data_loss, "continue"),
+        ((TOPIC, TOPIC + "        stopAt: {timestamp: 17}\n"), lambda j: first(j).kafka.stop_at.timestamp, 17),
+        (
+            (TOPIC, TOPIC + "        stopAt: latest\n"),
+            lambda j: (first(j).bounded, second(j).bounded),
+            (True, False),
+        ),
+        (
+            (TOPIC, TOPIC + "        stopAt: {}\n"),
+            lambda j: (first(j).kafka.stop_at, first(j).bounded),
+            (None, False),
+        ),
+        ((TOPIC, TOPIC + "        onDataLoss: continue\n"), lambda j: first(j).kafka.on_data_loss, "continue"),
         (
             (TOPIC, TOPIC + "        properties: {a.b: SSL, c: 5, d: true}\n"),
-            lambda j: j.left.kafka.properties,
+            lambda j: first(j).kafka.properties,
             {"a.b": "SSL", "c": "5", "d": "true"},
         ),
-        (("format: json", "format: csv"), lambda j: j.left.format, "csv"),
-        (("delay: 10s", "delay: 2m, idleTimeout: 0"), lambda j: j.left.watermark.idle_timeout, 0),
+        (("format: json", "format: csv"), lambda j: first(j).format, "csv"),
+        (("delay: 10s", "delay: 2m, idleTimeout: 0"), lambda j: first(j).watermark.idle_timeout, 0),
         (
             ("delay: 10s", "explicit: true, onIdle: advance"),
-            lambda j: (j.left.watermark.explicit, j.left.watermark.on_idle),
+            lambda j: (first(j).watermark.explicit, first(j).watermark.on_idle),
             (True, "advance"),
         ),
-        (("lateData: drop", "lateData: reopen"), lambda j: j.step.late_data, "reopen"),
-        ((STEP, STEP + "\n      allowedLateness: 90s"), lambda j: j.step.allowed_lateness, 90_000),
-        ((STEP, STEP + '\n      where: "orders.amount > 10"'), lambda j: j.step.where, "orders.amount > 10"),
-        ((STEP, STEP + "\n      coPartitioned: false"), lambda j: j.step.co_partitioned, False),
-        (("upper: 1h", "upper: 500"), lambda j: j.interval.upper, 500),
-        (("lower: -1m, upper: 1h", "lower: 0s, upper: 0s"), lambda j: (j.interval.lower, j.interval.upper), (0, 0)),
-        (("order_id}", "order_id, orders.country: payments.country}"), lambda j: len(j.key_pairs), 2),
+        (("lateData: drop", "lateData: reopen"), lambda j: j.joins[0].late_data, "reopen"),
+        ((STEP, STEP + "\n      allowedLateness: 90s"), lambda j: j.joins[0].allowed_lateness, 90_000),
+        ((STEP, STEP + '\n      where: "orders.amount > 10"'), lambda j: j.joins[0].where, "orders.amount > 10"),
+        ((STEP, STEP + "\n      coPartitioned: false"), lambda j: j.joins[0].co_partitioned, False),
+        (("upper: 1h", "upper: 500"), lambda j: j.joins[0].interval.upper, 500),
+        (
+            ("lower: -1m, upper: 1h", "lower: 0s, upper: 0s"),
+            lambda j: bounds(j),
+            (0, 0),
+        ),
+        (("order_id}", "order_id, orders.country: payments.country}"), lambda j: len(j.keys_of(j.joins[0])), 2),
         ((OUTPUT, OUTPUT + "\n  shards: 3\n  suspend: true"), lambda j: (j.spec.shards, j.spec.suspend), (3, True)),
         ((OUTPUT, OUTPUT + "\n  cleanup: deleteState"), lambda j: j.spec.cleanup, "deleteState"),
         (
@@ -163,7 +194,8 @@ def test_column_names_may_hold_dots():
     dotted = edited(("name: country, type: int32", 'name: "geo.country", type: int64')).replace(
         "{orders.order_id: payments.order_id}", '{"orders.geo.country": payments.country}'
     )
-    assert parse_job(dotted, "x").key_pairs == (KeyPair("geo.country", "country"),)
+    job = parse_job(dotted, "x")
+    assert job.keys_of(job.joins[0]) == (KeyPair(Reference("orders", "geo.country"), Reference("payments", "country")),)
 
 
 @pytest.mark.parametrize(
@@ -231,8 +263,8 @@ def test_secrets_are_not_in_repr():
         (OUTPUT, OUTPUT + '\n  stateStore: {postgres: {dsn: "password=hush2"}}'),
     )
     assert "hush" not in repr(loaded)
-    assert loaded.left.kafka is not None
-    assert loaded.left.kafka.properties == {"sasl.password": "hush1"}
+    assert loaded.input("orders").kafka is not None
+    assert loaded.input("orders").kafka.properties == {"sasl.password": "hush1"}
 
 
 def test_relative_paths_count_from_the_job_file(tmp_path):
@@ -242,14 +274,14 @@ def test_relative_paths_count_from_the_job_file(tmp_path):
     )
     (tmp_path / "job.yaml").write_text(text)
     loaded = load_job(tmp_path / "job.yaml")
-    assert loaded.left.file is not None
-    assert loaded.left.bounded
-    assert loaded.left.file.path == str(tmp_path / "in/orders.jsonl")
+    assert loaded.input("orders").file is not None
+    assert loaded.input("orders").bounded
+    assert loaded.input("orders").file.path == str(tmp_path / "in/orders.jsonl")
     assert loaded.spec.output.file is not None
     assert loaded.spec.output.file.path == "/abs/out"
     assert loaded.spec.dead_letter is not None
     assert loaded.spec.dead_letter.file is not None
     assert loaded.spec.dead_letter.file.path == str(tmp_path / "dead")
-    in_text = parse_job(text, "x").left.file
+    in_text = parse_job(text, "x").input("orders").file
     assert in_text is not None
     assert in_text.path == "in/orders.jsonl"

@@ -27,6 +27,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from joinery_runtime.job.duration import format_duration, parse_duration
+from joinery_runtime.job.quantity import format_bytes, parse_bytes
 from joinery_runtime.job.types import ColumnType, parse_type
 
 
@@ -74,6 +75,10 @@ def _duration(value: Any) -> int:
     return parse_duration(value)
 
 
+def _bytes(value: Any) -> int:
+    return parse_bytes(value)
+
+
 def _column_type(value: Any) -> ColumnType:
     if isinstance(value, ColumnType):
         return value
@@ -119,6 +124,13 @@ Duration = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
 PositiveDuration = Annotated[Duration, Field(ge=0)]
+ByteCount = Annotated[
+    int,
+    BeforeValidator(_bytes),
+    Field(ge=1),
+    PlainSerializer(format_bytes, when_used="json"),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
 EpochMs = Annotated[
     int, BeforeValidator(_epoch_ms), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})
 ]

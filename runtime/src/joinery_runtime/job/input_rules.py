@@ -21,9 +21,8 @@ _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
 def _number_of_inputs(parts: Parts) -> Iterator[Finding]:
     count = len(parts.inputs)
-    if isinstance(dig(parts.data, "spec", "inputs"), list | tuple) and count != 2:
-        more = "joining more than two inputs is not supported yet" if count > 2 else "a join needs two inputs"
-        yield ("spec", "inputs"), f"{more}: there are {count}, write exactly two"
+    if isinstance(dig(parts.data, "spec", "inputs"), list | tuple) and count < 2:
+        yield ("spec", "inputs"), f"a join needs two inputs: there are {count}, write at least two"
 
 
 def _distinct_inputs(parts: Parts) -> Iterator[Finding]:

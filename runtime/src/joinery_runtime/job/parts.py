@@ -35,10 +35,35 @@ class InputPart:
 
 
 @dataclass(frozen=True, slots=True)
+class StepPart:
+    """One join step. `left` are the inputs that were joined before it, empty where an earlier mistake hides them;
+    `right` is None unless it names an input of its own."""
+
+    at: Loc
+    number: int
+    data: Mapping[str, Any]
+    left: tuple[InputPart, ...]
+    right: InputPart | None
+
+    @property
+    def sides_known(self) -> bool:
+        return bool(self.left) and self.right is not None
+
+    @property
+    def left_names(self) -> list[str]:
+        return [part.name or "" for part in self.left]
+
+    def side_of(self, input_name: str) -> InputPart | None:
+        """The input of that name, if it is one that this step joins."""
+        joined = [*self.left, *([self.right] if self.right is not None else [])]
+        return next((part for part in joined if part.name == input_name), None)
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     data: Mapping[str, Any]
     inputs: tuple[InputPart, ...]
-    step: Mapping[str, Any]
+    steps: tuple[StepPart, ...]
 
     @property
     def by_name(self) -> dict[str, InputPart]:
@@ -81,8 +106,19 @@ def items(data: object, *steps: str | int) -> Sequence[Any]:
 
 def take_apart(data: Mapping[str, Any]) -> Parts:
     inputs = tuple(_input_part(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
-    step = dig(data, "spec", "joins", 0)
-    return Parts(data, inputs, step if isinstance(step, Mapping) else {})
+    return Parts(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))))
+
+
+def _step_parts(inputs: tuple[InputPart, ...], steps: Sequence[object]) -> Iterator[StepPart]:
+    by_name = {part.name: part for part in inputs if part.name is not None}
+    left = inputs[:1] if len(by_name) == len(inputs) >= 2 else ()
+    for number, raw in enumerate(steps):
+        data = raw if isinstance(raw, Mapping) else {}
+        name = data.get("right")
+        right = by_name.get(name) if isinstance(name, str) and left else None
+        right = None if right in left else right
+        yield StepPart(("spec", "joins", number), number, data, left, right)
+        left = (*left, right) if left and right is not None else ()
 
 
 def reference(text: object) -> Reference | None:

@@ -1,128 +1,136 @@
-"""Cross-field rules of `spec.joins`: the bound (J8), the keys (J9, V2)."""
+"""Cross-field rules of `spec.joins`: which inputs a step joins, and by which keys (J9, V2)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from joinery_runtime.job.duration import parse_duration
-from joinery_runtime.job.parts import (
-    Finding,
-    InputPart,
-    Loc,
-    Parts,
-    dig,
-    items,
-    reference,
-    unknown_column,
-)
+from joinery_runtime.job.parts import Finding, InputPart, Loc, Parts, StepPart, dig, reference, unknown_column
 from joinery_runtime.job.steps import Reference
-from joinery_runtime.job.types import ColumnType
-from joinery_runtime.job.wording import suggestion
-
-_STEP: Loc = ("spec", "joins", 0)
+from joinery_runtime.job.wording import either, suggestion
 
 
 def _number_of_steps(parts: Parts) -> Iterator[Finding]:
-    count = len(items(parts.data, "spec", "joins"))
-    if count > 1:
-        yield ("spec", "joins", 1), f"more than one join step is not supported yet: there are {count}, keep the first"
-    if count == 0 and dig(parts.data, "spec", "sql") is None:
+    if not parts.steps and dig(parts.data, "spec", "sql") is None:
         yield ("spec", "joins"), "there is no join step; write one that names `right`, `keys` and `interval`"
 
 
-def _right(parts: Parts) -> Iterator[Finding]:
-    right = parts.step.get("right")
-    if not parts.all_named or not isinstance(right, str):
+def _inputs_of_steps(parts: Parts) -> Iterator[Finding]:
+    """The first input is where the chain starts; each other one is the right side of one step."""
+    wrong = [finding for step in parts.steps for finding in _right(parts, step)]
+    yield from wrong
+    if wrong or not parts.steps or not all(step.sides_known for step in parts.steps):
         return
-    left_name, right_name = parts.by_name
-    if right == left_name:
-        yield (*_STEP, "right"), f"{right!r} is the left input (the first one); the right one is {right_name!r}"
-    elif right != right_name:
-        hint = suggestion(right, [right_name])
-        yield (*_STEP, "right"), f"{right!r} is not an input{hint}; inputs are {left_name} and {right_name}"
+    joined = {part.name for step in parts.steps for part in (*step.left, step.right) if part is not None}
+    for part in parts.inputs:
+        if part.name not in joined:
+            yield part.at, f"no step joins input {part.name!r}; add a step with right: {part.name}, or drop the input"
 
 
-def _interval(parts: Parts) -> Iterator[Finding]:
-    if not parts.step:
+def _right(parts: Parts, step: StepPart) -> Iterator[Finding]:
+    name = step.data.get("right")
+    if not step.left or step.right is not None or not isinstance(name, str):
         return
-    at = (*_STEP, "interval")
-    interval: Any = parts.step.get("interval")
-    if interval is None and parts.step.get("window") is None and parts.step.get("asOf") is None:
-        yield (
-            at,
-            (
-                "the join has no bound on time, so its state would grow for ever (rule J8); "
-                "write interval: {of: <left input>, lower: 0s, upper: 1h}"
-            ),
-        )
-    lower, upper = _ms(dig(interval, "lower")), _ms(dig(interval, "upper"))
-    if lower is not None and upper is not None and lower > upper:
-        yield at, f"lower ({interval['lower']}) is above upper ({interval['upper']}), so nothing can match; swap them"
-    of = dig(interval, "of")
-    if parts.all_named and isinstance(of, str) and of != (left := next(iter(parts.by_name))):
-        swap = " (to count from the right input, negate the bounds and swap them)" if of in parts.by_name else ""
-        yield (*at, "of"), f"{of!r} is not the left input; bounds count from {left!r}: write of: {left}{swap}"
+    others = [other for other in parts.by_name if other not in step.left_names]
+    at, todo = (*step.at, "right"), f"write {either(others)}" if others else "drop this step"
+    if name == step.left[0].name:
+        yield at, f"{name!r} is the left input (the first one), where the steps begin; {todo}"
+    elif name in step.left_names:
+        yield at, f"a step before joins {name!r} already, and each input is joined once; {todo}"
+    else:
+        yield at, f"{name!r} is not an input{suggestion(name, others)}; {todo}"
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
 
 
 def _keys(parts: Parts) -> Iterator[Finding]:
-    keys = parts.step.get("keys")
-    if not isinstance(keys, Mapping):
-        return
-    if not keys and parts.step.get("broadcast") is None:
-        yield (*_STEP, "keys"), "there is no key, so every row would meet every row (rule J9); name at least one"
-    if not parts.all_named:
-        return
-    left, right = parts.inputs
-    for left_text, right_text in keys.items():
-        yield from _key((*_STEP, "keys", left_text), (left_text, right_text), left, right)
+    for step in parts.steps:
+        keys = step.data.get("keys")
+        if not isinstance(keys, Mapping):
+            continue
+        if not keys and step.data.get("broadcast") is None:
+            yield (*step.at, "keys"), f"there is no key, so every row would meet every row (rule J9); {_no_keys(step)}"
+        for left, right in keys.items():
+            yield from _key((*step.at, "keys", left), (left, right), step)
 
 
-def _key(at: Loc, texts: tuple[Any, Any], left: InputPart, right: InputPart) -> Iterator[Finding]:
+def _no_keys(step: StepPart) -> str:
+    if step.data.get("interval") is None:
+        return "name at least one"
+    right = step.data.get("right")
+    return f"name at least one, or for a join on time only the small side: broadcast: {right}"
+
+
+def _key(at: Loc, texts: tuple[Any, Any], step: StepPart) -> Iterator[Finding]:
+    if step.right is None or not step.left:
+        return
     first, second = (reference(text) for text in texts)
     if first is None or second is None:
-        yield at, f"a key is written {left.name}.<column>: {right.name}.<column>"
-    elif (first.input, second.input) == (right.name, left.name):
+        yield at, f"a key is written {either(step.left_names)}.<column>: {step.right.name}.<column>"
+    elif first.input == step.right.name and second.input in step.left_names:
         yield at, f"the left input comes first; swap it: {second}: {first}"
     else:
-        wrong = list(_side_problems(at, first, left)) + list(_side_problems(at, second, right))
-        yield from wrong or _different_types(at, _type_of(first, left), _type_of(second, right), texts)
+        wrong = [*_side_problems(at, first, step.left), *_side_problems(at, second, (step.right,))]
+        yield from wrong or _different_types(at, first, second, step)
 
 
-def _side_problems(at: Loc, found: Reference, side: InputPart) -> Iterator[Finding]:
-    if found.input != side.name:
-        yield at, f"{str(found)!r} must be a column of {side.name!r}{suggestion(found.input, [side.name or ''])}"
-    elif side.types is not None and found.column not in side.types:
-        yield at, unknown_column(found.column, side)
+def _side_problems(at: Loc, found: Reference, side: tuple[InputPart, ...]) -> Iterator[Finding]:
+    part = next((part for part in side if part.name == found.input), None)
+    if part is None:
+        names = [part.name or "" for part in side]
+        wanted = either(map(repr, names))
+        yield at, f"{str(found)!r} must be a column of {wanted}{suggestion(found.input, names)}"
+    elif part.types is not None and found.column not in part.types:
+        yield at, unknown_column(found.column, part)
 
 
-def _different_types(
-    at: Loc, left: ColumnType | None, right: ColumnType | None, texts: tuple[str, str]
-) -> Iterator[Finding]:
+def _different_types(at: Loc, first: Reference, second: Reference, step: StepPart) -> Iterator[Finding]:
+    left, right = (_type(found, step) for found in (first, second))
     if left is not None and right is not None and left.key_type != right.key_type:
-        yield (
-            at,
-            (
-                f"key types differ: {texts[0]} is {left}, {texts[1]} is {right}; "
-                "declare the same type (int32 and int64 may meet, rule V2)"
-            ),
-        )
+        facts = f"key types differ: {first} is {left}, {second} is {right}"
+        yield at, f"{facts}; declare the same type (int32 and int64 may meet, rule V2)"
 
 
-def _ms(raw: Any) -> int | None:
-    try:
-        return parse_duration(raw)
-    except ValueError:
-        return None
+def _type(found: Reference, step: StepPart) -> Any:
+    part = step.side_of(found.input)
+    return part.types.get(found.column) if part is not None and part.types is not None else None
 
 
-def _type_of(found: Reference, side: InputPart) -> ColumnType | None:
-    return side.types.get(found.column) if side.types is not None else None
+# --- broadcast ----------------------------------------------------------------------------------------------------
 
 
-RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
-    _number_of_steps,
-    _right,
-    _interval,
-    _keys,
-)
+def _broadcast(parts: Parts) -> Iterator[Finding]:
+    for step in parts.steps:
+        name = step.data.get("broadcast")
+        if isinstance(name, str):
+            yield from (((*step.at, "broadcast"), text) for text in _broadcast_problem(name, step))
+
+
+def _broadcast_problem(name: str, step: StepPart) -> Iterator[str]:
+    keys, kind = step.data.get("keys"), step.data.get("type", "inner")
+    if keys and isinstance(keys, Mapping):
+        yield f"is for a join without keys (rule J9), and this has {len(keys)}; drop broadcast, or the keys"
+    elif step.data.get("window") is not None or step.data.get("asOf") is not None:
+        yield "only an interval step can do without keys; drop broadcast and name a key"
+    elif not step.left or step.right is None:
+        return
+    elif name in step.left_names and step.number > 0:
+        yield f"{name!r} is part of what the steps before made, which cannot be broadcast; write {step.right.name}"
+    elif step.side_of(name) is None:
+        names = [*(step.left_names if step.number == 0 else []), step.right.name or ""]
+        yield f"{name!r} is not a side of this step{suggestion(name, names)}; write {either(names)}"
+    elif kind in ("full", "right" if name == step.right.name else "left"):
+        yield _preserved(name, str(kind), step)
+
+
+def _preserved(name: str, kind: str, step: StepPart) -> str:
+    facts = f"a {kind} join keeps unmatched rows of {name!r}, which a broadcast side cannot (rule J9)"
+    right = str(step.data.get("right"))
+    others = [other for other in (right, *(step.left_names if step.number == 0 else ())) if other != name]
+    if kind == "full" or not others:
+        return f"{facts}; write type: inner, or name a key"
+    return f"{facts}; write broadcast: {others[0]}, or type: inner"
+
+
+RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (_number_of_steps, _inputs_of_steps, _keys, _broadcast)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from joinery_runtime.job.base import Int, Model, PositiveDuration, Text, not_yet
+from joinery_runtime.job.base import ByteCount, Int, Model, PositiveDuration, Text, not_yet
 from joinery_runtime.job.duration import format_duration, parse_duration
 
 
@@ -20,6 +20,7 @@ def _bound(value: Any) -> int:
 
 
 Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration, when_used="json")]
+Length = Annotated[PositiveDuration, Field(gt=0)]
 JoinType = Literal["inner", "left", "right", "full"]
 
 WINDOW_COLUMNS = ("window_start", "window_end")
@@ -38,20 +39,20 @@ class Interval(Model):
 class Hopping(Model):
     """A window of `size` starts every `slide`; a row is in several when they overlap."""
 
-    size: PositiveDuration
-    slide: PositiveDuration
+    size: Length
+    slide: Length
 
 
 class Session(Model):
     """A window ends when neither side has had a row of the key for longer than `gap`."""
 
-    gap: PositiveDuration
+    gap: Length
 
 
 class Window(Model):
     """Rows match when both are in the same window; exactly one of the three."""
 
-    tumbling: PositiveDuration | None = None
+    tumbling: Length | None = None
     hopping: Hopping | None = None
     session: Session | None = None
 
@@ -60,16 +61,16 @@ class AsOf(Model):
     """Each row takes the table's version that is valid at its time. Superseded versions are kept for
     `historyRetention`; rows wait for `grace` so that late versions are seen."""
 
-    history_retention: PositiveDuration
+    history_retention: Length
     grace: PositiveDuration = 0
 
 
 class Limits(Model):
     """Caps on each side of the step, and what happens at one: `fail` stops the job before anything of the epoch is
     committed; `pause` reads no more of that side until its state has shrunk. A key with more rows than `hotKeyWarning`
-    is warned about."""
+    is warned about. `maxStateBytes` is a number of bytes, or text as 500M and 10Gi."""
 
-    max_state_bytes: Text | None = None
+    max_state_bytes: ByteCount | None = None
     max_records: Annotated[Int, Field(ge=1)] | None = None
     on_limit: Literal["fail", "pause"] = "fail"
     hot_key_warning: Annotated[Int, Field(ge=1)] = 100_000
@@ -100,9 +101,12 @@ class KeyPair:
     right: Reference
 
 
+StepKind = Literal["interval", "tumbling", "hopping", "session", "asOf"]
+
+
 class JoinStep(Model):
     """Joins the first input, or what the step before made, with `right`. `keys` maps `<earlier>.column` to
-    `right.column`."""
+    `right.column`; without keys, `broadcast` names the side that every shard gets whole."""
 
     right: Text
     type: JoinType = "inner"
@@ -116,6 +120,20 @@ class JoinStep(Model):
     broadcast: Text | None = None
     co_partitioned: Annotated[Literal[False], not_yet("coPartitioned: true", True, todo="leave it out")] = False
     limits: Limits | None = None
+
+    @property
+    def kind(self) -> StepKind:
+        """Which rule matches rows: `asOf`, `interval` or the kind of window."""
+        if self.as_of is not None or self.window is None:
+            return "asOf" if self.as_of is not None else "interval"
+        if self.window.session is not None:
+            return "session"
+        return "hopping" if self.window.hopping is not None else "tumbling"
+
+    @property
+    def preserved(self) -> tuple[bool, bool]:
+        """Whether rows of the left and of the right side go out without a match too, padded with nulls (O1)."""
+        return self.type in {"left", "full"}, self.type in {"right", "full"}
 
 
 class SelectItem(Model):

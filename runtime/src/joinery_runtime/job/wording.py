@@ -17,3 +17,9 @@ def suggestion(word: object, options: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word).lower(), {option.lower(): option for option in options}, n=1)
     by_lower = {option.lower(): option for option in options}
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def either(words: Iterable[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *most, last = list(words) or ["(none)"]
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,80 @@
+"""Resources of every form of step, as plain data, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import StreamJoin, parse_job
+
+DAY = {"of": "orders", "lower": "0s", "upper": "24h"}
+
+
+def stream(name: str, *columns: str, **more: Any) -> dict[str, Any]:
+    """A file input with text columns and `ts`; `column:type` names another type."""
+    typed = [(*column.split(":"), "string")[:2] for column in (*columns, "ts:timestamp")]
+    schema = [{"name": column, "type": kind} for column, kind in typed]
+    return {
+        "name": name,
+        "file": {"path": f"{name}.jsonl"},
+        "format": "json",
+        "schema": schema,
+        "eventTime": "ts",
+    } | more
+
+
+ORDERS, PAYMENTS, ITEMS = (
+    stream("orders", "id", "currency", "amount:double"),
+    stream("payments", "order_id", "method"),
+    stream("items", "order_id", "payment_method", "n:int64"),
+)
+RATES = stream("rates", "currency", "rate:double", table={"key": ["currency"]})
+
+
+def step(right: str = "payments", **more: Any) -> dict[str, Any]:
+    """An interval step by the order's id, unless `more` says otherwise; None takes a field out."""
+    said = {"right": right, "keys": {"orders.id": f"{right}.order_id"}, "interval": DAY} | more
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def window(**kind: Any) -> dict[str, Any]:
+    return step(interval=None, window=kind)
+
+
+def as_of(**more: Any) -> dict[str, Any]:
+    said = {"interval": None, "keys": {"orders.currency": "rates.currency"}, "asOf": {"historyRetention": "1h"}} | more
+    return step("rates", **said)
+
+
+def time_only(**more: Any) -> dict[str, Any]:
+    return step(**({"keys": {}, "broadcast": "payments"} | more))
+
+
+def document(*steps: dict[str, Any], inputs: Any = None, **spec: Any) -> dict[str, Any]:
+    """A job of these steps; its inputs are the ones that they name unless given."""
+    known = {each["name"]: each for each in (ORDERS, PAYMENTS, ITEMS, RATES)}
+    rights = [known[each["right"]] for each in steps] if inputs is None else []
+    return {
+        "apiVersion": "joinery.dev/v1alpha1",
+        "kind": "StreamJoin",
+        "metadata": {"name": "chain"},
+        "spec": {"inputs": inputs or [ORDERS, *rights], "joins": list(steps), "output": {"file": {"path": "out"}}}
+        | spec,
+    }
+
+
+def load(*steps: dict[str, Any], **more: Any) -> StreamJoin:
+    return parse_job(json.dumps(document(*steps, **more)), "job.json")
+
+
+def mistakes(*steps: dict[str, Any], **more: Any) -> dict[str, str]:
+    """Messages by path."""
+    try:
+        load(*steps, **more)
+    except JobError as error:
+        found: dict[str, str] = {}
+        for problem in error.problems:
+            found[problem.path] = f"{found.get(problem.path, '')}{problem.message}"
+        return found
+    return {}

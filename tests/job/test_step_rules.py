@@ -1,0 +1,334 @@
+"""Every form of step: the good ones load, and each rule refuses at its place, alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from job.chains import DAY, ITEMS, ORDERS, PAYMENTS, RATES, as_of, load, mistakes, step, stream, time_only, window
+from joinery_runtime.job import KeyPair, Reference
+
+OF_PAYMENTS = {"of": "payments", "lower": "0s", "upper": "1h"}
+BY_METHOD = {"orders.id": "items.order_id", "payments.method": "items.payment_method"}
+TWO_KEYS = {**RATES, "table": {"key": ["currency", "region"]}}
+TWO_KEYS["schema"] = [*RATES["schema"], {"name": "region", "type": "string"}]
+
+
+@pytest.mark.parametrize(
+    ("steps", "more"),
+    [
+        *[([step(type=kind)], {}) for kind in ("inner", "left", "right", "full")],
+        ([step(interval={"of": "orders", "lower": 5, "upper": 5})], {}),
+        ([window(tumbling="1h")], {}),
+        ([window(hopping={"size": "1h", "slide": "1h"})], {}),
+        ([{**window(session={"gap": "30s"}), "type": "full", "allowedLateness": "5s"}], {}),
+        ([as_of(asOf={"historyRetention": "1h", "grace": "59m"}, type="left")], {}),
+        ([as_of(allowedLateness="0s", lateData="drop")], {}),
+        ([time_only()], {}),
+        ([time_only(broadcast="orders")], {}),
+        ([time_only(type="left")], {}),
+        ([time_only(type="right", broadcast="orders")], {}),
+        ([step(), step("items", keys=BY_METHOD, interval=OF_PAYMENTS)], {}),
+        ([step("items"), step("payments")], {"inputs": [ORDERS, PAYMENTS, ITEMS]}),
+        ([step(), time_only(right="items", broadcast="items", type="left")], {}),
+        ([step(type="full"), step("items", type="right", lateData="reopen")], {}),
+        ([step(limits={"maxStateBytes": "10Gi", "maxRecords": 5, "onLimit": "pause"})], {}),
+        ([step()], {"select": [{"expression": "orders.amount * 2", "as": "twice"}, {"column": "payments.ts"}]}),
+        ([window(tumbling="1h")], {"select": [{"expression": "1", "as": "one"}]}),
+    ],
+)
+def test_good_steps_load(steps: list[Any], more: Any) -> None:
+    assert mistakes(*steps, **more) == {}
+
+
+BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
+    # which inputs
+    ([], {"inputs": [ORDERS, PAYMENTS]}, "joins", "there is no join step"),
+    ([step()], {"inputs": [ORDERS, PAYMENTS, ITEMS]}, "inputs[2]", "no step joins input 'items'; add a step"),
+    ([step(), step()], {"inputs": [ORDERS, PAYMENTS, ITEMS]}, "joins[1].right", "joins 'payments' already"),
+    ([step("orders")], {"inputs": [ORDERS, PAYMENTS]}, "joins[0].right", "where the steps begin; write payments"),
+    ([step("pay")], {"inputs": [ORDERS, PAYMENTS, ITEMS]}, "joins[0].right", "write payments or items"),
+    ([step()], {"inputs": [ORDERS]}, "inputs", "there are 1, write at least two"),
+    # keys
+    (
+        [step(), step("items", keys={"items.order_id": "orders.id"})],
+        {},
+        'joins[1].keys["items.order_id"]',
+        "the left input comes first; swap it: orders.id: items.order_id",
+    ),
+    (
+        [step(keys={"items.order_id": "payments.order_id"}), step("items")],
+        {},
+        'joins[0].keys["items.order_id"]',
+        "must be a column of 'orders'",
+    ),
+    (
+        [step(), step("items", keys={"rates.x": "items.order_id"})],
+        {},
+        'joins[1].keys["rates.x"]',
+        "must be a column of 'orders' or 'payments'",
+    ),
+    (
+        [step(), step("items", keys={"payments.ordr_id": "items.order_id"})],
+        {},
+        'joins[1].keys["payments.ordr_id"]',
+        "'payments' has no column 'ordr_id' (did you mean 'order_id'?)",
+    ),
+    (
+        [step(), step("items", keys={"orders.id": "payments.order_id"})],
+        {},
+        'joins[1].keys["orders.id"]',
+        "'payments.order_id' must be a column of 'items'",
+    ),
+    (
+        [step(), step("items", keys={"orders.amount": "items.n"})],
+        {},
+        'joins[1].keys["orders.amount"]',
+        "key types differ: orders.amount is double, items.n is int64",
+    ),
+    (
+        [step(), step("items", keys={"id": "order_id"})],
+        {},
+        "joins[1].keys.id",
+        "a key is written orders or payments.<column>: items.<column>",
+    ),
+    ([step(keys={})], {}, "joins[0].keys", "(rule J9); name at least one, or for a join on time only"),
+    ([{**window(tumbling="1h"), "keys": {}}], {}, "joins[0].keys", "(rule J9); name at least one"),
+    # broadcast
+    ([step(broadcast="payments")], {}, "joins[0].broadcast", "is for a join without keys (rule J9), and this has 1"),
+    ([time_only(broadcast="paymets")], {}, "joins[0].broadcast", "did you mean 'payments'?"),
+    (
+        [time_only(type="left", broadcast="orders")],
+        {},
+        "joins[0].broadcast",
+        "a left join keeps unmatched rows of 'orders', which a broadcast side cannot (rule J9); "
+        "write broadcast: payments, or type: inner",
+    ),
+    ([time_only(type="right")], {}, "joins[0].broadcast", "write broadcast: orders, or type: inner"),
+    ([time_only(type="full")], {}, "joins[0].broadcast", "a full join keeps unmatched rows of 'payments'"),
+    (
+        [step(), time_only(right="items", broadcast="orders")],
+        {},
+        "joins[1].broadcast",
+        "'orders' is part of what the steps before made, which cannot be broadcast; write items",
+    ),
+    (
+        [step(), time_only(right="items", broadcast="items", type="right")],
+        {},
+        "joins[1].broadcast",
+        "write type: inner, or name a key",
+    ),
+    (
+        [{**window(tumbling="1h"), "keys": {}, "broadcast": "payments"}],
+        {},
+        "joins[0].broadcast",
+        "only an interval step can do without keys",
+    ),
+    # interval
+    ([step(interval=None)], {}, "joins[0].interval", "no bound on time, so its state would grow for ever (rule J8)"),
+    (
+        [step(window={"tumbling": "1h"})],
+        {},
+        "joins[0]",
+        "needs exactly one of interval, window and asOf: interval and window are named",
+    ),
+    ([step(interval={**DAY, "lower": "25h"})], {}, "joins[0].interval", "lower (25h) is above upper (24h)"),
+    (
+        [step(), step("items", interval={**DAY, "of": "items"})],
+        {},
+        "joins[1].interval.of",
+        "bounds count from an input that is: write orders or payments (to count from the right input, negate",
+    ),
+    ([step(interval=OF_PAYMENTS)], {}, "joins[0].interval.of", "write of: orders (to count from the right input"),
+    # windows
+    ([window()], {}, "joins[0].window", "exactly one of tumbling, hopping and session: none of them is named"),
+    (
+        [window(tumbling="1h", session={"gap": 5})],
+        {},
+        "joins[0].window",
+        "tumbling and session are named",
+    ),
+    ([window(tumbling=0)], {}, "joins[0].window.tumbling", "must be more than 0"),
+    ([window(session={"gap": "0s"})], {}, "joins[0].window.session.gap", "must be more than 0"),
+    ([window(hopping={"size": "1h"})], {}, "joins[0].window.hopping.slide", "is missing"),
+    (
+        [window(hopping={"size": "1h", "slide": "61m"})],
+        {},
+        "joins[0].window.hopping.slide",
+        "slide (1h1m) is longer than size (1h), so rows between windows would be lost; write at most the size",
+    ),
+    (
+        [window(tumbling="1h"), step("items")],
+        {},
+        "joins[0].window",
+        "window steps do not take part in chains (rule W4), and there are 2 steps; write interval",
+    ),
+    ([{**window(tumbling="1h"), "lateData": "reopen"}], {}, "joins[0].lateData", "reopen is for interval steps"),
+    # as-of
+    (
+        [as_of()],
+        {"inputs": [ORDERS, stream("rates", "currency")]},
+        "joins[0].asOf",
+        "'rates' is not a table: its versions have no key; write table: {key: [currency]} in that input",
+    ),
+    ([as_of()], {"inputs": [ORDERS, TWO_KEYS]}, "joins[0].keys", "whose table key is currency and region"),
+    (
+        [as_of(keys={"orders.currency": "rates.currency", "orders.amount": "rates.rate"})],
+        {},
+        "joins[0].keys",
+        "the keys name currency and rate of 'rates', whose table key is currency; a version is looked up by",
+    ),
+    (
+        [as_of(asOf={"historyRetention": "1h", "grace": "60m"})],
+        {},
+        "joins[0].asOf.grace",
+        "grace (1h) is not below historyRetention (1h)",
+    ),
+    ([as_of(asOf={"historyRetention": 0})], {}, "joins[0].asOf.historyRetention", "must be more than 0"),
+    ([as_of(asOf={})], {}, "joins[0].asOf.historyRetention", "is missing"),
+    ([as_of(type="right")], {}, "joins[0].type", "write inner or left"),
+    ([as_of(type="full")], {}, "joins[0].type", "write inner or left"),
+    ([as_of(lateData="reopen")], {}, "joins[0].lateData", "a row that has gone out stays as it is; write drop"),
+    ([as_of(allowedLateness="1s")], {}, "joins[0].allowedLateness", "write asOf.grace instead"),
+    (
+        [as_of(), step()],
+        {},
+        "joins[0].asOf",
+        "asOf steps do not take part in chains, and there are 2 steps; write interval",
+    ),
+    (
+        [step("rates", keys={"orders.currency": "rates.currency"})],
+        {},
+        "inputs[1].table",
+        "'rates' is a table, but not the right input of an asOf step; drop `table`, or write asOf",
+    ),
+    ([step()], {"inputs": [{**ORDERS, "table": {"key": ["id"]}}, PAYMENTS]}, "inputs[0].table", "'orders' is a table"),
+    # limits
+    ([step(limits={"maxStateBytes": "10GB"})], {}, "joins[0].limits.maxStateBytes", "write it as 10Gi, 500M or"),
+    ([step(limits={"maxStateBytes": 0})], {}, "joins[0].limits.maxStateBytes", "must be at least 1"),
+    ([step(limits={"maxRecords": 0})], {}, "joins[0].limits.maxRecords", "must be at least 1"),
+    ([step(limits={"onLimit": "stop"})], {}, "joins[0].limits.onLimit", "write fail or pause"),
+    # what goes out
+    (
+        [step()],
+        {"select": [{"column": "orders.id", "expression": "1", "as": "x"}]},
+        "select[0]",
+        "needs exactly one of column and expression: column and expression are named",
+    ),
+    ([step()], {"select": [{"as": "x"}]}, "select[0]", "none of them is named"),
+    ([step()], {"select": [{"expression": "orders.amount * 2"}]}, "select[0]", "add one: as: <name>"),
+    (
+        [step()],
+        {"select": [{"expression": "orders.amuont * 2", "as": "x"}]},
+        "select[0].expression",
+        "'orders' has no column 'amuont' (did you mean 'amount'?)",
+    ),
+    ([step()], {"select": [{"expression": "amount", "as": "x"}]}, "select[0].expression", "write <input>.amount"),
+    ([step()], {"select": [{"expression": "order.id", "as": "x"}]}, "select[0].expression", "did you mean 'orders'?"),
+    ([step()], {"select": [{"expression": "1 +", "as": "x"}]}, "select[0].expression", "is not an SQL expression"),
+    (
+        [window(tumbling="1h")],
+        {"select": [{"column": "orders.id", "as": "window_start"}]},
+        "select[0]",
+        "a window join adds a column 'window_start' of its own (rule W4); rename this one with `as`",
+    ),
+    (
+        [step(name, keys={"a.id": f"{name}.id"}, interval={**DAY, "of": "a"}) for name in ("b", "a_b")],
+        {"inputs": [stream("a", "id", "b_c"), stream("b", "id"), stream("a_b", "id", "c")]},
+        "inputs",
+        "two output columns would be named 'a_b_c' (rule J10)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("steps", "more", "path", "words"), BAD, ids=lambda value: str(value)[:50])
+def test_each_mistake_is_named_once_at_its_place(steps: list[Any], more: Any, path: str, words: str) -> None:
+    found = mistakes(*steps, **more)
+    assert words in found.pop(f"spec.{path}", ""), mistakes(*steps, **more)
+    assert found == {}
+
+
+# --- what the engine asks of a valid job ---------------------------------------------------------------------------
+
+
+def test_a_chain_tells_its_sides_and_keys() -> None:
+    chain = load(step(), step("items", keys=BY_METHOD, interval=OF_PAYMENTS))
+    assert [chain.left_inputs(i) for i in range(2)] == [("orders",), ("orders", "payments")]
+    assert chain.keys_of(chain.joins[1]) == (
+        KeyPair(Reference("orders", "id"), Reference("items", "order_id")),
+        KeyPair(Reference("payments", "method"), Reference("items", "payment_method")),
+    )
+    names = [column.name for column in chain.output_columns]
+    assert names[0] == "orders_id"
+    assert names[-2:] == ["items_n", "items_ts"]
+
+
+def test_expressions_and_windows_in_the_output() -> None:
+    job = load(window(tumbling="1h"), select=[{"column": "orders.id"}, {"expression": "orders.amount * 2", "as": "x"}])
+    said = [(c.name, c.source, c.expression, c.type and str(c.type)) for c in job.output_columns]
+    assert said == [
+        ("id", Reference("orders", "id"), None, "string"),
+        ("x", None, "orders.amount * 2", None),
+        ("window_start", None, None, "int64"),
+        ("window_end", None, None, "int64"),
+    ]
+
+
+def test_output_names_may_be_named_by_the_output() -> None:
+    key = {"kafka": {"bootstrapServers": "k", "topic": "t", "key": ["window_start", "left_id"]}}
+    assert mistakes(window(tumbling="1h"), output=key) == {}
+    assert "output columns are left_id" in mistakes(step(), output=key)["spec.output.kafka.key[0]"]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (step(), "interval"),
+        (window(tumbling="1h"), "tumbling"),
+        (window(hopping={"size": 2, "slide": 1}), "hopping"),
+        (window(session={"gap": 1}), "session"),
+        (as_of(), "asOf"),
+    ],
+)
+def test_kinds_of_steps(said: Any, kind: str) -> None:
+    assert load(said).joins[0].kind == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "preserved"),
+    [("inner", (False, False)), ("left", (True, False)), ("right", (False, True)), ("full", (True, True))],
+)
+def test_preserved_sides(kind: str, preserved: tuple[bool, bool]) -> None:
+    assert load(step(type=kind)).joins[0].preserved == preserved
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "again"),
+    [
+        ("10Gi", 10 * 2**30, "10Gi"),
+        ("500Mi", 500 * 2**20, "500Mi"),
+        ("1G", 10**9, "1000000000"),
+        ("1.5k", 1500, "1500"),
+        (2048, 2048, "2Ki"),
+        ("77", 77, "77"),
+    ],
+)
+def test_amounts_of_memory(text: Any, size: int, again: str) -> None:
+    job = load(step(limits={"maxStateBytes": text}))
+    assert job.joins[0].limits is not None
+    assert job.joins[0].limits.max_state_bytes == size
+    assert job.model_dump(mode="json", by_alias=True)["spec"]["joins"][0]["limits"]["maxStateBytes"] == again
+
+
+@pytest.mark.parametrize("text", ["1.5", "0.3Ki", "9223372036854775808", "", "-1Gi", "1 Gi", True])
+def test_no_amounts_of_memory(text: Any) -> None:
+    assert list(mistakes(step(limits={"maxStateBytes": text}))) == ["spec.joins[0].limits.maxStateBytes"]
+
+
+def test_dead_letters_go_to_the_kafka_that_a_later_input_names() -> None:
+    kafka = {"bootstrapServers": "k:1", "topic": "items", "properties": {"a": "b"}}
+    items = {**{key: value for key, value in ITEMS.items() if key != "file"}, "kafka": kafka}
+    dead = load(step(), step("items"), inputs=[ORDERS, PAYMENTS, items], deadLetter={"kafka": {"topic": "d"}})
+    assert dead.dead_letter_kafka is not None
+    assert (dead.dead_letter_kafka.bootstrap_servers, dead.dead_letter_kafka.properties) == ("k:1", {"a": "b"})
