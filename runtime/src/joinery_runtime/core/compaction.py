@@ -27,18 +27,20 @@ MAX_MERGED_BYTES = 64 << 20
 
 
 def choose(
-    segments: Iterable[SegmentMeta], owned: HashRange, *, kept_for_ms: int, checkpoint: bool
+    segments: Iterable[SegmentMeta], owned: HashRange, *, kept_for_ms: int | None, checkpoint: bool
 ) -> list[list[SegmentMeta]]:
     """Groups of two or more segments of one part to merge into one each.
 
+    Rows that are kept without end (`kept_for_ms` None) have no time to be grouped by.
     Only segments that lie whole in `owned` take part: after a rescale, one that spans several shards stays until it
     expires, because no shard may drop rows of another.
     """
-    width = max(NARROWEST_BUCKET_MS, kept_for_ms // TIME_BUCKETS)
+    width = max(NARROWEST_BUCKET_MS, kept_for_ms // TIME_BUCKETS) if kept_for_ms is not None else None
     groups: dict[tuple[int, int], list[SegmentMeta]] = defaultdict(list)
     for segment in sorted(segments, key=lambda s: (s.ts_max, s.key)):
         if owned.contains(segment.hash_min, segment.hash_max) and segment.bytes < MAX_MERGED_BYTES:
-            groups[segment.ts_max // width, _tier(segment.bytes)].append(segment)
+            bucket = segment.ts_max // width if width is not None else 0
+            groups[bucket, _tier(segment.bytes)].append(segment)
     least = CHECKPOINT_FAN_IN if checkpoint else FAN_IN
     return [part for group in groups.values() if len(group) >= least for part in _cut(group) if len(part) > 1]
 

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from joinery_runtime.core.columns import HASH, TS
+from joinery_runtime.core.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.shards import HashRange
 
 STATE_VERSION = 1
@@ -54,19 +54,26 @@ class Run:
         return cls(batch, batch.column(HASH).to_numpy(), batch.column(TS).to_numpy())
 
     @classmethod
-    def sort(cls, batch: pa.RecordBatch) -> Run:
-        keys = pl.DataFrame({"h": batch.column(HASH).to_numpy(), "t": batch.column(TS).to_numpy()})
-        order = keys.select(pl.arg_sort_by("h", "t")).to_series().to_numpy()
+    def sort(cls, batch: pa.RecordBatch, *, by_offset: bool = False) -> Run:
+        """`by_offset` also orders rows of one hash and time, by (offset, partition): versions need it (rule A1)."""
+        names = [HASH, TS, *([OFFSET, PARTITION] if by_offset else [])]
+        keys = pl.DataFrame({name: batch.column(name).to_numpy() for name in names})
+        order = keys.select(pl.arg_sort_by(names)).to_series().to_numpy()
         return cls.view(batch.take(pa.array(order)))
 
     def __len__(self) -> int:
         return len(self.hash)
 
-    def within(self, owned: HashRange) -> Run:
-        """The rows whose hash lies in the range: a slice, nothing is copied."""
+    def rows_in(self, owned: HashRange) -> slice:
+        """Which rows have their hash in the range: they are consecutive."""
         first = np.searchsorted(self.hash, np.uint64(owned.first), side="left")
         stop = np.searchsorted(self.hash, np.uint64(owned.last), side="right")
-        return Run.view(self.batch.slice(first, stop - first))
+        return slice(int(first), int(stop))
+
+    def within(self, owned: HashRange) -> Run:
+        """The rows whose hash lies in the range: a slice, nothing is copied."""
+        rows = self.rows_in(owned)
+        return Run.view(self.batch.slice(rows.start, rows.stop - rows.start))
 
     def since(self, ts: int) -> Run:
         """The rows with event time >= ts, still sorted."""
@@ -75,8 +82,8 @@ class Run:
         return Run.view(self.batch.filter(pa.array(self.ts >= ts)))
 
 
-def merge(runs: Sequence[Run]) -> Run:
-    return Run.sort(concat([run.batch for run in runs]))
+def merge(runs: Sequence[Run], *, by_offset: bool = False) -> Run:
+    return Run.sort(concat([run.batch for run in runs]), by_offset=by_offset)
 
 
 def concat(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:

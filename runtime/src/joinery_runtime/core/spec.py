@@ -25,6 +25,8 @@ BEGIN_OF_TIME: Final = -(2**63)
 
 Watermark = int | None  # None: nothing known yet
 
+MARKS: Final = ".marks"  # after a part's name: its marks
+
 WINDOW_COLUMNS: Final = ("window_start", "window_end")  # rule W4: after the user's columns, int64 milliseconds
 
 
@@ -102,7 +104,7 @@ class SideSpec:
 
     @property
     def marks_part(self) -> str:
-        return f"{self.part}.marks"
+        return self.part + MARKS
 
     def segment_schema(self) -> pa.Schema:
         """Columns of this part's segments."""
@@ -227,7 +229,7 @@ class Pipeline:
 
     def side(self, part: str) -> tuple[StepSpec, int]:
         """The step and side that a part of the state belongs to (also for its marks)."""
-        wanted = part.removesuffix(".marks")
+        wanted = part.removesuffix(MARKS)
         return next((step, i) for step in self.steps for i in SIDES if step.sides[i].part == wanted)
 
     def parts(self) -> Mapping[str, SideSpec]:

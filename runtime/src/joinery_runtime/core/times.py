@@ -16,7 +16,6 @@ from joinery_runtime.core.spec import (
     END_OF_TIME,
     LEFT,
     RIGHT,
-    SIDES,
     AsOf,
     Interval,
     Pipeline,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from joinery_runtime.core.compile import stored_columns
-from joinery_runtime.core.spec import JoinSpec
+from joinery_runtime.core.spec import Pipeline
 from joinery_runtime.core.watermark import InputClock
 from joinery_runtime.engine.identity import JobIdentity
 from joinery_runtime.engine.idleness import IdleClock
@@ -16,8 +16,8 @@ from joinery_runtime.engine.planner import PlanSettings
 from joinery_runtime.job import StreamJoin, definition, signature
 
 
-def identity(job: StreamJoin, spec: JoinSpec, warn: Callable[[str], None]) -> JobIdentity:
-    return JobIdentity(job.name, signature(job, stored_columns(spec)), definition(job), warn)
+def identity(job: StreamJoin, pipeline: Pipeline, warn: Callable[[str], None]) -> JobIdentity:
+    return JobIdentity(job.name, signature(job, stored_columns(pipeline)), definition(job), warn)
 
 
 def plan_settings(job: StreamJoin, identity: JobIdentity) -> PlanSettings:
@@ -26,6 +26,7 @@ def plan_settings(job: StreamJoin, identity: JobIdentity) -> PlanSettings:
         max_records=job.spec.trigger.max_records_per_epoch,
         checkpoint_interval_ms=job.spec.state_store.checkpoint_interval,
         fingerprint=fingerprint(identity.signature),
+        tables=frozenset(side.name for side in job.spec.inputs if side.table is not None),
     )
 
 

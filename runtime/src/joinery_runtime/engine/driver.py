@@ -5,20 +5,31 @@ Each method is one step of the commit protocol (`engine.protocol`), so a test ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from joinery_runtime.core import times
 from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
-from joinery_runtime.core.spec import PARTS, JoinSpec
+from joinery_runtime.core.shards import shard_range
+from joinery_runtime.core.spec import Pipeline
 from joinery_runtime.engine.arrivals import check_arrivals, refuse_dead
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.hot_keys import HottestKeys
 from joinery_runtime.engine.identity import JobIdentity, compare_with_state
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
-from joinery_runtime.engine.plan import EpochPlan, InputState, input_states, partition_id
-from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.plan import (
+    HORIZONS,
+    EpochPlan,
+    InputState,
+    floors_to_bytes,
+    input_states,
+    partition_id,
+    stored_floors,
+)
+from joinery_runtime.engine.planner import Kept, Planner
 from joinery_runtime.engine.protocol import Action, Outcome, next_action, resolve_commit
 from joinery_runtime.engine.report import EpochReport, StateSize, Totals, epoch_report, result_json
 from joinery_runtime.errors import (
@@ -54,13 +65,14 @@ class Driver:
     `now_ms` is a clock that runs only while the job does (for idleness and checkpoints), never event time.
     """
 
-    def __init__(self, identity: JobIdentity, spec: JoinSpec, parts: Parts, now_ms: Callable[[], int]) -> None:
-        self._identity, self._spec, self._parts, self._now_ms = identity, spec, parts, now_ms
+    def __init__(self, identity: JobIdentity, pipeline: Pipeline, parts: Parts, now_ms: Callable[[], int]) -> None:
+        self._identity, self._pipeline, self._parts, self._now_ms = identity, pipeline, parts, now_ms
         self._fault = FaultPoint.from_environment()
         self._generation = 0
         self._epoch = 0
         self._pending: EpochPlan | None = None
         self._segments: dict[str, SegmentMeta] = {}
+        self._floors: dict[str, int] = {}
         self._lineage = ""
         self._gone: frozenset[PartitionRef] = frozenset()
         self._again = False  # the pending plan may be old: what it names may be gone
@@ -83,6 +95,11 @@ class Driver:
     @property
     def state(self) -> StateSize:
         return StateSize.of(self._segments.values())
+
+    @property
+    def kept(self) -> Kept:
+        """What is committed of the state, as a plan needs it."""
+        return Kept(self._pipeline, self._floors, self._segments.values())
 
     @property
     def backlog(self) -> Mapping[str, int]:
@@ -113,9 +130,10 @@ class Driver:
         record = migrate_pinned(store, record, MIGRATIONS, STATE_VERSION, self._identity.stateful_warning)
         self._generation, self._epoch, self._lineage = record.generation, record.epoch, record.lineage
         self._segments = {s.key: s for s in record.segments}
-        self.inputs = input_states((side.input for side in self._spec.sides), record)
+        self._floors = stored_floors(record)
+        self.inputs = input_states((found.name for found in self._pipeline.inputs), record)
         self.replays = self._again = next_action(record) is Action.REPLAY
-        self._pending = EpochPlan.from_json(record.plan) if self.replays and record.plan else None
+        self._pending = self._with_horizons(record.plan) if self.replays and record.plan else None
         if self._pending is not None and not self._identity.defines(record):
             raise StateError(
                 f"epoch {self._pending.epoch} of job {name} was planned by a job that says something else",
@@ -125,6 +143,13 @@ class Driver:
         self._parts.planner.release({})
         store.sweep(name, record.generation)
         self._recover_sinks(record)
+
+    def _with_horizons(self, document: Mapping[str, Any]) -> EpochPlan:
+        """A pending plan; one of a release that stored no horizons is of an inner join, where watermarks imply them."""
+        plan = EpochPlan.from_json(document)
+        if plan.horizons:
+            return plan
+        return replace(plan, horizons=times.horizons(self._pipeline, plan.times, self._floors))
 
     def _recover_sinks(self, record: JobRecord) -> None:
         store = self._parts.store
@@ -166,7 +191,7 @@ class Driver:
     def _held_plan(self, *, always: bool) -> EpochPlan | None:
         planner = self._parts.planner
         if self._pending is None:
-            plan = planner.plan(self._epoch + 1, self.inputs, self._now_ms(), always=always)
+            plan = planner.plan(self._epoch + 1, self.inputs, self.kept, self._now_ms(), always=always)
             if plan is None:
                 return None
             self._parts.store.write_plan(
@@ -226,15 +251,18 @@ class Driver:
         return outcome
 
     def _work(self, plan: EpochPlan) -> EpochWork:
-        expired = self._expired(plan)
-        segments = tuple(s for s in self._segments.values() if s.key not in expired)
+        live = self._segments.values()
+        segments = tuple(s for s in live if times.needed(self._pipeline, s, plan.horizons))
         return EpochWork(self._generation, plan, segments, self._fault, self._lineage, self._gone)
 
-    def _expired(self, plan: EpochPlan) -> set[str]:
-        """Segments of which no row is kept any more under the plan's watermarks (J3): dropped without being read."""
-        watermarks = self._spec.watermarks(plan.watermarks)
-        keep_from = {part: self._spec.keep_from(side, watermarks) for side, part in enumerate(PARTS)}
-        return {s.key for s in self._segments.values() if (since := keep_from[s.part]) is not None and s.ts_max < since}
+    def _gone_after(self, plan: EpochPlan, outcome: EpochOutcome) -> set[str]:
+        """Segments of which no row is kept after the epoch: expired, merged, or finished in every shard that has rows
+        of them."""
+        expired = {s.key for s in self._segments.values() if times.expired(self._pipeline, s, plan.horizons)}
+        replaced = {key for summary in outcome.shards.values() for key in summary.replaced}
+        told = Counter(key for summary in outcome.shards.values() for key in summary.finished)
+        finished = {key for key, count in told.items() if count == _shards_of(self._segments[key], plan.shards)}
+        return expired | replaced | finished
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
@@ -245,11 +273,17 @@ class Driver:
         self._check_partitions(plan)
         work = self._work(plan)
         staged = {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
-        gone = self._expired(plan) | {key for summary in outcome.shards.values() for key in summary.replaced}
+        gone = self._gone_after(plan, outcome)
+        segments = {key: s for key, s in (self._segments | staged).items() if key not in gone}
+        floors = self._floors | times.floors_after(plan.horizons)
         inputs = self._inputs_after(plan, outcome)
         self._parts.planner.learn(outcome.read.partitions, self.inputs)
-        next_plan = None if last else self._next_plan(plan.epoch + 1, inputs)
-        totals = self.totals.after(plan, outcome)
+        kept = Kept(self._pipeline, floors, segments.values())
+        next_plan = None if last else self._next_plan(plan.epoch + 1, inputs, kept)
+        sizes, before = self._sizes(segments), self._sizes(self._segments)
+        totals = self.totals.after(
+            plan, outcome, {part: (before[part].rows, size.rows) for part, size in sizes.items() if part in before}
+        )
         result = result_json(plan, outcome, totals)
         commit = EpochCommit(
             epoch=plan.epoch,
@@ -257,7 +291,7 @@ class Driver:
             result=result,
             upserts=list(staged),
             deletes=sorted(gone),
-            offsets={name: state.to_bytes() for name, state in inputs.items()},
+            offsets={name: state.to_bytes() for name, state in inputs.items()} | {HORIZONS: floors_to_bytes(floors)},
             signature=dict(self._identity.signature),
             definition=dict(self._identity.definition),
             next_plan=next_plan.to_json() if next_plan is not None else None,
@@ -269,14 +303,14 @@ class Driver:
         work.reach("after-commit")
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
-        self._segments = {k: s for k, s in (self._segments | staged).items() if k not in gone}
+        self._segments, self._floors = segments, floors
         self._epoch, self.inputs, self._pending, self.totals = plan.epoch, inputs, next_plan, totals
-        self._hottest.learn(plan.shards, {shard: summary.hottest for shard, summary in outcome.shards.items()})
+        self._hottest.learn(plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()})
         self._gone, self._again = frozenset(), False
         if plan.checkpoint:
             self._sweep()
         return epoch_report(
-            plan, outcome, state=self.state, totals=totals, hottest=self._hottest.top(), planner=self._parts.planner
+            plan, outcome, parts=sizes, totals=totals, hottest=self._hottest.top(), planner=self._parts.planner
         )
 
     def _check_partitions(self, plan: EpochPlan) -> None:
@@ -313,9 +347,12 @@ class Driver:
         clocks = self._parts.planner.clocks
         return {name: state.after(plan, name, highest[name], clocks[name]) for name, state in self.inputs.items()}
 
-    def _next_plan(self, epoch: int, inputs: Mapping[str, InputState]) -> EpochPlan | None:
+    def _sizes(self, segments: Mapping[str, SegmentMeta]) -> dict[str, StateSize]:
+        return StateSize.by_part(segments.values(), self._pipeline.parts())
+
+    def _next_plan(self, epoch: int, inputs: Mapping[str, InputState], kept: Kept) -> EpochPlan | None:
         try:
-            return self._parts.planner.plan(epoch, inputs, self._now_ms())
+            return self._parts.planner.plan(epoch, inputs, kept, self._now_ms())
         except (SourceError, Fenced):
             return None  # this epoch's work is done and commits; the next `plan` call meets the error again
 
@@ -348,3 +385,8 @@ def _takeover(
 
 def _effect(sink: Sink, epoch: int, receipts: list[Receipt]) -> Callable[[Any], None]:
     return lambda connection: sink.in_transaction(connection, epoch, receipts)
+
+
+def _shards_of(segment: SegmentMeta, shards: int) -> int:
+    """How many shards have rows of it."""
+    return sum(shard_range(shard, shards).overlaps(segment.hash_min, segment.hash_max) for shard in range(shards))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.columns import TS
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.spec import JoinSpec
+from joinery_runtime.core.rows import Selection, gather
+from joinery_runtime.core.spec import LEFT, StepSpec
+from joinery_runtime.core.step import KeptRun
 
 TOP = 10
 LONGEST_RUNS = 64  # per segment, and per shard after they are put together
@@ -30,31 +30,25 @@ class KeyRows:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class KeptRun:
-    """The part of a segment that belongs to a shard; `side` is whose rows it holds."""
-
-    segment: str
-    side: int
-    run: Run
+Part = tuple[int, KeptRun]  # a side, and rows of it
 
 
 class KeyCounter:
-    """Counts keys in one process; remembers what it found in each segment."""
+    """Counts the keys of one step in one process; remembers what it found in each segment."""
 
-    def __init__(self, spec: JoinSpec) -> None:
-        self._spec = spec
+    def __init__(self, step: StepSpec) -> None:
+        self._step = step
         # By segment and first hash: of a segment that spans shards, each has a part.
         self._longest: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def count(self, kept: Sequence[KeptRun]) -> tuple[KeyRows, ...]:
-        """The TOP keys of these runs, most rows first."""
-        filled = [part for part in kept if len(part.run)]
-        if not filled:
+    def count(self, kept: Sequence[Part]) -> tuple[KeyRows, ...]:
+        """The TOP keys of these runs, most rows first; of a join on time only there is none."""
+        filled = [part for part in kept if len(part[1].run)]
+        if not filled or self._step.broadcast:
             return ()
         hashes = self._candidates(filled)
         counts = np.zeros(len(hashes), dtype=np.int64)
-        for part in filled:
+        for _, part in filled:
             counts += _occurrences(part.run.hash, hashes)
         order = np.argsort(-counts, kind="stable")[:TOP]
         return tuple(KeyRows(self._text(filled, hashes[i]), int(counts[i])) for i in order if counts[i])
@@ -62,8 +56,8 @@ class KeyCounter:
     def retain(self, segments: Collection[str]) -> None:
         self._longest = {key: found for key, found in self._longest.items() if key[0] in segments}
 
-    def _candidates(self, kept: Iterable[KeptRun]) -> np.ndarray:
-        found = [self._longest_of(part) for part in kept]
+    def _candidates(self, kept: Iterable[Part]) -> np.ndarray:
+        found = [self._longest_of(part) for _, part in kept]
         hashes, inverse = np.unique(np.concatenate([h for h, _ in found]), return_inverse=True)
         rows = np.bincount(inverse, weights=np.concatenate([n for _, n in found]))
         return np.asarray(hashes[np.argsort(-rows, kind="stable")[:LONGEST_RUNS]])
@@ -74,17 +68,17 @@ class KeyCounter:
             self._longest[key] = longest_runs(part.run.hash)
         return self._longest[key]
 
-    def _text(self, kept: Iterable[KeptRun], wanted: np.uint64) -> str:
-        for part in kept:
+    def _text(self, kept: Iterable[Part], wanted: np.uint64) -> str:
+        for side, part in kept:
             at = int(np.searchsorted(part.run.hash, wanted))
             if at < len(part.run) and part.run.hash[at] == wanted:
-                return self._key_of(part, at)
+                return self._key_of(side, part, at)
         raise AssertionError("a key that was counted is there")
 
-    def _key_of(self, part: KeptRun, row: int) -> str:
-        side, names = self._spec.sides[part.side], self._spec.sides[0].keys
-        columns = [TS if key == side.event_time else key for key in side.keys]
-        values = [_shown(part.run.batch.column(column)[row]) for column in columns]
+    def _key_of(self, side: int, part: KeptRun, row: int) -> str:
+        spec, names = self._step.sides[side], self._step.sides[LEFT].intake.keys
+        place = Selection(part.run.batch, np.array([row]))
+        values = [_shown(gather(spec, place, key)[0]) for key in spec.intake.keys]
         return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
@@ -113,13 +107,13 @@ def _shown(value: pa.Scalar) -> str:
 
 
 class HottestKeys:
-    """The job's hottest keys, from what its shards told last: no key is in two shards."""
+    """The job's hottest keys, from what its shards told last, by step and shard: no key is in two shards."""
 
     def __init__(self) -> None:
         self._shards = 0
-        self._by_shard: dict[int, tuple[KeyRows, ...]] = {}
+        self._by_shard: dict[tuple[int, int], tuple[KeyRows, ...]] = {}
 
-    def learn(self, shards: int, told: Mapping[int, tuple[KeyRows, ...] | None]) -> None:
+    def learn(self, shards: int, told: Mapping[tuple[int, int], tuple[KeyRows, ...] | None]) -> None:
         """What the shards of an epoch with that many shards told; None: nothing this time."""
         if shards != self._shards:
             self._shards, self._by_shard = shards, {}

@@ -79,18 +79,37 @@ class ReadSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSummary:
-    """One attempt of one shard: rows in and out, late rows per input, staged and replaced segments, receipt; `hottest`
-    are the keys with the most rows in the state before the epoch, None where they were not counted."""
+class PartCounts:
+    """What an attempt did to one part of the state: rows that joined it, and arrivals that were looked up in it."""
 
+    stored: int = 0
+    lookups: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSummary:
+    """One attempt of one step in one shard.
+
+    `rows_in` are rows of inputs, `rows_taken` rows of the step before, `rows_handed` those for the next one, `rows_out`
+    those for the output. `dropped` counts per input and reason; `staged` segments are new, `replaced` ones are merged
+    into them, of `finished` ones no row of this shard is needed any more. `hottest` are the keys with the most rows in
+    the state before the epoch, None where they were not counted.
+    """
+
+    step: int
     shard: int
     rows_in: int = 0
+    rows_taken: int = 0
+    rows_handed: int = 0
     rows_out: int = 0
-    late: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     staged: tuple[SegmentMeta, ...] = ()
     replaced: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
     receipt: Receipt | None = None
     hottest: tuple[KeyRows, ...] | None = None
+    parts: Mapping[str, PartCounts] = field(default_factory=dict)
+    matches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +121,7 @@ class TaskFailure:
 
 @dataclass(frozen=True, slots=True)
 class EpochOutcome:
+    """`shards` holds one summary per step and shard, by (step, shard)."""
+
     read: ReadSummary
-    shards: Mapping[int, ShardSummary]
+    shards: Mapping[tuple[int, int], ShardSummary]

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from joinery_runtime.core.spec import Watermark
+from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.times import Floors, InputTime
 from joinery_runtime.core.watermark import InputClock, InputProgress
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import Known, PartitionRef, Range
 from joinery_runtime.state.store import JobRecord
 
-FORMAT = 2
-_READABLE = {1, FORMAT}  # format 1 had no stops and no topic ids
+FORMAT = 3
+_READABLE = {1, 2, FORMAT}  # format 1 had no stops and no topic ids, format 2 no horizons
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,9 @@ class EpochPlan:
     """One epoch, decided. `watermarks` are those in force in the epoch (T3), `idle` names idle partitions per input,
     `ended` the inputs that had been read to their final end before it, `checkpoint` asks for compaction, `lost` counts
     per partition the records that the broker had deleted before they were read (`onDataLoss: continue`). `stops` and
-    `topic_ids` (by input, then topic; "" for one that is no more) are what this plan is the first to know."""
+    `topic_ids` (by input, then topic; "" for one that is no more) are what this plan is the first to know. `horizons`
+    say, per part of the state, what the epoch closes; `highest` is the highest event time per input that earlier epochs
+    have read."""
 
     epoch: int
     shards: int
@@ -40,6 +44,12 @@ class EpochPlan:
     lost: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[PartitionRef, int] = field(default_factory=dict)
     topic_ids: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    horizons: Mapping[str, Horizon] = field(default_factory=dict)
+    highest: Mapping[str, int | None] = field(default_factory=dict)
+
+    @property
+    def times(self) -> dict[str, InputTime]:
+        return {name: InputTime(watermark, self.highest.get(name)) for name, watermark in self.watermarks.items()}
 
     @property
     def partitions(self) -> tuple[PartitionRef, ...]:
@@ -62,6 +72,8 @@ class EpochPlan:
             "lost": dict(self.lost),
             "stops": [[r.input, r.topic, r.partition, stop] for r, stop in sorted(self.stops.items())],
             "topic_ids": {name: dict(ids) for name, ids in self.topic_ids.items()},
+            "horizons": {part: [horizon.before, horizon.now] for part, horizon in self.horizons.items()},
+            "highest": dict(self.highest),
         }
 
     @classmethod
@@ -79,6 +91,8 @@ class EpochPlan:
             lost=dict(doc["lost"]),
             stops={PartitionRef(i, t, p): stop for i, t, p, stop in doc.get("stops", [])},
             topic_ids={name: dict(ids) for name, ids in doc.get("topic_ids", {}).items()},
+            horizons={part: Horizon(*bounds) for part, bounds in doc.get("horizons", {}).items()},
+            highest=dict(doc.get("highest", {})),
         )
 
 
@@ -144,6 +158,23 @@ class InputState:
             for key in ("positions", "stops")
         )
         return cls(positions, InputProgress(doc["highest"], doc["watermark"]), stops, doc.get("topic_ids", {}))
+
+
+HORIZONS = "$horizons"  # beside the inputs' offsets: no input's name starts so
+
+
+def floors_to_bytes(floors: Floors) -> bytes:
+    return json.dumps({"format": FORMAT, "horizons": dict(floors)}).encode()
+
+
+def stored_floors(record: JobRecord | None) -> dict[str, int]:
+    """By part, how far the last committed epoch has closed the state."""
+    data = record.offsets.get(HORIZONS) if record is not None else None
+    if data is None:
+        return {}
+    doc = json.loads(data)
+    _check_format(doc, "horizons")
+    return dict(doc["horizons"])
 
 
 def _by_partition(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:

@@ -6,6 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from joinery_runtime.core import times
+from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.core.spec import Pipeline
+from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.times import Floors, InputTime, Times
 from joinery_runtime.core.watermark import InputClock, InputProgress, advance, all_idle
 from joinery_runtime.engine.alignment import Backlog, Densities, allocate
 from joinery_runtime.engine.messages import PartitionRead
@@ -29,6 +34,25 @@ class PlanSettings:
     max_records: int
     checkpoint_interval_ms: int
     fingerprint: str
+    tables: frozenset[str] = frozenset()  # inputs that are changelogs
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is committed of a job's state, as far as a plan depends on it."""
+
+    pipeline: Pipeline
+    floors: Floors
+    segments: Collection[SegmentMeta]
+
+    def horizons(self, now: Times) -> dict[str, Horizon]:
+        return times.horizons(self.pipeline, now, self.floors)
+
+    def closes(self, now: Times) -> bool:
+        """Whether an epoch with these times, or one that follows it at once, would emit something without any arrival
+        (T3)."""
+        reached = times.settled(self.pipeline, now, self.floors)
+        return any(times.closes(self.pipeline, meta, reached) for meta in self.segments)
 
 
 class Planner:
@@ -51,12 +75,12 @@ class Planner:
         self.finished = False
 
     def plan(
-        self, epoch: int, inputs: Mapping[str, InputState], now_ms: int, *, always: bool = False
+        self, epoch: int, inputs: Mapping[str, InputState], kept: Kept, now_ms: int, *, always: bool = False
     ) -> EpochPlan | None:
         """The next epoch, or None when there is nothing to do. Raises SourceError.
 
-        `always` makes a plan also without rows (a trace's step). A partition that was never planned makes one as well:
-        that fixes where it starts.
+        `always` makes a plan also without rows (a trace's step). So does a partition that was never planned, which
+        fixes where it starts, and what `kept` lets out (T3).
         """
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
         deleted = [bound for bound in bounds if bound.deleted]
@@ -68,7 +92,8 @@ class Planner:
         idle = self._idleness.idle()
         ended = _ended(bounds, self._sources)
         progress = self.watermarks(_with_partitions(inputs, bounds), idle, ended, now_ms)
-        if not (ranges or checkpoint or deleted or always):
+        now = _times(inputs, progress)
+        if not (ranges or checkpoint or deleted or always or kept.closes(now)):
             return None
         if checkpoint:
             self._checkpointed_ms, self._dirty = now_ms, False
@@ -85,6 +110,8 @@ class Planner:
             lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
             stops=_new_stops(bounds, inputs),
             topic_ids=_new_topic_ids([*bounds, *deleted], inputs),
+            horizons=kept.horizons(now),
+            highest={name: time.highest for name, time in now.items()},
         )
 
     def look(self, inputs: Mapping[str, InputState]) -> None:
@@ -157,7 +184,7 @@ class Planner:
         self.finished = done and {bound.partition.input for bound in listed} == self._sources.keys()
 
     def _ranges(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> list[Range]:
-        listed = [bound for bound in bounds if bound.held]
+        listed = [bound for bound in self._tables_first(bounds, inputs) if bound.held]
         backlogs = [self._backlog(bound, inputs[bound.partition.input]) for bound in listed]
         share = allocate(backlogs, self._settings.max_records)
         ranges = []
@@ -168,6 +195,13 @@ class Planner:
             elif inputs[name].positions.get(bound.partition) != bound.start:
                 ranges.append(Range(bound.partition, bound.start, bound.start))
         return ranges
+
+    def _tables_first(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> list[Bounds]:
+        """A4: at the very first start tables are read to their end before anything else is looked at."""
+        listed, tables = list(bounds), self._settings.tables
+        begun = any(state.positions for name, state in inputs.items() if name not in tables)
+        unread = any(bound.start < bound.end_exclusive for bound in listed if bound.partition.input in tables)
+        return listed if begun or not unread else [bound for bound in listed if bound.partition.input in tables]
 
     def _backlog(self, bound: Bounds, state: InputState) -> Backlog[PartitionRef]:
         return Backlog(
@@ -181,6 +215,12 @@ class Planner:
         if self._checkpointed_ms is None:
             self._checkpointed_ms = now_ms
         return self._dirty and now_ms - self._checkpointed_ms >= self._settings.checkpoint_interval_ms
+
+
+def _times(inputs: Mapping[str, InputState], progress: Mapping[str, InputProgress]) -> dict[str, InputTime]:
+    """The watermarks in force, and what the rows read so far have reached."""
+    seen = {name: [ts for ts in state.progress.highest.values() if ts is not None] for name, state in inputs.items()}
+    return {name: InputTime(value.watermark, max(seen[name], default=None)) for name, value in progress.items()}
 
 
 def _starved(bounds: Iterable[Bounds]) -> bool:

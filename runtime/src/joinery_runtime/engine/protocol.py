@@ -46,17 +46,23 @@ def resolve_commit(observed: JobRecord | None, generation: int, epoch: int) -> O
 
 
 Summary = TypeVar("Summary")
+Task = tuple[int, int]  # a step and a shard
 
 
-def choose_attempts(summaries: Iterable[tuple[int, Summary]], expected: Iterable[int]) -> Mapping[int, Summary]:
-    """One summary per expected shard. Spark returns one result per partition; anything else is a broken invariant
-    that must not be committed."""
-    chosen: dict[int, Summary] = {}
-    for shard, summary in summaries:
-        if shard in chosen:
-            raise StateError(f"two results for shard {shard} of one epoch", todo="Report this: nothing was committed")
-        chosen[shard] = summary
-    missing = sorted(set(expected) - set(chosen))
+def choose_attempts(summaries: Iterable[tuple[Task, Summary]], steps: int, shards: int) -> Mapping[Task, Summary]:
+    """One summary per step and shard. Spark returns one result per task; anything else is a broken invariant that must
+    not be committed."""
+    chosen: dict[Task, Summary] = {}
+    for task, summary in summaries:
+        if task in chosen:
+            raise StateError(f"two results for {_named(task)} of one epoch", todo="Report this: nothing was committed")
+        chosen[task] = summary
+    missing = sorted({(step, shard) for step in range(steps) for shard in range(shards)} - set(chosen))
     if missing:
-        raise StateError(f"no result for shards {missing}", todo="Report this: nothing was committed")
+        facts = ", ".join(map(_named, missing))
+        raise StateError(f"no result for {facts}", todo="Report this: nothing was committed")
     return chosen
+
+
+def _named(task: Task) -> str:
+    return f"step {task[0] + 1}, shard {task[1]}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import Watermark
+from joinery_runtime.core.spec import MARKS, Watermark
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan, partition_id
@@ -16,10 +16,53 @@ from joinery_runtime.engine.planner import Planner
 
 
 @dataclass(frozen=True, slots=True)
+class PartCount:
+    """One epoch of one part of the state, over all shards: rows that joined it, arrivals that were looked up in it, and
+    matches that its step found."""
+
+    stored: int = 0
+    lookups: int = 0
+    matches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartTotals:
+    """The statistics of seed 001 for one part of the state: `stored` rows have joined it, `expired` ones have left it,
+    `peak` is the most that it ever held after an epoch."""
+
+    stored: int = 0
+    expired: int = 0
+    lookups: int = 0
+    matches: int = 0
+    peak: int = 0
+
+    def after(self, counts: PartCount, rows_before: int, rows_after: int) -> PartTotals:
+        return PartTotals(
+            stored=self.stored + counts.stored,
+            expired=self.expired + rows_before + counts.stored - rows_after,
+            lookups=self.lookups + counts.lookups,
+            matches=self.matches + counts.matches,
+            peak=max(self.peak, rows_after),
+        )
+
+
+def part_counts(outcome: EpochOutcome, parts: Iterable[str]) -> dict[str, PartCount]:
+    found = dict.fromkeys(parts, PartCount())
+    for summary in outcome.shards.values():
+        for part, counts in summary.parts.items():
+            old = found[part]
+            found[part] = PartCount(
+                old.stored + counts.stored, old.lookups + counts.lookups, old.matches + summary.matches
+            )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Counts since the job's state began. They travel from one epoch's result to the next, so they outlive drivers.
 
-    `dropped` counts per input and reason (`late` is one), `dead` per input, `lost` over all inputs.
+    `dropped` counts per input and reason (`late` is one), `dead` per input, `lost` over all inputs, `parts` per part of
+    the state.
     """
 
     rows_in: Mapping[str, int] = field(default_factory=dict)
@@ -27,13 +70,14 @@ class Totals:
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     dead: Mapping[str, int] = field(default_factory=dict)
     lost: int = 0
+    parts: Mapping[str, PartTotals] = field(default_factory=dict)
 
     @property
     def late(self) -> int:
         return sum(counts.get("late", 0) for counts in self.dropped.values())
 
-    def after(self, plan: EpochPlan, outcome: EpochOutcome) -> Totals:
-        """With one epoch more."""
+    def after(self, plan: EpochPlan, outcome: EpochOutcome, rows: Mapping[str, tuple[int, int]]) -> Totals:
+        """With one epoch more; `rows` are those of each part in the state before it and after it."""
         dropped = _dropped(outcome)
         return Totals(
             rows_in=_sum(self.rows_in, _rows_in(outcome)),
@@ -43,6 +87,10 @@ class Totals:
             },
             dead=_sum(self.dead, _dead(outcome)),
             lost=self.lost + sum(_lost(plan, outcome).values()),
+            parts={
+                part: self.parts.get(part, PartTotals()).after(found, *rows[part])
+                for part, found in part_counts(outcome, rows).items()
+            },
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -52,13 +100,16 @@ class Totals:
             "dropped": {name: dict(counts) for name, counts in self.dropped.items()},
             "dead": dict(self.dead),
             "lost": self.lost,
+            "parts": {part: asdict(totals) for part, totals in self.parts.items()},
         }
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Totals:
         """What the newest result says; one of a release that kept no totals counts as the first epoch."""
         if "totals" in result:
-            return cls(**result["totals"])
+            totals = dict(result["totals"])
+            parts = {part: PartTotals(**counts) for part, counts in totals.pop("parts", {}).items()}
+            return cls(**totals, parts=parts)
         rows_in: Counter[str] = Counter()
         for place, count in result.get("rows_in", {}).items():
             rows_in[place.partition(":")[0]] += count
@@ -68,7 +119,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """What the live segments hold; `bytes` are as stored."""
+    """What the live segments hold: `rows` of inputs or joins, `bytes` as stored, marks included."""
 
     segments: int
     rows: int
@@ -77,14 +128,23 @@ class StateSize:
     @classmethod
     def of(cls, segments: Iterable[SegmentMeta]) -> StateSize:
         live = list(segments)
-        return cls(len(live), sum(s.rows for s in live), sum(s.bytes for s in live))
+        rows = sum(s.rows for s in live if not s.part.endswith(MARKS))
+        return cls(len(live), rows, sum(s.bytes for s in live))
+
+    @classmethod
+    def by_part(cls, segments: Iterable[SegmentMeta], parts: Iterable[str]) -> dict[str, StateSize]:
+        """Of each part, with the bytes of its marks."""
+        found: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
+        for segment in segments:
+            found.setdefault(segment.part.removesuffix(MARKS), []).append(segment)
+        return {part: cls.of(listed) for part, listed in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
     """One committed epoch in numbers. `dropped` counts per input and reason, `backlog` records still unread per input,
     `watermarks` are those that were in force, `lost` records that the broker had deleted, per partition; `hottest`
-    keys are as of the newest checkpoint."""
+    keys are as of the newest checkpoint; `parts` is the size of each part of the state."""
 
     epoch: int
     rows_in: Mapping[str, int]
@@ -99,13 +159,19 @@ class EpochReport:
     state_bytes: int
     totals: Totals
     hottest: tuple[KeyRows, ...] = ()
+    parts: Mapping[str, StateSize] = field(default_factory=dict)
+
+    @property
+    def amplification(self) -> float:
+        """Rows out per row in, of this epoch."""
+        return self.rows_out / max(1, sum(self.rows_in.values()))
 
 
 def epoch_report(
     plan: EpochPlan,
     outcome: EpochOutcome,
     *,
-    state: StateSize,
+    parts: Mapping[str, StateSize],
     totals: Totals,
     hottest: tuple[KeyRows, ...],
     planner: Planner,
@@ -119,11 +185,12 @@ def epoch_report(
         watermarks=plan.watermarks,
         backlog=planner.backlog,
         lost=_lost(plan, outcome),
-        segments=state.segments,
-        state_rows=state.rows,
-        state_bytes=state.bytes,
+        segments=sum(size.segments for size in parts.values()),
+        state_rows=sum(size.rows for size in parts.values()),
+        state_bytes=sum(size.bytes for size in parts.values()),
         totals=totals,
         hottest=hottest,
+        parts=parts,
     )
 
 
@@ -181,6 +248,6 @@ def _dropped(outcome: EpochOutcome) -> dict[str, Counter[str]]:
     for read in outcome.read.partitions:
         counts.setdefault(read.partition.input, Counter()).update(read.dropped)
     for summary in outcome.shards.values():
-        for name, late in summary.late.items():
-            counts.setdefault(name, Counter())["late"] += late
+        for name, dropped in summary.dropped.items():
+            counts.setdefault(name, Counter()).update(dropped)
     return {name: count for name, count in counts.items() if count}

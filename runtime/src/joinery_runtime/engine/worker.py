@@ -1,31 +1,31 @@
-"""What a task does: read and cut, join and stage, collect. One `Worker` lives per process and job.
+"""What a task does: read and cut, run a step, collect. One `Worker` lives per process and job.
 
 read     ranges -> (shard, block) pairs; the block for shard number `shards` says what was read
-join     one shard's blocks -> staged segments and output rows -> ShardSummary
-collect  the read reports and dead letters -> ReadSummary
+step     one shard's blocks of a step -> staged segments, output rows or blocks for the next step, a ShardSummary
+collect  the read reports, dead letters and summaries of earlier steps -> ReadSummary
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 
-from joinery_runtime.core import compaction
-from joinery_runtime.core.join import JoinEpoch
 from joinery_runtime.core.keyhash import KeyHash, key_hash
-from joinery_runtime.core.prepare import Prepared, cut_by_shard, prepare, prepared_schema
-from joinery_runtime.core.segment import Run, SegmentMeta, concat, decode, describe, encode, merge
-from joinery_runtime.core.shards import HashRange, shard_range
-from joinery_runtime.core.spec import LEFT, PARTS, RIGHT, JoinSpec
+from joinery_runtime.core.prepare import cut_by_shard, prepare, prepare_joined
+from joinery_runtime.core.segment import Run, SegmentMeta, concat, decode, describe, encode
+from joinery_runtime.core.spec import LEFT, SIDES, Pipeline, Placement, StepSpec
+from joinery_runtime.core.step import StepResult
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.dead_letters import DeadLetters
-from joinery_runtime.engine.hot_keys import KeptRun, KeyCounter, KeyRows
-from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
+from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
+from joinery_runtime.engine.marks import MarkBook
+from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
+from joinery_runtime.engine.step_task import Arrivals, Done, StepTask
+from joinery_runtime.engine.tally import ReadReport, Tally
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, SinkWriter
 from joinery_runtime.sources import Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
@@ -37,21 +37,16 @@ CUT_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Prepared rows of one side for one shard, as an Arrow IPC file."""
+    """Prepared rows of one side of a step for one shard, as an Arrow IPC file; `read`: they were read, not joined."""
 
+    step: int
     side: int
     rows: bytes
+    read: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ReadReport:
-    """What one range gave; `dead` holds its dead letters as an Arrow IPC file."""
-
-    read: PartitionRead
-    dead: bytes | None
-
-
-Block = RowBlock | ReadReport
+Block = RowBlock | ReadReport | ShardSummary
+Sent = tuple[int, Block]  # to which shard
 
 
 class InputAccess(Protocol):
@@ -68,7 +63,7 @@ class WorkerParts:
     order columns of traces to its output rows; `dead_letters` None: bad records are only reported."""
 
     job: str
-    spec: JoinSpec
+    pipeline: Pipeline
     inputs: InputAccess
     store: StateStore
     output: SinkWriter
@@ -80,110 +75,143 @@ class WorkerParts:
 
 class Worker:
     def __init__(self, parts: WorkerParts) -> None:
-        self._parts, self._spec = parts, parts.spec
+        self._parts, self._pipeline = parts, parts.pipeline
         self._cache = SegmentCache(parts.cache, parts.store, parts.job)
-        self._counter = KeyCounter(parts.spec)
+        self._book = MarkBook(self._cache)
+        self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
+
+    @property
+    def steps(self) -> int:
+        return len(self._pipeline.steps)
 
     # --- read -------------------------------------------------------------------------------------------------------
 
-    def read(self, work: EpochWork, ranges: Iterable[Range]) -> Iterator[tuple[int, Block]]:
+    def read(self, work: EpochWork, ranges: Iterable[Range]) -> Iterator[Sent]:
         for planned in ranges:
             work.reach("reading")
             if planned.partition in work.gone:
-                yield work.plan.shards, _Tally(planned).report(lost=planned.end_exclusive - planned.start)
+                yield work.plan.shards, Tally(planned).report(lost=planned.end_exclusive - planned.start)
             else:
                 yield from self._read_range(planned, work.plan.shards)
 
-    def _read_range(self, planned: Range, shards: int) -> Iterator[tuple[int, Block]]:
+    def _read_range(self, planned: Range, shards: int) -> Iterator[Sent]:
         name = planned.partition.input
-        side = self._spec.side_of(name)
         reader, decoder = self._parts.inputs.reader(name), self._parts.inputs.decoder(name)
-        tally = _Tally(planned)
+        tally = Tally(planned)
         waiting: list[pa.RecordBatch] = []
         for raw in reader.read(planned):
-            waiting.append(self._prepare(side, decoder, raw, tally))
+            waiting.append(self._prepare(name, decoder, raw, tally))
             if sum(batch.num_rows for batch in waiting) >= CUT_ROWS:
-                yield from _blocks(side, waiting, shards)
+                yield from self._blocks(name, waiting, shards)
                 waiting = []
-        yield from _blocks(side, waiting, shards)
+        yield from self._blocks(name, waiting, shards)
         yield shards, tally.report()
 
-    def _prepare(self, side: int, decoder: Decoder, raw: RawBatch, tally: _Tally) -> pa.RecordBatch:
-        decoded = decoder.decode(raw.values)
+    def _prepare(self, name: str, decoder: Decoder, raw: RawBatch, tally: Tally) -> pa.RecordBatch:
+        intake = self._pipeline.intake(name)
+        decoded = decoder.decode_batch(raw)
         offsets = raw.offsets[decoded.index]
         rows = _one_batch(decoded.rows)
-        prepared = prepare(self._spec.sides[side], rows, raw.partition.partition, offsets, self._parts.hasher)
+        prepared = prepare(intake, rows, raw.partition.partition, offsets, self._parts.hasher, decoded.deleted)
         bad_time = decoded.index[prepared.bad_time]
-        dead = DeadLetters.of(raw, decoded.bad, bad_time, self._spec.sides[side].event_time)
+        dead = DeadLetters.of(raw, decoded.bad, bad_time, intake.event_time)
         tally.add(raw, prepared, dead)
         return prepared.rows
 
-    # --- join -------------------------------------------------------------------------------------------------------
+    def _blocks(self, name: str, batches: Sequence[pa.RecordBatch], shards: int) -> Iterator[Sent]:
+        filled = [batch for batch in batches if batch.num_rows]
+        if not filled:
+            return
+        place = self._pipeline.input(name)
+        if self._pipeline.intake(name).placement is Placement.EVERYWHERE:
+            block = RowBlock(place.step, place.side, encode(concat(filled), compression=None))
+            yield from ((shard, block) for shard in range(shards))
+        else:
+            for shard, rows in cut_by_shard(concat(filled), shards):
+                yield shard, RowBlock(place.step, place.side, encode(rows, compression=None))
 
-    def join(self, work: EpochWork, shard: int, blocks: Iterable[RowBlock], attempt: str) -> ShardSummary:
-        self._cache.retain({s.key for s in work.segments}, work.plan.epoch)
-        owned = shard_range(shard, work.plan.shards)
-        mine = [s for s in work.segments if owned.overlaps(s.hash_min, s.hash_max)]
-        arrivals = _arrivals(blocks)
-        watermarks = self._spec.watermarks(work.plan.watermarks)
-        merges = self._merges(work, mine, owned)
-        hottest = self._hottest(work, mine, owned) if work.plan.checkpoint else None
-        if arrivals == (None, None) and not merges:
-            return ShardSummary(shard, hottest=hottest)
-        state = tuple(self._state(mine, part, owned) if arrivals[1 - side] else [] for side, part in enumerate(PARTS))
-        epoch = JoinEpoch(self._spec, arrivals, (state[LEFT], state[RIGHT]), watermarks, ordered=self._parts.ordered)
+    # --- step -------------------------------------------------------------------------------------------------------
+
+    def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
+        """Runs step `number`: what the next one needs, blocks of later steps, and last the step's summary, for the
+        partition of the reports."""
+        listed = list(blocks)
+        mine = [block for block in listed if isinstance(block, RowBlock) and block.step == number]
+        yield from ((shard, block) for block in listed if not isinstance(block, RowBlock) or block.step != number)
+        step = self._pipeline.steps[number]
+        task = self._task(work, step, shard)
+        hottest = self._hottest(work, step, task) if work.plan.checkpoint else None
+        last = step is self._pipeline.last
+        done = task.run(_arrivals(mine), ordered=self._parts.ordered or not last)
+        if done is None:
+            yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
+            return
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
-        staged = self._stage(attempt_id, [*zip(PARTS, epoch.kept, strict=True), *self._merged(merges, watermarks)])
+        staged = self._stage(attempt_id, done.runs)
         work.reach("staged")
-        rows_out, receipt = self._write(self._attempt(work, attempt_id), epoch)
-        work.reach("output-written")
+        summary = self._summary(step, shard, mine, done, staged, hottest)
+        if last:
+            rows_out, receipt = self._write(self._attempt(work, attempt_id), done.result)
+            work.reach("output-written")
+            yield work.plan.shards, replace(summary, rows_out=rows_out, receipt=receipt)
+        else:
+            handed = [*self._hand_on(number + 1, done.result, work.plan.shards)]
+            yield from ((shard, block) for shard, block, _ in handed)
+            yield work.plan.shards, replace(summary, rows_handed=sum(rows for _, _, rows in handed))
+
+    def _task(self, work: EpochWork, step: StepSpec, shard: int) -> StepTask:
+        live = {s.key for s in work.segments}
+        self._cache.retain(live, work.plan.epoch)
+        self._book.retain(live)
+        return StepTask(self._pipeline, step, shard, work, self._cache, self._book)
+
+    def _summary(
+        self,
+        step: StepSpec,
+        shard: int,
+        blocks: Sequence[RowBlock],
+        done: Done,
+        staged: tuple[SegmentMeta, ...],
+        hottest: tuple[KeyRows, ...] | None,
+    ) -> ShardSummary:
+        result = done.result
+        # Every shard gets the rows of a broadcast side; they are counted once.
+        counted = [block for block in blocks if shard == 0 or not step.sides[block.side].broadcast]
         return ShardSummary(
+            step=step.number,
             shard=shard,
-            rows_in=sum(rows.num_rows for rows in arrivals if rows is not None),
-            rows_out=rows_out,
-            late={s.input: n for s, n in zip(self._spec.sides, epoch.late, strict=True) if n},
+            rows_in=sum(_rows_of(block) for block in counted if block.read),
+            rows_taken=sum(_rows_of(block) for block in counted if not block.read),
+            dropped=_dropped(step, result),
             staged=staged,
-            replaced=tuple(s.key for group in merges for s in group),
-            receipt=receipt,
+            replaced=done.replaced,
+            finished=done.finished,
             hottest=hottest,
+            parts={side.part: _counts(step, i, result, shard) for i, side in enumerate(step.sides)},
+            matches=result.matches,
         )
 
-    def _hottest(self, work: EpochWork, mine: Sequence[SegmentMeta], owned: HashRange) -> tuple[KeyRows, ...]:
-        self._counter.retain({s.key for s in work.segments})
-        runs = zip(mine, self._cache.get(mine), strict=True)
-        return self._counter.count([KeptRun(s.key, PARTS.index(s.part), run.within(owned)) for s, run in runs])
+    def _hottest(self, work: EpochWork, step: StepSpec, task: StepTask) -> tuple[KeyRows, ...]:
+        counter = self._counters[step.number]
+        counter.retain({s.key for s in work.segments})
+        return counter.count([(side, kept) for side in SIDES for kept in task.kept_runs(side)])
 
-    def _state(self, segments: Sequence[SegmentMeta], part: str, owned: HashRange) -> list[Run]:
-        return [run.within(owned) for run in self._cache.get([s for s in segments if s.part == part])]
+    def _hand_on(self, number: int, result: StepResult, shards: int) -> Iterator[tuple[int, RowBlock, int]]:
+        intake = self._pipeline.steps[number].sides[LEFT].intake
+        for batch in result.output:
+            partitions, offsets = (batch.column(name).to_numpy() for name in ("$order_partition", "$order_offset"))
+            rows = batch.select(intake.schema.names)
+            prepared = prepare_joined(intake, rows, partitions, offsets, self._parts.hasher)
+            for shard, cut in cut_by_shard(prepared, shards):
+                yield shard, RowBlock(number, LEFT, encode(cut, compression=None), read=False), cut.num_rows
 
-    def _merges(self, work: EpochWork, segments: Sequence[SegmentMeta], owned: HashRange) -> list[list[SegmentMeta]]:
-        groups = []
-        for side, part in enumerate(PARTS):
-            mine = [s for s in segments if s.part == part]
-            kept_for = self._spec.kept_for_ms(side)
-            groups += compaction.choose(mine, owned, kept_for_ms=kept_for, checkpoint=work.plan.checkpoint)
-        return groups
-
-    def _merged(
-        self, groups: Iterable[Sequence[SegmentMeta]], watermarks: tuple[int | None, int | None]
-    ) -> Iterator[tuple[str, Run]]:
-        for group in groups:
-            part = group[0].part
-            keep_from = self._spec.keep_from(PARTS.index(part), watermarks)
-            runs = self._cache.get(group)
-            kept = runs if keep_from is None else [run.since(keep_from) for run in runs]
-            # Segments written before the job was edited may hold columns that are not stored any more.
-            names = prepared_schema(self._spec.sides[PARTS.index(part)]).names
-            yield part, merge([Run.view(run.batch.select(names)) for run in kept])
-
-    def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run | None]]) -> tuple[SegmentMeta, ...]:
+    def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run]]) -> tuple[SegmentMeta, ...]:
         staged: list[tuple[SegmentMeta, bytes]] = []
         for part, run in runs:
-            if run is not None and len(run):
-                key = f"{part}/{attempt}/{len(staged)}"
-                blob = encode(run.batch)
-                self._cache.put(key, attempt.epoch, run.batch)
-                staged.append((describe(run, key=key, part=part, epoch=attempt.epoch, blob=blob), blob))
+            key = f"{part}/{attempt}/{len(staged)}"
+            blob = encode(run.batch)
+            self._cache.put(key, attempt.epoch, run.batch)
+            staged.append((describe(run, key=key, part=part, epoch=attempt.epoch, blob=blob), blob))
         if staged:
             self._parts.store.stage(self._parts.job, staged)
         return tuple(meta for meta, _ in staged)
@@ -197,11 +225,10 @@ class Worker:
 
         return Attempt(attempt, work.lineage, claim, work.reach)
 
-    def _write(self, attempt: Attempt, epoch: JoinEpoch) -> tuple[int, Receipt | None]:
-        batches = list(epoch.output())
-        if not batches:
+    def _write(self, attempt: Attempt, result: StepResult) -> tuple[int, Receipt | None]:
+        if not result.output:
             return 0, None
-        rows = pa.Table.from_batches(batches)
+        rows = pa.Table.from_batches(result.output)
         return rows.num_rows, self._parts.output.write(attempt, rows)
 
     # --- collect ----------------------------------------------------------------------------------------------------
@@ -218,56 +245,29 @@ class Worker:
         )
 
 
-class _Tally:
-    """Adds up what one range gives while it is read."""
-
-    def __init__(self, planned: Range) -> None:
-        self._partition = planned.partition
-        self._records = self._rows = self._lost = 0
-        self._lowest: int | None = None
-        self._highest: int | None = None
-        self._dropped: Counter[str] = Counter()
-        self._dead: list[DeadLetters] = []
-
-    def add(self, raw: RawBatch, prepared: Prepared, dead: DeadLetters) -> None:
-        self._records += len(raw.offsets)
-        self._lost += raw.lost
-        self._rows += prepared.rows.num_rows
-        self._dropped.update(prepared.dropped)
-        if prepared.highest is not None and prepared.lowest is not None:
-            self._highest = prepared.highest if self._highest is None else max(self._highest, prepared.highest)
-            self._lowest = prepared.lowest if self._lowest is None else min(self._lowest, prepared.lowest)
-        if dead.count:
-            self._dead.append(dead)
-
-    def report(self, lost: int = 0) -> ReadReport:
-        read = PartitionRead(
-            partition=self._partition,
-            records=self._records,
-            rows=self._rows,
-            lowest=self._lowest,
-            highest=self._highest,
-            dropped=dict(self._dropped),
-            dead=sum(dead.count for dead in self._dead),
-            first_dead=self._dead[0].first if self._dead else "",
-            lost=self._lost + lost,
-        )
-        return ReadReport(read, encode(concat([dead.rows for dead in self._dead])) if self._dead else None)
-
-
-def _blocks(side: int, batches: Sequence[pa.RecordBatch], shards: int) -> Iterator[tuple[int, Block]]:
-    filled = [batch for batch in batches if batch.num_rows]
-    if filled:
-        for shard, rows in cut_by_shard(concat(filled), shards):
-            yield shard, RowBlock(side, encode(rows, compression=None))
-
-
-def _arrivals(blocks: Iterable[RowBlock]) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
+def _arrivals(blocks: Iterable[RowBlock]) -> Arrivals:
     sides: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
     for block in blocks:
         sides[block.side].append(decode(block.rows))
     left, right = (concat(batches) if batches else None for batches in sides)
     return left, right
+
+
+def _rows_of(block: RowBlock) -> int:
+    return int(decode(block.rows).num_rows)
+
+
+def _dropped(step: StepSpec, result: StepResult) -> dict[str, Mapping[str, int]]:
+    """By input. Rows of the step before are nobody's records: none of them is late (N2)."""
+    pairs = zip(step.sides, result.dropped, strict=True)
+    return {side.time: counts for side, counts in pairs if counts and not side.intake.chained}
+
+
+def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:
+    kept, other = result.kept[side], step.sides[1 - side]
+    stored = len(kept) if kept is not None and (shard == 0 or not step.sides[side].broadcast) else 0
+    lookups = result.lookups[1 - side] if shard == 0 or not other.broadcast else 0
+    return PartCounts(stored, lookups)
 
 
 def _one_batch(rows: pa.Table) -> pa.RecordBatch:

@@ -141,8 +141,8 @@ class _JobRun:
 
     def go(self, job: StreamJoin, *, settle: bool) -> None:
         """Runs the job's epochs; with `settle` only those that are planned already. Nothing is begun after a stop."""
-        spec, stop = compile_join(job), self._caller.stop
-        who = identity(job, spec, self._caller.warn)
+        pipeline, stop = compile_join(job), self._caller.stop
+        who = identity(job, pipeline, self._caller.warn)
         with ExitStack() as stack:
             sources = {side.name: planner_for(side, job.name) for side in job.spec.inputs}
             for source in sources.values():
@@ -150,17 +150,19 @@ class _JobRun:
             idle = idle_clock(job)
             planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle)
             planner.look(input_states(sources, self.store.record(job.name)))
-            output = _prepared(stack, sink_for(job, self._table_store), spec.output_schema())
+            output = _prepared(stack, sink_for(job, self._table_store), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
             dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
             build = WorkerBuilder(job, self._address, output.writer(), None if dead is None else dead.writer())
-            host = SparkHost(self._spark(job), WorkerSetup(build.digest, build), job.name)
+            host = SparkHost(self._spark(job), WorkerSetup(build.digest, build, len(pipeline.steps)), job.name)
             parts = Parts(self.store, planner, host, output, dead)
             if stop.is_set():
                 return
             listener = self._listening(job.name, idle, settle=settle)
             with self._stopped_while_starved():
-                run_until_stopped(lambda: Driver(who, spec, parts, _running_ms), planner, stop, listener, settle=settle)
+                run_until_stopped(
+                    lambda: Driver(who, pipeline, parts, _running_ms), planner, stop, listener, settle=settle
+                )
 
     def _listening(self, name: str, idle: IdleClock, *, settle: bool) -> Listener:
         board, listener = self._caller.board, self._caller.listener
@@ -211,9 +213,11 @@ class WorkerBuilder:
         return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()[:12]
 
     def __call__(self, cache: Path) -> Worker:
-        spec = compile_join(self.job)
+        pipeline = compile_join(self.job)
         store = self.store.connect()
-        return Worker(WorkerParts(self.job.name, spec, _Inputs(self.job), store, self.output, self.dead_letters, cache))
+        return Worker(
+            WorkerParts(self.job.name, pipeline, _Inputs(self.job), store, self.output, self.dead_letters, cache)
+        )
 
 
 class _Inputs:

@@ -1,9 +1,10 @@
 """The tasks of an epoch as one Spark job: read, shuffle blocks by shard, join.
 
-    parallelize(ranges) -> mapPartitions(read) -> partitionBy(shard) -> mapPartitions(join | collect) -> collect
+    parallelize(ranges) -> mapPartitions(read) -> [partitionBy(shard) -> mapPartitions(step | collect)] -> collect
 
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
-architecture.md, "Why our own epoch loop"). Partition number `shards` takes the read reports.
+architecture.md, "Why our own epoch loop"). What stands in brackets comes once per step. Partition number `shards` takes
+the reports of reading and of the steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from pyspark.errors import PySparkException
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.protocol import choose_attempts
-from joinery_runtime.engine.worker import Block, ReadReport, RowBlock, Worker
+from joinery_runtime.engine.tally import ReadReport
+from joinery_runtime.engine.worker import Block, Worker
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, Superseded
 from joinery_runtime.sources.base import Range
 
@@ -43,15 +46,17 @@ DEFAULT_CONF = {
 _LOG = Path(__file__).with_name("log4j2.properties")
 
 WorkerFactory = Callable[[Path], Worker]
+Result = Block | ReadSummary | TaskFailure
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """How an executor process builds its worker: `digest` tells setups apart, `build` gets the cache directory. Must
-    pickle."""
+    """How an executor process builds its worker: `digest` tells setups apart, `build` gets the cache directory; `steps`
+    is how many joins follow each other. Must pickle."""
 
     digest: str
     build: WorkerFactory
+    steps: int
 
 
 class SparkHost:
@@ -64,13 +69,13 @@ class SparkHost:
         plan = work.plan
         results = self._results(work)
         _raise_first_failure(results)
-        chosen = choose_attempts(results, range(plan.shards + 1))
-        read: ReadSummary = chosen[plan.shards]
-        return EpochOutcome(read, {shard: chosen[shard] for shard in range(plan.shards)})
+        summaries = [((s.step, s.shard), s) for s in results if isinstance(s, ShardSummary)]
+        (read,) = (result for result in results if isinstance(result, ReadSummary))
+        return EpochOutcome(read, choose_attempts(summaries, self._setup.steps, plan.shards))
 
-    def _results(self, work: EpochWork) -> list[tuple[int, Any]]:
+    def _results(self, work: EpochWork) -> list[Result]:
         try:
-            return list(self._job_of(work).collect())
+            return [result for _, result in self._job_of(work).collect()]
         except (Py4JError, ConnectionError) as error:
             raise JoineryError(
                 f"Spark gave up on epoch {work.plan.epoch}",
@@ -82,12 +87,12 @@ class SparkHost:
         context, plan, setup = self._context, work.plan, self._setup
         groups = deal(plan.ranges, context.defaultParallelism)
         context.setJobDescription(f"{self._job}: epoch {plan.epoch}")
-        return (
-            context.parallelize(groups, max(1, len(groups)))
-            .mapPartitions(lambda tasks: _read(setup, work, tasks))
-            .partitionBy(plan.shards + 1, lambda shard: shard)
-            .mapPartitionsWithIndex(lambda index, blocks: _join(setup, work, index, blocks))
-        )
+        blocks = context.parallelize(groups, max(1, len(groups))).mapPartitions(lambda tasks: _read(setup, work, tasks))
+        for step in range(setup.steps):
+            blocks = blocks.partitionBy(plan.shards + 1, lambda shard: shard).mapPartitionsWithIndex(
+                partial(_step, setup, work, step)
+            )
+        return blocks
 
 
 def _cause(error: Exception) -> str:
@@ -232,27 +237,34 @@ def _read(setup: WorkerSetup, work: EpochWork, tasks: Iterable[Sequence[Range]])
             yield partition, TaskFailure(error)
 
 
-def _join(
-    setup: WorkerSetup, work: EpochWork, index: int, blocks: Iterable[tuple[int, Block | TaskFailure]]
-) -> Iterator[tuple[int, ReadSummary | ShardSummary | TaskFailure]]:
+def _step(
+    setup: WorkerSetup, work: EpochWork, step: int, index: int, blocks: Iterable[tuple[int, Block | TaskFailure]]
+) -> Iterator[tuple[int, Result]]:
+    received = [block for _, block in blocks]
+    failure = next((block for block in received if isinstance(block, TaskFailure)), None)
     try:
-        yield index, _joined(_worker(setup), work, index, blocks)
+        if failure is not None:
+            raise failure.error
+        good = [block for block in received if not isinstance(block, TaskFailure)]
+        yield from _stepped(_worker(setup), work, step, index, good)
     except Superseded:
         raise  # Spark tries the task again, or takes the attempt that was quicker
     except JoineryError as error:
-        yield index, TaskFailure(error)
+        for partition in range(work.plan.shards + 1):
+            yield partition, TaskFailure(error)
 
 
-def _joined(
-    worker: Worker, work: EpochWork, index: int, blocks: Iterable[tuple[int, Block | TaskFailure]]
-) -> ReadSummary | ShardSummary | TaskFailure:
-    received = [block for _, block in blocks]
-    failure = next((block for block in received if isinstance(block, TaskFailure)), None)
-    if failure is not None:
-        return failure
+def _stepped(
+    worker: Worker, work: EpochWork, step: int, index: int, blocks: Sequence[Block]
+) -> Iterator[tuple[int, Result]]:
+    """A shard's rows, or the partition of the reports, which waits for the last step's."""
     if index < work.plan.shards:
-        return worker.join(work, index, [b for b in received if isinstance(b, RowBlock)], _attempt())
-    return worker.collect(work, [b for b in received if isinstance(b, ReadReport)], _attempt())
+        yield from worker.step(work, step, index, blocks, _attempt())
+    elif step < worker.steps - 1:
+        yield from ((index, block) for block in blocks)
+    else:
+        yield index, worker.collect(work, [b for b in blocks if isinstance(b, ReadReport)], _attempt())
+        yield from ((index, block) for block in blocks if isinstance(block, ShardSummary))
 
 
 def _attempt() -> str:
@@ -261,7 +273,7 @@ def _attempt() -> str:
     return f"{context.taskAttemptId() if context else 0}-{uuid.uuid4().hex[:12]}"
 
 
-def _raise_first_failure(results: Iterable[tuple[int, Any]]) -> None:
-    for _, result in results:
+def _raise_first_failure(results: Iterable[Result]) -> None:
+    for result in results:
         if isinstance(result, TaskFailure):
             raise result.error

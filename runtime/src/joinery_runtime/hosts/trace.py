@@ -7,12 +7,14 @@ process, or on another `Stage`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.times import InputTime, watermarks_out
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, Parts
 from joinery_runtime.engine.planner import Planner
@@ -24,50 +26,62 @@ from joinery_runtime.state.store import StateStore
 
 
 def run_trace(
-    job: StreamJoin, steps: Iterable[Step], store: StateStore, shards: int | None = None, stage: Stage | None = None
+    job: StreamJoin,
+    steps: Iterable[Step],
+    store: StateStore,
+    shards: int | None = None,
+    stage: Stage | None = None,
+    *,
+    verbose: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """One result per step. Raises JoineryError naming the step that is not one. `store` must not know the job yet."""
+    """One result per step. Raises JoineryError naming the step that is not one. `store` must not know the job yet.
+    `verbose` adds the watermarks that each join step hands on (rule N3)."""
     with local_stage(store) if stage is None else nullcontext(stage) as opened:
         trace = _Trace(job, store, shards or job.spec.shards, opened)
         for number, step in enumerate(steps, start=1):
             check_step(number, step, job.spec.inputs)
-            yield {"step": number, **trace.step(step)}
+            yield {"step": number, **trace.step(step)} | ({"stepWatermarks": trace.handed_on()} if verbose else {})
 
 
 class _Trace:
     def __init__(self, job: StreamJoin, store: StateStore, shards: int, stage: Stage) -> None:
         self._job, self._store, self._shards, self._stage = job, store, shards, stage
-        self._spec = compile_join(job)
+        self._pipeline = compile_join(job)
         self._logs = {side.name: StepLog(side) for side in job.spec.inputs}
         self._told = ToldIdleness(self._logs)
         self._restart()
 
     def step(self, step: Step) -> dict[str, Any]:
-        late: dict[str, int] = dict.fromkeys(self._logs, 0)
-        dead: dict[str, int] = dict.fromkeys(self._logs, 0)
-        dropped: dict[str, dict[str, int]] = {}
-        report = self._apply(step)
-        if report is not None:
-            late |= {name: counts.get("late", 0) for name, counts in report.dropped.items()}
-            dead |= report.dead
-            dropped = {name: _without_late(counts) for name, counts in report.dropped.items() if _without_late(counts)}
-        line = {"output": in_order(self._stage.output.take()), "late": late, "watermarks": self._watermarks()}
-        return {**line, "dead": dead} | ({"dropped": dropped} if dropped else {})
+        late: Counter[str] = Counter(dict.fromkeys(self._logs, 0))
+        dead: Counter[str] = Counter(dict.fromkeys(self._logs, 0))
+        dropped: dict[str, Counter[str]] = {}
+        for report in self._apply(step):
+            dead.update(report.dead)
+            for name, counts in report.dropped.items():
+                late[name] += counts.get("late", 0)
+                dropped.setdefault(name, Counter()).update(_without_late(counts))
+        line = {"output": in_order(self._stage.output.take()), "watermarks": self._watermarks()}
+        found = {name: dict(counts) for name, counts in dropped.items() if counts}
+        return {**line, "late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
 
-    def _apply(self, step: Step) -> EpochReport | None:
+    def handed_on(self) -> list[dict[str, int | None]]:
+        times = {name: InputTime(watermark, None) for name, watermark in self._watermarks().items()}
+        return [dict(lows) for lows in watermarks_out(self._pipeline, times, self._driver.kept.floors)]
+
+    def _apply(self, step: Step) -> list[EpochReport]:
         if "restart" in step:
             self._restart()
-            return None
+            return []
         if "rescale" in step:
             self._shards = step["rescale"]
             self._planner.rescale(self._shards)
-            return None
+            return []
         self._tell(step)
-        report = self._epoch()
+        reports = [self._epoch()]
         # T3: what this epoch's rows imply counts from the next one on, and a trace runs that one within the step.
-        while self._watermarks() != self._fixed():
-            self._epoch()
-        return report
+        while (plan := self._driver.plan(always=self._watermarks() != self._fixed())) is not None:
+            reports.append(self._driver.commit(plan, self._driver.run(plan), last=True))
+        return reports
 
     def _tell(self, step: Step) -> None:
         if "end" in step:
@@ -88,16 +102,16 @@ class _Trace:
     def _epoch(self) -> EpochReport:
         plan = self._driver.plan(always=True)
         assert plan is not None, "a plan is made always"
-        return self._driver.commit(plan, self._driver.run(plan))
+        return self._driver.commit(plan, self._driver.run(plan), last=True)
 
     def _restart(self) -> None:
-        who = identity(self._job, self._spec, lambda _: None)
+        who = identity(self._job, self._pipeline, lambda _: None)
         settings = replace(plan_settings(self._job, who), shards=self._shards, max_records=2**62)
         self._planner = Planner(settings, self._logs, input_clocks(self._job), self._told)
         host = self._stage.host(self._job, self._logs)
         dead = self._stage.dead_letters if self._job.spec.dead_letter else None
         parts = Parts(self._store, self._planner, host, self._stage.output, dead)
-        self._driver = Driver(who, self._spec, parts, now_ms=lambda: 0)
+        self._driver = Driver(who, self._pipeline, parts, now_ms=lambda: 0)
         self._driver.recover()
 
     def _fixed(self) -> dict[str, int | None]:

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.join import ORDER_COLUMNS
-from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.core.step import ORDER_COLUMNS
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
@@ -22,7 +21,7 @@ from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.sinks import rows_to_json
 from joinery_runtime.sinks.base import Attempt, Receipt, Sink, Takeover
-from joinery_runtime.sources import Decoder, JsonDecoder
+from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.state.store import StateStore
 
 
@@ -48,14 +47,17 @@ def in_order(tables: Sequence[pa.Table]) -> list[dict[str, Any]]:
     """Rows of a step as JSON values, in the defined order."""
     if not tables:
         return []
-    rows = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ORDER_COLUMNS])
-    return [json.loads(line) for line in rows_to_json(rows.drop_columns(list(ORDER_COLUMNS)))]
+    rows = pa.concat_tables(tables)
+    lines = rows_to_json(rows.drop_columns(list(ORDER_COLUMNS)))
+    places = zip(*(rows.column(name).to_pylist() for name in ORDER_COLUMNS), strict=True)
+    # Rows of a chain may share a place: the same row that arrived last. Then their values decide.
+    return [json.loads(line) for _, line in sorted(zip(places, lines, strict=True))]
 
 
 class StepInputs:
     def __init__(self, job: StreamJoin, logs: Mapping[str, StepLog]) -> None:
         self._logs = logs
-        self._decoders = {side.name: JsonDecoder(arrow_schema(side.columns)) for side in job.spec.inputs}
+        self._decoders = {side.name: json_decoder_for(side) for side in job.spec.inputs}
 
     def reader(self, name: str) -> StepLog:
         return self._logs[name]

@@ -1,0 +1,91 @@
+"""Marks of rows: one bit per row of a segment, in its column and in segments of marks that came later."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.columns import HASH, MARK, MARKS_SCHEMA, ROW, SEGMENT, TS
+from joinery_runtime.core.segment import Run, SegmentMeta, concat
+from joinery_runtime.core.step import KeptRun
+from joinery_runtime.engine.cache import SegmentCache
+
+
+@dataclass(slots=True)
+class _Marked:
+    """bool[rows of the segment], and the segments of marks that are in it."""
+
+    rows: np.ndarray
+    applied: set[str] = field(default_factory=set)
+
+
+class MarkBook:
+    """What is committed, as far as one process has read it; never what an attempt has only staged."""
+
+    def __init__(self, cache: SegmentCache) -> None:
+        self._cache = cache
+        self._marked: dict[str, _Marked] = {}
+        self._by_segment: dict[str, Mapping[str, np.ndarray]] = {}
+
+    def marked(self, segment: SegmentMeta, run: Run, marks: Iterable[SegmentMeta]) -> np.ndarray:
+        """bool[n] for the whole run of a segment; `marks` are the live segments of marks of its part."""
+        known = self._marked.setdefault(segment.key, _Marked(_column(run)))
+        for meta in marks:
+            if meta.key not in known.applied:
+                known.rows[self._rows_of(meta).get(segment.key, np.empty(0, dtype=np.int64))] = True
+                known.applied.add(meta.key)
+        return known.rows
+
+    def refers_to(self, marks: SegmentMeta, live: Collection[str]) -> bool:
+        """Whether one of these segments has a row that is marked there."""
+        return any(segment in live for segment in self._rows_of(marks))
+
+    def retain(self, live: Collection[str]) -> None:
+        for known in (self._marked, self._by_segment):
+            for key in [key for key in known if key not in live]:
+                del known[key]
+
+    def _rows_of(self, meta: SegmentMeta) -> Mapping[str, np.ndarray]:
+        if meta.key not in self._by_segment:
+            self._by_segment[meta.key] = _grouped(self._cache.get([meta])[0].batch)
+        return self._by_segment[meta.key]
+
+
+def _column(run: Run) -> np.ndarray:
+    return np.array(run.batch.column(MARK).to_numpy(zero_copy_only=False))
+
+
+def _grouped(marks: pa.RecordBatch) -> dict[str, np.ndarray]:
+    names = marks.column(SEGMENT).dictionary_encode()
+    order = np.argsort(names.indices.to_numpy(), kind="stable")
+    rows = marks.column(ROW).to_numpy()[order]
+    counts = np.bincount(names.indices.to_numpy(), minlength=len(names.dictionary))
+    pieces = np.split(rows, np.cumsum(counts)[:-1])
+    return dict(zip(names.dictionary.to_pylist(), pieces, strict=True))
+
+
+def marks_run(kept: Iterable[KeptRun], found: Mapping[str, np.ndarray]) -> Run | None:
+    """A segment of marks: `found` gives row numbers by segment, of which `kept` holds the rows."""
+    batches = [_marks_of(run, found[run.segment]) for run in kept if run.segment in found]
+    return Run.sort(concat(batches)) if batches else None
+
+
+def _marks_of(kept: KeptRun, numbers: np.ndarray) -> pa.RecordBatch:
+    rows = pa.array(numbers - kept.first)
+    columns = [
+        kept.run.batch.column(HASH).take(rows),
+        kept.run.batch.column(TS).take(rows),
+        pa.repeat(pa.scalar(kept.segment), len(numbers)),
+        pa.array(numbers),
+    ]
+    return pa.record_batch(columns, schema=MARKS_SCHEMA)
+
+
+def marks_of_live(runs: Sequence[Run], live: Collection[str]) -> list[Run]:
+    """What of these segments of marks is still about a segment that is there."""
+    wanted = pa.array(sorted(live), pa.string())
+    return [Run.view(run.batch.filter(pc.is_in(run.batch.column(SEGMENT), wanted))) for run in runs]
