@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from job import chains
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.job import definition, parse_job, same_rows, under_definition
 
@@ -149,6 +151,38 @@ def test_a_dead_letter_output_that_was_removed_is_as_it_was() -> None:
     dead = '  deadLetter: {kafka: {topic: dead, bootstrapServers: "a:1", properties: {sasl.password: three}}}\n'
     without = job((dead, ""))
     assert under_definition(without, definition(job())).spec.dead_letter is not None
+
+
+def test_a_limit_that_stops_a_plan_can_be_raised_to_end_it() -> None:
+    where = '      where: "orders.paid > 10"\n'
+    low, high = (job((where, f"{where}      limits: {{maxRecords: {count}}}\n")) for count in (5, 9))
+    assert same_rows(definition(low), definition(high))
+    assert same_rows(definition(low), definition(job()))
+    for now, limit in ((high, 9), (job(), None)):
+        limits = under_definition(now, definition(low)).joins[0].limits
+        assert (limits.max_records if limits is not None else None) == limit
+
+
+@pytest.mark.parametrize(
+    ("steps", "more"),
+    [
+        ([chains.step(type="full"), chains.step("items", where="items.n > 1")], {}),
+        ([chains.window(tumbling="1h")], {}),
+        ([chains.window(hopping={"size": "1h", "slide": "5m"})], {"select": [{"expression": "1", "as": "one"}]}),
+        ([{**chains.window(session={"gap": "1h"}), "allowedLateness": 5}], {}),
+        ([chains.as_of(asOf={"historyRetention": "1h", "grace": 7})], {}),
+        ([chains.time_only()], {}),
+    ],
+)
+def test_every_form_of_step_is_replayed_as_it_was(steps: Any, more: Any) -> None:
+    before = chains.load(*steps, **more)
+    stored = json.loads(json.dumps(definition(before)))
+    now = chains.load(chains.step(), shards=3)
+    again = under_definition(now, stored)
+    assert (again.joins, again.select, again.output_columns) == (before.joins, before.select, before.output_columns)
+    assert again.spec.inputs == before.spec.inputs
+    assert (definition(again), again.spec.shards) == (stored, 3)
+    assert not same_rows(stored, definition(now))
 
 
 def test_a_definition_that_this_release_does_not_take_is_refused() -> None:

@@ -111,7 +111,7 @@ OUTPUT = "    postgres: {table: joined}"
         (("upper: 1h", "upper: 500"), lambda j: j.joins[0].interval.upper, 500),
         (
             ("lower: -1m, upper: 1h", "lower: 0s, upper: 0s"),
-            lambda j: bounds(j),
+            bounds,
             (0, 0),
         ),
         (("order_id}", "order_id, orders.country: payments.country}"), lambda j: len(j.keys_of(j.joins[0])), 2),

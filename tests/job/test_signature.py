@@ -1,38 +1,87 @@
+"""What a job's state depends on, and what a changed job may do with it (M2)."""
+
+from __future__ import annotations
+
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from job.chains import DAY, ITEMS, ORDERS, PAYMENTS, RATES, as_of, load, step, time_only, window
 from job.resources import job
 from joinery_runtime.job import compare, signature
 
-STORED = {"orders": ["order_id", "country", "amount"], "payments": ["order_id", "country"]}
+STORED = {"left": ["order_id", "country", "amount"], "right": ["order_id", "country"]}
 OUTPUT = "    postgres: {table: joined}"
 STEP = "      lateData: drop"
 
 
-def sign(*edits, stored=STORED):
+def sign(*edits: tuple[str, str], stored: Any = STORED) -> dict[str, Any]:
     return signature(job(*edits), stored)
 
 
-def test_signature_is_lasting_json():
+def of(*steps: dict[str, Any], stored: Any = None, **more: Any) -> dict[str, Any]:
+    """The signature of a chain that stores what the steps' keys name, or as said."""
+    parts = {f"{side}{mark}": [] for mark in ("", ".2", ".3") for side in ("left", "right")}
+    return signature(load(*steps, **more), {**parts, **(stored or {})})
+
+
+def test_signature_is_lasting_json() -> None:
     assert json.loads(json.dumps(sign())) == {
-        "version": 1,
+        "version": 2,
         "kind": "StreamJoin",
-        "step": "interval",
-        "type": "inner",
         "inputs": [
-            {
-                "name": "orders",
-                "eventTime": "ts",
-                "stored": {"order_id": "string", "country": "int32", "amount": "decimal(12,2)"},
-            },
-            {"name": "payments", "eventTime": "ts", "stored": {"order_id": "string", "country": "int64"}},
+            {"name": "orders", "eventTime": "ts", "table": None},
+            {"name": "payments", "eventTime": "ts", "table": None},
         ],
-        "keys": [["order_id", "order_id", "string"]],
-        "lower": -60_000,
-        "upper": 3_600_000,
-        "allowedLateness": 0,
+        "steps": [
+            {
+                "kind": "interval",
+                "right": "payments",
+                "type": "inner",
+                "keys": [["orders.order_id", "payments.order_id", "string"]],
+                "broadcast": None,
+                "of": "orders",
+                "lower": -60_000,
+                "upper": 3_600_000,
+                "allowedLateness": 0,
+                "stored": {
+                    "left": {"order_id": "string", "country": "int32", "amount": "decimal(12,2)"},
+                    "right": {"order_id": "string", "country": "int64"},
+                },
+            }
+        ],
     }
+
+
+def test_a_chain_signs_every_step_and_columns_by_their_inputs() -> None:
+    stored = {"left": ["id"], "right": ["method"], "left.2": ["orders.id", "payments.ts"], "right.2": ["n"]}
+    first, second = of(step(type="left"), step("items"), stored=stored)["steps"]
+    assert (first["type"], first["stored"]) == ("left", {"left": {"id": "string"}, "right": {"method": "string"}})
+    assert second["keys"] == [["orders.id", "items.order_id", "string"]]
+    assert second["stored"] == {"left": {"orders.id": "string", "payments.ts": "timestamp"}, "right": {"n": "int64"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "times"),
+    [
+        (window(tumbling="1h"), {"kind": "tumbling", "size": 3_600_000, "allowedLateness": 0}),
+        (
+            {**window(hopping={"size": 20, "slide": 10}), "allowedLateness": 5},
+            {"kind": "hopping", "size": 20, "slide": 10, "allowedLateness": 5},
+        ),
+        (window(session={"gap": 7}), {"kind": "session", "gap": 7, "allowedLateness": 0}),
+        (as_of(), {"kind": "asOf", "historyRetention": 3_600_000, "grace": 0}),
+        (time_only(), {"kind": "interval", "of": "orders", "broadcast": "payments", "keys": []}),
+    ],
+)
+def test_every_kind_of_step_signs_its_times(said: Any, times: dict[str, Any]) -> None:
+    (signed,) = of(said)["steps"]
+    assert {name: signed[name] for name in times} == times
+
+
+# --- goes on ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -46,34 +95,75 @@ def test_signature_is_lasting_json():
         ("lower: -1m, upper: 1h", "lower: 0s, upper: 30m"),
         (OUTPUT, OUTPUT + "\n  select: [{column: orders.amount, as: total}]"),
         ("topic: orders", "topic: orders2"),
+        (STEP, STEP + "\n      limits: {maxRecords: 5}"),
     ],
 )
-def test_goes_on(edit):
-    assert compare(sign(), sign(edit)) == compare(sign(), sign())
+def test_goes_on(edit: tuple[str, str]) -> None:
     assert compare(sign(), sign(edit)).refused == compare(sign(), sign(edit)).warnings == ()
 
 
-def test_fewer_stored_columns_go_on():
-    fewer = {"orders": ["order_id"], "payments": ["order_id"]}
+def test_fewer_stored_columns_go_on() -> None:
+    fewer = {"left": ["order_id"], "right": ["order_id"]}
     assert compare(sign(), sign(stored=fewer)).refused == ()
 
 
 @pytest.mark.parametrize(
-    ("edit", "words"),
+    ("before", "after"),
     [
-        (("upper: 1h", "upper: 2h"), "upper bound went from 1h to 2h"),
-        (("lower: -1m", "lower: -2m"), "lower bound went from -1m to -2m"),
-        ((STEP, STEP + "\n      allowedLateness: 5s"), "allowedLateness went from 0s to 5s"),
+        (as_of(asOf={"historyRetention": "1h"}), as_of(asOf={"historyRetention": "30m", "grace": "10m"})),
+        (as_of(asOf={"historyRetention": "1h", "grace": "9m"}), as_of(asOf={"historyRetention": "1h"})),
+        ({**window(tumbling="1h"), "allowedLateness": "1m"}, window(tumbling="1h")),
+        (window(tumbling="1h"), {**window(tumbling="1h"), "where": "orders.amount > 1"}),
     ],
 )
-def test_keeping_rows_longer_goes_on_with_a_warning(edit, words):
-    comparison = compare(sign(), sign(edit))
+def test_changes_of_windows_and_tables_that_go_on(before: Any, after: Any) -> None:
+    assert compare(of(before), of(after)) == compare(of(before), of(before))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (step(), step(interval={**DAY, "upper": "25h"}), "upper bound went from 24h to 25h"),
+        (step(), step(interval={**DAY, "lower": "-2m"}), "lower bound went from 0s to -2m"),
+        (step(), step(allowedLateness="5s"), "allowedLateness went from 0s to 5s"),
+        (as_of(), as_of(asOf={"historyRetention": "2h"}), "historyRetention went from 1h to 2h"),
+        (window(session={"gap": 5}), {**window(session={"gap": 5}), "allowedLateness": 9}, "allowedLateness went from"),
+    ],
+)  # fmt: skip
+def test_keeping_rows_longer_goes_on_with_a_warning(before: Any, after: Any, words: str) -> None:
+    comparison = compare(of(before), of(after))
     assert comparison.refused == ()
     (warning,) = comparison.warnings
     assert warning.startswith(words)
     assert "stay gone" in warning
-    assert compare(sign(edit), sign()).warnings == ()
+    assert compare(of(after), of(before)).warnings == ()
 
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            "left",
+            "inner",
+            "the join type went from left to inner: rows of the left side that wait without a match will",
+        ),
+        ("full", "left", "from full to left: rows of the right side"),
+        ("full", "inner", "rows of the left side and right side"),
+    ],
+)
+def test_a_side_that_is_preserved_no_more_goes_on_with_a_warning(before: str, after: str, words: str) -> None:
+    comparison = compare(of(step(type=before)), of(step(type=after)))
+    assert comparison.refused == ()
+    assert words in comparison.warnings[0]
+
+
+def test_a_warning_names_its_step_in_a_chain() -> None:
+    wider = step("items", interval={**DAY, "upper": "48h"})
+    (warning,) = compare(of(step(), step("items")), of(step(), wider)).warnings
+    assert warning.endswith("(step 2)")
+
+
+# --- refused ------------------------------------------------------------------------------------------------------
 
 KEYS = "{orders.order_id: payments.order_id}"
 
@@ -91,46 +181,142 @@ KEYS = "{orders.order_id: payments.order_id}"
         (("eventTime: ts\n  joins", "eventTime: country\n  joins"), "the event time of payments was ts"),
     ],
 )
-def test_refuses_with_the_difference(edit, words):
+def test_refuses_with_the_difference(edit: tuple[str, str], words: str) -> None:
     (refused,) = compare(sign(), sign(edit)).refused
     assert words in refused
 
 
-def test_refuses_another_key_type():
+TWO_KEYS = {**RATES, "table": {"key": ["currency", "rate"]}}
+BY_TWO = as_of(keys={"orders.currency": "rates.currency", "orders.amount": "rates.rate"})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (step(), step(type="left"), "the join type was inner, it is now left, and of the rows that are kept"),
+        (step(type="left"), step(type="right"), "the join type was left, it is now right"),
+        (step(type="left"), step(type="full"), "the join type was left, it is now full"),
+        (step(), window(tumbling="1h"), "the kind of step was interval, it is now tumbling"),
+        (window(tumbling=20), window(hopping={"size": 20, "slide": 10}), "was tumbling, it is now hopping"),
+        (window(tumbling="1h"), window(tumbling="2h"), "the window's size was 1h, it is now 2h, which would cut"),
+        (
+            window(hopping={"size": 20, "slide": 10}),
+            window(hopping={"size": 20, "slide": 20}),
+            "the window's slide was 10ms, it is now 20ms",
+        ),
+        (window(session={"gap": "1s"}), window(session={"gap": "2s"}), "the session gap was 1s, it is now 2s"),
+        (time_only(), time_only(broadcast="orders"), "the broadcast side was payments, it is now orders"),
+    ],
+)
+def test_refuses_changes_of_a_step(before: Any, after: Any, words: str) -> None:
+    (refused,) = compare(of(before), of(after)).refused
+    assert words in refused
+
+
+def test_refuses_another_table_key() -> None:
+    refused = compare(of(as_of()), of(BY_TWO, inputs=[ORDERS, TWO_KEYS])).refused
+    assert refused[0] == "the table key of rates was currency, it is now currency and rate"
+    assert "the keys were" in refused[1]
+
+
+def test_refuses_more_and_other_steps() -> None:
+    three = [ORDERS, PAYMENTS, ITEMS]
+    chain = of(step(), step("items"), inputs=three)
+    assert "the inputs were orders and payments, they are now" in compare(of(step()), chain).refused[0]
+    swapped = of(step("items"), step("payments"), inputs=three)
+    assert compare(chain, swapped).refused == (
+        "the right input was payments, it is now items (step 1)",
+        "the right input was items, it is now payments (step 2)",
+    )
+    shorter = {**chain, "steps": chain["steps"][:1]}
+    assert compare(shorter, chain).refused == (
+        "there were 1 steps, there are now 2; steps are neither added nor removed",
+    )
+
+
+def test_refuses_bounds_that_count_from_another_input() -> None:
+    of_payments = step("items", interval={**DAY, "of": "payments"})
+    (refused,) = compare(of(step(), step("items")), of(step(), of_payments)).refused
+    assert refused == "the bounds counted from orders, they now count from payments (step 2)"
+
+
+def test_refuses_another_key_type() -> None:
     old = sign()
-    new = {**old, "keys": [["order_id", "order_id", "binary"]]}
+    binary = [["orders.order_id", "payments.order_id", "binary"]]
+    new = {**old, "steps": [{**old["steps"][0], "keys": binary}]}
     assert "(string), they are now orders.order_id = payments.order_id (binary)" in compare(old, new).refused[0]
 
 
-def test_refuses_a_column_that_was_not_stored():
-    narrow = {**STORED, "orders": ["order_id"]}
+def test_refuses_a_column_that_was_not_stored() -> None:
+    narrow = {**STORED, "left": ["order_id"]}
     assert compare(sign(stored=narrow), sign()).refused == (
         "column orders.country is not in the stored rows, and the job now needs it",
         "column orders.amount is not in the stored rows, and the job now needs it",
     )
+    chain = (step(), step("items"))
+    (refused,) = compare(of(*chain), of(*chain, stored={"left.2": ["payments.method"]})).refused
+    assert refused == "column payments.method is not in the stored rows, and the job now needs it (step 2)"
 
 
-def test_refuses_renamed_inputs():
+def test_refuses_renamed_inputs() -> None:
     old = sign()
-    new = {**old, "inputs": [{**old["inputs"][0], "name": "sales"}, old["inputs"][1]]}
+    renamed = {**old, "inputs": [{**old["inputs"][0], "name": "sales"}, old["inputs"][1]]}
     swapped = {**old, "inputs": old["inputs"][::-1]}
-    assert compare(old, new).refused == (
+    assert compare(old, renamed).refused == (
         "the inputs were orders and payments, they are now sales and payments; they keep their names and order",
     )
     assert "they are now payments and orders" in compare(old, swapped).refused[0]
 
 
+def test_refuses_another_kind_of_job() -> None:
+    other = {**sign(), "kind": "SessionWindow"}
+    assert compare(sign(), other).refused == ("the kind of job was StreamJoin, it is now SessionWindow",)
+
+
+@pytest.mark.parametrize("version", [None, 0, 3])
+def test_refuses_a_signature_of_another_layout(version: int | None) -> None:
+    assert f"version {version}, this release writes version 2" in compare({"version": version}, sign()).refused[0]
+
+
+# --- version 1 ------------------------------------------------------------------------------------------------------
+
+RECORDED = Path(__file__).parent / "signatures"
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """A signature as an earlier release wrote it into a state store."""
+    return json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_state_of_the_first_layout_goes_on() -> None:
+    assert compare(recorded("v1_orders_payments"), sign()) == compare(sign(), sign())
+
+
+def test_two_keys_of_the_first_layout_go_on() -> None:
+    both = (KEYS, KEYS[:-1] + ", orders.country: payments.country}")
+    late = (STEP, STEP + "\n      allowedLateness: 5s")
+    assert compare(recorded("v1_two_keys"), sign(both, late)) == compare(sign(), sign())
+    (warning,) = compare(recorded("v1_two_keys"), sign(both, (STEP, STEP + "\n      allowedLateness: 6s"))).warnings
+    assert warning.startswith("allowedLateness went from 5s to 6s")
+
+
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("edit", "words"),
     [
-        ("kind", "SessionWindow", "the kind of job was StreamJoin, it is now SessionWindow"),
-        ("step", "window", "the kind of step was interval, it is now window"),
-        ("type", "left", "the join type was inner, it is now left"),
+        ((KEYS, "{orders.country: payments.country}"), "the keys were orders.order_id = payments.order_id (string)"),
+        (("type: inner", "type: left"), "the join type was inner, it is now left"),
+        (("decimal(12,2)", "double"), "column orders.amount is stored as decimal(12,2)"),
+        (
+            ("interval: {of: orders, lower: -1m, upper: 1h}", "window: {tumbling: 1h}"),
+            "the kind of step was interval, it is now tumbling",
+        ),
     ],
 )
-def test_refuses_another_kind(field, value, words):
-    assert compare(sign(), {**sign(), field: value}).refused == (words,)
+def test_differences_to_the_first_layout_are_refused(edit: tuple[str, str], words: str) -> None:
+    (refused,) = compare(recorded("v1_orders_payments"), sign(edit)).refused
+    assert words in refused
 
 
-def test_refuses_a_signature_of_another_layout():
-    assert "version 2, this release writes version 1" in compare({"version": 2}, sign()).refused[0]
+def test_a_chain_cannot_go_on_from_one_step() -> None:
+    refused = compare(recorded("v1_orders_payments"), of(step(), step("items"))).refused
+    assert refused[0].startswith("the inputs were orders and payments, they are now orders, payments and items")

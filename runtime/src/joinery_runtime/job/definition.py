@@ -17,9 +17,9 @@ from joinery_runtime.job.resource import StreamJoin
 
 _PARTS = {"inputs", "joins", "select", "output", "dead_letter"}
 _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
-# Says how a place is reached, not which one, or what to do when it fails: where the job still has the place, what it
-# says now is right.
-_HOW = {*_SECRET, "bootstrapServers", "onDataLoss"}
+# Says how a place is reached, not which one, or what to do when it fails or grows too large: where the job still has
+# the place, what it says now is right.
+_HOW = {*_SECRET, "bootstrapServers", "onDataLoss", "limits"}
 
 
 def definition(job: StreamJoin) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
         if part in stored
     }
     kept = {key: value for key, value in spec.items() if key not in _ALIASES}
-    document["spec"] = {**kept, **_dead_letter(spec), **stored, "inputs": inputs, **targets}
+    document["spec"] = {**kept, **_dead_letter(spec), **stored, "inputs": inputs, **targets, **_steps(job, stored)}
     try:
         return StreamJoin.model_validate(document)
     except ValidationError as error:
@@ -62,6 +62,15 @@ def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
             facts=str(error),
             todo="Run the release that made it until the job has stopped in order (SIGTERM), then this one",
         ) from error
+
+
+def _steps(job: StreamJoin, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored steps with the limits that the job has now: a limit that stops a plan can be raised to end it."""
+    limits = {
+        step.right: step.model_dump(mode="json", by_alias=True, include={"limits"}, exclude_defaults=True)
+        for step in job.joins
+    }
+    return {"joins": [{**_without({"limits"}, step), **limits.get(step.get("right"), {})} for step in stored["joins"]]}
 
 
 _ALIASES = {"inputs", "joins", "select", "sql", "output", "deadLetter"}

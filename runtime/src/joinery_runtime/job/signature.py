@@ -1,20 +1,22 @@
 """The fingerprint of a job's state, and what a changed job may do with it (rule M2).
 
-A signature is JSON and lasts as long as the state it describes: its layout carries a version of its own.
+A signature is JSON and lasts as long as the state it describes: its layout carries a version of its own, and older
+layouts are lifted to the newest before they are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_runtime.job.duration import format_duration
-from joinery_runtime.job.inputs import Input
 from joinery_runtime.job.resource import StreamJoin
-from joinery_runtime.job.wording import listed
+from joinery_runtime.job.signature_differences import refusals, warnings
+from joinery_runtime.job.steps import JoinStep, parse_reference
+from joinery_runtime.job.types import ColumnType
 
-SIGNATURE_VERSION = 1
+SIGNATURE_VERSION = 2
+SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,75 +27,100 @@ class Comparison:
     warnings: tuple[str, ...]
 
 
+def part_names(step_index: int) -> tuple[str, str]:
+    """The parts of the state that hold a step's left and right rows: `left` and `right`, then `left.2`, ..."""
+    left, right = SIDES if step_index == 0 else (f"{side}.{step_index + 1}" for side in SIDES)
+    return left, right
+
+
 def signature(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """What the job's state depends on. `stored` names, per input, the columns that segments keep; durations are
-    milliseconds."""
+    """What the job's state depends on. `stored` names, per part of the state, the columns that segments keep (in
+    `left.2` and later as `<input>.<column>`); durations are milliseconds."""
     return {
         "version": SIGNATURE_VERSION,
         "kind": job.kind,
-        "step": "interval",
-        "type": job.step.type,
-        "inputs": [_input(side, stored[side.name]) for side in (job.left, job.right)],
-        "keys": [[pair.left, pair.right, job.left.types[pair.left].key_type] for pair in job.key_pairs],
-        "lower": job.interval.lower,
-        "upper": job.interval.upper,
-        "allowedLateness": job.step.allowed_lateness,
+        "inputs": [
+            {"name": side.name, "eventTime": side.event_time, "table": list(side.table.key) if side.table else None}
+            for side in job.spec.inputs
+        ],
+        "steps": [_step(job, index, step, stored) for index, step in enumerate(job.joins)],
     }
 
 
-def _input(side: Input, stored: Sequence[str]) -> dict[str, Any]:
-    return {"name": side.name, "eventTime": side.event_time, "stored": {c: str(side.types[c]) for c in stored}}
+def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    keys = job.keys_of(step)
+    types = [job.input(pair.left.input).types[pair.left.column].key_type for pair in keys]
+    return {
+        "kind": step.kind,
+        "right": step.right,
+        "type": step.type,
+        "keys": [[str(pair.left), str(pair.right), kind] for pair, kind in zip(keys, types, strict=True)],
+        "broadcast": step.broadcast,
+        **_times(step),
+        "stored": {
+            side: {name: str(_type(job, index, side, name)) for name in stored[part]}
+            for side, part in zip(SIDES, part_names(index), strict=True)
+        },
+    }
+
+
+def _times(step: JoinStep) -> dict[str, Any]:
+    """What bounds the step's state."""
+    if step.as_of is not None:
+        return {"historyRetention": step.as_of.history_retention, "grace": step.as_of.grace}
+    return {**_match(step), "allowedLateness": step.allowed_lateness}
+
+
+def _match(step: JoinStep) -> dict[str, Any]:
+    if step.interval is not None:
+        return {"of": step.interval.of, "lower": step.interval.lower, "upper": step.interval.upper}
+    window = step.window
+    assert window is not None, "a step has an interval, a window or an asOf"
+    if window.hopping is not None:
+        return {"size": window.hopping.size, "slide": window.hopping.slide}
+    return {"gap": window.session.gap} if window.session is not None else {"size": window.tumbling}
+
+
+def _type(job: StreamJoin, index: int, side: str, name: str) -> ColumnType:
+    """Of a stored column; on the left side of a later step it carries its input's name."""
+    if side == "left" and index > 0:
+        ref = parse_reference(name)
+        assert ref is not None, f"{name!r} of a chained part names its input"
+        return job.input(ref.input).types[ref.column]
+    of = job.left_inputs(0)[0] if side == "left" else job.joins[index].right
+    return job.input(of).types[name]
+
+
+# --- comparison ---------------------------------------------------------------------------------------------------
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
-    """Whether state written under `old` can go on under `new`."""
-    if old.get("version") != new["version"]:
+    """Whether state written under `old`, of any version up to this release's, can go on under `new`."""
+    if old.get("version") not in {1, SIGNATURE_VERSION}:
         facts = f"version {old.get('version')}, this release writes version {new['version']}"
         return Comparison((f"the state's signature has another layout: {facts}",), ())
-    refused = list(_kind(old, new)) or list(_inputs(old, new)) or [*_keys(old, new), *_columns(old, new)]
-    return Comparison(tuple(refused), tuple(_longer(old, new)) if not refused else ())
+    known = _lifted(old) if old["version"] == 1 else old
+    refused = tuple(refusals(known, new))
+    return Comparison(refused, tuple(warnings(known, new)) if not refused else ())
 
 
-def _kind(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    for field, words in (("kind", "kind of job"), ("step", "kind of step"), ("type", "join type")):
-        if old[field] != new[field]:
-            yield f"the {words} was {old[field]}, it is now {new[field]}"
-
-
-def _inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    before, after = ([side["name"] for side in jobs["inputs"]] for jobs in (old, new))
-    if before != after:
-        yield f"the inputs were {listed(before)}, they are now {listed(after)}; they keep their names and order"
-
-
-def _keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    before, after = ([tuple(key) for key in jobs["keys"]] for jobs in (old, new))
-    if before != after:
-        yield f"the keys were {_key_text(old)}, they are now {_key_text(new)}"
-
-
-def _key_text(jobs: Mapping[str, Any]) -> str:
-    left, right = (side["name"] for side in jobs["inputs"])
-    return listed(f"{left}.{a} = {right}.{b} ({kind})" for a, b, kind in jobs["keys"])
-
-
-def _columns(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    for before, after in zip(old["inputs"], new["inputs"], strict=True):
-        if before["eventTime"] != after["eventTime"]:
-            yield f"the event time of {after['name']} was {before['eventTime']}, it is now {after['eventTime']}"
-        for column, kind in after["stored"].items():
-            kept = before["stored"].get(column)
-            if kept is None:
-                yield f"column {after['name']}.{column} is not in the stored rows, and the job now needs it"
-            elif kept != kind:
-                yield f"column {after['name']}.{column} is stored as {kept}, the job now declares {kind}"
-
-
-def _longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    changes = (("lower", "lower bound", -1), ("upper", "upper bound", 1), ("allowedLateness", "allowedLateness", 1))
-    for field, words, direction in changes:
-        if (new[field] - old[field]) * direction > 0:
-            yield (
-                f"{words} went from {format_duration(old[field])} to {format_duration(new[field])}: "
-                "rows that were evicted before stay gone, so matches with them will be missing"
-            )
+def _lifted(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Version 1, which described one inner interval step of two inputs, as version 2."""
+    left, right = old["inputs"]
+    return {
+        "version": SIGNATURE_VERSION,
+        "kind": old["kind"],
+        "inputs": [{"name": side["name"], "eventTime": side["eventTime"], "table": None} for side in (left, right)],
+        "steps": [
+            {
+                "kind": old["step"],
+                "right": right["name"],
+                "type": old["type"],
+                "keys": [[f"{left['name']}.{a}", f"{right['name']}.{b}", kind] for a, b, kind in old["keys"]],
+                "broadcast": None,
+                "of": left["name"],
+                **{name: old[name] for name in ("lower", "upper", "allowedLateness")},
+                "stored": {name: side["stored"] for name, side in zip(SIDES, (left, right), strict=True)},
+            }
+        ],
+    }
