@@ -87,6 +87,9 @@ class _Latest:
         self.run[chosen], self.row[chosen] = number, versions.index[better]
         self.place[:, chosen] = place[:, better]
 
+    def at(self, probes: np.ndarray) -> _Latest:
+        return _Latest(self.run[probes], self.row[probes], self.place[:, probes])
+
     def chosen(self, runs: Sequence[Run], usable: np.ndarray) -> Found | None:
         """What those probes found for which `usable` (bool[n]) is true."""
         probes = np.flatnonzero((self.run >= 0) & usable)
@@ -96,14 +99,14 @@ class _Latest:
 def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]) -> _Latest:
     """The latest versions of the rows' keys with ts <= `at` (int64[n])."""
     best = _Latest.none(len(rows))
-    hashes = rows.numbers(HASH)
     # Probes in the order of the runs read each run once from front to back, which is many times faster.
-    order = np.argsort(hashes, kind="stable")
-    rows, hashes, at = rows.where(order), hashes[order], at[order]
+    order = np.argsort(rows.numbers(HASH))
+    probed, until = rows.where(order), at[order]
+    hashes = probed.numbers(HASH)
     for number, run in enumerate(runs):
-        probes, found = _in_run(step, rows, hashes, at, run)
-        best.improve(number, order[probes], Selection(run.batch, found))
-    return best
+        probes, found = _in_run(step, probed, hashes, until, run)
+        best.improve(number, probes, Selection(run.batch, found))
+    return best.at(np.argsort(order))
 
 
 def _in_run(
