@@ -132,13 +132,13 @@ def spread(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return position, np.arange(len(position)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
-def cut_by_hash(sides: Sides, most: int = MAX_ROWS) -> Iterator[Sides]:
-    """The same rows in pieces of about `most`, all rows of a hash in one: what a closing holds in memory at once, and
+def cut_by_hash(sides: Sides) -> Iterator[Sides]:
+    """The same rows in pieces of about MAX_ROWS, all rows of a hash in one: what a closing holds in memory at once, and
     what keeps a text column below the 2 GiB that Arrow can address. Each selection is sorted by hash; a piece has
     as many of them, in the same order."""
     hashes = [[rows.numbers(HASH) for rows in selections] for selections in sides]
     every = np.concatenate([np.empty(0, dtype=np.uint64), *hashes[LEFT], *hashes[RIGHT]])
-    borders = np.unique(np.sort(every)[most::most])
+    borders = np.unique(np.sort(every)[MAX_ROWS::MAX_ROWS])
     cuts = [[_cuts(values, borders) for values in side] for side in hashes]
     for k in range(len(borders) + 1):
         left, right = (

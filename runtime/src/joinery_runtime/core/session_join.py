@@ -5,6 +5,9 @@ judged together with the sessions that are still open, and kept (T3). Only keys 
 drop are looked at. No I/O, no clock, no randomness: the same work gives the same rows.
 """
 
+# `survivors` takes all that the protocol gives, whether this kernel needs it or not.
+# ruff: noqa: ARG001
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -41,14 +44,9 @@ def run(step: StepSpec, work: StepWork) -> StepResult:
 
 
 def survivors(
-    step: StepSpec,
-    side: int,
-    runs: Sequence[KeptRun],
-    horizon: Horizon,
-    *,
-    whole: bool,  # noqa: ARG001 (Survivors)
+    step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon, *, whole: bool
 ) -> Sequence[KeptRun]:
-    """The rows that have not gone out."""
+    """A `Survivors`: the rows that have not gone out."""
     return [kept.where(~_marked(kept)) for kept in runs]
 
 
@@ -66,7 +64,7 @@ class _State:
 
     def hashes_before(self, ts: int) -> np.ndarray:
         run = self.kept.run
-        return run.hash[(run.ts < ts) & ~self.gone]
+        return np.asarray(run.hash[(run.ts < ts) & ~self.gone])
 
     def open_rows(self, hashes: np.ndarray) -> Selection:
         """The rows with these hashes (sorted, distinct) that have not gone out."""
@@ -77,7 +75,7 @@ class _State:
 
     def newly_gone(self) -> np.ndarray:
         """Row numbers in the segment."""
-        return np.asarray(np.flatnonzero(self.gone & ~_marked(self.kept)) + self.kept.first)
+        return self.kept.first + np.flatnonzero(self.gone & ~_marked(self.kept))
 
 
 class _Epoch:

@@ -4,6 +4,9 @@ First the windows that the horizon closes go out, from what is kept; then the ar
 that arrives is in its open windows only. No I/O, no clock, no randomness: the same work gives the same rows.
 """
 
+# `survivors` takes all that the protocol gives, whether this kernel needs it or not.
+# ruff: noqa: ARG001
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,14 +52,9 @@ def run(step: StepSpec, work: StepWork) -> StepResult:
 
 
 def survivors(
-    step: StepSpec,
-    side: int,
-    runs: Sequence[KeptRun],
-    horizon: Horizon,
-    *,
-    whole: bool,  # noqa: ARG001 (Survivors)
+    step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon, *, whole: bool
 ) -> Sequence[KeptRun]:
-    """The rows that are still in an open window."""
+    """A `Survivors`: the rows that are still in an open window."""
     if horizon.now is None:
         return runs
     since = windows.keep_from(_rule(step), horizon.now)
@@ -173,7 +171,7 @@ def _pad(rule: TumblingWindow, side: int, alone: pa.RecordBatch, closed: int | N
     """Rows that cannot match go out once per window that is still open (O2, W3)."""
     first, last = windows.windows_of(rule, alone.column(TS).to_numpy())
     open_from = BEGIN_OF_TIME if closed is None else windows.last_closed(rule, closed) + 1
-    first = np.maximum(first, open_from)
+    first = np.maximum(first, clamp(open_from))
     for row, number in list_pairs((np.arange(len(first)), first, last + 1), MAX_ROWS):
         start = number * rule.slide
         out.pad_arrivals(side, Selection(alone, row), start, start + rule.size)

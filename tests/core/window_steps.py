@@ -1,0 +1,179 @@
+"""Window steps built by hand, and the state of one shard that goes through epochs of them: for the kernels' tests.
+
+Both sides have columns k (the key, text), v (a number that names the row) and ts; the output is both sides' v.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core import session_join, window
+from joinery_runtime.core.expression import parse_expression
+from joinery_runtime.core.keyhash import key_hash
+from joinery_runtime.core.segment import Run, merge
+from joinery_runtime.core.spec import (
+    LEFT,
+    RIGHT,
+    SIDES,
+    Intake,
+    OutputColumn,
+    SessionGap,
+    SideSpec,
+    StepSpec,
+    TumblingWindow,
+)
+from joinery_runtime.core.step import ORDER_COLUMNS, Horizon, KeptRun, StepResult, StepWork, with_marks
+
+Joined = tuple[int | None, int | None, int, int]  # v of the left row, of the right row, window start and end
+Hasher = Callable[[Sequence[str | None]], np.ndarray]
+WindowRule = TumblingWindow | SessionGap
+
+PRESERVED = {"inner": (False, False), "left": (True, False), "right": (False, True), "full": (True, True)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """`good` False: the row's own side's predicate is false."""
+
+    key: str | None
+    ts: int
+    v: int
+    good: bool = True
+
+    @property
+    def joinable(self) -> bool:
+        return self.good and self.key is not None
+
+
+def real_hash(keys: Sequence[str | None]) -> np.ndarray:
+    return key_hash([pa.array(keys, pa.string())])
+
+
+def one_hash(keys: Sequence[str | None]) -> np.ndarray:
+    return np.full(len(keys), 7, dtype=np.uint64)
+
+
+def window_step(rule: WindowRule, kind: str = "inner", residual: str | None = None) -> StepSpec:
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64()), ("ts", pa.timestamp("ms", "UTC"))])
+    marks = isinstance(rule, SessionGap)
+    sides = [
+        SideSpec(part, (name,), name, Intake(schema, "ts", ("k",), ("k", "v"), preserved=PRESERVED[kind][side]), marks)
+        for side, (part, name) in enumerate((("left", "l"), ("right", "r")))
+    ]
+    output = tuple(OutputColumn(f"{name}_v", pa.int64(), side, "v") for side, name in enumerate("lr"))
+    return StepSpec(0, (sides[0], sides[1]), rule, parse_expression(residual) if residual else None, output)
+
+
+def prepared(step: StepSpec, side: int, rows: Sequence[Row], hasher: Hasher = real_hash) -> pa.RecordBatch | None:
+    """What `prepare` makes of the rows: those that cannot match stay on a preserved side only."""
+    intake = step.sides[side].intake
+    rows = [row for row in rows if intake.preserved or row.joinable]
+    if not rows:
+        return None
+    keys = [row.key for row in rows]
+    columns = {
+        "$hash": pa.array(hasher(keys)),
+        "$ts": pa.array([row.ts for row in rows], pa.int64()),
+        "$partition": pa.array([0] * len(rows), pa.int32()),
+        "$offset": pa.array([row.v for row in rows], pa.int64()),
+        "$joinable": pa.array([row.joinable for row in rows]),
+        "k": pa.array(keys, pa.string()),
+        "v": pa.array([row.v for row in rows], pa.int64()),
+    }
+    schema = intake.prepared_schema()
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+@dataclass
+class Segment:
+    key: str
+    run: Run
+    marked: np.ndarray | None
+    first: int
+
+
+class Shard:
+    """One shard's state, kept as the engine keeps it; `epoch` is what comes out of one, `late` of the last."""
+
+    def __init__(self, step: StepSpec, hasher: Hasher = real_hash) -> None:
+        self.step, self.hasher = step, hasher
+        self.kernel: Any = session_join if isinstance(step.rule, SessionGap) else window
+        self.segments: tuple[list[Segment], list[Segment]] = ([], [])
+        self.before: int | None = None
+        self.last = StepResult()
+        self._named = 0
+
+    def epoch(self, now: int | None, left: Sequence[Row] = (), right: Sequence[Row] = ()) -> Counter[Joined]:
+        self.last = self.kernel.run(self.step, self.work(now, left, right))
+        self.before = now
+        for side in SIDES:
+            self._commit(side)
+        return outcome(self.step, self.last)
+
+    def work(
+        self, now: int | None, left: Sequence[Row] = (), right: Sequence[Row] = (), *, ordered: bool = False
+    ) -> StepWork:
+        arrivals = [prepared(self.step, side, rows, self.hasher) for side, rows in enumerate((left, right))]
+        horizon = Horizon(self.before, now)
+        kept = (self.kept(LEFT), self.kept(RIGHT))
+        return StepWork((arrivals[LEFT], arrivals[RIGHT]), kept, (horizon, horizon), ordered=ordered)
+
+    def kept(self, side: int) -> list[KeptRun]:
+        return [KeptRun(s.key, s.run, s.first, s.marked) for s in self.segments[side]]
+
+    def late(self) -> tuple[int, int]:
+        return self.last.dropped[LEFT].get("late", 0), self.last.dropped[RIGHT].get("late", 0)
+
+    def names(self, side: int) -> list[int]:
+        """v of the rows that are kept, each segment sorted."""
+        return [v for s in self.segments[side] for v in s.run.batch.column("v").to_pylist()]
+
+    def compact(self) -> None:
+        """All segments of a side become one, as a compaction makes it."""
+        for side in SIDES:
+            horizon = Horizon(self.before, self.before)
+            kept = list(self.kernel.survivors(self.step, side, self.kept(side), horizon, whole=True))
+            runs = [with_marks(k.run, k.marked) if k.marked is not None else k.run for k in kept if len(k.run)]
+            self.segments[side].clear()
+            if runs:
+                self._add(side, merge(runs))
+
+    def _commit(self, side: int) -> None:
+        for segment in self.segments[side]:
+            if segment.key in self.last.marks[side]:
+                rows = self.last.marks[side][segment.key] - segment.first
+                assert not segment.marked[rows].any(), "a row is marked once"
+                segment.marked[rows] = True
+        self.segments[side][:] = [s for s in self.segments[side] if s.key not in self.last.finished]
+        kept = self.last.kept[side]
+        if kept is not None:
+            assert kept.batch.schema == self.step.sides[side].segment_schema()
+            assert len(kept)
+            self._add(side, kept)
+
+    def _add(self, side: int, run: Run) -> None:
+        """Segments begin in the middle, as those that several shards share do."""
+        self._named += 1
+        marks = self.step.sides[side].marks
+        marked = run.batch.column("$mark").to_numpy(zero_copy_only=False).copy() if marks else None
+        self.segments[side].append(Segment(f"s{self._named}", run, marked, 10 * self._named))
+
+
+def outcome(step: StepSpec, result: StepResult) -> Counter[Joined]:
+    rows: Counter[Joined] = Counter()
+    for batch in result.output:
+        assert batch.schema == step.output_schema()
+        rows.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    return rows
+
+
+def in_trace_order(result: StepResult) -> list[tuple[int | None, int | None, int]]:
+    """Left v, right v and window start of each row, in the order of a trace."""
+    rows = pa.Table.from_batches(result.output).sort_by([(name, "ascending") for name in ORDER_COLUMNS]).to_pylist()
+    return [(row["l_v"], row["r_v"], row["window_start"]) for row in rows]
