@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 END = 2**63 - 1
 
 _TRACE = {"about", "source", "covers", "differs", "spark", "anyCut", "job", "steps", "refused"}
-_EXPECT = {"output", "late", "watermarks", "dead", "fails"}
+_EXPECT = {"output", "late", "dropped", "watermarks", "stepWatermarks", "dead", "fails"}
 _SCHEMA = {"k": "string", "v": "string", "ts": "timestamp"}
 
 Row = Mapping[str, Any]
@@ -26,12 +26,15 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What one step prints. `watermarks` is None where the trace does not say; inputs that `late` and `dead` leave out
-    have 0. With `fails` the step raises an error whose text holds all of these fragments."""
+    """What one step prints. `watermarks`, `step_watermarks` (one per join) and `dropped` (by input and reason, without
+    late rows) are None where the trace does not say; inputs that `late` and `dead` leave out have 0. With `fails` the
+    step raises an error whose text holds all of these fragments."""
 
     output: tuple[Row, ...] = ()
     late: Mapping[str, int] | None = None
+    dropped: Mapping[str, Mapping[str, int]] | None = None
     watermarks: Mapping[str, int | None] | None = None
+    step_watermarks: tuple[Mapping[str, int | None], ...] | None = None
     dead: Mapping[str, int] | None = None
     fails: tuple[str, ...] = ()
 
@@ -72,6 +75,11 @@ class Trace:
     def inputs(self) -> tuple[str, ...]:
         return tuple(side["name"] for side in self.job["spec"]["inputs"])
 
+    @property
+    def ordered(self) -> bool:
+        """The rows of a step have a defined order when the job is one join."""
+        return len(self.inputs) == 2
+
 
 def load_traces(folder: Path = FOLDER) -> list[Trace]:
     """Every trace below the folder, by name."""
@@ -108,7 +116,9 @@ def _step(raw: Mapping[str, Any], place: str) -> Step:
     expected = Expected(
         output=tuple(expect.get("output", ())),
         late=expect.get("late"),
+        dropped=expect.get("dropped"),
         watermarks=_watermarks(expect.get("watermarks")),
+        step_watermarks=_step_watermarks(expect.get("stepWatermarks")),
         dead=expect.get("dead"),
         fails=tuple(expect.get("fails", ())),
     )
@@ -119,25 +129,28 @@ def _watermarks(raw: Mapping[str, Any] | None) -> dict[str, int | None] | None:
     return None if raw is None else {name: END if value == "end" else value for name, value in raw.items()}
 
 
+def _step_watermarks(raw: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[str, int | None], ...] | None:
+    return None if raw is None else tuple(_watermarks(step) or {} for step in raw)
+
+
 # --- what a trace leaves out of its job -------------------------------------------------------------------------------
 
 
 def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The whole StreamJoin of a trace's `job`."""
-    inputs = [_input(side) for side in spec.get("inputs", ({"name": "l"}, {"name": "r"}))]
-    names = [side["name"] for side in inputs]
+    given = spec.get("inputs", ({"name": "l"}, {"name": "r"}))
+    names = [side["name"] for side in given]
+    joins = [_join(step, names, number) for number, step in enumerate(spec.get("joins", ()), start=1)]
     filled = {
         "select": [{"column": f"{side}.v", "as": side} for side in names],
         "output": {"file": {"path": "unused-output.jsonl"}},
         "stateStore": {"memory": {}},
         **spec,
-        "inputs": inputs,
+        "inputs": [_input(side, joins) for side in given],
     }
-    if "sql" in spec:
-        del filled["select"]
-    else:
-        filled["joins"] = [_join(step, names) for step in spec["joins"]]
-    if filled.get("select") == "default":
+    if joins:
+        filled["joins"] = joins
+    if filled.get("select") == "default" or "sql" in spec:
         del filled["select"]
     return {
         "apiVersion": "joinery.dev/v1alpha1",
@@ -147,22 +160,27 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _input(given: Mapping[str, Any]) -> dict[str, Any]:
+def _input(given: Mapping[str, Any], joins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     schema = given.get("schema", _SCHEMA)
+    tables = [{"table": _table(step)} for step in joins if "asOf" in step and step["right"] == given["name"]]
     return {
         "file": {"path": f"unused-{given['name']}.jsonl"},
         "format": "json",
         "eventTime": "ts",
+        **(tables[0] if tables else {}),
         **given,
         "schema": [{"name": name, "type": kind} for name, kind in schema.items()],
     }
 
 
-def _join(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    left, right = names
-    step = {"right": right, "keys": {f"{left}.k": f"{right}.k"}, "interval": {}, **given}
-    if step["interval"] is None:
-        del step["interval"]
-    else:
-        step["interval"] = {"of": left, **step["interval"]}
-    return step
+def _table(step: Mapping[str, Any]) -> dict[str, Any]:
+    return {"key": [str(column).partition(".")[2] for column in step["keys"].values()]}
+
+
+def _join(given: Mapping[str, Any], names: Sequence[str], number: int) -> dict[str, Any]:
+    first, right = names[0], given.get("right", names[number])
+    step = {"right": right, "keys": {f"{first}.k": f"{right}.k"}, **given}
+    if "window" in step or "asOf" in step:
+        return step
+    interval = step.pop("interval", {})
+    return step if interval is None else {**step, "interval": {"of": first, **interval}}
