@@ -7,8 +7,9 @@ from itertools import permutations
 import pytest
 
 from core.asof_shard import Rate, Shard, Trade, all_the_same, asof_step, rows_of
-from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT
+from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, InputSpec, Pipeline
 from joinery_runtime.core.step import ORDER_COLUMNS, Horizon
+from joinery_runtime.core.times import InputTime, horizons
 
 EUR_AT_1_2_3 = [Rate("E", ts, ts * 10, offset=ts) for ts in (1, 2, 3)]
 
@@ -179,3 +180,10 @@ def test_traces_get_the_places_of_rows_and_versions():
     assert [tuple(row.values()) for row in batch.select(ORDER_COLUMNS).to_pylist()] == [
         *((1, 0, 0, 0, 8, 0, 3, 0), (1, 0, 0, 0, 9, -1, -1, 0))
     ]
+
+
+def test_the_end_of_both_inputs_releases_what_waits_and_forgets_no_version():
+    step = asof_step(grace=4)
+    pipeline = Pipeline((InputSpec("trades", 0, LEFT), InputSpec("rates", 0, RIGHT)), (step,))
+    ended = {"trades": InputTime(END_OF_TIME, 20), "rates": InputTime(END_OF_TIME, 30)}
+    assert horizons(pipeline, ended, {}) == {"left": Horizon(None, END_OF_TIME), "right": Horizon(None, 20)}

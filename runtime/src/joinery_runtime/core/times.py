@@ -128,17 +128,16 @@ def _horizons(step: StepSpec, times: Times, lows: Lows) -> tuple[int | None, int
             return earlier(right, rule.upper), earlier(left, -rule.lower)
         case AsOf() as rule:
             stream, table = (times[side.time] for side in step.sides)
-            return _behind(stream, rule.grace), _behind(table, rule.history_retention)
+            return _over(stream, rule.grace), earlier(table.highest, rule.history_retention)
         case TumblingWindow() | SessionGap():
             both = None if left is None or right is None else min(left, right)
             return both, both
 
 
-def _behind(time: InputTime, by_ms: int) -> int | None:
-    """A2, A3: so much before the highest event time; everything at the end."""
-    if time.watermark == END_OF_TIME:
-        return END_OF_TIME
-    return earlier(time.highest, by_ms)
+def _over(stream: InputTime, grace: int) -> int | None:
+    """Up to where rows have waited long enough (A3). The end releases them all (A4), but a table that has ended forgets
+    nothing: its time stays where its last row was (A2)."""
+    return END_OF_TIME if stream.watermark == END_OF_TIME else earlier(stream.highest, grace)
 
 
 def _risen(floor: int | None, now: int | None) -> Horizon:
