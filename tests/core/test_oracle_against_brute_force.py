@@ -1,0 +1,54 @@
+"""The oracle, epoch by epoch, against the plain meaning of each join over all rows at once: where epochs are cut changes
+only when rows come out (T9)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.cases import KINDS, Case, Epoch, cuts, punctual
+from joinery_devkit.oracle import Joined, WatermarkOracle, brute_force
+
+quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None:
+    @settings(quick, max_examples=300)
+    @given(data=st.data(), history=punctual(kind))
+    def check(data: Any, history: Any) -> None:
+        case, arrivals = history
+        all_rows = {name: [row for side, row in arrivals if side == name] for name in case.job.inputs}
+        oracle = case.job.oracle()
+        wanted = places(brute_force(oracle.inputs, oracle.steps, all_rows))
+        for _ in range(2):
+            assert replay(case, data.draw(cuts(case.job, arrivals))) == wanted
+
+    check()
+
+
+def replay(case: Case, epochs: Iterable[Epoch]) -> Counter[Hashable]:
+    oracle = case.job.oracle()
+    delays = {side.name: side.watermark.delay for side in case.job.job.spec.inputs}
+    marks = WatermarkOracle(delays, case.partitions)
+    found: Counter[Hashable] = Counter()
+    for epoch in epochs:
+        expected = oracle.epoch(marks.watermarks(), epoch.rows)
+        assert not any(expected.late.values())
+        found += places(expected.joined)
+        for name, listed in epoch.rows.items():
+            for row in listed:
+                marks.saw(name, row.partition, [row.ts])
+    for expected in oracle.end():
+        found += places(expected.joined)
+    assert not list(next(oracle.end()).joined), "everything has closed"
+    return found
+
+
+def places(rows: Iterable[Joined]) -> Counter[Hashable]:
+    return Counter((row.place, row.window) for row in rows)
