@@ -86,11 +86,10 @@ def _hashes(intake: Intake, rows: _Rows, joinable: np.ndarray, hasher: KeyHash) 
     """uint64[n]: which shard gets each row. One that cannot match goes anywhere: no key's shard is to get them all."""
     if intake.placement is Placement.EVERYWHERE:
         return np.zeros(len(rows.offsets), dtype=np.uint64)
-    anywhere = spread_hash(rows.partitions, rows.offsets)
     if intake.placement is Placement.SPREAD:
-        return anywhere
+        return spread_hash(rows.partitions, rows.offsets)
     hashes = hasher([rows.user.column(name) for name in intake.keys])
-    return hashes if joinable.all() else np.where(joinable, hashes, anywhere)
+    return hashes if joinable.all() else np.where(joinable, hashes, spread_hash(rows.partitions, rows.offsets))
 
 
 def _prepared(intake: Intake, rows: _Rows, hasher: KeyHash) -> tuple[pa.RecordBatch, dict[str, int]]:
