@@ -115,6 +115,13 @@ def test_a_window_goes_out_once_when_the_horizon_reaches_its_end() -> None:
     assert shard.epoch(END_OF_TIME) == NOTHING
 
 
+def test_rows_at_the_very_start_and_end_of_a_window_go_out_with_it() -> None:
+    shard = Shard(window_step(HOUR, "left"))
+    shard.epoch(60, [Row("a", 60, 1), Row("a", 119, 2), Row("a", 120, 3)])
+    assert shard.epoch(120) == once((1, None, 60, 120), (2, None, 60, 120))
+    assert shard.epoch(180) == once((3, None, 120, 180))
+
+
 def test_a_row_is_late_when_all_its_windows_are_closed() -> None:
     shard = Shard(window_step(HOPPING, "full"))
     shard.epoch(None, [Row("a", 45, 1)])
