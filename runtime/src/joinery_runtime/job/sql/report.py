@@ -17,8 +17,8 @@ class Report:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """In the order of their places."""
-        return tuple(message for _, message in sorted(self._found, key=lambda found: found[0]))
+        """In the order of their places, each once."""
+        return tuple(dict.fromkeys(message for _, message in sorted(self._found, key=lambda found: found[0])))
 
     def add(self, at: Place, message: str) -> None:
         self._found.append((at.start, f"{self._where(at)}: {message}"))

@@ -40,6 +40,8 @@ class _Context:
 
 def steps_of(links: Sequence[Link], shape: Shape, options: Options, names: Names, report: Report) -> tuple[Step, ...]:
     """One step per link; with problems in the report they are not to be used."""
+    if len(links) > 1 and shape.kind != "interval":
+        return ()  # refused by the shape's check
     context = _Context(shape, options, names, report)
     _check_options(links, context)
     distances, sent = Distances(), set[str]()

@@ -1,0 +1,261 @@
+"""Every form of the seeds, and of what the steps of a job can say: the SQL beside the joins and select that it is."""
+
+import pytest
+
+from job.sql_jobs import RATES, SEED_001, SEED_004
+from joinery_runtime.core.compile import compile_join
+from joinery_runtime.job import definition, parse_job
+
+O_S = "keys: {orders.order_id: shipments.order_id}"
+DAY = "interval: {of: orders, lower: 0s, upper: 24h}"
+WITHIN = "s.event_time BETWEEN o.event_time AND o.event_time + INTERVAL '24' HOUR"
+ON = f"ON o.order_id = s.order_id AND {WITHIN}"
+OUT = "{column: orders.order_id}, {column: shipments.shipment_id}"
+SELECT = "SELECT o.order_id, s.shipment_id"
+BARE = f"{SELECT} FROM orders o JOIN shipments s ON o.order_id = s.order_id"
+
+
+def one(rule, *more):
+    return f"{{right: shipments, {', '.join([O_S, rule, *more])}}}"
+
+
+SEED_001_FORMS = {
+    "between in ON": (
+        f"SELECT o.order_id, o.customer_id, s.shipment_id, s.carrier FROM orders o JOIN shipments s {ON} EMIT CHANGES;",
+        one(DAY),
+        "{column: orders.order_id}, {column: orders.customer_id}, {column: shipments.shipment_id}, "
+        "{column: shipments.carrier}",
+    ),
+    "between in WHERE": (f"{BARE} WHERE {WITHIN}", one(DAY), OUT),
+    "bounds as options": (
+        f"{BARE} EMIT CHANGES WITH ('join.type' = 'interval', 'join.lower_bound' = '0s', 'join.upper_bound' = '24h', "
+        "'join.retention' = '48h')",
+        one(DAY, "allowedLateness: 24h"),
+        OUT,
+    ),
+    "tumbling": (f"{BARE} WINDOW TUMBLING(INTERVAL '1' HOUR) EMIT CHANGES;", one("window: {tumbling: 1h}"), OUT),
+    "tumbling by its size": (
+        f"{BARE} WINDOW TUMBLING(SIZE INTERVAL '90' MINUTES)",
+        one("window: {tumbling: 90m}"),
+        OUT,
+    ),
+    "sliding": (
+        f"{BARE} WINDOW SLIDING(SIZE INTERVAL '1' HOUR, SLIDE INTERVAL '10' MINUTE) EMIT CHANGES;",
+        one("window: {hopping: {size: 1h, slide: 10m}}"),
+        OUT,
+    ),
+    "hopping": (
+        f"{BARE} WINDOW HOPPING(INTERVAL '1' HOUR, INTERVAL '10' MINUTE) WITH ('join.type' = 'sliding')",
+        one("window: {hopping: {size: 1h, slide: 10m}}"),
+        OUT,
+    ),
+    "session": (f"{BARE} WINDOW SESSION(INTERVAL '30' SECOND)", one("window: {session: {gap: 30s}}"), OUT),
+    "session by its gap": (
+        f"{BARE} WITH ('join.type' = 'session') WINDOW SESSION(GAP INTERVAL '30' SECOND) EMIT CHANGES",
+        one("window: {session: {gap: 30s}}"),
+        OUT,
+    ),
+    "outer window": (
+        f"{BARE.replace('JOIN', 'FULL OUTER JOIN')} AND o.amount > 3 WINDOW TUMBLING(INTERVAL '1' HOUR) "
+        "WITH ('join.allowed_lateness' = '5m')",
+        one("type: full, window: {tumbling: 1h}", "where: orders.amount > 3, allowedLateness: 5m"),
+        OUT,
+    ),
+    "times are compared in a window": (
+        f"{BARE} AND o.event_time < s.event_time WINDOW TUMBLING(INTERVAL '1' HOUR)",
+        one("window: {tumbling: 1h}", "where: orders.event_time < shipments.event_time"),
+        OUT,
+    ),
+    "the window's own columns": (
+        f"{BARE.replace('SELECT', 'SELECT window_start, window_end,')} WINDOW TUMBLING(INTERVAL '1' HOUR)",
+        one("window: {tumbling: 1h}"),
+        OUT,
+    ),
+    "left": (f"{SELECT} FROM orders o LEFT JOIN shipments s {ON}", one(f"type: left, {DAY}"), OUT),
+    "right": (f"{SELECT} FROM orders o RIGHT JOIN shipments s {ON}", one(f"type: right, {DAY}"), OUT),
+    "full": (f"{SELECT} FROM orders o FULL OUTER JOIN shipments s {ON}", one(f"type: full, {DAY}"), OUT),
+    "left from the other side": (
+        f"{SELECT} FROM shipments s LEFT OUTER JOIN orders o {ON}",
+        one(f"type: right, {DAY}"),
+        OUT,
+    ),
+    "options from the other side": (
+        f"{SELECT} FROM shipments s RIGHT JOIN orders o ON s.order_id = o.order_id "
+        "WITH ('join.lower_bound' = '-24h', 'join.upper_bound' = '0s')",
+        one(f"type: left, {DAY}"),
+        OUT,
+    ),
+    "what ON says of one side": (
+        f"{SELECT} FROM orders o LEFT JOIN shipments s {ON} AND o.amount > 10 AND s.carrier IS NULL",
+        one(f"type: left, {DAY}", 'where: "orders.amount > 10 AND shipments.carrier IS NULL"'),
+        OUT,
+    ),
+    "late data": (
+        f"{SELECT} FROM orders o JOIN shipments s {ON} "
+        "WITH ('join.late_data' = 'reopen', 'join.allowed_lateness' = '1h')",
+        one(DAY, "lateData: reopen, allowedLateness: 1h"),
+        OUT,
+    ),
+    "expressions": (
+        f"SELECT o.order_id AS id, o.amount * 2 AS twice, COALESCE(s.carrier, 'none') AS carrier /* x */, (o.amount) "
+        f"FROM orders o LEFT JOIN shipments s {ON}",
+        one(f"type: left, {DAY}"),
+        "{column: orders.order_id, as: id}, {expression: orders.amount * 2, as: twice}, "
+        "{expression: \"COALESCE(shipments.carrier, 'none')\", as: carrier}, {column: orders.amount}",
+    ),
+    "star and more": (
+        f"SELECT o.*, s.shipment_id, s.event_time AS shipped_at FROM orders o JOIN shipments s {ON}",
+        one(DAY),
+        "{column: orders.order_id}, {column: orders.customer_id}, {column: orders.amount}, "
+        "{column: orders.event_time}, {column: shipments.shipment_id}, {column: shipments.event_time, as: shipped_at}",
+    ),
+}  # fmt: skip
+
+D = "d.time BETWEEN o.time - 1 AND o.time + 3"
+R = "r.time BETWEEN d.time - 1 AND d.time + 4"
+D_STEP = "interval: {of: orders, lower: -1, upper: 3}"
+R_STEP = "interval: {of: deliveries, lower: -1, upper: 4}"
+D_KEYS, R_KEYS = "keys: {orders.id: deliveries.order_id}", "keys: {deliveries.id: returns.delivery_id}"
+O_D = "FROM orders o JOIN deliveries d ON d.order_id = o.id"
+BOTH = f"{{right: deliveries, {D_KEYS}, {D_STEP}}}, {{right: returns, {R_KEYS}, {R_STEP}}}"
+IDS = "{column: orders.id, as: o}, {column: returns.id, as: r}"
+
+
+def chain(middle, last, more=""):
+    return f"SELECT o.id AS o, r.id AS r {O_D} AND {middle} JOIN returns r ON r.delivery_id = d.id AND {last} {more}"
+
+
+def steps(first, second):
+    return f"{{right: deliveries, {D_KEYS}, {first}}}, {{right: returns, {R_KEYS}, {second}}}"
+
+
+SEED_004_FORMS = {
+    "time only": (
+        f"SELECT o.id AS o, r.id AS r FROM orders o join deliveries d ON {D} join returns r ON {R} "
+        "WITH ('join.broadcast' = 'd, returns')",
+        f"{{right: deliveries, keys: {{}}, broadcast: deliveries, {D_STEP}}}, "
+        f"{{right: returns, keys: {{}}, broadcast: returns, {R_STEP}}}",
+        IDS,
+    ),
+    "chain": (chain(D, R), BOTH, IDS),
+    "the first two the other way round": (
+        f"SELECT o.id AS o, r.id AS r FROM deliveries d LEFT JOIN orders o ON o.id = d.order_id AND {D} "
+        f"JOIN returns r ON r.delivery_id = d.id AND {R}",
+        steps(f"type: right, {D_STEP}", R_STEP),
+        IDS,
+    ),
+    "sides of the bounds the other way round": (
+        chain("o.time >= d.time - 3 AND o.time - 1 <= d.time", "d.time BETWEEN r.time - 4 AND r.time + 1"), BOTH, IDS,
+    ),
+    "all in WHERE": (
+        "SELECT o.id AS o, r.id AS r FROM orders o, deliveries d, returns r "
+        f"WHERE {R} AND d.order_id = o.id AND {D} AND r.delivery_id = d.id",
+        BOTH,
+        IDS,
+    ),
+    "a bound stands at a later join": (
+        f"SELECT o.id AS o, r.id AS r {O_D} JOIN returns r ON r.delivery_id = d.id AND {R} AND {D}", BOTH, IDS,
+    ),
+    "the tightest": (
+        chain(f"{D} AND d.time > o.time - 1", f"{R} AND r.time <= d.time + 2 AND r.time < d.time + 9"),
+        steps("interval: {of: orders, lower: 0, upper: 3}", "interval: {of: deliveries, lower: -1, upper: 2}"),
+        IDS,
+    ),
+    "a bound from the first input": (
+        chain(D, "r.time BETWEEN o.time AND o.time + 9"),
+        steps(D_STEP, "interval: {of: orders, lower: 0, upper: 9}"),
+        IDS,
+    ),
+    # d is in [o - 1, o + 3]: r <= d + 4 is r <= o + 7 at most
+    "a bound from either of two inputs": (
+        chain(D, "r.time >= o.time AND r.time <= d.time + 4"),
+        steps(D_STEP, "interval: {of: orders, lower: 0, upper: 7}, where: returns.time <= deliveries.time + 4"),
+        IDS,
+    ),
+    # r >= o - 2 is r >= d - 5 at least, less tight than r >= d - 1; r <= o + 2 is r <= d + 3 at most, tighter
+    "a second input makes the bound tighter": (
+        chain(D, f"{R} AND r.time BETWEEN o.time - 2 AND o.time + 2"),
+        steps(
+            D_STEP,
+            'interval: {of: deliveries, lower: -1, upper: 3}, '
+            'where: "returns.time BETWEEN orders.time - 2 AND orders.time + 2"',
+        ),
+        IDS,
+    ),
+    "keys of two inputs": (
+        chain(D, f"{R} AND o.id = r.order_id"),
+        f"{{right: deliveries, {D_KEYS}, {D_STEP}}}, {{right: returns, {R_STEP}, "
+        "keys: {deliveries.id: returns.delivery_id, orders.id: returns.order_id}}",
+        IDS,
+    ),
+    "conditions go where all they read is known": (
+        chain(D, f"{R} AND o.region = 'EU'", "WHERE d.status = 'x' AND r.id <> o.id"),
+        steps(f"{D_STEP}, where: \"orders.region = 'EU' AND deliveries.status = 'x'\"",
+              f"{R_STEP}, where: returns.id <> orders.id"),
+        IDS,
+    ),
+    "WHERE before an outer join": (
+        f"SELECT o.id AS o, r.id AS r {O_D} AND {D} LEFT JOIN returns r ON r.delivery_id = d.id AND {R} "
+        "AND d.status = 'y' WHERE o.region = 'EU'",
+        steps(f"{D_STEP}, where: orders.region = 'EU'", f"type: left, {R_STEP}, where: deliveries.status = 'y'"),
+        IDS,
+    ),
+    "WHERE behind an outer join": (
+        f"SELECT o.id AS o, r.id AS r {O_D.replace('JOIN', 'LEFT JOIN')} AND {D} JOIN returns r "
+        f"ON r.delivery_id = d.id AND {R} WHERE d.status = 'y' AND o.region = 'EU'",
+        steps(f"type: left, {D_STEP}", f"{R_STEP}, where: \"deliveries.status = 'y' AND orders.region = 'EU'\""),
+        IDS,
+    ),
+    "ON of a right join may drop rows of the left": (
+        f"SELECT o.id AS o, r.id AS r {O_D} AND {D} RIGHT JOIN returns r ON r.delivery_id = d.id AND {R} "
+        "AND d.status = 'y'",
+        steps(f"{D_STEP}, where: deliveries.status = 'y'", f"type: right, {R_STEP}"),
+        IDS,
+    ),
+    "ON of a full join may not": (
+        f"SELECT o.id AS o, r.id AS r {O_D} AND {D} FULL JOIN returns r ON r.delivery_id = d.id AND {R} "
+        "AND d.status = 'y'",
+        steps(D_STEP, f"type: full, {R_STEP}, where: deliveries.status = 'y'"),
+        IDS,
+    ),
+    "retention holds for every step": (
+        chain(D, R, "WITH ('join.retention' = '10ms', 'join.late_data' = 'reopen')"),
+        steps(f"{D_STEP}, allowedLateness: 7, lateData: reopen", f"{R_STEP}, allowedLateness: 6, lateData: reopen"),
+        IDS,
+    ),
+}  # fmt: skip
+
+AS_OF = "FROM orders o JOIN rates FOR SYSTEM_TIME AS OF o.ts AS r ON o.currency = r.currency"
+AS_OF_KEYS = "right: rates, keys: {orders.currency: rates.currency}"
+EUROS = "SELECT o.id, o.amount * r.rate AS euros"
+EUROS_SELECT = "{column: orders.id}, {expression: orders.amount * rates.rate, as: euros}"
+
+AS_OF_FORMS = {
+    "as of": (
+        f"{EUROS} {AS_OF} WITH ('join.history_retention' = '1h', 'join.grace' = '10m')",
+        f"{{{AS_OF_KEYS}, asOf: {{historyRetention: 1h, grace: 10m}}}}",
+        EUROS_SELECT,
+    ),
+    "as of, left": (
+        f"{EUROS} {AS_OF.replace('JOIN', 'LEFT JOIN')} AND r.rate > 0 "
+        "WITH ('join.type' = 'asof', 'join.history_retention' = '1h')",
+        f"{{{AS_OF_KEYS}, type: left, asOf: {{historyRetention: 1h}}, where: rates.rate > 0}}",
+        EUROS_SELECT,
+    ),
+}
+
+FORMS = [
+    pytest.param(inputs, *form, id=name)
+    for inputs, forms in ((SEED_001, SEED_001_FORMS), (SEED_004, SEED_004_FORMS), (RATES, AS_OF_FORMS))
+    for name, form in forms.items()
+]
+
+
+@pytest.mark.parametrize(("inputs", "sql", "joins", "select"), FORMS)
+def test_sql_is_the_same_job_as_its_joins_and_select(inputs, sql, joins, select):
+    job, same = (parse_job(text, "job.yaml") for text in (inputs.sql(sql), inputs.yaml(joins, select)))
+    assert job.joins == same.joins
+    assert job.select == same.select
+    assert job.output_columns == same.output_columns
+    assert definition(job) == definition(same)
+    assert compile_join(job) == compile_join(same)

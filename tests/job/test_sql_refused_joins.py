@@ -1,0 +1,129 @@
+"""SQL of every kind of join that is no job: the place in the text, the reason and what to do."""
+
+import pytest
+
+from job.resources import problems
+from job.sql_jobs import RATES, SEED_001, SEED_004
+
+D = "d.time BETWEEN o.time AND o.time + 9"
+R = "r.time BETWEEN d.time AND d.time + 9"
+CHAIN = (
+    f"SELECT r.id FROM orders o JOIN deliveries d ON d.order_id = o.id AND {D} JOIN returns r ON r.delivery_id = d.id"
+)
+SHIPPED = "SELECT o.order_id FROM orders o JOIN shipments s ON o.order_id = s.order_id"
+DAY = "s.event_time = o.event_time"
+LEFT, RIGHT, FULL = (f"{SHIPPED.replace('JOIN', f'{kind} JOIN')} AND {DAY}" for kind in ("LEFT", "RIGHT", "FULL"))
+RATED = "SELECT o.id FROM orders o JOIN rates FOR SYSTEM_TIME AS OF o.ts AS r ON o.currency = r.currency"
+ORDERS_AS_OF = "orders FOR SYSTEM_TIME AS OF r.ts AS o"
+HISTORY = "WITH ('join.history_retention' = '1h')"
+
+# Inputs, SQL, what stands at the place that is named (for the last time in the SQL), the reason, what to do.
+AT = [
+    # outer joins
+    (SEED_001, f"{LEFT} WHERE s.carrier = 'x'",
+     "s.carrier", "WHERE counts after rows without a match", "write it into ON"),
+    (SEED_001, f"{LEFT} WHERE s.carrier IS NULL", "s.carrier", "filled up with NULL, and the LEFT JOIN", "into ON"),
+    (SEED_001, f"{RIGHT} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the RIGHT JOIN", "into ON"),
+    (SEED_001, f"{FULL} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the FULL JOIN", "into ON"),
+    (SEED_001, f"{LEFT} WHERE o.amount > 5", "o.amount", "the LEFT JOIN puts out every row of orders", "into ON"),
+    (SEED_001, f"{RIGHT} WHERE s.carrier = 'x'",
+     "s.carrier", "the RIGHT JOIN puts out every row of shipments", "inner"),
+    (SEED_001, f"{SHIPPED.replace('JOIN', 'LEFT JOIN')} WHERE {DAY}", DAY, "WHERE counts after", "write it into ON"),
+    (SEED_001, SHIPPED.replace("JOIN", "LEFT JOIN"),
+     "shipments", "no bound on o.event_time and s.event_time", "BETWEEN"),
+    # windows
+    (SEED_001, f"{SHIPPED} WINDOW TUMBLING", "TUMBLING", "needs SIZE", "write WINDOW TUMBLING(INTERVAL '1' HOUR)"),
+    (SEED_001, f"{SHIPPED} WINDOW SLIDING(INTERVAL '1' HOUR)", "SLIDING", "needs SIZE and SLIDE", "SLIDE INTERVAL"),
+    (SEED_001, f"{SHIPPED} WINDOW SLIDING(SIZE INTERVAL '1' HOUR, SLIDE INTERVAL '1' DAY)",
+     "SLIDING", "longer", "SLIDE"),
+    (SEED_001, f"{SHIPPED} WINDOW SESSION(5)", "5", "the length of a window is an INTERVAL", "WINDOW SESSION(INTERVAL"),
+    (SEED_001, f"{SHIPPED} WINDOW SESSION(GAP 1 HOUR)",
+     "GAP", "the length of a window is an INTERVAL", "WINDOW SESSION("),
+    (SEED_001, f"{SHIPPED} WINDOW TUMBLING(INTERVAL '0' DAY)",
+     "INTERVAL", "more than none", "WINDOW TUMBLING(INTERVAL"),
+    (SEED_001, f"{SHIPPED} WINDOW TUMBLING(INTERVAL '1' YEAR)", "INTERVAL", "the unit is", "WINDOW TUMBLING(INTERVAL"),
+    (SEED_001, f"{SHIPPED} WINDOW TUMBLING(GAP INTERVAL '1' DAY)", "GAP", "is not expected here", "WINDOW TUMBLING("),
+    (SEED_001, f"{SHIPPED} WINDOW SESSION(INTERVAL '1' DAY) WINDOW SESSION(INTERVAL '1' DAY)",
+     None, "a second", "keep one"),
+    (SEED_001, f"{SHIPPED} WINDOW SESSION(INTERVAL '1' DAY) WITH ('join.retention' = '1h')", "'join.retention'",
+     "is not an option of this kind of join (session)", "its options are join.type and join.allowed_lateness"),
+    (SEED_001, f"{SHIPPED.replace('o.order_id FROM', 'window_start FROM')} WINDOW SESSION(INTERVAL '1' DAY)",
+     "window_start", "selects no column of an input", "add one"),
+    (SEED_001, f"{SHIPPED.replace('FROM', ', window_end AS e FROM')} WINDOW SESSION(INTERVAL '1' DAY)",
+     "window_end", "goes out as window_end (rule W4)", "leave AS out"),
+    (SEED_001, f"SELECT window_start FROM orders o JOIN shipments s ON o.order_id = s.order_id AND {DAY}",
+     "window_start", "no input has a column 'window_start'", ""),
+    (SEED_001, "SELECT o.order_id FROM orders o JOIN shipments s ON s.carrier = 'x' WINDOW SESSION(INTERVAL '1' DAY)",
+     "shipments", "no equality of columns", "write ON o.<column> = s.<column>"),
+    (SEED_004, f"{CHAIN} WINDOW TUMBLING(INTERVAL '1' DAY)",
+     "TUMBLING", "a window joins two inputs only (rule W4)", "bound"),
+    # chains
+    (SEED_004, CHAIN, "returns", "the join has no bound on d.time and r.time", "write r.time BETWEEN d.time AND"),
+    (SEED_004, f"{CHAIN} AND r.time > o.time", "returns", "one side only", "write r.time BETWEEN d.time"),
+    (SEED_004, f"{CHAIN} AND r.time < d.time AND r.time > d.time + 1", "returns", "nothing can match", "the signs"),
+    (SEED_004, f"{CHAIN} AND r.time < o.time AND r.time > d.time", "returns", "nothing can match", "the signs"),
+    (SEED_004, f"{CHAIN} AND r.time = d.time + o.id",
+     "r.time", "it cannot depend on a column (rule J8)", "an INTERVAL"),
+    (SEED_004, f"{CHAIN} AND r.time - d.time = d.time - o.time", "r.time", "cannot depend on a column", "INTERVAL"),
+    (SEED_004, f"{CHAIN} AND {R} AND (r.time > o.time OR o.id = 1)",
+     "r.time > o.time", "an OR around a bound", "outside"),
+    (SEED_004, CHAIN.replace("r.delivery_id = d.id", R), "returns", "no equality of columns", "'join.broadcast' = 'r'"),
+    (SEED_004, CHAIN.replace(f"AND {D}", f"AND {D} AND r.id = 1") + f" AND {R}", "r.id = 1", "is joined further down",
+     "write it into the ON of that JOIN"),
+    (SEED_004, f"SELECT d.id FROM orders o JOIN deliveries d ON d.order_id = o.id AND {D}",
+     "orders", "returns are not joined",
+     "take them out of spec.inputs"),
+    (SEED_004, f"SELECT d.id FROM returns r JOIN deliveries d ON r.delivery_id = d.id AND {R} JOIN orders o "
+     f"ON d.order_id = o.id AND {D}", "returns", "the first input of the job, which is 'orders'", "write FROM orders"),
+    (SEED_004, f"{CHAIN} AND {R} WITH ('join.lower_bound' = '0s')",
+     "'0s'", "does not say which JOIN is meant", "each ON"),
+    (SEED_004, f"{CHAIN} AND {R} WITH ('join.retention' = '5ms')",
+     "'5ms'", "shorter than the wider bound, 9ms", "as long"),
+    (SEED_004, f"{CHAIN} AND {R} WITH ('join.broadcast' = 'r')",
+     None, "'r' is no input that is joined without", "leave it"),
+    (SEED_001, f"SELECT o.amount FROM orders o LEFT JOIN shipments s ON {DAY} WITH ('join.broadcast' = 'orders')",
+     "'orders')", "every row of 'o' goes out", "name the other side"),
+    # options
+    (SEED_001, f"{LEFT} WITH ('join.allowed_lateness' = '-5s')", "'-5s'", "must not be negative", "length of time"),
+    (SEED_001, f"{LEFT} WITH ('join.late_data' = 'keep')", "'keep'", "is drop or reopen", "drop"),
+    (SEED_001, f"{LEFT} WITH ('join.allowed_lateness' = '5s', 'join.retention' = '9s')",
+     "'5s'", "says the same", "keep one"),
+    (SEED_001, f"{LEFT} WITH ('join.grace' = '5s')",
+     "'join.grace'", "is not an option of this kind of join", "join.type"),
+    # select list
+    (SEED_001, SHIPPED.replace("o.order_id FROM", "o.amount * 2 FROM") + f" AND {DAY}",
+     "o.amount", "no name of its own",
+     "write <expression> AS <name>"),
+    (SEED_001, SHIPPED.replace("o.order_id FROM", "COUNT(s.carrier) AS n FROM") + f" AND {DAY}", None,
+     "is computed over many rows", "write a.x"),
+    (SEED_001, SHIPPED.replace("o.order_id FROM", "o.order_id, s.carrier AS order_id FROM") + f" AND {DAY}",
+     "s.carrier",
+     "two output columns are named 'order_id' (rule J10)", "name one with AS"),
+    (SEED_001, SHIPPED.replace("o.order_id FROM", "o.amount, o.* FROM") + f" AND {DAY}", "o.* FROM",
+     "two output columns are named 'amount' (rule J10)", "one by one"),
+    (SEED_001, SHIPPED.replace("o.order_id FROM", "o.* EXCEPT (amount) FROM") + f" AND {DAY}",
+     "o.*", "a star with more", "a.*"),
+    # as of
+    (RATES, RATED, "rates", "does not say how long old versions are kept", "WITH ('join.history_retention' = '1h')"),
+    (RATES, f"{RATED.replace('o.ts', 'o.id')} {HISTORY}", "rates", "the event time of the other input", "AS OF o.ts"),
+    (RATES, f"{RATED.replace('JOIN', 'RIGHT JOIN')} {HISTORY}",
+     "rates", "JOIN and LEFT JOIN only (rule A4)", "write one"),
+    (RATES, f"SELECT r.rate FROM rates r JOIN {ORDERS_AS_OF} ON o.currency = r.currency {HISTORY}",
+     "orders FOR", "a table is not the first input of a job", "list 'orders' behind 'rates'"),
+    (RATES, "SELECT r.rate FROM rates FOR SYSTEM_TIME AS OF o.ts AS r JOIN orders o ON o.currency = r.currency "
+     f"AND o.ts = r.ts {HISTORY}", "rates", "FOR SYSTEM_TIME stands at the table", "write FROM <stream>"),
+    (SEED_004, f"{CHAIN.replace('returns r', 'returns FOR SYSTEM_TIME AS OF d.time AS r')} {HISTORY}", "returns",
+     "where more than two inputs are joined", "in a job of its own"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sql", "at", "why", "todo"), AT, ids=[f"{why}: {sql[-40:]}" for _, sql, _, why, _ in AT]
+)
+def test_refused_at_its_place(inputs, sql, at, why, todo):
+    (problem,) = problems(inputs.sql(sql))
+    assert problem.path == "spec.sql"
+    assert why in problem.message
+    assert todo in problem.message
+    if at is not None:
+        assert problem.message.startswith(f"line 1, column {sql.rindex(at) + 1}, `")

@@ -1,0 +1,89 @@
+"""What the SQL of a job says and what its steps say give the same rows: SQLite runs both on small tables."""
+
+import sqlite3
+
+import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from joinery_runtime.job.sql import Table, translate
+
+INPUTS = ("a", "b", "c")
+TABLES = tuple(Table(name, ("id", "x", "time"), "time", integer_time=True) for name in INPUTS)
+SELECT = "SELECT a.id AS a, b.id AS b, c.id AS c"
+MIRRORED = {"LEFT": "RIGHT", "RIGHT": "LEFT"}
+
+row = st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(0, 1)), st.integers(0, 5))
+rows = st.fixed_dictionaries({name: st.lists(row, max_size=5) for name in INPUTS})
+
+
+@st.composite
+def bounds(draw, right, earlier):
+    """A lower and an upper bound of the right input's time, each counted from any of the earlier ones."""
+    ms = draw(st.integers(-2, 1))
+    low, high = draw(st.sampled_from(earlier)), draw(st.sampled_from(earlier))
+    upper = f"{right}.time <= {high}.time + {ms + draw(st.integers(0, 4))}"
+    lower = draw(st.sampled_from([f"{right}.time >= {low}.time + {ms}", f"NOT {low}.time + {ms} > {right}.time"]))
+    return [upper, lower]
+
+
+@st.composite
+def condition(draw, known):
+    one, other = draw(st.sampled_from(known)), draw(st.sampled_from(known))
+    texts = ["{0}.x = 1", "{0}.x IS NULL", "{0}.x = {1}.id", "{0}.x <> {1}.x", "COALESCE({0}.x, {1}.x) = 1"]
+    texts += ["{0}.time <= {1}.time", "{0}.time < 4"]
+    return draw(st.sampled_from(texts)).format(one, other)
+
+
+@st.composite
+def queries(draw):
+    first, second = draw(st.permutations(["a", "b"]))
+    on, where = [], []
+    for i, right in enumerate((second, "c")):
+        earlier = [first, second][: i + 1]
+        parts = [f"{right}.id = {draw(st.sampled_from(earlier))}.id", *draw(bounds(right, earlier))]
+        parts += draw(st.lists(condition([*earlier, right]), max_size=2))
+        on.append(draw(st.permutations(parts)))
+    where += draw(st.lists(condition(list(INPUTS)), max_size=1))
+    joins = [draw(st.sampled_from(["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])) for _ in on]
+    for i in range(len(on)):
+        if joins[i:] == ["JOIN"] * len(joins[i:]) and draw(st.booleans()):
+            moved = draw(st.integers(0, len(on[i])))
+            where, on[i] = where + on[i][moved:], on[i][:moved]
+    text = " ".join(f"{joins[i]} {name} ON {' AND '.join(on[i]) or 'TRUE'}" for i, name in enumerate((second, "c")))
+    return f"{SELECT} FROM {first} {text}{' WHERE ' if where else ''}{' AND '.join(where)}"
+
+
+def as_sql(steps):
+    """The steps as they read: everything a step says is its condition of a match."""
+    text = f"{SELECT} FROM {INPUTS[0]}"
+    for step in steps:
+        right, interval = step["right"], step["interval"]
+        distance = f"{right}.time - {interval['of']}.time"
+        parts = [f"{left} = {key}" for left, key in step["keys"].items()]
+        parts += [f"{distance} BETWEEN {interval['lower']} AND {interval['upper']}"]
+        parts += [f"({step['where']})"] if "where" in step else []
+        text += f" {step.get('type', 'inner')} JOIN {right} ON {' AND '.join(parts)}"
+    return text
+
+
+def result(database, sql):
+    return sorted(database.execute(sql.replace(SELECT, "SELECT a.rowid, b.rowid, c.rowid")), key=str)
+
+
+def filled(data):
+    database = sqlite3.connect(":memory:")
+    for name, content in data.items():
+        database.execute(f"CREATE TABLE {name} (id INTEGER, x INTEGER, time INTEGER)")
+        database.executemany(f"INSERT INTO {name} VALUES (?, ?, ?)", content)
+    return database
+
+
+@pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 39), reason="this SQLite has no RIGHT and FULL JOIN")
+@given(queries(), rows)
+def test_the_steps_give_the_rows_of_the_sql(sql, data):
+    translation = translate(sql, TABLES)
+    event("translated" if not translation.problems else "refused")
+    assume(not translation.problems)
+    database = filled(data)
+    assert result(database, as_sql(translation.steps)) == result(database, sql)
