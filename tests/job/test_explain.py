@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from job import chains
 from job.resources import job
 from joinery_runtime.job import explain
 from joinery_runtime.job.explain import LARGE_STATE_BYTES
@@ -11,7 +12,7 @@ TOPIC = "topic: orders\n"
 
 
 def sides(*edits):
-    return {side.input: side for side in explain(job(*edits)).sides}
+    return {side.rows_of: side for side in explain(job(*edits)).sides}
 
 
 def test_each_side_is_kept_by_rule_j3():
@@ -49,7 +50,7 @@ def test_only_stored_columns_count():
     assert sides(select)["orders"].row_bytes == 28 + 20
     where = ("lateData: drop", 'where: "orders.amount > 1"')
     assert sides(select, where)["orders"].row_bytes == 68
-    given = explain(job(select, where), {"orders": ["amount"], "payments": []}).sides
+    given = explain(job(select, where), {"left": ["amount"], "right": []}).sides
     assert [side.row_bytes for side in given] == [28 + 16, 28]
 
 
@@ -125,4 +126,147 @@ def test_render_says_each_choice(edit, words):
 
 
 def test_explanation_is_plain_data():
-    assert dataclasses.asdict(explain(job()))["sides"][0]["input"] == "orders"
+    (step,) = dataclasses.asdict(explain(job()))["steps"]
+    assert (step["title"], step["sides"][0]["rows_of"]) == ("inner interval join", "orders")
+
+
+# --- every form of step -------------------------------------------------------------------------------------------
+
+
+def late_orders(*steps, delay, **more):
+    """The steps' job with a watermark delay of the orders."""
+    named = {step["right"] for step in steps}
+    inputs = [{**chains.ORDERS, "watermark": {"delay": delay}}]
+    inputs += [each for each in (chains.PAYMENTS, chains.ITEMS, chains.RATES) if each["name"] in named]
+    return chains.load(*steps, inputs=inputs, **more)
+
+
+BY_PAYMENT = {"of": "payments", "lower": "-1m", "upper": "1h"}
+
+
+def test_a_chain_tells_each_step_and_all_parts():
+    chain = late_orders(
+        chains.step(type="left", allowedLateness="5m"), chains.step("items", interval=BY_PAYMENT), delay="10s"
+    )
+    plan = explain(chain)
+    assert [(side.part, side.rows_of, side.kept_for_ms) for side in plan.sides] == [
+        ("left", "orders", 86_400_000 + 300_000),
+        ("right", "payments", 300_000 + 10_000),
+        ("left.2", "orders + payments", 3_600_000),
+        # Payments wait for late orders in the first step, so their time trails by as much in the second.
+        ("right.2", "items", 60_000 + 310_000),
+    ]
+    assert plan.sides[1].kept_until == "wm(orders) > ts + 0s [-lower] + 5m [allowedLateness]"
+    assert plan.sides[3].kept_until == "wm(payments after step 1) > ts + 1m [-lower]"
+    lines = plan.render().splitlines()
+    assert lines[0] == "chain: a chain of 2 joins"
+    assert "  step 2: inner interval join of orders + payments with items" in lines
+    assert "    unmatched: orders rows go out padded with nulls, each once, when evicted without a match" in lines
+    assert "    bound: items.ts in [payments.ts - 1m, payments.ts + 1h], both ends included" in lines
+    late = "dropped and counted when ts < the input's own watermark - 5m [allowedLateness]"
+    assert f"    late rows: of orders and payments, {late}" in lines
+    assert any(line.startswith("    late rows: of items, dropped") for line in lines)
+
+
+def test_a_time_that_the_chain_joined_before_trails_by_the_bounds_between():
+    """An order waits 24h for its payment, which is up to 24h younger: so it is 24h back when the pair goes out."""
+    of_orders = {**chains.DAY, "lower": "0s", "upper": "0s"}
+    of_payments = {"of": "payments", "lower": 0, "upper": 0}
+    for interval, kept in ((of_orders, 86_400_000), (of_payments, 0)):
+        plan = explain(chains.load(chains.step(), chains.step("items", interval=interval)))
+        assert plan.sides[3].kept_for_ms == kept
+    after_payments = chains.step("rates", keys={"orders.currency": "rates.currency"}, interval=of_orders)
+    rates = {key: value for key, value in chains.RATES.items() if key != "table"}
+    chain = (chains.step(), chains.step("items", interval={**of_payments, "upper": "1h"}), after_payments)
+    long = explain(chains.load(*chain, inputs=[chains.ORDERS, chains.PAYMENTS, chains.ITEMS, rates]))
+    assert long.sides[5].kept_for_ms == 86_400_000 + 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("step", "kept", "words"),
+    [
+        (chains.window(tumbling="1h"), (3_610_000,) * 2, "window: 1h long, one after the other"),
+        (
+            {**chains.window(hopping={"size": "1h", "slide": "10m"}), "allowedLateness": "1s", "type": "full"},
+            (3_611_000,) * 2,
+            "window: 1h long, one starts every 10m; a pair goes out once per window that holds both",
+        ),
+        (
+            {**chains.window(tumbling="1h"), "type": "full"},
+            (3_610_000,) * 2,
+            "unmatched: orders and payments rows go out padded with nulls, once per window without a partner",
+        ),
+        (
+            {**chains.window(session={"gap": "30s"}), "allowedLateness": "5s"},
+            (45_000,) * 2,
+            "until min(wm(orders), wm(payments)) > their session's last row + gap + 5s [allowedLateness]",
+        ),
+        (
+            chains.window(tumbling="1h"),
+            (3_610_000,) * 2,
+            "dropped and counted when the end of their last window + 0s [allowedLateness] <= min(wm(orders), wm",
+        ),
+        (
+            chains.window(session={"gap": "30s"}),
+            (40_000,) * 2,
+            "dropped and counted when ts + gap + 0s [allowedLateness] < min(wm(orders), wm(payments))",
+        ),
+        (
+            chains.as_of(asOf={"historyRetention": "1h", "grace": "10m"}, type="left"),
+            (600_000, 3_600_000),
+            "orders rows are kept until the highest event time of orders >= ts + 10m [grace]",
+        ),
+        (chains.as_of(), (0, 3_600_000), "table: the version of rates that is valid at orders.ts"),
+        (chains.as_of(), (0, 3_600_000), "a table: each row is a version of its currency"),
+        (
+            chains.as_of(),
+            (0, 3_600_000),
+            "older than the highest event time of rates - 1h [historyRetention]; the newest of every key stays",
+        ),
+        (
+            chains.time_only(),
+            (86_400_000, 10_000),
+            "keys: none, a join on time only; every shard gets all rows of payments (broadcast)",
+        ),
+        (
+            chains.step(limits={"maxStateBytes": "10Gi", "maxRecords": 5000000, "onLimit": "pause"}),
+            (86_400_000, 10_000),
+            "limits: a side holds at most 10Gi and 5,000,000 rows, else no more of that side is read until it has",
+        ),
+        (
+            chains.step(limits={"hotKeyWarning": 7}),
+            (86_400_000, 10_000),
+            "  limits: a key with more than 7 rows is warned about",
+        ),
+        (chains.step(type="right"), (86_400_000, 10_000), "late rows: of orders and payments, dropped and counted"),
+    ],
+)
+def test_every_form_is_told(step, kept, words):
+    plan = explain(late_orders(step, delay="10s"))
+    assert tuple(side.kept_for_ms for side in plan.sides) == kept
+    assert words in plan.render()
+
+
+def test_stored_columns_of_chained_rows_are_named_by_their_inputs():
+    steps = chains.step(), chains.step("items")
+    chain = chains.load(*steps, select=[{"column": "payments.method"}, {"column": "items.n"}])
+    text, time, number = 20, 8, 8
+    # Orders' id, the key of both steps, and their time, which the bound of the second step counts from.
+    assert [side.row_bytes - 28 for side in explain(chain).sides] == [
+        *(text, 2 * text, 2 * text + text + time, text + number)
+    ]
+    stored = {"left": [], "right": ["method"], "left.2": ["orders.amount", "payments.ts"], "right.2": ["n"]}
+    assert [side.row_bytes - 28 for side in explain(chain, stored).sides] == [0, text, 8 + time, number]
+
+
+@pytest.mark.parametrize(
+    ("step", "todo"),
+    [
+        (chains.step(interval={**chains.DAY, "upper": "2400h"}), "narrow the interval"),
+        (chains.window(tumbling="2400h"), "make the windows shorter"),
+        (chains.as_of(asOf={"historyRetention": "2400h"}), "shorten historyRetention and grace"),
+    ],
+)
+def test_what_makes_the_state_smaller(step, todo):
+    (warning,) = explain(chains.load(step)).warnings
+    assert f"To have less, {todo}, shorten" in warning

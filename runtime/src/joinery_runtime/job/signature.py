@@ -58,7 +58,7 @@ def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequ
         "broadcast": step.broadcast,
         **_times(step),
         "stored": {
-            side: {name: str(_type(job, index, side, name)) for name in stored[part]}
+            side: {name: str(stored_type(job, index, side, name)) for name in stored[part]}
             for side, part in zip(SIDES, part_names(index), strict=True)
         },
     }
@@ -81,13 +81,13 @@ def _match(step: JoinStep) -> dict[str, Any]:
     return {"gap": window.session.gap} if window.session is not None else {"size": window.tumbling}
 
 
-def _type(job: StreamJoin, index: int, side: str, name: str) -> ColumnType:
-    """Of a stored column; on the left side of a later step it carries its input's name."""
-    if side == "left" and index > 0:
+def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:
+    """The type of a stored column; on the left side of a later step its name carries its input's."""
+    if side == "left" and step_index > 0:
         ref = parse_reference(name)
         assert ref is not None, f"{name!r} of a chained part names its input"
         return job.input(ref.input).types[ref.column]
-    of = job.left_inputs(0)[0] if side == "left" else job.joins[index].right
+    of = job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right
     return job.input(of).types[name]
 
 

@@ -1,0 +1,63 @@
+"""About how wide a stored row is: what `explain` multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from joinery_runtime.job.resource import StreamJoin
+from joinery_runtime.job.signature import part_names, stored_type
+from joinery_runtime.job.steps import Reference
+
+RATE = 1_000  # rows per second and input that the state estimate is for
+
+# What the engine adds to a stored row: key hash, event time, partition, offset.
+_ENGINE_ROW_BYTES = 8 + 8 + 4 + 8
+
+# Arrow's width; text and binary are guesses of 16 and 32 bytes of content with a 4-byte offset.
+_BYTES = {
+    "boolean": 1,
+    "int32": 4,
+    "int64": 8,
+    "float": 4,
+    "double": 8,
+    "string": 20,
+    "binary": 36,
+    "decimal": 16,
+    "date": 4,
+    "timestamp": 8,
+}
+
+
+def row_bytes(job: StreamJoin, step_index: int, side: int, columns: Sequence[str]) -> int:
+    """Bytes of a row with these stored columns, of the left (0) or right (1) side of a step."""
+    types = (stored_type(job, step_index, ("left", "right")[side], column) for column in columns)
+    return _ENGINE_ROW_BYTES + sum(_BYTES[kind.name] for kind in types)
+
+
+def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
+    """Per part, what segments keep as far as it is known without reading SQL expressions: with one, every column."""
+    columns: dict[str, Sequence[str]] = {}
+    for number, step in enumerate(job.joins):
+        left, right = part_names(number)
+        chained = number > 0
+        refs = [ref for name in job.left_inputs(number) for ref in _kept(job, name, chained=chained)]
+        columns[left] = [str(ref) if chained else ref.column for ref in refs]
+        columns[right] = [ref.column for ref in _kept(job, step.right, chained=False)]
+    return columns
+
+
+def _kept(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
+    """An input's own event time is a column of the engine's, unless it came through a step."""
+    used, side = _used(job), job.input(name)
+    every = [Reference(name, column) for column in side.types if chained or column != side.event_time]
+    return [ref for ref in every if used is None or ref in used]
+
+
+def _used(job: StreamJoin) -> set[Reference] | None:
+    """None: an expression may use any column."""
+    columns = job.output_columns
+    if any(step.where for step in job.joins) or any(column.expression for column in columns):
+        return None
+    keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}
+    times = {Reference(step.interval.of, job.input(step.interval.of).event_time) for step in job.joins if step.interval}
+    return keys | times | {column.source for column in columns if column.source is not None}
