@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from joinery_devkit.oracle import Oracle, Row, WatermarkOracle, output_columns, output_row
+from joinery_devkit.oracle import Oracle, Row, WatermarkOracle
 from joinery_devkit.topics import Record
 from joinery_devkit.verify import Verdict, verify
 from joinery_runtime.job import StreamJoin, parse_job
@@ -232,10 +232,10 @@ def by_the_oracle(chance: random.Random, of: StreamJoin) -> Run:
         watermarks = marks.watermarks()
         expected = oracle.epoch(watermarks, rows)
         counts = {name: {"late": late} for name, late in expected.late.items() if late}
-        line = entry(number, ranges, (watermarks["clicks"], watermarks["buys"]), len(expected.pairs))
+        line = entry(number, ranges, (watermarks["clicks"], watermarks["buys"]), len(expected.rows))
         line["result"]["dropped"] = {name: dict(dropped) for name, dropped in _both(counts, expected.dropped).items()}
         run.log.append(line)
-        run.output += [output_row(pair, output_columns(of)) for pair in expected.pairs]
+        run.output += expected.rows
         for name in SIDES:
             for row in rows[name]:
                 run.records[name].append(record(name, row.offset, row.values["user"], row.ts, row.partition))

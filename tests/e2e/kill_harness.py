@@ -242,7 +242,7 @@ def expected_epochs(
                     read[name].append(Row(partition, offset, values["ts"], values))
         columns = output_columns(job)
         found = oracle.epoch(entry["plan"]["watermarks"], read)
-        yield entry["epoch"], [output_row(pair, columns) for pair in found.pairs]
+        yield entry["epoch"], [output_row(row, columns) for row in found.joined]
 
 
 def repeated(log: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +104,7 @@ def _judge(scene: Scene, entries: list[dict[str, object]], edited_after: int, la
         return current is jobs[0] or left["amount"] != right["paid"]
 
     expected: dict[bool, list[dict[str, object]]] = {False: [], True: []}
-    for epoch, rows in expected_epochs(replace(Oracle.of_job(jobs[0]), residual=residual), at, entries, records):
+    for epoch, rows in expected_epochs(Oracle.of_job(jobs[0], residual=residual), at, entries, records):
         expected[epoch > edited_after] += rows
     assert all(expected.values())
     for edited, topic in ((False, f"{scene.job.name}.out"), (True, later)):

@@ -18,7 +18,8 @@ import sqlglot
 from sqlglot import exp
 
 from joinery_devkit.topics import Record, readable
-from joinery_runtime.job import Input, StreamJoin
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import Input, OutputColumn, Reference, StreamJoin
 
 Log = Sequence[Mapping[str, Any]]  # entries as `joinery state epochs` prints them
 Values = tuple[Any, ...]
@@ -97,12 +98,14 @@ class Expectation:
 
 
 def expect(reading: Reading, log: Log, job: StreamJoin) -> Expectation:
-    """The joined rows that must have gone out and the rows that must have been dropped."""
+    """The joined rows that must have gone out and the rows that must have been dropped. Raises JoineryError for a job
+    that is not one inner interval join with keys."""
+    join = _Join(job)
     with duckdb.connect(config={"threads": 2}) as db:
-        _load(db, reading, log, job)
-        for side in job.spec.inputs:
-            db.execute(_judged_sql(job, side))
-        found = db.execute(_pairs_sql(job)).fetchall()
+        _load(db, reading, log, join)
+        for side in join.inputs:
+            db.execute(_judged_sql(join, side))
+        found = db.execute(_pairs_sql(join)).fetchall()
         dropped: dict[int, dict[str, dict[str, int]]] = {}
         for side in job.spec.inputs:
             for epoch, reason, count in db.execute(_drops_sql(side)).fetchall():
@@ -111,14 +114,42 @@ def expect(reading: Reading, log: Log, job: StreamJoin) -> Expectation:
     return Expectation([tuple(row) for _, *row in found], pairs, dropped)
 
 
-def _load(db: duckdb.DuckDBPyConnection, reading: Reading, log: Log, job: StreamJoin) -> None:
-    for side in job.spec.inputs:
+class _Join:
+    """A job of one inner interval join."""
+
+    def __init__(self, job: StreamJoin) -> None:
+        self.inputs, (self.step, *more) = job.spec.inputs, job.joins
+        interval = self.step.interval
+        if more or interval is None or self.step.type != "inner" or not self.step.keys:
+            raise JoineryError(
+                f"job {job.name} cannot be judged in SQL", facts="it is not one inner interval join with keys"
+            )
+        self.interval, self.keys = interval, job.keys_of(self.step)
+        self.columns = [_source(column) for column in job.output_columns]
+
+    @property
+    def left(self) -> Input:
+        return self.inputs[0]
+
+    @property
+    def right(self) -> Input:
+        return self.inputs[1]
+
+
+def _source(column: OutputColumn) -> Reference:
+    if column.source is None:
+        raise JoineryError(f"output column {column.name} cannot be judged in SQL", facts="it is an expression")
+    return column.source
+
+
+def _load(db: duckdb.DuckDBPyConnection, reading: Reading, log: Log, join: _Join) -> None:
+    for side in join.inputs:
         _register(db, f"read {side.name}", _table(side, reading.rows[side.name]))
     marks = [entry["plan"]["watermarks"] for entry in log]
     plans = {
         "$epoch": pa.array([entry["epoch"] for entry in log], pa.int64()),
-        "left_wm": pa.array([mark[job.left.name] for mark in marks], pa.int64()),
-        "right_wm": pa.array([mark[job.right.name] for mark in marks], pa.int64()),
+        "left_wm": pa.array([mark[join.left.name] for mark in marks], pa.int64()),
+        "right_wm": pa.array([mark[join.right.name] for mark in marks], pa.int64()),
     }
     _register(db, "$plans", pa.table(plans))
 
@@ -141,28 +172,28 @@ def _table(side: Input, rows: Sequence[Row]) -> pa.Table:
     return pa.table({**columns, **engine})
 
 
-def _judged_sql(job: StreamJoin, side: Input) -> str:
+def _judged_sql(join: _Join, side: Input) -> str:
     """The rows of one input, each with why it is dropped (J4, J6) or NULL."""
-    index = job.spec.inputs.index(side)
-    keys = [(pair.left, pair.right)[index] for pair in job.key_pairs]
+    index = join.inputs.index(side)
+    keys = [(pair.left, pair.right)[index].column for pair in join.keys]
     null_key = " OR ".join(f"{_column(side.name, key)} IS NULL" for key in keys)
-    reach = max(job.interval.upper, -job.interval.lower) + job.step.allowed_lateness
+    reach = max(join.interval.upper, -join.interval.lower) + join.step.allowed_lateness
     late = f'left_wm IS NOT NULL AND right_wm IS NOT NULL AND "$ts" + {reach} < least(left_wm, right_wm)'
     return f"""
         CREATE TABLE {_quoted(side.name)} AS
         SELECT {_quoted(side.name)}.*, CASE
             WHEN {null_key} THEN 'null_key'
-            WHEN ({_own_predicate(job, side)}) IS NOT TRUE THEN 'filtered'
-            WHEN {job.step.late_data == "drop"} AND {late} THEN 'late'
+            WHEN ({_own_predicate(join, side)}) IS NOT TRUE THEN 'filtered'
+            WHEN {join.step.late_data == "drop"} AND {late} THEN 'late'
         END AS "$drop"
         FROM {_quoted(f"read {side.name}")} AS {_quoted(side.name)} JOIN "$plans" USING ("$epoch")"""
 
 
-def _own_predicate(job: StreamJoin, side: Input) -> str:
+def _own_predicate(join: _Join, side: Input) -> str:
     """The conjuncts of `where` that this input alone decides (J4)."""
-    if job.step.where is None:
+    if join.step.where is None:
         return "TRUE"
-    condition = sqlglot.parse_one(job.step.where, dialect="duckdb")
+    condition = sqlglot.parse_one(join.step.where, dialect="duckdb")
     parts = condition.flatten() if isinstance(condition, exp.And) else iter([condition])
     own = [part for part in parts if {column.table for column in part.find_all(exp.Column)} == {side.name}]
     return " AND ".join(f"({part.sql(dialect='duckdb')})" for part in own) or "TRUE"
@@ -172,18 +203,18 @@ def _drops_sql(side: Input) -> str:
     return f"""SELECT "$epoch", "$drop", count(*) FROM {_quoted(side.name)} WHERE "$drop" IS NOT NULL GROUP BY ALL"""
 
 
-def _pairs_sql(job: StreamJoin) -> str:
+def _pairs_sql(join: _Join) -> str:
     """Every pair (J1) of accepted rows whose earlier row was still kept (J3) when the later one came (J2), with the
     epoch of the later one and the output columns."""
-    left, right = _quoted(job.left.name), _quoted(job.right.name)
-    lower, upper, lateness = job.interval.lower, job.interval.upper, job.step.allowed_lateness
-    columns = ", ".join(_column(c.source.input, c.source.column) for c in job.output_columns)
-    keys = " AND ".join(f"{left}.{_quoted(k.left)} = {right}.{_quoted(k.right)}" for k in job.key_pairs)
+    left, right = _quoted(join.left.name), _quoted(join.right.name)
+    lower, upper, lateness = join.interval.lower, join.interval.upper, join.step.allowed_lateness
+    columns = ", ".join(_column(ref.input, ref.column) for ref in join.columns)
+    keys = " AND ".join(f"{left}.{_quoted(k.left.column)} = {right}.{_quoted(k.right.column)}" for k in join.keys)
     return f"""
         SELECT "$plans"."$epoch", {columns}
         FROM {left} JOIN {right} ON {keys} AND {right}."$ts" - {left}."$ts" BETWEEN {lower} AND {upper}
         JOIN "$plans" ON "$plans"."$epoch" = greatest({left}."$epoch", {right}."$epoch")
-        WHERE {left}."$drop" IS NULL AND {right}."$drop" IS NULL AND ({job.step.where or "TRUE"}) IS TRUE
+        WHERE {left}."$drop" IS NULL AND {right}."$drop" IS NULL AND ({join.step.where or "TRUE"}) IS TRUE
         AND CASE
             WHEN {right}."$epoch" >= {left}."$epoch"
             THEN right_wm IS NULL OR NOT right_wm > {left}."$ts" + {upper} + {lateness}

@@ -19,7 +19,7 @@ from joinery_devkit.expectation import Expectation, Log, Reading, Values, expect
 from joinery_devkit.oracle import WatermarkOracle
 from joinery_devkit.topics import Record, milliseconds
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import ColumnType, StreamJoin
 
 SAMPLES = 5
 
@@ -154,13 +154,13 @@ def _times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[i
 
 def _output_row(row: Mapping[str, Any], job: StreamJoin) -> Values:
     try:
-        return tuple(_plain(column.type.name, row[column.name]) for column in job.output_columns)
+        return tuple(_plain(column.type, row[column.name]) for column in job.output_columns)
     except KeyError as error:
         raise JoineryError(f"the output has no column {error}", facts=f"a row is {dict(row)}") from error
 
 
-def _plain(kind: str, value: Any) -> Any:
-    return milliseconds(value) if kind == "timestamp" and value is not None else value
+def _plain(kind: ColumnType | None, value: Any) -> Any:
+    return milliseconds(value) if kind == ColumnType("timestamp") and value is not None else value
 
 
 def _count_problems(expectation: Expectation, log: Log) -> Iterator[str]:
