@@ -64,8 +64,12 @@ def document(*steps: dict[str, Any], inputs: Any = None, **spec: Any) -> dict[st
     }
 
 
+def parsed(resource: dict[str, Any]) -> StreamJoin:
+    return parse_job(json.dumps(resource), "job.json")
+
+
 def load(*steps: dict[str, Any], **more: Any) -> StreamJoin:
-    return parse_job(json.dumps(document(*steps, **more)), "job.json")
+    return parsed(document(*steps, **more))
 
 
 def mistakes(*steps: dict[str, Any], **more: Any) -> dict[str, str]:

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from job import chains
 from job.resources import GOOD, edited
+from job.test_step_rules import GOOD_STEPS
 from joinery_runtime.job import StreamJoin, format_duration, parse_duration
 from joinery_runtime.job.crd import KINDS, Status, custom_resource_definition
 
@@ -131,6 +133,10 @@ ACCEPTED = [
     (("decimal(12,2)", "decimal( 38 , 0 )"),),
     (after(STEP, "      coPartitioned: false\n      window: null\n      where: orders.amount > 1\n"),),
     (after(OUTPUT, "  select: [{column: orders.order_id, as: id}, {column: payments.ts}]\n"),),
+    (("type: inner", "type: full"),),
+    (after(STEP, "      limits: {maxStateBytes: 10Gi, maxRecords: 5, onLimit: pause, hotKeyWarning: 7}\n"),),
+    (after(STEP, "      limits: {maxStateBytes: 1024}\n"),),
+    (after(OUTPUT, "  select: [{expression: orders.amount * 2, as: twice}]\n"),),
     (after(OUTPUT, "  stateStore: {postgres: {dsnSecretRef: {name: db, key: dsn}}, checkpointInterval: 5s}\n"),),
     ((OUTPUT, "    file: {path: x}\n  stateStore: {memory: {}}\n"),),
     (after(OUTPUT, "  spark: {image: x, executor: {instances: 2, cores: 1, memory: 2g}, conf: {a: 1}}\n"),),
@@ -147,6 +153,14 @@ def test_what_the_models_accept_is_stored_and_means_the_same(edits):
     as_written = StreamJoin.model_validate(written, by_alias=True, by_name=False)
     as_stored = StreamJoin.model_validate({**written, "spec": kept}, by_alias=True, by_name=False)
     assert as_stored == as_written
+
+
+@pytest.mark.parametrize(("steps", "more"), GOOD_STEPS)
+def test_every_form_of_step_is_stored_and_means_the_same(steps, more):
+    written = chains.document(*steps, **more)
+    kept = stored(written["spec"], SPEC)
+    assert list(wrong(kept, SPEC)) == []
+    assert chains.parsed({**written, "spec": kept}) == chains.parsed(written)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -187,7 +201,15 @@ REFUSED = [
     (("name: country", "name: $country"), ".inputs[0].schema[1].name"),
     (("type: int32", "type: int23"), ".inputs[0].schema[1].type"),
     (("format: json", "format: avro"), ".inputs[0].format"),
-    (("type: inner", "type: left"), ".joins[0].type"),
+    (("type: inner", "type: outer"), ".joins[0].type"),
+    (after(STEP, "      limits: {maxStateBytes: 10GB}\n"), ".joins[0].limits.maxStateBytes"),
+    (after(STEP, "      limits: {maxStateBytes: 0}\n"), ".joins[0].limits.maxStateBytes"),
+    (after(STEP, "      limits: {onLimit: stop}\n"), ".joins[0].limits.onLimit"),
+    (after(STEP, "      window: {tumbling: 0}\n"), ".joins[0].window.tumbling"),
+    (after(STEP, "      window: {tumbling: 1d}\n"), ".joins[0].window.tumbling"),
+    (after(STEP, "      window: {hopping: {size: 1h}}\n"), ".joins[0].window.hopping.slide"),
+    (after(STEP, "      window: {sliding: 1h}\n"), ".joins[0].window.sliding"),
+    (after(STEP, "      asOf: {grace: 1s}\n"), ".joins[0].asOf.historyRetention"),
     (kafka("startFrom: first"), ".inputs[0].kafka.startFrom"),
     (kafka("startFrom: 5"), ".inputs[0].kafka.startFrom"),
     (kafka("startFrom: []"), ".inputs[0].kafka.startFrom"),

@@ -14,9 +14,11 @@ from kubernetes.client.exceptions import ApiException
 from ruamel.yaml.error import YAMLError
 
 from cluster.api_server import ApiServer
+from job import chains
 from job.resources import edited
 from job.test_crd_objects import ACCEPTED, EXAMPLES, REFUSED, SPEC, document
 from job.test_load_bad import BAD, NOT_YET
+from job.test_step_rules import BAD_STEPS, GOOD_STEPS
 from joinery_runtime.job.crd import KINDS, custom_resource_definition
 from joinery_runtime.job.resource import API_VERSION
 
@@ -52,6 +54,30 @@ def test_what_the_models_accept_is_taken(judge: Judge, edits: Any) -> None:
     assert judge(document(edited(*edits))) == ""
 
 
+@pytest.mark.parametrize(("steps", "more"), GOOD_STEPS)
+def test_every_form_of_step_is_taken(judge: Judge, steps: Any, more: Any) -> None:
+    assert judge(chains.document(*steps, **more)) == ""
+
+
+# What takes the text of keys and expressions apart, or counts what depends on them: the models say it alone.
+LOADER_ONLY = (
+    *("must be a column of 'orders'", "has no column", "key types differ", "whose table key is", "the keys name"),
+    *("write <input>.amount", "did you mean 'orders'?", "is not an SQL expression"),
+    *("adds a column 'window_start'", "two output columns would be named"),
+)
+
+
+@pytest.mark.parametrize(("steps", "more", "path", "words"), BAD_STEPS, ids=lambda value: str(value)[:50])
+def test_bad_steps_are_refused_or_left_to_the_models(
+    judge: Judge, steps: Any, more: Any, path: str, words: str
+) -> None:
+    said = judge(chains.document(*steps, **more))
+    if any(alone in words for alone in LOADER_ONLY):
+        assert said == ""
+    else:
+        assert f"spec.{path.partition('[')[0]}" in said
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples_are_taken(judge: Judge, path: Path) -> None:
     assert judge(document(path.read_text())) == ""
@@ -66,6 +92,7 @@ def test_every_rule_refuses_a_bad_object_with_its_words(judge: Judge) -> None:
     """The good ones are above: no rule refuses any of them."""
     edits = [each[0] for each in (*BAD, *NOT_YET, *REFUSED)]
     bad = [*(written for edit in edits for written in readable(edit)), *RULED]
+    bad += [chains.document(*steps, **more) for steps, more, *_ in BAD_STEPS]
     said = "\n".join(map(judge, bad))
     missing = {message for message in rules(SPEC) if message not in said}
     assert missing == set()
@@ -90,6 +117,7 @@ RULED = [
     changed(lambda spec: spec.update(sql="SELECT 1", select=[{"column": "orders.ts"}])),
     changed(lambda spec: spec["inputs"].pop()),
     changed(lambda spec: spec["joins"][0].pop("interval")),
+    changed(lambda spec: spec["joins"][0].update(window={"tumbling": "0s"})),
     changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),
     changed(on_another_kafka),
 ]

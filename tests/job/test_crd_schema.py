@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field
 from ruamel.yaml import YAML
 
-from joinery_runtime.job.base import Model, NotYet, PositiveDuration
+from joinery_runtime.job.base import Model, PositiveDuration
 from joinery_runtime.job.crd import KINDS, Kind, custom_resource_definition, file_name, to_yaml
 from joinery_runtime.job.crd.rules import RULES
 from joinery_runtime.job.crd.shapes import FIELDS
@@ -180,24 +180,6 @@ def test_every_rule_and_shape_belongs_to_a_field():
     assert {rule.rule for rules in RULES.values() for rule in rules} <= set(written)
 
 
-def test_what_is_not_built_is_kept_and_refused_in_the_models_words():
-    refusals = {
-        at: rule["message"]
-        for at, schema in walk(root())
-        for rule in schema.get("x-kubernetes-validations", ())
-        if rule["rule"] == "false"
-    }
-    step = ".spec.joins[]."
-    assert refusals == {
-        ".spec.inputs[].table": "a table input (for asOf joins) is not supported yet",
-        ".spec.inputs[].keyFormat": "keyFormat (for table inputs) is not supported yet",
-        f"{step}window": "a window join is not supported yet; use interval",
-        f"{step}asOf": "an asOf join is not supported yet; use interval",
-        f"{step}broadcast": "broadcast (a join on time only) is not supported yet; name at least one key",
-        f"{step}limits": "limits is not supported yet",
-    }
-
-
 # --- the generator ------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +189,6 @@ class ProbeSpec(Model):
     mode: Literal["a", "b"] = "a"
     gap: PositiveDuration
     longest: Annotated[PositiveDuration, Field(gt=0)] | None = None
-    later: Annotated[None, NotYet("later", "wait")] = None
 
 
 class Probe(Model):
@@ -236,15 +217,22 @@ def test_durations_are_known_wherever_they_stand():
     assert fields["longest"] == {**fields["gap"], "minimum": 1}
 
 
-def test_a_field_without_a_value_must_say_why():
+def test_a_field_without_a_value_is_an_error():
     class Wordless(Model):
         nothing: None = None
 
     class Bad(Model):
         spec: Wordless
 
-    with pytest.raises(TypeError, match="NotYet"):
+    with pytest.raises(TypeError, match="structural"):
         definition(Kind(Bad, "bads", "b"))
+
+
+def test_amounts_of_memory_are_numbers_or_text_with_a_unit():
+    limits = dict(walk(root()))[".spec.joins[].limits.maxStateBytes"]
+    assert limits["anyOf"] == NUMBER_OR_TEXT
+    good, bad = ["10Gi", "500M", "1.5G", "77"], ["10GB", "-1", "Gi", "1 Gi", ""]
+    assert [bool(re.search(limits["pattern"], text)) for text in (*good, *bad)] == [True] * 4 + [False] * 5
 
 
 def test_a_field_that_kubernetes_has_no_type_for_is_an_error():

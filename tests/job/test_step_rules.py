@@ -15,34 +15,34 @@ TWO_KEYS = {**RATES, "table": {"key": ["currency", "region"]}}
 TWO_KEYS["schema"] = [*RATES["schema"], {"name": "region", "type": "string"}]
 
 
-@pytest.mark.parametrize(
-    ("steps", "more"),
-    [
-        *[([step(type=kind)], {}) for kind in ("inner", "left", "right", "full")],
-        ([step(interval={"of": "orders", "lower": 5, "upper": 5})], {}),
-        ([window(tumbling="1h")], {}),
-        ([window(hopping={"size": "1h", "slide": "1h"})], {}),
-        ([{**window(session={"gap": "30s"}), "type": "full", "allowedLateness": "5s"}], {}),
-        ([as_of(asOf={"historyRetention": "1h", "grace": "59m"}, type="left")], {}),
-        ([as_of(allowedLateness="0s", lateData="drop")], {}),
-        ([time_only()], {}),
-        ([time_only(broadcast="orders")], {}),
-        ([time_only(type="left")], {}),
-        ([time_only(type="right", broadcast="orders")], {}),
-        ([step(), step("items", keys=BY_METHOD, interval=OF_PAYMENTS)], {}),
-        ([step("items"), step("payments")], {"inputs": [ORDERS, PAYMENTS, ITEMS]}),
-        ([step(), time_only(right="items", broadcast="items", type="left")], {}),
-        ([step(type="full"), step("items", type="right", lateData="reopen")], {}),
-        ([step(limits={"maxStateBytes": "10Gi", "maxRecords": 5, "onLimit": "pause"})], {}),
-        ([step()], {"select": [{"expression": "orders.amount * 2", "as": "twice"}, {"column": "payments.ts"}]}),
-        ([window(tumbling="1h")], {"select": [{"expression": "1", "as": "one"}]}),
-    ],
-)
+GOOD_STEPS: list[tuple[list[Any], dict[str, Any]]] = [
+    *[([step(type=kind)], {}) for kind in ("inner", "left", "right", "full")],
+    ([step(interval={"of": "orders", "lower": 5, "upper": 5})], {}),
+    ([window(tumbling="1h")], {}),
+    ([window(hopping={"size": "1h", "slide": "1h"})], {}),
+    ([{**window(session={"gap": "30s"}), "type": "full", "allowedLateness": "5s"}], {}),
+    ([as_of(asOf={"historyRetention": "1h", "grace": "59m"}, type="left")], {}),
+    ([as_of(allowedLateness="0s", lateData="drop")], {}),
+    ([time_only()], {}),
+    ([time_only(broadcast="orders")], {}),
+    ([time_only(type="left")], {}),
+    ([time_only(type="right", broadcast="orders")], {}),
+    ([step(), step("items", keys=BY_METHOD, interval=OF_PAYMENTS)], {}),
+    ([step("items"), step("payments")], {"inputs": [ORDERS, PAYMENTS, ITEMS]}),
+    ([step(), time_only(right="items", broadcast="items", type="left")], {}),
+    ([step(type="full"), step("items", type="right", lateData="reopen")], {}),
+    ([step(limits={"maxStateBytes": "10Gi", "maxRecords": 5, "onLimit": "pause"})], {}),
+    ([step()], {"select": [{"expression": "orders.amount * 2", "as": "twice"}, {"column": "payments.ts"}]}),
+    ([window(tumbling="1h")], {"select": [{"expression": "1", "as": "one"}]}),
+]
+
+
+@pytest.mark.parametrize(("steps", "more"), GOOD_STEPS)
 def test_good_steps_load(steps: list[Any], more: Any) -> None:
     assert mistakes(*steps, **more) == {}
 
 
-BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
+BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     # which inputs
     ([], {"inputs": [ORDERS, PAYMENTS]}, "joins", "there is no join step"),
     ([step()], {"inputs": [ORDERS, PAYMENTS, ITEMS]}, "inputs[2]", "no step joins input 'items'; add a step"),
@@ -242,7 +242,7 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("steps", "more", "path", "words"), BAD, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(("steps", "more", "path", "words"), BAD_STEPS, ids=lambda value: str(value)[:50])
 def test_each_mistake_is_named_once_at_its_place(steps: list[Any], more: Any, path: str, words: str) -> None:
     found = mistakes(*steps, **more)
     assert words in found.pop(f"spec.{path}", ""), mistakes(*steps, **more)

@@ -1,7 +1,7 @@
 """What all resource models share: their configuration, the scalar field types, and how "not supported yet" is said.
 
-A field or value that the interface defines and this release does not build is declared with `NotYet` or `not_yet`,
-so that it is refused at its own path. Building the feature means replacing that one declaration.
+A value that the interface defines and this release does not build is declared with `not_yet`, so that it is refused at
+its own path. Building the feature means replacing that one declaration.
 """
 
 from __future__ import annotations
@@ -44,28 +44,13 @@ class Model(BaseModel):
     )
 
 
-def refusal(what: str, todo: str = "") -> PydanticCustomError:
-    """A "not supported yet" error."""
-    template = "{what} is not supported yet" + ("; {todo}" if todo else "")
-    return PydanticCustomError("not_yet", template, {"what": what, "todo": todo})
-
-
-def NotYet(what: str, todo: str = "") -> Any:  # noqa: N802 - reads as a type in field declarations
-    """The marker of a field that is not built: `Annotated[None, NotYet("...")]` accepts only its absence."""
-
-    def refuse(value: object) -> None:
-        if value is not None:
-            raise refusal(what, todo)
-
-    return BeforeValidator(refuse)
-
-
 def not_yet(what: str, *values: object, todo: str = "") -> Any:
     """The marker of single values that are not built; `{}` in `what` is replaced by the value."""
 
     def refuse(value: object) -> object:
         if any(value is unbuilt or (isinstance(value, str) and value == unbuilt) for unbuilt in values):
-            raise refusal(what.format(value), todo)
+            template = "{what} is not supported yet" + ("; {todo}" if todo else "")
+            raise PydanticCustomError("not_yet", template, {"what": what.format(value), "todo": todo})
         return value
 
     return BeforeValidator(refuse)

@@ -1,7 +1,8 @@
 """CEL rules: the cross-field rules that the API server can check by the resource alone, by the model they belong to.
 
-They repeat `input_rules`, `step_rules` and `output_rules` in another language, with the same words; the models stay
-the judge, and the operator says in a condition what no rule here can. Kubernetes puts the path before each message.
+They repeat `input_rules`, `step_rules`, `time_rules`, `select_rules` and `output_rules` in another language, with much
+the same words; the models stay the judge, and the operator says in a condition what no rule here can. Kubernetes puts
+the path before each message.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.inputs import Input, KafkaInput
 from joinery_runtime.job.outputs import DeadLetter, Output, PostgresStore, StoreSpec
 from joinery_runtime.job.resource import StreamJoinSpec
-from joinery_runtime.job.steps import Interval, JoinStep, SelectItem
+from joinery_runtime.job.steps import AsOf, Hopping, Interval, JoinStep, SelectItem, Session, Window
 from joinery_runtime.job.wording import listed
 
 
@@ -38,10 +39,18 @@ def _time(name: str) -> str:
     return f"(type(self.{name}) == int ? duration(string(self.{name}) + 'ms') : duration(string(self.{name})))"
 
 
-_TWO = "size(self.inputs) != 2 || !has(self.joins) || "
+def _positive() -> tuple[Rule, ...]:
+    """Of durations; the schema's minimum sees numbers only."""
+    return (Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),)
+
+
+# The models take all steps apart once every input is known by its own name: rules on names are silent before.
+_STEPS = "has(self.sql) || !has(self.joins) || "
 _ADDRESS = "i.kafka.bootstrapServers == j.kafka.bootstrapServers"
 _SAME_ADDRESS = f"self.inputs.all(i, !has(i.kafka) || self.inputs.all(j, !has(j.kafka) || {_ADDRESS}))"
 _STATE_DSN = "has(self.stateStore) && has(self.stateStore.postgres) && has(self.stateStore.postgres.dsn)"
+
+_LENGTHS = ((Window, "tumbling"), (Hopping, "size"), (Hopping, "slide"), (Session, "gap"), (AsOf, "historyRetention"))
 
 RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     StreamJoinSpec: (
@@ -53,24 +62,60 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         Rule("!has(self.sql) || !has(self.joins) || size(self.joins) == 0", "joins and sql are both named; keep one"),
         Rule("!has(self.sql) || !has(self.select)", "select and sql are both named; keep one"),
         Rule(
-            _TWO + "self.joins.all(step, step.right == self.inputs[1].name)",
-            "`right` must name the second input; the left input is the first one",
+            _STEPS + "self.joins.all(step, step.right != self.inputs[0].name && "
+            "self.inputs.exists(i, i.name == step.right))",
+            "`right` must name an input other than the first, where the steps begin",
             ".joins",
         ),
         Rule(
-            _TWO + "self.joins.all(step, !has(step.interval) || step.interval.of == self.inputs[0].name)",
-            "bounds count from the left input: `interval.of` must name the first input "
+            _STEPS + "self.joins.all(step, self.joins.exists_one(other, other.right == step.right))",
+            "two steps have the same `right`; each input is joined once",
+            ".joins",
+        ),
+        Rule(
+            _STEPS + "size(self.inputs) <= size(self.joins) + 1",
+            "there is an input that no step joins; add a step whose `right` it is, or drop the input",
+            ".inputs",
+        ),
+        Rule(
+            _STEPS + "self.joins.all(step, !has(step.interval) || (step.interval.of != step.right && "
+            "self.inputs.exists(i, i.name == step.interval.of)))",
+            "bounds count from an input that was joined before: `interval.of` must name one "
             "(to count from the right input, negate the bounds and swap them)",
             ".joins",
         ),
         Rule(
-            _TWO + "self.joins.all(step, step.keys.all(left, left.startsWith(self.inputs[0].name + '.') "
-            "&& step.keys[left].startsWith(self.inputs[1].name + '.')))",
-            "a key is written <first input>.<column>: <second input>.<column>",
+            _STEPS + "self.joins.all(step, step.keys.all(left, !left.startsWith(step.right + '.') "
+            "&& step.keys[left].startsWith(step.right + '.')))",
+            "a key is written <input joined before>.<column>: <right>.<column>",
             ".joins",
         ),
         Rule(
-            "!has(self.select) || self.select.all(item, self.inputs.exists(i, item.column.startsWith(i.name + '.')))",
+            _STEPS + "self.joins.all(step, !has(step.broadcast) || step.broadcast == step.right || "
+            "(step.broadcast == self.inputs[0].name && self.joins[0].right == step.right))",
+            "`broadcast` must name a side of its step that is an input: the right one, or in the first step the left",
+            ".joins",
+        ),
+        Rule(
+            _STEPS + "self.joins.all(step, !has(step.asOf) || "
+            "self.inputs.all(i, i.name != step.right || has(i.table)))",
+            "the right input of an asOf step must be a table; write table: {key: [...]} in that input",
+            ".joins",
+        ),
+        Rule(
+            _STEPS + "self.inputs.all(i, !has(i.table) || "
+            "self.joins.all(step, step.right != i.name || has(step.asOf)))",
+            "a table must be the right input of an asOf step; drop `table`, or write asOf in that step",
+            ".inputs",
+        ),
+        Rule(
+            "!has(self.inputs[0].table)",
+            "the first input is the left side and cannot be a table; drop `table`",
+            ".inputs",
+        ),
+        Rule(
+            "!has(self.select) || self.select.all(item, !has(item.column) || "
+            "self.inputs.exists(i, item.column.startsWith(i.name + '.')))",
             "a column is written <input>.<column>, and one here does not begin with the name of an input",
             ".select",
         ),
@@ -94,12 +139,12 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".deadLetter.kafka",
         ),
     ),
-    (StreamJoinSpec, "inputs"): (
-        Rule("size(self) >= 2", "a join needs two inputs; write exactly two"),
-        Rule("size(self) <= 2", "joining more than two inputs is not supported yet; write exactly two"),
-    ),
+    (StreamJoinSpec, "inputs"): (Rule("size(self) >= 2", "a join needs two inputs; write at least two"),),
     (StreamJoinSpec, "joins"): (
-        Rule("size(self) <= 1", "more than one join step is not supported yet; keep the first"),
+        Rule(
+            "size(self) <= 1 || self.all(step, !has(step.window) && !has(step.asOf))",
+            "window and asOf steps do not take part in chains; write interval, or make it a job of its own",
+        ),
     ),
     Input: (
         _exactly_one("kafka", "file"),
@@ -123,21 +168,77 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".interval",
         ),
         Rule(
+            "[has(self.interval), has(self.window), has(self.asOf)].filter(named, named).size() <= 1",
+            "needs exactly one of interval, window and asOf",
+        ),
+        Rule(
             "size(self.keys) > 0 || has(self.broadcast)",
-            "there is no key, so every row would meet every row (rule J9); name at least one",
+            "there is no key, so every row would meet every row (rule J9); name at least one, or for a join on time "
+            "only the small side in `broadcast`",
             ".keys",
+        ),
+        Rule(
+            "size(self.keys) == 0 || !has(self.broadcast)",
+            "is for a join without keys (rule J9); drop broadcast, or the keys",
+            ".broadcast",
+        ),
+        Rule(
+            "!has(self.broadcast) || (!has(self.window) && !has(self.asOf))",
+            "only an interval step can do without keys; drop broadcast and name a key",
+            ".broadcast",
+        ),
+        Rule(
+            "!has(self.broadcast) || self.type == 'inner' || "
+            "(self.type == 'left' && self.broadcast == self.right) || "
+            "(self.type == 'right' && self.broadcast != self.right)",
+            "the join keeps unmatched rows of this side, which a broadcast side cannot (rule J9); broadcast the other "
+            "side, or write type: inner",
+            ".broadcast",
+        ),
+        Rule(
+            "self.lateData != 'reopen' || (!has(self.window) && !has(self.asOf))",
+            "reopen is for interval steps; write drop",
+            ".lateData",
+        ),
+        Rule(
+            f"!has(self.asOf) || {_time('allowedLateness')} == duration('0s')",
+            "an asOf step drops no row as late (rule A3); to wait for late versions write asOf.grace instead",
+            ".allowedLateness",
+        ),
+        Rule(
+            "!has(self.asOf) || self.type in ['inner', 'left']",
+            "an asOf step is inner or left: the table's versions have no last moment (rule A4)",
+            ".type",
         ),
     ),
     Interval: (Rule(f"{_time('lower')} <= {_time('upper')}", "lower is above upper, so nothing can match; swap them"),),
+    Window: (_exactly_one("tumbling", "hopping", "session"),),
+    Hopping: (
+        Rule(
+            f"{_time('slide')} <= {_time('size')}",
+            "slide is longer than size, so rows between windows would be lost; write at most the size",
+            ".slide",
+        ),
+    ),
+    AsOf: (
+        Rule(
+            f"{_time('grace')} < {_time('historyRetention')}",
+            "grace is not below historyRetention, so versions would go before the rows that wait; keep them longer",
+            ".grace",
+        ),
+    ),
+    **{(kind, name): _positive() for kind, name in _LENGTHS},
+    SelectItem: (
+        _exactly_one("column", "expression"),
+        Rule("!has(self.expression) || has(self.as)", "an expression has no name of its own; add one: as: <name>"),
+    ),
     (SelectItem, "as"): (
         Rule("!self.startsWith('$')", "starts with `$`, which engine columns do; choose another name"),
     ),
     Output: (_exactly_one("kafka", "postgres", "file"),),
     DeadLetter: (_exactly_one("kafka", "file"),),
     StoreSpec: (Rule("!has(self.postgres) || !has(self.memory)", "postgres and memory are both named; keep one"),),
-    (StoreSpec, "checkpointInterval"): (
-        Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),
-    ),
+    (StoreSpec, "checkpointInterval"): _positive(),
     PostgresStore: (_exactly_one("dsn", "dsnSecretRef"),),
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput
 from joinery_runtime.job.resource import StreamJoinSpec
 from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
-from joinery_runtime.job.steps import JoinStep
+from joinery_runtime.job.steps import Interval, JoinStep, Limits, SelectItem
 from joinery_runtime.job.types import SIMPLE_TYPES
 
 Schema = dict[str, Any]
@@ -59,9 +59,6 @@ def list_map(key: str) -> Schema:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
-# Fields that are not built and whose value would be text; the others' would be mappings.
-UNBUILT_TEXT: frozenset[Place] = frozenset({(Input, "keyFormat"), (JoinStep, "broadcast")})
-
 # Fields whose empty mapping says what absence says, where absence is no branch of their union.
 EMPTY_IS_UNSET: frozenset[Place] = frozenset({(KafkaInput, "stopAt")})
 
@@ -79,7 +76,15 @@ FIELDS: Mapping[Place, Schema] = {
     (AtTimestamp, "timestamp"): {"pattern": f"^{_RFC_3339}$"},
     (AtOffsets, "offsets"): {"maxProperties": 10_000},
     (JoinStep, "where"): {"maxLength": _LONG_TEXT},
+    (JoinStep, "right"): {"maxLength": 253},
+    (JoinStep, "broadcast"): {"maxLength": 253},
     (JoinStep, "keys"): {"maxProperties": 64},
+    (Interval, "of"): {"maxLength": 253},
+    (Limits, "maxStateBytes"): {
+        "pattern": r"^[0-9]{1,18}(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$",
+        "minimum": 1,
+    },
+    (SelectItem, "expression"): {"maxLength": _LONG_TEXT},
     (SecretRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
     (SecretKeyRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
     (SecretKeyRef, "key"): {"pattern": "^[-_a-zA-Z0-9][-._a-zA-Z0-9]*$", "maxLength": 253},

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
 from annotated_types import Ge, Gt
-from pydantic import BaseModel, BeforeValidator, PlainSerializer
+from pydantic import BaseModel, PlainSerializer
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 from joinery_runtime.job.base import Setting
-from joinery_runtime.job.crd.rules import Rule, with_rules
+from joinery_runtime.job.crd.rules import with_rules
 from joinery_runtime.job.crd.shapes import (
     EMPTY_IS_UNSET,
     FIELDS,
     INT_OR_STRING,
     MAX_ENTRIES,
     MAX_TEXT,
-    UNBUILT_TEXT,
     Place,
     Schema,
     duration,
@@ -67,8 +65,6 @@ def description(text: str, limit: int = _DESCRIPTION) -> str:
 
 
 def _field(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
-    if info.annotation is type(None):
-        return _unbuilt(place, info)
     shape = {**_shape(place, info, raw, models), **FIELDS.get(place, {})}
     return with_rules({**_sized(shape), **_described(raw)}, place)
 
@@ -85,25 +81,6 @@ def _shape(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema
     return schema
 
 
-def _unbuilt(place: Place, info: FieldInfo) -> Schema:
-    """Kept in the schema, as the API server would otherwise drop without a word what a user wrote."""
-    shape: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    if place in UNBUILT_TEXT:
-        shape = _sized({"type": "string", **FIELDS.get(place, {})})
-    return {**shape, "x-kubernetes-validations": [Rule("false", _refusal(info)).schema()]}
-
-
-def _refusal(info: FieldInfo) -> str:
-    """The model's own words, by giving it a value."""
-    for each in info.metadata:
-        if isinstance(each, BeforeValidator):
-            try:
-                cast(Callable[[object], object], each.func)("a value")
-            except PydanticCustomError as error:
-                return error.message()
-    raise TypeError("a field that accepts nothing but its absence must say why: declare it with NotYet")
-
-
 def _translated(raw: Schema, models: Models) -> Schema:
     """JSON schema as pydantic writes it, in the subset that is structural. Null is absence in Kubernetes."""
     default = _default(raw)
@@ -116,7 +93,7 @@ def _translated(raw: Schema, models: Models) -> Schema:
         return {**_translated(branches[0], models), **default}
     if "oneOf" in raw:
         return {**_union(raw["oneOf"], models), **default}
-    if "type" not in raw:
+    if raw.get("type", "null") == "null":
         raise TypeError(f"Kubernetes has no structural schema for {raw}")
     schema = {key: raw[key] for key in _KEPT if key in raw and key != "default"} | default
     if "const" in raw:
