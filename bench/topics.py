@@ -7,7 +7,7 @@ are up to DISORDER_MS out of order. A record is about 100 bytes of JSON.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ RECORDS_PER_SECOND = 1_000
 PAY_WITHIN_MS = 600_000
 DISORDER_MS = 2_000
 PAID = 0.75
+HOT_EVERY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +33,17 @@ class Workload:
         return self.records * 1000 // RECORDS_PER_SECOND
 
 
-def produce(bootstrap: str, workload: Workload) -> None:
-    """Fills the topics `orders` and `payments`, which must exist and be empty."""
-    jobs = [(bootstrap, workload, topic) for topic in ("orders", "payments")]
+def produce(bootstrap: str, workload: Workload, topics: Sequence[str] = ("orders", "payments")) -> None:
+    """Fills these topics of `TOPICS`, which must exist and be empty."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:
-        pool.starmap(_produce_topic, jobs)
+        pool.starmap(_produce_topic, [(bootstrap, workload, topic) for topic in topics])
 
 
 def _produce_topic(bootstrap: str, workload: Workload, topic: str) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "batch.size": 1 << 20,
                          "queue.buffering.max.messages": 1_000_000, "compression.type": "lz4"})  # fmt: skip
-    make = _orders if topic == "orders" else _payments
-    for number, value in enumerate(make(workload)):
+    for number, value in enumerate(TOPICS[topic](workload)):
         while True:
             try:
                 producer.produce(topic, value, partition=number % workload.partitions)
@@ -76,6 +75,33 @@ def _payments(workload: Workload) -> Iterator[bytes]:
     orders[(random.random(workload.records) > PAID) | (orders < 0)] += 500_000_000
     for number, ts, order in zip(range(workload.records), times.tolist(), orders.tolist(), strict=True):
         yield b'{"payment_id":"p%09d","order_id":"o%09d","method":"card","paid":true,"ts":%d}' % (number, order, ts)
+
+
+def _shipments(workload: Workload) -> Iterator[bytes]:
+    """Payment n is shipped within PAY_WITHIN_MS: shipment n is of one up to that long before."""
+    random = np.random.default_rng(3)
+    times = _times(workload, random)
+    paid = np.arange(workload.records) - random.integers(
+        0, PAY_WITHIN_MS * RECORDS_PER_SECOND // 1000, workload.records
+    )
+    for number, ts, payment in zip(range(workload.records), times.tolist(), paid.tolist(), strict=True):
+        yield b'{"shipment_id":"s%09d","payment_id":"p%09d","carrier":"post","ts":%d}' % (number, payment % 10**9, ts)
+
+
+def _hot(records: Iterator[bytes]) -> Iterator[bytes]:
+    """Every tenth record has the same order."""
+    for number, record in enumerate(records):
+        at = record.index(b'"order_id":"o') + 12
+        yield record if number % HOT_EVERY else record[:at] + b"o000000000" + record[at + 10 :]
+
+
+TOPICS: dict[str, Callable[[Workload], Iterator[bytes]]] = {
+    "orders": _orders,
+    "payments": _payments,
+    "shipments": _shipments,
+    "hot_orders": lambda workload: _hot(_orders(workload)),
+    "hot_payments": lambda workload: _hot(_payments(workload)),
+}
 
 
 def _times(workload: Workload, random: np.random.Generator) -> np.ndarray:

@@ -12,9 +12,9 @@ from typing import cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from joinery_runtime.core.columns import JOINABLE, MARK_FIELD, TS
+from joinery_runtime.core.arrivals import as_segment, split_joinable
+from joinery_runtime.core.columns import TS
 from joinery_runtime.core.match import find_ranges, list_pairs
 from joinery_runtime.core.rows import Pairs, Selection, confirm, in_arrival_order, in_closing_order, project
 from joinery_runtime.core.segment import Run
@@ -187,7 +187,7 @@ class _Epoch:
         if new is None:
             return None
         keepable = self._keepable(side)
-        batch = _as_segment(spec, new.run.batch, _found(new))
+        batch = as_segment(spec, new.run.batch, _found(new))
         kept = Run.view(batch if keepable.all() else batch.filter(pa.array(keepable)))
         return kept if len(kept) else None
 
@@ -214,23 +214,16 @@ def _newly(rows: _Rows) -> np.ndarray:
     return np.flatnonzero(rows.found & ~rows.matched)
 
 
-def _as_segment(side: SideSpec, batch: pa.RecordBatch, matched: np.ndarray) -> pa.RecordBatch:
-    schema = side.segment_schema()
-    columns = [pa.array(matched) if field == MARK_FIELD else batch.column(field.name) for field in schema]
-    return pa.record_batch(columns, schema=schema)
-
-
 def _arrivals(side: SideSpec, work: StepWork, number: int) -> _Arrivals:
     rows, late = _judge(work.arrivals[number], work.accept_from[number])
-    if rows is None or not side.preserved:
-        return _Arrivals(_rows(rows, marks=False), None, late)
-    joinable = rows.column(JOINABLE)
-    can, cannot = rows.filter(joinable), rows.filter(pc.invert(joinable))
+    if rows is None:
+        return _Arrivals(None, None, late)
+    can, cannot = split_joinable(side, rows)
     return _Arrivals(_rows(can, marks=side.marks), cannot if cannot.num_rows else None, late)
 
 
-def _rows(batch: pa.RecordBatch | None, *, marks: bool) -> _Rows | None:
-    return _Rows.arriving(batch, marks=marks) if batch is not None and batch.num_rows else None
+def _rows(batch: pa.RecordBatch, *, marks: bool) -> _Rows | None:
+    return _Rows.arriving(batch, marks=marks) if batch.num_rows else None
 
 
 def _judge(batch: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core import windows
+from joinery_runtime.core.arrivals import split_joinable, to_keep
 from joinery_runtime.core.cells import Emitter, Members, Sides, cut_by_hash, spread, together
 from joinery_runtime.core.columns import HASH, TS
 from joinery_runtime.core.rows import Selection
@@ -143,13 +144,13 @@ class _Epoch:
         spec, rows = self._step.sides[side], self._work.arrivals[side]
         if rows is None:
             rows = pa.RecordBatch.from_pylist([], schema=spec.intake.prepared_schema())
-        return windows.split_joinable(spec, rows)
+        return split_joinable(spec, rows)
 
     def _take(self, side: int, joinable: pa.RecordBatch, alone: pa.RecordBatch, late: np.ndarray) -> Arrived:
         alone_late = self._before_open(alone)
         self._pad(side, alone, np.flatnonzero(~alone_late))
         count = int(late.sum()) + int(alone_late.sum())
-        kept = windows.to_keep(self._step.sides[side], joinable.filter(pa.array(~late)))
+        kept = to_keep(self._step.sides[side], joinable.filter(pa.array(~late)))
         return kept, {"late": count} if count else {}
 
     def _pad(self, side: int, alone: pa.RecordBatch, rows: np.ndarray) -> None:

@@ -245,10 +245,8 @@ def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
     match step.rule:
         case Interval():
             return spec.preserved and meta.ts_min < horizon.now and needed(pipeline, meta, found)
-        case TumblingWindow() as rule:
+        case TumblingWindow() | SessionGap() as rule:
             return windows.closes(rule, meta.ts_min, meta.ts_max, horizon)
-        case SessionGap() as rule:
-            return meta.ts_min + rule.gap < horizon.now
         case AsOf():
             return side == LEFT and meta.ts_min <= horizon.now and needed(pipeline, meta, found)
 

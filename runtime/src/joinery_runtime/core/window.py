@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core import windows
+from joinery_runtime.core.arrivals import split_joinable, to_keep
 from joinery_runtime.core.cells import (
     Emitter,
     Members,
@@ -154,9 +155,9 @@ def _arrive(step: StepSpec, work: StepWork, side: int, out: Emitter) -> tuple[Ru
     if rows is None:
         return None, {}
     late = _late(_rule(step), rows, closed)
-    joinable, alone = windows.split_joinable(spec, rows.filter(pa.array(~late)))
+    joinable, alone = split_joinable(spec, rows.filter(pa.array(~late)))
     _pad(_rule(step), side, alone, closed, out)
-    return windows.to_keep(spec, joinable), {"late": int(late.sum())} if late.any() else {}
+    return to_keep(spec, joinable), {"late": int(late.sum())} if late.any() else {}
 
 
 def _late(rule: TumblingWindow, rows: pa.RecordBatch, closed: int | None) -> np.ndarray:

@@ -10,12 +10,8 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from joinery_runtime.core.columns import JOINABLE, MARK_FIELD
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, SideSpec, TumblingWindow, clamp, earlier
+from joinery_runtime.core.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow, clamp, earlier
 from joinery_runtime.core.step import Horizon
 
 Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
@@ -67,24 +63,3 @@ def _closes_session(rule: SessionGap, ts_min: int, horizon: Horizon) -> bool:
     if horizon.now is None or horizon.now == horizon.before:
         return False
     return ts_min < cast(int, open_from(rule, horizon.now))
-
-
-# --- arrivals of a window step ----------------------------------------------------------------------------------------
-
-
-def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """The rows that can match, and those that cannot (J4), which come on preserved sides only."""
-    if not side.preserved:
-        return rows, rows.slice(0, 0)
-    joinable = rows.column(JOINABLE)
-    return rows.filter(joinable), rows.filter(pc.invert(joinable))
-
-
-def to_keep(side: SideSpec, rows: pa.RecordBatch) -> Run | None:
-    """Prepared rows that can match as a run of the side's segments, no row marked. None: no rows."""
-    if not rows.num_rows:
-        return None
-    unmarked = pa.array(np.zeros(rows.num_rows, dtype=bool))
-    schema = side.segment_schema()
-    columns = [unmarked if field == MARK_FIELD else rows.column(field.name) for field in schema]
-    return Run.sort(pa.record_batch(columns, schema=schema))
