@@ -16,7 +16,6 @@ import pyarrow as pa
 from pyspark import SparkContext
 
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.schema import arrow_schema
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.worker import Worker, WorkerParts
@@ -25,7 +24,7 @@ from joinery_runtime.hosts.stores import PostgresAddress
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter, Takeover
-from joinery_runtime.sources import Decoder, JsonDecoder
+from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.sources.base import Range, RawBatch
 
 TASK_CONF = {"spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1])}
@@ -56,7 +55,8 @@ class SparkStage:
         dead = self.dead_letters.writer() if job.spec.dead_letter else None
         records = self.directory / "records"
         build = BuildWorker(job, self.store, records, self.output.writer(), dead)
-        return _WithRecords(SparkHost(self.context, WorkerSetup(uuid.uuid4().hex, build), job.name), logs, records)
+        setup = WorkerSetup(uuid.uuid4().hex, build, len(job.joins))
+        return _WithRecords(SparkHost(self.context, setup, job.name), logs, records)
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,16 @@ class BuildWorker:
     dead_letters: SinkWriter | None
 
     def __call__(self, cache: Path) -> Worker:
-        spec, inputs = compile_join(self.job), _Inputs(self.job, self.records)
+        pipeline, inputs = compile_join(self.job), _Inputs(self.job, self.records)
         store = self.store.connect()
-        parts = WorkerParts(self.job.name, spec, inputs, store, self.output, self.dead_letters, cache, ordered=True)
+        parts = WorkerParts(self.job.name, pipeline, inputs, store, self.output, self.dead_letters, cache, ordered=True)
         return Worker(parts)
 
 
 class _Inputs:
     def __init__(self, job: StreamJoin, records: Path) -> None:
         self._reader = _Reader(records)
-        self._decoders = {side.name: JsonDecoder(arrow_schema(side.columns)) for side in job.spec.inputs}
+        self._decoders = {side.name: json_decoder_for(side) for side in job.spec.inputs}
 
     def reader(self, name: str) -> _Reader:
         return self._reader

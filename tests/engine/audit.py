@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from engine.sim_sink import SimSink
-from engine.simulation import INPUTS, Committed, World
+from engine.sim_store import Committed
+from engine.simulation import World
 from joinery_devkit.oracle import Oracle, Row, WatermarkOracle
+from joinery_runtime.engine.plan import HORIZONS
 from joinery_runtime.state.store import EpochRecord, JobRecord
 
 Watermark = int | None
@@ -31,10 +34,12 @@ class Auditor:
         self._dead_letters: list[list[str]] = []
         self._generation = 0
         self._live: set[str] = set()
-        self._pairs: Counter[tuple[int, int]] = Counter()
+        self._rows: Counter[tuple[int | None, ...]] = Counter()
+        self._floors: dict[str, int] = {}
         self._dead: Counter[tuple[str, int, int]] = Counter()
         self.ends: dict[tuple[str, int], int] = {}
         self.late = self.retired = 0  # rows, segments
+        self.follow_ups = 0  # epochs that read nothing
 
     @property
     def epochs(self) -> int:
@@ -42,7 +47,12 @@ class Auditor:
 
     @property
     def pairs(self) -> int:
-        return self._pairs.total()
+        """Output rows with all their inputs."""
+        return sum(count for row, count in self._rows.items() if None not in row)
+
+    @property
+    def padded(self) -> int:
+        return self._rows.total() - self.pairs
 
     def check(self) -> None:
         record = self._world.store.record(self._world.job.name)
@@ -77,10 +87,11 @@ class Auditor:
         self._check_attempts(entry)
         rows = self._read(plan["ranges"])
         self._check_watermarks(plan, rows)
+        self._check_horizons(plan)
         expected = self._oracle.epoch(plan["watermarks"], rows)
-        self._pairs.update((pair.left.values["id"], pair.right.values["id"]) for pair in expected.pairs)
-        assert entry.result["rows_out"] == len(expected.pairs), f"epoch {entry.epoch} counted other rows than it must"
-        late = {name: entry.result["dropped"].get(name, {}).get("late", 0) for name in INPUTS}
+        self._rows.update(tuple(row.values()) for row in expected.rows)
+        assert entry.result["rows_out"] == len(expected.rows), f"epoch {entry.epoch} counted other rows than it must"
+        late = {name: entry.result["dropped"].get(name, {}).get("late", 0) for name in self._world.topics}
         assert late == expected.late, f"epoch {entry.epoch} judged other rows late"
         self.late += sum(late.values())
 
@@ -93,7 +104,7 @@ class Auditor:
 
     def _read(self, ranges: list[list[Any]]) -> dict[str, list[Row]]:
         """The records of the ranges; a range goes on where the one before ended."""
-        rows: dict[str, list[Row]] = {name: [] for name in INPUTS}
+        rows: dict[str, list[Row]] = {name: [] for name in self._world.topics}
         for name, _, partition, start, end in ranges:
             assert self.ends.get((name, partition), start) == start, "ranges have a gap or overlap"
             assert start <= end, "an offset went back"
@@ -115,8 +126,8 @@ class Auditor:
         return [Row(partition, offset, values["ts"], values)]
 
     def _check_watermarks(self, plan: Mapping[str, Any], rows: Mapping[str, list[Row]]) -> None:
-        before = self._log[-1].plan["watermarks"] if self._log else dict.fromkeys(INPUTS)
-        for name in INPUTS:
+        before = self._log[-1].plan["watermarks"] if self._log else dict.fromkeys(rows)
+        for name in rows:
             assert not _went_back(before[name], plan["watermarks"][name]), "a watermark went back"
         implied = self._watermarks.watermarks(plan["idle"], plan["ended"])
         assert plan["watermarks"] == implied, "the watermarks are not what the records imply"
@@ -125,18 +136,32 @@ class Auditor:
                 self._watermarks.saw(name, f"{name}/{row.partition}", [row.ts])
         self._watermarks.settle(plan["idle"])
 
+    def _check_horizons(self, plan: Mapping[str, Any]) -> None:
+        """Each part is closed on from where the epoch before has closed it, and no epoch is run for nothing."""
+        for part, (before, now) in plan["horizons"].items():
+            assert before == self._floors.get(part), "a horizon does not go on where the last epoch ended"
+            assert not _went_back(before, now), "a horizon went back"
+        moved = {part: now for part, (before, now) in plan["horizons"].items() if before != now}
+        if not (plan["ranges"] or plan["checkpoint"]):
+            assert moved, "an epoch was run that has nothing to do"
+            self.follow_ups += 1
+        self._floors |= moved
+
     # --- what is there now --------------------------------------------------------------------------------------------
 
     def _check_record(self, record: JobRecord) -> None:
         assert record.epoch == len(self._log), "an epoch is committed and not in the log"
         assert {segment.key for segment in record.segments} == self._live, "segments are live that no commit named"
-        stored = {(n, p): o for n, data in record.offsets.items() for _, p, o in json.loads(data)["positions"]}
+        documents = {name: json.loads(data) for name, data in record.offsets.items()}
+        floors = documents.pop(HORIZONS, {"horizons": {}})["horizons"]
+        assert floors == self._floors, "the horizons are not those of the epoch log"
+        stored = {(n, p): o for n, document in documents.items() for _, p, o in document["positions"]}
         assert stored == self.ends, "the offsets are not those of the epoch log"
         if record.plan is not None:
             assert record.plan["epoch"] == record.epoch + 1, "the pending plan is not the next epoch's"
 
     def _check_table(self) -> None:
-        assert Counter(self._world.output.table) == self._pairs, "the output is not every pair exactly once"
+        assert Counter(self._world.output.table) == self._rows, "the output is not every row exactly once"
         dead = Counter((name, partition, offset) for name, _, partition, offset, _, _ in self._world.dead.table)
         assert dead == self._dead, "the dead letters are not every bad record exactly once"
 
@@ -155,7 +180,7 @@ class Auditor:
             return []
         output, dead = self._world.output.topic.visible, self._world.dead.topic.visible
         places = Counter((name, partition, offset) for name, _, partition, offset, _, _ in dead)
-        return [(Counter(output), Counter(self._pairs)), (places, Counter(self._dead))]
+        return [(Counter(output), Counter(self._rows)), (places, Counter(self._dead))]
 
     def _check_files(self, sink: SimSink, named: list[list[str]]) -> None:
         """Files appear after the commit: those of all epochs but the last are there, and none that nobody named."""
@@ -179,6 +204,8 @@ class Auditor:
         ends = {(n, p): len(v) for n, topic in self._world.topics.items() for p, v in enumerate(topic.partitions)}
         assert self.ends == ends, "records were not read"
         assert self._world.store.epochs(self._world.job.name) == self._log, "the epoch log was rewritten"
+        owed = [row for epoch in deepcopy(self._oracle).end() for row in epoch.rows]
+        assert not owed, "rows were not closed at the end"
         for visible, committed in self._topics():
             assert visible == committed, "the topic does not hold what was committed"
         for sink in (self._world.output, self._world.dead):

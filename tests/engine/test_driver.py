@@ -72,6 +72,13 @@ def record(world: World) -> JobRecord:
     return found
 
 
+def with_step(world: World, **changes: Any) -> dict[str, Any]:
+    """The job's signature with another join."""
+    signature = world.identity.signature
+    (step,) = signature["steps"]
+    return {**signature, "steps": [{**step, **changes}]}
+
+
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 RECORD = JobRecord(
@@ -102,12 +109,13 @@ def test_a_commit_without_an_answer_is_resolved_by_what_is_there(observed: JobRe
     assert resolve_commit(observed, generation=4, epoch=7) is outcome
 
 
-def test_one_summary_counts_for_every_shard() -> None:
-    assert choose_attempts([(1, "b"), (0, "a")], range(2)) == {0: "a", 1: "b"}
-    with pytest.raises(StateError, match="two results for shard 0"):
-        choose_attempts([(0, "a"), (0, "again")], range(1))
-    with pytest.raises(StateError, match=r"no result for shards \[1, 2\]"):
-        choose_attempts([(0, "a")], range(3))
+def test_one_summary_counts_for_every_step_and_shard() -> None:
+    told = {(0, 0): "a", (0, 1): "b", (1, 0): "c", (1, 1): "d"}
+    assert choose_attempts(reversed(told.items()), 2, 2) == told
+    with pytest.raises(StateError, match="two results for step 2, shard 0"):
+        choose_attempts([*told.items(), ((1, 0), "again")], 2, 2)
+    with pytest.raises(StateError, match="no result for step 1, shard 1, step 2, shard 0"):
+        choose_attempts([((0, 0), "a"), ((1, 1), "d")], 2, 2)
 
 
 # --- recovery ---------------------------------------------------------------------------------------------------------
@@ -160,7 +168,7 @@ def test_recovery_publishes_what_a_crash_left_unpublished(world: World, monkeypa
 def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: World) -> None:
     fill(world, 2)
     epoch(started(world))
-    changed = dict(world.identity.signature) | {"keys": [["k", "id", "string"]]}
+    changed = with_step(world, keys=[["orders.k", "payments.id", "string"]])
     driver, _ = world.new_driver(who=replace(world.identity, signature=changed))
     with pytest.raises(IncompatibleState, match=r"the keys were orders\.k = payments\.k .* they are now") as caught:
         driver.recover()
@@ -191,7 +199,7 @@ def test_a_job_that_does_not_fit_leaves_the_running_driver_alone(world: World) -
     fill(world, 2)
     running = started(world)
     epoch(running)
-    changed = dict(world.identity.signature) | {"keys": [["k", "id", "string"]]}
+    changed = with_step(world, keys=[["orders.k", "payments.id", "string"]])
     misfit, _ = world.new_driver(who=replace(world.identity, signature=changed))
     with pytest.raises(IncompatibleState):
         misfit.recover()
@@ -203,7 +211,7 @@ def test_a_change_that_loses_nothing_but_old_matches_is_a_warning(world: World) 
     fill(world, 2)
     epoch(started(world))
     heard: list[str] = []
-    wider = dict(world.identity.signature) | {"upper": 60_000}
+    wider = with_step(world, upper=60_000)
     started(world, who=replace(world.identity, signature=wider, stateful_warning=heard.append))
     assert len(heard) == 1
     assert "upper bound went from 80ms to 1m" in heard[0]

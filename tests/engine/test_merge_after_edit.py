@@ -2,47 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
 
-from engine.simulation import World
-from joinery_runtime.core.columns import ENGINE_FIELDS
+from engine.sim_jobs import FULL, parsed
+from joinery_runtime.core.columns import ENGINE_FIELDS, MARK
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.prepare import prepared_schema
-from joinery_runtime.core.segment import Run, describe, encode
-from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.core.segment import Run, SegmentMeta, describe, encode
+from joinery_runtime.core.spec import LEFT, Pipeline, SideSpec
+from joinery_runtime.core.step import Horizon
+from joinery_runtime.engine.cache import SegmentCache
+from joinery_runtime.engine.marks import MarkBook
+from joinery_runtime.engine.messages import EpochWork
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.step_task import StepTask
 
 
 class Blobs:
     def __init__(self, blobs: dict[str, bytes]) -> None:
         self._blobs = blobs
 
-    def read_segments(self, job: str, keys: Any) -> dict[str, bytes]:
+    def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         return {key: self._blobs[key] for key in keys}
 
 
-def run_of(schema: pa.Schema, offset: int) -> Run:
-    values = {"$hash": 1, "$ts": offset, "$partition": 0, "$offset": offset}
+def run_of(side: SideSpec, offset: int) -> Run:
+    """One row, marked if its offset is odd."""
+    values = {"$hash": 1, "$ts": offset, "$partition": 0, "$offset": offset, MARK: offset % 2 == 1}
+    schema = side.segment_schema()
     arrays = [pa.array([values.get(field.name)], field.type) for field in schema]
     return Run.sort(pa.record_batch(arrays, schema=schema))
 
 
-def test_a_wide_segment_merges_with_a_narrow_one(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    spec = compile_join(world.job)
-    world.close()
-    wide = prepared_schema(spec.sides[0])
-    narrow_side = replace(spec.sides[0], stored=spec.sides[0].keys)
-    narrow_spec = replace(spec, sides=(narrow_side, spec.sides[1]))
-    runs = {"a": run_of(wide, 1), "b": run_of(prepared_schema(narrow_side), 2)}
+def narrowed(pipeline: Pipeline) -> Pipeline:
+    """Only the keys are stored on the left side."""
+    (step,) = pipeline.steps
+    left, right = step.sides
+    narrow = replace(left, intake=replace(left.intake, stored=left.intake.keys))
+    return replace(pipeline, steps=(replace(step, sides=(narrow, right)),))
+
+
+def merged(pipeline: Pipeline, runs: dict[str, Run], cache: Path) -> Run:
+    """The left side's segments, in an epoch in which nothing arrives."""
     blobs = {key: encode(run.batch) for key, run in runs.items()}
-    segments = [describe(r, key=k, part="left", epoch=1, blob=blobs[k]) for k, r in runs.items()]
-    parts = WorkerParts(
-        "job", narrow_spec, cast(Any, None), cast(Any, Blobs(blobs)), cast(Any, None), None, tmp_path / "c"
-    )
-    ((_, merged),) = Worker(parts)._merged([segments], (None, None))
-    assert merged.batch.schema.names == [f.name for f in ENGINE_FIELDS] + list(spec.sides[0].keys)
-    assert len(merged) == 2
+    segments = [describe(run, key=key, part="left", epoch=1, blob=blobs[key]) for key, run in runs.items()]
+    held = SegmentCache(cache, cast(Any, Blobs(blobs)), "job")
+    horizons = dict.fromkeys(pipeline.parts(), Horizon())
+    plan = EpochPlan(2, 1, (), {"orders": None, "payments": None}, checkpoint=True, horizons=horizons)
+    work = EpochWork(1, plan, tuple[SegmentMeta, ...](segments))
+    done = StepTask(pipeline, pipeline.steps[0], 0, work, held, MarkBook(held)).run((None, None), ordered=False)
+    assert done is not None
+    assert set(done.replaced) == set(runs)
+    ((part, run),) = done.runs
+    assert part == "left"
+    return run
+
+
+def test_wide_segments_merge_with_a_narrow_one(tmp_path: Path) -> None:
+    wide = compile_join(parsed(FULL))
+    narrow = narrowed(wide)
+    before, after = (pipeline.steps[0].sides[LEFT] for pipeline in (wide, narrow))
+    runs = {str(n): run_of(before, n) for n in range(3)} | {"3": run_of(after, 3)}
+    run = merged(narrow, runs, tmp_path)
+    assert run.batch.schema.names == [*(field.name for field in ENGINE_FIELDS), MARK, *after.intake.keys]
+    assert run.ts.tolist() == [0, 1, 2, 3]
+    assert run.batch.column(MARK).to_pylist() == [False, True, False, True]

@@ -8,10 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.times import InputTime
 from joinery_runtime.core.watermark import InputClock, InputProgress
-from joinery_runtime.engine.plan import FORMAT, EpochPlan, InputState, partition_id
+from joinery_runtime.engine.plan import (
+    FORMAT,
+    HORIZONS,
+    EpochPlan,
+    InputState,
+    floors_to_bytes,
+    partition_id,
+    stored_floors,
+)
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import PartitionRef, Range
+from joinery_runtime.state.store import JobRecord
 
 P, Q = PartitionRef("orders", "t", 0), PartitionRef("orders", "t", 1)
 R = PartitionRef("payments", "a/b.jsonl", 0)
@@ -27,6 +38,8 @@ PLAN = EpochPlan(
     lost={"t/0": 4},
     stops={PartitionRef("orders", "t", 0): 99},
     topic_ids={"orders": {"t": "id-1"}},
+    horizons={"left": Horizon(), "right": Horizon(None, 5), "left.2": Horizon(4, END_OF_TIME)},
+    highest={"orders": 1_700_000_000_010, "payments": None},
 )
 
 watermarks = st.none() | st.integers(-(2**53), 2**53) | st.just(END_OF_TIME)
@@ -45,6 +58,8 @@ plans = st.builds(
     lost=st.dictionaries(names, st.integers(1, 2**62), max_size=2),
     stops=st.dictionaries(refs, st.integers(0, 2**62), max_size=2),
     topic_ids=st.dictionaries(names, st.dictionaries(names, names, max_size=2), max_size=2),
+    horizons=st.dictionaries(names, st.builds(Horizon, watermarks, watermarks), max_size=2),
+    highest=st.dictionaries(names, watermarks, max_size=2),
 )
 
 
@@ -56,32 +71,53 @@ def test_a_plan_survives_json(plan: EpochPlan) -> None:
 CLOCK = InputClock(delay_ms=10)
 
 
+# What plans of the first format hold, and what each later format added to them. Plans outlive releases: a change here
+# needs a new format number.
+FIRST = {
+    "epoch": 7,
+    "shards": 3,
+    "ranges": [["orders", "t", 0, 5, 9], ["payments", "a/b.jsonl", 0, 0, 0]],
+    "watermarks": {"orders": 1_700_000_000_000, "payments": None},
+    "idle": {"orders": ["t/1"]},
+    "ended": ["payments"],
+    "checkpoint": True,
+    "fingerprint": "abc",
+    "lost": {"t/0": 4},
+}
+SECOND = {"stops": [["orders", "t", 0, 99]], "topic_ids": {"orders": {"t": "id-1"}}}
+THIRD = {
+    "horizons": {"left": [None, None], "right": [None, 5], "left.2": [4, END_OF_TIME]},
+    "highest": {"orders": 1_700_000_000_010, "payments": None},
+}
+BEFORE_THIRD = replace(PLAN, horizons={}, highest={})
+
+
 def test_the_stored_form_of_a_plan_is_fixed() -> None:
-    """Plans outlive releases: a change here needs a new format number."""
-    assert PLAN.to_json() == {
-        "format": 2,
-        "epoch": 7,
-        "shards": 3,
-        "ranges": [["orders", "t", 0, 5, 9], ["payments", "a/b.jsonl", 0, 0, 0]],
-        "watermarks": {"orders": 1_700_000_000_000, "payments": None},
-        "idle": {"orders": ["t/1"]},
-        "ended": ["payments"],
-        "checkpoint": True,
-        "fingerprint": "abc",
-        "lost": {"t/0": 4},
-        "stops": [["orders", "t", 0, 99]],
-        "topic_ids": {"orders": {"t": "id-1"}},
-    }
+    assert PLAN.to_json() == {"format": 3, **FIRST, **SECOND, **THIRD}
 
 
-def test_a_plan_of_the_first_format_is_read() -> None:
-    first = {k: v for k, v in PLAN.to_json().items() if k not in {"stops", "topic_ids"}} | {"format": 1}
-    assert EpochPlan.from_json(first) == replace(PLAN, stops={}, topic_ids={})
+@pytest.mark.parametrize(
+    ("stored", "plan"),
+    [
+        ({"format": 1, **FIRST}, replace(BEFORE_THIRD, stops={}, topic_ids={})),
+        ({"format": 2, **FIRST, **SECOND}, BEFORE_THIRD),
+        ({"format": 3, **FIRST, **SECOND, **THIRD}, PLAN),
+    ],
+    ids=["format-1", "format-2", "format-3"],
+)
+def test_a_stored_plan_is_read(stored: dict[str, object], plan: EpochPlan) -> None:
+    assert EpochPlan.from_json(json.loads(json.dumps(stored))) == plan
+
+
+def test_the_times_of_a_plan() -> None:
+    """A plan that holds no highest times is of an inner join, where they mean nothing."""
+    assert PLAN.times == {"orders": InputTime(1_700_000_000_000, 1_700_000_000_010), "payments": InputTime(None, None)}
+    assert BEFORE_THIRD.times == {"orders": InputTime(1_700_000_000_000, None), "payments": InputTime(None, None)}
 
 
 @pytest.mark.parametrize("number", [FORMAT + 1, 0, None])
 def test_a_plan_of_another_format_is_refused(number: int | None) -> None:
-    with pytest.raises(IncompatibleState, match=rf"epoch plan has format {number}: this release reads formats up to 2"):
+    with pytest.raises(IncompatibleState, match=rf"epoch plan has format {number}: this release reads formats up to 3"):
         EpochPlan.from_json({**PLAN.to_json(), "format": number})
 
 
@@ -107,11 +143,36 @@ def test_the_stored_form_of_offsets_is_fixed() -> None:
     state = InputState({Q: 4, P: 9}, InputProgress({"t/0": 5, "t/1": None}, 3), {Q: 40}, {"t": "id-1"})
     first = {"positions": [["t", 0, 9], ["t", 1, 4]], "highest": {"t/0": 5, "t/1": None}, "watermark": 3}
     second = {"stops": [["t", 1, 40]], "topic_ids": {"t": "id-1"}}
-    assert json.loads(state.to_bytes()) == {"format": 2, **first, **second}
-    read = InputState.from_bytes("orders", json.dumps({"format": 1, **first}).encode())
-    assert read == replace(state, stops={}, topic_ids={})
-    with pytest.raises(IncompatibleState, match="offsets of input orders has format 3"):
-        InputState.from_bytes("orders", b'{"format": 3}')
+    assert json.loads(state.to_bytes()) == {"format": 3, **first, **second}
+    for stored, read in (
+        ({"format": 1, **first}, replace(state, stops={}, topic_ids={})),
+        ({"format": 2, **first, **second}, state),
+        ({"format": 3, **first, **second}, state),
+    ):
+        assert InputState.from_bytes("orders", json.dumps(stored).encode()) == read
+    with pytest.raises(IncompatibleState, match="offsets of input orders has format 4"):
+        InputState.from_bytes("orders", b'{"format": 4}')
+
+
+def record_with(offsets: dict[str, bytes]) -> JobRecord:
+    return JobRecord(
+        "job", generation=1, epoch=1, signature=None, definition=None, plan=None, planned_for_ms=0, offsets=offsets,
+        segments=(), lineage="life",
+    )  # fmt: skip
+
+
+def test_the_stored_form_of_horizons_is_fixed() -> None:
+    floors = {"left": 5, "right.2": END_OF_TIME}
+    data = floors_to_bytes(floors)
+    assert json.loads(data) == {"format": 3, "horizons": floors}
+    assert stored_floors(record_with({HORIZONS: data})) == floors
+    with pytest.raises(IncompatibleState, match="the stored horizons has format 4: this release reads formats up to 3"):
+        stored_floors(record_with({HORIZONS: b'{"format": 4}'}))
+
+
+def test_state_of_a_release_without_horizons_has_none() -> None:
+    assert stored_floors(None) == {}
+    assert stored_floors(record_with({"orders": b'{"format": 2}'})) == {}
 
 
 def test_after_an_epoch_positions_watermark_and_highest_times_have_moved() -> None:

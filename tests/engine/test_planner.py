@@ -7,18 +7,22 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.core.spec import END_OF_TIME, Pipeline
 from joinery_runtime.core.watermark import InputClock, InputProgress
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState
-from joinery_runtime.engine.planner import Planner, PlanSettings
+from joinery_runtime.engine.planner import Kept, Planner, PlanSettings
 from joinery_runtime.errors import SourceError
 from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range
 
 IDLE_MS, CHECKPOINT_MS = 1_000, 60_000
 ORDERS = [PartitionRef("orders", "orders", p) for p in range(2)]
 PAYMENTS = [PartitionRef("payments", "payments", 0)]
+
+
+# What plans say of kept rows: test_follow_ups.py.
+NOTHING_KEPT = Kept(Pipeline((), ()), {}, ())
 
 
 @dataclass
@@ -67,7 +71,7 @@ class Job:
         )
 
     def plan(self, now_ms: int = 0, *, always: bool = False) -> EpochPlan | None:
-        return self.planner.plan(self.number + 1, self.inputs, now_ms, always=always)
+        return self.planner.plan(self.number + 1, self.inputs, NOTHING_KEPT, now_ms, always=always)
 
     def epoch(self, highest: Mapping[PartitionRef, int], now_ms: int = 0, *, always: bool = False) -> EpochPlan:
         """`highest` are the event times that the epoch's records reach."""

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from e2e.spark_stage import first_time
+from joinery_runtime.core.spec import LEFT
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
-from joinery_runtime.engine.worker import ReadReport, RowBlock
+from joinery_runtime.engine.worker import Block, ReadReport, RowBlock
 from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter
 from joinery_runtime.sources.base import Range
 
@@ -26,6 +27,7 @@ class FailingWorker:
 
     at: str
     error: Exception
+    steps: int = 2
 
     def __call__(self, cache: Path) -> FailingWorker:
         return self
@@ -36,13 +38,19 @@ class FailingWorker:
 
     def read(self, work: EpochWork, ranges: Sequence[Range]) -> Iterator[tuple[int, Any]]:
         for planned in ranges:
-            yield 0, RowBlock(0, b"rows")
+            yield 0, RowBlock(0, LEFT, b"rows")
             yield work.plan.shards, ReadReport(PartitionRead(planned.partition), None)
         self._reach("read")
 
-    def join(self, work: EpochWork, shard: int, blocks: Iterable[RowBlock], attempt: str) -> ShardSummary:
-        self._reach("join")
-        return ShardSummary(shard, rows_out=len(list(blocks)))
+    def step(
+        self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
+    ) -> Iterator[tuple[int, Any]]:
+        """Every step hands its rows on to the shard before."""
+        self._reach(f"step {number}")
+        rows = [block for block in blocks if isinstance(block, RowBlock)]
+        if number < self.steps - 1:
+            yield from (((shard - 1) % work.plan.shards, RowBlock(number + 1, LEFT, b"rows")) for _ in rows)
+        yield work.plan.shards, ShardSummary(number, shard, rows_out=len(rows))
 
     def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
         self._reach("collect")

@@ -22,6 +22,6 @@ class Unreadable:
 def test_every_partition_hears_of_it(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(spark, "_worker", lambda _: cast(Worker, Unreadable()))
     work = EpochWork(1, EpochPlan(epoch=1, shards=3, ranges=(), watermarks={}), ())
-    yielded = list(spark._read(WorkerSetup("d", lambda _: cast(Worker, None)), work, [[]]))
+    yielded = list(spark._read(WorkerSetup("d", lambda _: cast(Worker, None), 1), work, [[]]))
     failures = [partition for partition, block in yielded if isinstance(block, TaskFailure)]
     assert failures == [0, 1, 2, 3]

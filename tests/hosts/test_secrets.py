@@ -49,9 +49,9 @@ def test_a_job_without_references_stays_as_it_is() -> None:
 
 def test_settings_of_an_input_join_those_of_the_job(secrets: Path) -> None:
     found = with_secrets(job((TOPIC, TOPIC + f"        properties: {{client.id: me}}\n        {REF}\n")))
-    assert found.left.kafka is not None
-    assert found.left.kafka.properties == {"client.id": "me", **SECRET}
-    assert found.right == job().right
+    assert found.spec.inputs[0].kafka is not None
+    assert found.spec.inputs[0].kafka.properties == {"client.id": "me", **SECRET}
+    assert found.spec.inputs[1] == job().spec.inputs[1]
 
 
 def test_settings_of_the_outputs(secrets: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_secret_as_kubernetes_mounts_it(tmp_path: Path, monkeypatch: pytest.Mo
     (data.parent / ".hidden").write_text("x")
     (data.parent / "lost+found").mkdir()
     monkeypatch.setenv("JOINERY_SECRETS", str(tmp_path))
-    found = with_secrets(job(INPUT_REF)).left.kafka
+    found = with_secrets(job(INPUT_REF)).spec.inputs[0].kafka
     assert found is not None
     assert found.properties == {"sasl.password": "hush"}
 
@@ -112,7 +112,7 @@ def test_where_secrets_are_looked_for(secrets: Path, tmp_path: Path, monkeypatch
         root.mkdir(parents=True)
         (root / "kafka-client").mkdir()
         (root / "kafka-client" / "client.id").write_text(root.name)
-        found = with_secrets(job(INPUT_REF)).left.kafka
+        found = with_secrets(job(INPUT_REF)).spec.inputs[0].kafka
         assert found is not None
         assert found.properties == {"client.id": root.name}
 

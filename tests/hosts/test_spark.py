@@ -75,12 +75,14 @@ WORK = EpochWork(
 
 
 def run(context: SparkContext, at: str, error: Exception) -> Any:
-    return SparkHost(context, WorkerSetup(f"{at}-{error!r}", FailingWorker(at, error)), "job").run(WORK)
+    worker = FailingWorker(at, error)
+    return SparkHost(context, WorkerSetup(f"{at}-{error!r}", worker, worker.steps), "job").run(WORK)
 
 
 def test_an_epoch_without_errors(context: SparkContext) -> None:
     outcome = run(context, "never", RuntimeError())
-    assert {shard: summary.rows_out for shard, summary in outcome.shards.items()} == {0: 3, 1: 0}
+    rows = {task: summary.rows_out for task, summary in outcome.shards.items()}
+    assert rows == {(0, 0): 3, (0, 1): 0, (1, 0): 0, (1, 1): 3}, "three ranges, then on to the shard before"
     assert [read.partition.partition for read in sorted(outcome.read.partitions, key=lambda r: r.partition)] == [
         0,
         1,
@@ -89,7 +91,7 @@ def test_an_epoch_without_errors(context: SparkContext) -> None:
 
 
 @pytest.mark.parametrize("kind", [DataLoss, SinkError, RecordError])
-@pytest.mark.parametrize("at", ["read", "join", "collect"])
+@pytest.mark.parametrize("at", ["read", "step 0", "step 1", "collect"])
 def test_an_error_of_ours_arrives_as_it_was_raised(context: SparkContext, at: str, kind: type[JoineryError]) -> None:
     error = kind("what happened", facts="at t/0 offset 5", todo="Mend it")
     with pytest.raises(kind) as raised:
@@ -98,7 +100,7 @@ def test_an_error_of_ours_arrives_as_it_was_raised(context: SparkContext, at: st
     assert str(raised.value) == str(error)
 
 
-@pytest.mark.parametrize("at", ["read", "join"])
+@pytest.mark.parametrize("at", ["read", "step 0", "step 1"])
 def test_any_other_error_ends_the_epoch_with_its_cause(context: SparkContext, at: str) -> None:
     with pytest.raises(JoineryError) as raised:
         run(context, at, ValueError("no such thing"))

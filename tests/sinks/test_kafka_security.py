@@ -122,7 +122,7 @@ def texts_of(error: BaseException) -> list[str]:
 
 def planned(job: StreamJoin) -> tuple[int, int]:
     """What the left input's planner plans once its partition is its own."""
-    planner, deadline = planner_for(job.left, job.name), deadline_after(30)
+    planner, deadline = planner_for(job.spec.inputs[0], job.name), deadline_after(30)
     try:
         while not (only := planner.bounds(Known())[0]).held:
             assert time.monotonic() < deadline
@@ -135,7 +135,7 @@ def planned(job: StreamJoin) -> tuple[int, int]:
 def test_inputs_with_secrets_by_reference(secure, topic, secret, nothing_leaks) -> None:
     job = with_secrets(referring(secure.secure_access, topic))
     assert planned(job) == (0, 1)
-    reader = reader_for(job.left)
+    reader = reader_for(job.spec.inputs[0])
     values = [batch.values.to_pylist() for batch in reader.read(Range(PartitionRef("l", topic, 0), 0, 1))]
     reader.close()
     assert values == [[b'{"ts": 1}']]
@@ -207,7 +207,7 @@ def test_a_wrong_password_is_told_to_the_planner_at_once(topic, wrong, nothing_l
 
 
 def test_a_wrong_password_is_told_to_the_reader_at_once(topic, wrong, nothing_leaks) -> None:
-    reader, start = reader_for(wrong().left), time.monotonic()
+    reader, start = reader_for(wrong().spec.inputs[0]), time.monotonic()
     message = refused(lambda: list(reader.read(Range(PartitionRef("l", topic, 0), 0, 1))), nothing_leaks, SourceError)
     reader.close()
     assert f"Input l: access to topic {topic} is denied" in message
@@ -227,7 +227,7 @@ def test_settings_that_are_not_what_they_should_be(secure, topic, secret, name, 
     job = with_secrets(referring(secure.secure_access, topic))
     for what, kind in [
         (lambda: planned(job), SourceError),
-        (lambda: reader_for(job.left).read(Range(PartitionRef("l", topic, 0), 0, 1)), SourceError),
+        (lambda: reader_for(job.spec.inputs[0]).read(Range(PartitionRef("l", topic, 0), 0, 1)), SourceError),
         (lambda: sink_for(job, None).prepare(ROWS.schema), SinkError),
     ]:
         assert "kafka.properties are not valid" in refused(what, nothing_leaks, kind)

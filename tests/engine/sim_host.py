@@ -1,0 +1,87 @@
+"""The tasks of the simulated world."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from engine.sim_process import CRASHES, IN_TASK, LOSSES, Fault, TaskLost, call
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary
+from joinery_runtime.engine.protocol import Task, choose_attempts
+from joinery_runtime.engine.worker import Block, ReadReport, Sent, Worker
+from joinery_runtime.errors import Superseded
+from joinery_runtime.sources.base import Range
+
+T = TypeVar("T")
+
+
+class SimHost:
+    """Runs an epoch's tasks as Spark does: a lost one again under a new attempt, some of them twice at a time."""
+
+    def __init__(
+        self,
+        new_worker: Callable[[], Worker],
+        attempts: Iterator[int],
+        spawn: Callable[[str, Callable[[], None]], None],
+    ) -> None:
+        self._new_worker, self._attempts, self._spawn = new_worker, attempts, spawn
+        self._worker = new_worker()
+        self.merged = 0  # segments that shards replaced
+        self.marked = 0  # segments of marks that shards staged
+
+    def run(self, work: EpochWork) -> EpochOutcome:
+        shards, steps = work.plan.shards, self._worker.steps
+        sent = _dealt(s for planned in work.plan.ranges for s in self.task(partial(_read, work, planned)))
+        told = sent[shards]
+        for number in range(steps):
+            made = _dealt(s for shard in range(shards) for s in self.task(_step(work, number, shard, sent[shard])))
+            told, sent = [*told, *made[shards]], made
+        reports = [block for block in told if isinstance(block, ReadReport)]
+        summaries = self.summaries([block for block in told if isinstance(block, ShardSummary)])
+        read = self.task(lambda worker, attempt: worker.collect(work, reports, attempt))
+        return EpochOutcome(read, choose_attempts(summaries, steps, shards))
+
+    def summaries(self, told: Sequence[ShardSummary]) -> list[tuple[Task, ShardSummary]]:
+        self.merged += sum(len(summary.replaced) for summary in told)
+        self.marked += sum(meta.part.endswith(".marks") for summary in told for meta in summary.staged)
+        return [((summary.step, summary.shard), summary) for summary in told]
+
+    def task(self, body: Callable[[Worker, str], T]) -> T:
+        """One task: as many attempts as it takes, of which one counts."""
+        while True:
+            try:
+                return self._attempt(body)
+            except (TaskLost, Superseded):
+                continue
+
+    def _attempt(self, body: Callable[[Worker, str], T]) -> T:
+        call("task.start", IN_TASK - {Fault.FAIL_AFTER} | {Fault.DUPLICATE}, lambda: None, aside=self._duplicate(body))
+        result = body(self._worker, self.name_attempt())
+        call("task.result", LOSSES | CRASHES, lambda: None)
+        return result
+
+    def _duplicate(self, body: Callable[[Worker, str], object]) -> Callable[[Fault], None]:
+        def stray() -> None:
+            body(self._new_worker(), self.name_attempt())
+
+        return lambda fault: self._spawn("stray attempt", stray) if fault is Fault.DUPLICATE else None
+
+    def name_attempt(self) -> str:
+        return f"a{next(self._attempts)}"
+
+
+def _dealt(sent: Iterable[Sent]) -> dict[int, list[Block]]:
+    found: dict[int, list[Block]] = defaultdict(list)
+    for shard, block in sent:
+        found[shard].append(block)
+    return found
+
+
+def _read(work: EpochWork, planned: Range, worker: Worker, attempt: str) -> list[Sent]:
+    return list(worker.read(work, [planned]))
+
+
+def _step(work: EpochWork, number: int, shard: int, blocks: Sequence[Block]) -> Callable[[Worker, str], list[Sent]]:
+    return lambda worker, attempt: list(worker.step(work, number, shard, blocks, attempt))

@@ -1,0 +1,59 @@
+"""The jobs that the simulated world runs, of two and of three inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from joinery_runtime.job import StreamJoin, parse_job
+
+DELAYS = {"orders": 5, "payments": 3, "refunds": 4}
+PARTITIONS = {"orders": 2, "payments": 1, "refunds": 1}
+IDLE_MS = 40
+
+
+def _input(name: str) -> dict[str, Any]:
+    columns = {"id": "int64", "k": "string", "ts": "timestamp"}
+    return {
+        "name": name,
+        "kafka": {"bootstrapServers": "nowhere:1", "topic": name},
+        "format": "json",
+        "schema": [{"name": column, "type": kind} for column, kind in columns.items()],
+        "eventTime": "ts",
+        "watermark": {"delay": DELAYS[name], "idleTimeout": IDLE_MS},
+    }
+
+
+def _step(right: str, kind: str, lower: int, upper: int) -> dict[str, Any]:
+    keys = {"orders.k": f"{right}.k"}
+    return {"right": right, "type": kind, "keys": keys, "interval": {"of": "orders", "lower": lower, "upper": upper}}
+
+
+def _job(*steps: Mapping[str, Any]) -> str:
+    names = ["orders", *(step["right"] for step in steps)]
+    spec = {
+        "inputs": [_input(name) for name in names],
+        "joins": steps,
+        "select": [{"column": f"{name}.id", "as": name} for name in names],
+        "output": {"file": {"path": "out.jsonl"}, "format": "json"},
+        "deadLetter": {"file": {"path": "dead.jsonl"}},
+        "stateStore": {"memory": {}, "checkpointInterval": 60},
+        "trigger": {"maxRecordsPerEpoch": 6},
+        "shards": 2,
+    }
+    return json.dumps(
+        {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "simulated"}, "spec": spec}
+    )
+
+
+INNER = _job(_step("payments", "inner", -40, 80))
+FULL = _job(_step("payments", "full", -10, 20))
+# What the first step closes the second one keeps, to close it in a later epoch; it pads its own right side too.
+CHAIN = _job(_step("payments", "left", -10, 20), _step("refunds", "full", -5, 30))
+
+
+@cache
+def parsed(text: str) -> StreamJoin:
+    return parse_job(text, "simulated.json")

@@ -1,0 +1,184 @@
+"""Runs of the simulated world: a small one that is disturbed at a chosen call, and what every run must end with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from engine import sim_kafka
+from engine.audit import Auditor
+from engine.sim_process import Fault
+from engine.simulation import DriverProcess, World
+from joinery_runtime.core import compaction
+
+Record = tuple[str, int, str | None, int]  # input, partition, key, jitter
+
+
+def small_world(patch: pytest.MonkeyPatch) -> None:
+    """The Kafka sink runs on simulated topics. Short runs have few segments; they shall be merged all the same."""
+    sim_kafka.install(patch)
+    patch.setattr(compaction, "FAN_IN", 3)
+    patch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+
+
+class Run:
+    """A world with its auditor and its folder."""
+
+    def __init__(self, world_type: type[World] = World, *, from_latest: bool = False) -> None:
+        self._folder = TemporaryDirectory(prefix="joinery-model-")
+        self._records = 0
+        self._broken = False
+        self.world = world_type(Path(self._folder.name), from_latest=from_latest)
+        self.auditor = Auditor(self.world)
+
+    @contextmanager
+    def watched(self) -> Iterator[World]:
+        """After a failure the run cannot be finished any more."""
+        try:
+            yield self.world
+        except BaseException:
+            self._broken = True
+            raise
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Event times move on with the number of records; `jitter` moves one of them, in milliseconds."""
+        for name, partition, key, jitter in records:
+            self._records += 1
+            count = len(self.world.topics[name].partitions)
+            ts = 1_000 + int(self._records * self.world.pace_ms) + jitter
+            self.world.append(name, partition % count, key, ts, identifier=self._records)
+
+    def append_known(self, records: Sequence[Record]) -> None:
+        """Without those of inputs that the job does not have."""
+        self.append([record for record in records if record[0] in self.world.topics])
+
+    def take_over(self, shards: int, machine: int) -> DriverProcess:
+        """A restart whose recovery nothing disturbs: it must sweep what was left behind."""
+        with self.watched() as world:
+            driver = world.start_driver(shards, machine)
+            world.run_to(driver, "recovered")
+            self.auditor.check()
+            self.auditor.check_swept()
+            return driver
+
+    def finish(self) -> None:
+        """The inputs end: one more driver must read them to the end, whatever the zombies do meanwhile and after."""
+        if self._broken:
+            return
+        self.world.end_inputs()
+        last = self.take_over(2, 0)
+        for zombie in [process for process in self.world.alive if process is not last]:
+            self.world.run_to(last, "store.commit")
+            self.world.run_to(zombie, "end")
+            self.auditor.check()
+        self.world.run_to(last, "end")
+        for zombie in self.world.alive:
+            self.world.run_to(zombie, "end")
+        self.auditor.check()
+        self.auditor.check_complete()
+
+    def close(self) -> None:
+        self.world.close()
+        self._folder.cleanup()
+
+
+@contextmanager
+def run(world_type: type[World] = World) -> Iterator[Run]:
+    running = Run(world_type)
+    try:
+        yield running
+        running.finish()
+    finally:
+        running.close()
+
+
+# --- a small run that is disturbed -----------------------------------------------------------------------------------
+
+FIRST: list[Record] = [
+    ("orders", 0, "a", 0), ("payments", 0, "a", 0), ("orders", 1, "b", 0), ("orders", 0, None, 0),
+    ("payments", 0, "b", 3), ("payments", 0, "a", -1), ("orders", 1, "a", 2), ("orders", 0, "b", 1),
+    ("refunds", 0, "a", -10), ("refunds", 0, "c", 0),
+]  # fmt: skip
+LATER: list[Record] = [
+    ("orders", 0, "a", 0),
+    ("payments", 0, "b", -300),
+    ("payments", 0, "a", 2),
+    ("orders", 1, "b", 0),
+    ("refunds", 0, "b", 0),
+]
+
+
+def crashed_epoch(running: Run) -> DriverProcess:
+    """A driver on a new machine that finds a committed epoch whose files are not there yet and a pending plan of which
+    some is done, with more records to come."""
+    world = running.world
+    running.append_known(FIRST)
+    world.topics["payments"].append(0, b"not JSON")
+    first = world.start_driver(2, 0)
+    world.run_to(first, "output.publish")
+    world.step(first, Fault.CRASH_BEFORE)
+    running.append_known(LATER)
+    second = world.start_driver(2, 0)
+    world.run_to(second, "store.commit")
+    second.kill()
+    running.append_known(LATER)
+    world.topics["orders"].append(0, b"not JSON either")
+    world.topics["orders"].append(1, None)
+    world.now_ms += 70
+    return world.start_driver(3, 1)
+
+
+@cache
+def calls_of_a_recovery(world_type: type[World] = World) -> list[tuple[str, frozenset[Fault]]]:
+    """What the driver does from its start until it is idle for the second time, and what may befall each call."""
+    calls: list[tuple[str, frozenset[Fault]]] = []
+    with run(world_type) as running:
+        driver = crashed_epoch(running)
+        while [place for place, _ in calls].count("idle") < 2:
+            calls.append((driver.at, driver.faults))
+            step(running, driver)
+    return calls
+
+
+def step(running: Run, driver: DriverProcess) -> None:
+    """One call; an idle driver gets records, so that its next plan is not made by a commit."""
+    if driver.at == "idle":
+        running.append_known(LATER)
+    running.world.step(driver)
+
+
+def in_order(faults: frozenset[Fault]) -> list[Fault]:
+    """Crashes last: hypothesis tries the first ones more often, and the others leave more to go wrong."""
+    return [fault for fault in reversed(Fault) if fault in faults]
+
+
+@contextmanager
+def run_to_call(number: int, what: object, world_type: type[World] = World) -> Iterator[tuple[Run, DriverProcess]]:
+    try:
+        with run(world_type) as running:
+            driver = crashed_epoch(running)
+            for _ in range(number):
+                step(running, driver)
+            with running.watched():
+                yield running, driver
+    except BaseException as error:
+        error.add_note(f"at call {number} ({calls_of_a_recovery(world_type)[number][0]}): {what}")
+        raise
+
+
+def zombies(successor_at: str, world_type: type[World] = World) -> None:
+    for number in range(1, len(calls_of_a_recovery(world_type))):
+        with run_to_call(number, f"wakes when its successor is at {successor_at}", world_type) as (running, zombie):
+            successor = running.world.start_driver(1, 0)
+            running.world.run_to(successor, successor_at)
+            running.auditor.check()
+            running.world.end_inputs()
+            running.world.run_to(zombie, "end")
+            running.auditor.check()
+            running.world.run_to(successor, "end")
+            running.auditor.check()

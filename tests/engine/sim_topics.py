@@ -1,0 +1,89 @@
+"""The inputs of the simulated world: partitions that only grow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from engine.sim_process import CRASHES, IN_TASK, Fault, call
+from joinery_runtime.errors import SourceError
+from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
+from joinery_runtime.sources.records import BadRecord, ByValue, Decoded
+
+
+@dataclass(slots=True)
+class Topic(Exclusive):
+    """One input: planner and reader in one. A value of None is an offset without a record (a control record)."""
+
+    name: str
+    partitions: list[list[bytes | None]]
+    from_latest: bool = False
+    final: bool = False
+
+    def append(self, partition: int, value: bytes | None) -> None:
+        self.partitions[partition].append(value)
+
+    def bounds(self, known: Known) -> list[Bounds]:
+        return call("source.bounds", CRASHES | {Fault.FAIL_BEFORE}, lambda: self._bounds(known.offsets), _source_error)
+
+    def _bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
+        refs = [PartitionRef(self.name, self.name, p) for p in range(len(self.partitions))]
+        ends = [len(values) for values in self.partitions]
+        starts = ends if self.from_latest else [0] * len(ends)
+        return [Bounds(r, positions.get(r, s), e, self.final) for r, s, e in zip(refs, starts, ends, strict=True)]
+
+    def cut(self, bounds: Bounds, max_records: int) -> Range:
+        return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
+
+    def read(self, planned: Range) -> Iterator[RawBatch]:
+        yield call("source.read", IN_TASK, lambda: self._read(planned), _source_error)
+
+    def _read(self, planned: Range) -> RawBatch:
+        values = self.partitions[planned.partition.partition][planned.start : planned.end_exclusive]
+        offsets = [planned.start + i for i, value in enumerate(values) if value is not None]
+        present = [value for value in values if value is not None]
+        return RawBatch(planned.partition, np.array(offsets, dtype=np.int64), pa.array(present, pa.binary()))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _source_error() -> SourceError:
+    return SourceError("the simulated broker does not answer")
+
+
+@dataclass(frozen=True, slots=True)
+class PlainDecoder(ByValue):
+    schema: pa.Schema
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        rows = [_parsed(value) for value in values.to_pylist()]
+        good = [i for i, row in enumerate(rows) if row is not None]
+        bad = [BadRecord(i, "not JSON") for i, row in enumerate(rows) if row is None]
+        table = pa.Table.from_pylist([row for row in rows if row is not None], schema=self.schema)
+        return Decoded(table, np.array(good, dtype=np.int64), bad)
+
+
+def _parsed(value: bytes) -> dict[str, Any] | None:
+    try:
+        row: dict[str, Any] = json.loads(value)
+    except ValueError:
+        return None
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    topics: Mapping[str, Topic]
+    decoders: Mapping[str, PlainDecoder]
+
+    def reader(self, name: str) -> Topic:
+        return self.topics[name]
+
+    def decoder(self, name: str) -> PlainDecoder:
+        return self.decoders[name]

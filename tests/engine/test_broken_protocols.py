@@ -1,0 +1,215 @@
+"""Broken protocols, which the simulated world must find: a proof that its audit can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase
+from hypothesis.stateful import run_state_machine_as_test
+
+from engine.commit_protocol import CommitProtocol, profile
+from engine.sim_host import SimHost
+from engine.sim_kafka import GroupMark, Row, SimTopic
+from engine.sim_run import small_world, zombies
+from engine.sim_sink import SimSink
+from engine.sim_store import SimStore
+from engine.simulation import World
+from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.errors import StoreUnavailable
+from joinery_runtime.sinks.base import AttemptId, Receipt, Takeover
+from joinery_runtime.sinks.kafka_marks import Mark
+from joinery_runtime.state.memory import MemoryStore
+from joinery_runtime.state.store import EpochCommit, JobRecord
+
+
+@pytest.fixture(autouse=True)
+def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_world(monkeypatch)
+
+
+class NoFence(SimStore):
+    """Commits whoever asks, under whatever generation is the newest."""
+
+    def do_commit(self, job: str, generation: int, commit: EpochCommit) -> None:
+        super().do_commit(job, self.journal.generation, commit)
+
+
+class NoGenerations(SimStore):
+    """Every driver gets the same generation."""
+
+    def do_acquire(self, job: str) -> JobRecord:
+        if self.journal.generation == 0:
+            return super().do_acquire(job)
+        record = MemoryStore.record(self, job)
+        assert record is not None
+        return record
+
+
+class EffectsApart(SimStore):
+    """The sinks' part of a commit is a transaction of its own."""
+
+    def do_commit(self, job: str, generation: int, commit: EpochCommit) -> None:
+        super().do_commit(job, generation, replace(commit, effects=()))
+        for effect in commit.effects:
+            effect(None)
+
+
+class NeverSweeps(SimStore):
+    def do_sweep(self, job: str, generation: int) -> None:
+        """Leaves everything where it is."""
+
+
+class ForgetsThePlan(Driver):
+    """Plans anew after a restart."""
+
+    def recover(self, previous: int | None = None) -> None:
+        super().recover(previous)
+        self._pending = None
+
+
+class ChangesThePlan(Driver):
+    """Replays the pending plan with another number of shards."""
+
+    def recover(self, previous: int | None = None) -> None:
+        super().recover(previous)
+        if self._pending is not None:
+            self._pending = replace(self._pending, shards=self._pending.shards + 1)
+
+
+class PlansInMemory(Driver):
+    """Runs a plan that the store has not seen."""
+
+    def plan(self, *, always: bool = False) -> EpochPlan | None:
+        planner = self._parts.planner
+        if self._pending is None:
+            self._pending = planner.plan(self._epoch + 1, self.inputs, self.kept, self._now_ms(), always=always)
+        return self._pending
+
+
+class BelievesInSuccess(Driver):
+    """Takes a commit without an answer for done."""
+
+    def _commit(self, commit: EpochCommit) -> None:
+        with suppress(StoreUnavailable):
+            self._parts.store.commit(self._identity.name, self._generation, commit)
+
+
+class SweepsBeforePublishing(Driver):
+    def _recover_sinks(self, record: JobRecord) -> None:
+        for sink, _ in self._receipts({}):
+            sink.recover(Takeover(record.generation, record.epoch))
+        super()._recover_sinks(record)
+
+
+class NeverPublishesAgain(Driver):
+    def _recover_sinks(self, record: JobRecord) -> None:
+        for sink, _ in self._receipts({}):
+            sink.recover(Takeover(record.generation, record.epoch))
+
+
+class TwoAttempts(SimHost):
+    """Names the segments of two attempts of every shard."""
+
+    def run(self, work: EpochWork) -> EpochOutcome:
+        once, again = super().run(work), super().run(work)
+        both = {s: replace(one, staged=one.staged + again.shards[s].staged) for s, one in once.shards.items()}
+        return replace(once, shards=both)
+
+
+class OneName(SimHost):
+    """All attempts of a task have the same name."""
+
+    def name_attempt(self) -> str:
+        return "a0"
+
+
+class NoTopic(SimSink):
+    """Table and files only: what the Kafka sink asks the store before it writes stops many a zombie earlier."""
+
+    with_topic = False
+
+
+class ShowsEverything(NoTopic):
+    """Makes all staged rows visible, named or not."""
+
+    def named(self, epoch: int, receipts: Sequence[Receipt]) -> list[AttemptId]:
+        return list(self.staged)
+
+
+class NeverFences(SimTopic):
+    """Whoever had an id goes on with it."""
+
+    def require_owner(self, name: str, owner: int) -> None:
+        """Lets everybody through."""
+
+
+class ForgetsMarks(SimTopic):
+    def newest(self, name: str) -> Mark | None:
+        return None
+
+
+class MarksApart(SimTopic):
+    """The mark is not part of the transaction."""
+
+    def send(self, name: str, owner: int, rows: list[Row], mark: GroupMark) -> None:
+        super().send(name, owner, rows, mark)
+        self.marks[mark[0]] = mark[1]
+
+
+class ShowsAborted(SimTopic):
+    """Readers see rows before their transaction is through."""
+
+    def send(self, name: str, owner: int, rows: list[Row], mark: GroupMark) -> None:
+        super().send(name, owner, rows, mark)
+        self.visible += rows
+
+    def commit(self, name: str, owner: int) -> None:
+        shown = list(self.visible)
+        super().commit(name, owner)
+        self.visible = shown
+
+
+PARTS = {SimStore: "store_type", Driver: "driver_type", SimHost: "host_type", SimSink: "sink_type"}
+TOPIC_MUTANTS: list[tuple[type[SimTopic], str]] = [
+    (NeverFences, "has a row twice"),
+    (ForgetsMarks, "has a row twice"),
+    (MarksApart, "not in the topic"),
+    (ShowsAborted, "has a row twice"),
+]
+MUTANTS: list[tuple[type, str]] = [
+    (NoFence, "fenced committed|epoch log|Fenced|lacks segments|cannot commit"),
+    (NoGenerations, "ended with|left behind"),
+    (EffectsApart, "a commit that failed"),
+    (NeverSweeps, "staged segments were left behind"),
+    (ForgetsThePlan, "has another plan"),
+    (ChangesThePlan, "not the one that was stored first"),
+    (PlansInMemory, "was not stored before"),
+    (BelievesInSuccess, "ended with StateError|no commit named"),
+    (SweepsBeforePublishing, "ended with KeyError"),
+    (NeverPublishesAgain, "were not published|do not hold"),
+    (TwoAttempts, "every row exactly once|counted other rows"),
+    (OneName, "is not unique|other bytes"),
+    (ShowsEverything, "every row exactly once|every bad record"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "why"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_protocol_is_found(mutant: type, why: str) -> None:
+    part = next(name for kind, name in PARTS.items() if issubclass(mutant, kind))
+    world = type("BrokenWorld", (World,), {"sink_type": NoTopic, part: mutant})
+    machine = type("BrokenProtocol", (CommitProtocol,), {"world_type": world})
+    with pytest.raises(AssertionError, match=why):
+        run_state_machine_as_test(machine, settings=profile(100, 30, Phase.generate))
+
+
+@pytest.mark.parametrize(("mutant", "why"), TOPIC_MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_topic_is_found(mutant: type[SimTopic], why: str) -> None:
+    """What only a zombie between two calls shows: each call is tried."""
+    world = type("BrokenWorld", (World,), {"sink_type": type("BrokenSink", (SimSink,), {"topic_type": mutant})})
+    with pytest.raises(AssertionError, match=why):
+        zombies("idle", world)
