@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.commands import Joinery
+from job.chains import as_of, document, step, time_only, window
 from job.resources import edited
 from joinery_runtime.errors import JoineryError
 
@@ -81,6 +84,50 @@ def test_explain_tells_the_plan(joinery: Joinery, name: str) -> None:
     assert (ended.code, ended.err) == (0, "")
     for words in ("inner interval join", "keys: orders.order_id", "bound: ", "rows are kept until", "expected state"):
         assert words in ended.out
+
+
+TWO_STEPS = (step(), step("items", where="items.n > payments.m"))
+
+
+@pytest.mark.parametrize("command", ["validate", "explain"])
+def test_expressions_of_a_chain_are_reported_at_their_step(joinery: Joinery, tmp_path: Path, command: str) -> None:
+    job_file = tmp_path / "chain.yaml"
+    job_file.write_text(json.dumps(document(*TWO_STEPS), indent=1))
+    line = job_file.read_text().splitlines().index('    "where": "items.n > payments.m"') + 1
+    ended = joinery(command, job_file)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"line {line}: spec.joins[1].where:" in ended.err
+    assert "unknown column 'payments.m'" in ended.err
+
+
+def test_an_expression_of_the_select_list_that_does_not_fit(joinery: Joinery, tmp_path: Path) -> None:
+    job_file = tmp_path / "chain.yaml"
+    select = [{"column": "orders.id"}, {"expression": "orders.id + 1", "as": "more"}]
+    job_file.write_text(json.dumps(document(step(), select=select), indent=1))
+    ended = joinery("validate", job_file)
+    assert (ended.code, ended.out) == (2, "")
+    assert "spec.select[1].expression:" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [
+        (
+            [step(type="left"), step("items")],
+            ["a chain of 2 joins", "step 2: inner interval join", "orders + payments"],
+        ),
+        ([window(tumbling="1h")], ["inner tumbling window join", "window: 1h long", "rows are kept until"]),
+        ([window(session={"gap": "5m"})], ["inner session window join", "longer than 5m"]),
+        ([as_of()], ["inner as-of join", "table: the version of rates", "1h [historyRetention]"]),
+        ([time_only()], ["keys: none, a join on time only", "all rows of payments (broadcast)"]),
+    ],
+)
+def test_explain_tells_every_form(joinery: Joinery, tmp_path: Path, steps: list[Any], says: list[str]) -> None:
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(json.dumps(document(*steps)))
+    ended = joinery("explain", job_file)
+    assert (ended.code, ended.err) == (0, "")
+    assert [words for words in says if words not in ended.out] == []
 
 
 def test_explain_counts_only_what_is_stored(joinery: Joinery, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_validate_works_and_says_what_it_did_not_check(job_file: Path) -> None:
     job_file.write_text(edited(WHERE))
     done = joinery("validate", job_file)
     assert done.returncode == 0
-    assert "`where` was not checked: Install joinery-runtime[engine]" in done.stdout
+    assert "expressions were not checked: Install joinery-runtime[engine]" in done.stdout
 
 
 def test_validate_finds_mistakes(job_file: Path) -> None:

@@ -74,11 +74,15 @@ def load(*steps: dict[str, Any], **more: Any) -> StreamJoin:
 
 def mistakes(*steps: dict[str, Any], **more: Any) -> dict[str, str]:
     """Messages by path."""
+    return said_of(document(*steps, **more))
+
+
+def said_of(resource: dict[str, Any]) -> dict[str, str]:
+    """What is wrong with a resource, by path; several messages of one path run together."""
+    found: dict[str, str] = {}
     try:
-        load(*steps, **more)
+        parsed(resource)
     except JobError as error:
-        found: dict[str, str] = {}
         for problem in error.problems:
             found[problem.path] = f"{found.get(problem.path, '')}{problem.message}"
-        return found
-    return {}
+    return found

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from job.chains import DAY, ITEMS, ORDERS, PAYMENTS, RATES, as_of, load, mistakes, step, stream, time_only, window
+from job.chains import (
+    DAY,
+    ITEMS,
+    ORDERS,
+    PAYMENTS,
+    RATES,
+    as_of,
+    document,
+    load,
+    mistakes,
+    said_of,
+    step,
+    stream,
+    time_only,
+    window,
+)
 from joinery_runtime.job import KeyPair, Reference
 
 OF_PAYMENTS = {"of": "payments", "lower": "0s", "upper": "1h"}
@@ -332,3 +350,30 @@ def test_dead_letters_go_to_the_kafka_that_a_later_input_names() -> None:
     dead = load(step(), step("items"), inputs=[ORDERS, PAYMENTS, items], deadLetter={"kafka": {"topic": "d"}})
     assert dead.dead_letter_kafka is not None
     assert (dead.dead_letter_kafka.bootstrap_servers, dead.dead_letter_kafka.properties) == ("k:1", {"a": "b"})
+
+
+# --- anything at all ----------------------------------------------------------------------------------------------
+
+JUNK = st.sampled_from(
+    [None, 5, -1, 1.5, True, "x", "", "$", "a.b", "1h", [], {}, [1], [[{}]], {"a": 1}, {"orders": "x"}]
+)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all fields and entries."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, each in inner for found in ((*at, key), *places(each, (*at, key)))]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> None:
+    steps, more = data.draw(st.sampled_from(GOOD_STEPS))
+    written = deepcopy(document(*steps, **more))
+    for _ in range(data.draw(st.integers(1, 3))):
+        *path, last = data.draw(st.sampled_from(places(written["spec"])))
+        place = written["spec"]
+        for key in path:
+            place = place[key]
+        place[last] = data.draw(JUNK)
+    assert all(path and message for path, message in said_of(written).items())

@@ -51,8 +51,8 @@ def _missing(error: ModuleNotFoundError) -> str:
 def validate(job_file: JobFile) -> None:
     """Checks a job file and reports every mistake at once, each with its path. Exit code 2 when there is one."""
     job, stored = checked(job_file)
-    unchecked = "" if stored is not None or job.step.where is None else f", but `where` was not checked: {_GET_ENGINE}"
-    say(f"{job_file}: valid{unchecked}")
+    unchecked = stored is None and job.has_expressions
+    say(f"{job_file}: valid{f', but expressions were not checked: {_GET_ENGINE}' if unchecked else ''}")
 
 
 @app.command

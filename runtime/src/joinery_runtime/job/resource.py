@@ -18,7 +18,6 @@ from joinery_runtime.job.rules import broken_rules
 from joinery_runtime.job.sql import Table, Translation, translate
 from joinery_runtime.job.steps import (
     WINDOW_COLUMNS,
-    Interval,
     JoinStep,
     KeyPair,
     Reference,
@@ -157,6 +156,11 @@ class StreamJoin(Model):
         return any(step.window is not None for step in self.joins)
 
     @property
+    def has_expressions(self) -> bool:
+        """Whether SQL expressions say what matches or goes out, which only the core can check."""
+        return any(step.where for step in self.joins) or any(item.expression for item in self.select or ())
+
+    @property
     def output_columns(self) -> tuple[OutputColumn, ...]:
         """What goes out, in order: the select list, else every column with its input's prefix (rule J10); a window's
         start and end come last."""
@@ -182,7 +186,7 @@ class StreamJoin(Model):
     def _column(self, name: str, source: Reference) -> OutputColumn:
         return OutputColumn(name, source, type=self.input(source.input).types[source.column])
 
-    # The five below see two inputs only; their last users (devkit, `state show`) go over to the ones above.
+    # The three below see two inputs only; their last user (`state show`) goes over to the ones above.
 
     @property
     def left(self) -> Input:
@@ -193,18 +197,8 @@ class StreamJoin(Model):
         return self.spec.inputs[1]
 
     @property
-    def step(self) -> JoinStep:
-        return self.joins[0]
-
-    @property
-    def interval(self) -> Interval:
-        interval = self.step.interval
-        assert interval is not None, "only for interval steps"
-        return interval
-
-    @property
     def key_pairs(self) -> tuple[ColumnPair, ...]:
-        return tuple(ColumnPair(pair.left.column, pair.right.column) for pair in self.keys_of(self.step))
+        return tuple(ColumnPair(pair.left.column, pair.right.column) for pair in self.keys_of(self.joins[0]))
 
     @property
     def dead_letter_kafka(self) -> DeadLetterKafka | None:

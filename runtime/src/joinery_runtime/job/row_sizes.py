@@ -55,9 +55,8 @@ def _kept(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
 
 def _used(job: StreamJoin) -> set[Reference] | None:
     """None: an expression may use any column."""
-    columns = job.output_columns
-    if any(step.where for step in job.joins) or any(column.expression for column in columns):
+    if job.has_expressions:
         return None
     keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}
     times = {Reference(step.interval.of, job.input(step.interval.of).event_time) for step in job.joins if step.interval}
-    return keys | times | {column.source for column in columns if column.source is not None}
+    return keys | times | {column.source for column in job.output_columns if column.source is not None}
