@@ -1,10 +1,13 @@
 """Every form of the seeds, and of what the steps of a job can say: the SQL beside the joins and select that it is."""
 
+from pathlib import Path
+
 import pytest
 
 from job.sql_jobs import RATES, SEED_001, SEED_004
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.job import definition, parse_job
+from joinery_runtime.job.sql import Table, translate
 
 O_S = "keys: {orders.order_id: shipments.order_id}"
 DAY = "interval: {of: orders, lower: 0s, upper: 24h}"
@@ -259,3 +262,22 @@ def test_sql_is_the_same_job_as_its_joins_and_select(inputs, sql, joins, select)
     assert job.output_columns == same.output_columns
     assert definition(job) == definition(same)
     assert compile_join(job) == compile_join(same)
+
+
+PAGE = {
+    "orders": ("order_id", "amount", "currency", "ts"),
+    "payments": ("order_id", "method", "ts"),
+    "deliveries": ("id", "order_id", "driver", "ts"),
+    "returns": ("delivery_id", "reason", "ts"),
+    "shipments": ("order_id", "shipment_id", "ts"),
+    "rates": ("currency", "rate", "ts"),
+}
+
+
+def test_the_examples_of_the_page_are_understood():
+    page = (Path(__file__).parents[2] / "docs" / "sql.md").read_text(encoding="utf-8")
+    examples = [block[block.index("SELECT") :] for block in page.split("```")[1::2] if "SELECT" in block]
+    assert len(examples) == 4
+    for sql in examples:
+        tables = tuple(Table(name, columns, "ts") for name, columns in PAGE.items() if f" {name} " in sql)
+        assert translate(sql, tables).problems == ()

@@ -54,6 +54,8 @@ REFUSED = [
     (GOOD.replace("SELECT", "SELECT DISTINCT"), (1, 8), "`DISTINCT`: is not supported", "leave it out"),
     (f"SELECT o.amount FROM orders o JOIN payments p USING (order_id) WHERE {HOUR}", None, "USING", "write ON"),
     (f"{GOOD} EMIT FINAL", (1, BEHIND), "EMIT FINAL is not supported", "EMIT CHANGES"),
+    (f"SELECT {FROM} {KEY} AND {HOUR}", (1, 1), "`SELECT`: selects nothing", "or *"),
+    (f"{GOOD}; WITH ('join.type' = 'interval')", (1, BEHIND - 1), "a second statement", "one SELECT"),
     ("SELECT o.order_id FROM orders o", (1, 24), "nothing is joined", "JOIN <input>"),
     (f"{GOOD} UNION {GOOD}", (1, 1), "this is UNION", "one SELECT"),
     (f"{GOOD}; SELECT 1", (1, BEHIND + 1), "a second statement", "one SELECT"),
@@ -144,8 +146,9 @@ def test_sql_that_is_too_deep_is_refused(more):
 
 WORDS = """SELECT FROM JOIN LEFT ON AND OR NOT WHERE BETWEEN INTERVAL '1' HOUR DAY AS NULL IN IS CASE WHEN THEN END
     o p orders payments o.ts p.ts o.order_id p.order_id x . , ( ) * = < >= + - 5 'a' EMIT CHANGES WITH WINDOW TUMBLING
-    'join.type' 'join.lower_bound' 'interval' '1h' GROUP BY ; UNION USING " ` -- /* $1 :a ? [ ] { } @ # CAST LATERAL
-    PIVOT""".split()  # noqa: SIM905 - a list would take a line a word
+    RIGHT FULL OUTER SLIDING SESSION SIZE SLIDE GAP FOR SYSTEM_TIME OF window_start window_end COUNT
+    'join.type' 'join.lower_bound' 'join.broadcast' 'join.grace' 'p' 'interval' '1h' GROUP BY ; UNION USING
+    " ` -- /* $1 :a ? [ ] { } @ # CAST LATERAL PIVOT""".split()  # noqa: SIM905 - a list would take a line a word
 
 
 @settings(max_examples=300)

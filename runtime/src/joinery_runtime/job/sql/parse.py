@@ -50,7 +50,9 @@ def parse_select(sql: str, report: Report) -> Parsed | None:
 def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
     second = next((i for i, token in enumerate(tokens) if token.token_type == TokenType.SEMICOLON), None)
     if second is not None:
-        report.add(token_place(tokens[second + 1]), "a second statement; the SQL of a job is one SELECT")
+        report.add(
+            token_place(tokens[min(second + 1, len(tokens) - 1)]), "a second statement; the SQL of a job is one SELECT"
+        )
         return None
     try:
         return Dialect.get_or_raise(None).parser().parse(tokens, sql)[0]

@@ -19,7 +19,7 @@ def selection(items: Sequence[exp.Expr], names: Names, report: Report, *, window
     """Every output column in order; what is wrong is left out and reported."""
     found = list(_read(items, names, report, windowed))
     _refuse_repeats(found, report)
-    if windowed and all(_is_window_column(item, names) for item in items):
+    if windowed and items and all(_is_window_column(item, names) for item in items):
         report.add(place_of(items[0]), "selects no column of an input; add one")
     return [item for item, _ in found]
 

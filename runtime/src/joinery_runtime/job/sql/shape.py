@@ -75,6 +75,8 @@ def shape_of(parsed: Parsed, report: Report) -> Shape:
     start, where = select.args.get("from_"), select.args.get("where")
     first = _source(start.this, report) if start is not None else None
     joined = tuple(_joined(join, report) for join in select.args.get("joins") or [])
+    if not select.expressions:
+        report.add(token_place(parsed.tokens[0]), "selects nothing; write the columns that go out, or *")
     if first is None or not joined:
         at = first.at if first is not None else token_place(parsed.tokens[0])
         report.add(at, "nothing is joined; write FROM <input> JOIN <input> ON <conditions>")
