@@ -1,0 +1,61 @@
+"""Every example over files: `joinery run` gives exactly the rows that stand beside its data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+FOLDER = Path(__file__).parents[2] / "examples"
+EXPECTED = FOLDER / "data" / "expected"
+# The examples in SQL are the same jobs as these: tests/job/test_examples.py.
+NAMES = sorted(path.stem for path in FOLDER.glob("*-join.yaml") if not path.stem.startswith("sql-"))
+
+# One process for all of them: Spark's Java process starts once.
+RUN_ALL = """
+import sys
+from joinery_runtime.cli import main
+for path in sys.argv[1:]:
+    try:
+        main(["run", path])
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the examples, after all of them have run."""
+    folder = tmp_path_factory.mktemp("examples")
+    shutil.copytree(FOLDER / "data", folder / "data")
+    for name in NAMES:
+        # How many shards there are changes nothing but the time that a few rows take.
+        (folder / f"{name}.yaml").write_text((FOLDER / f"{name}.yaml").read_text() + "  shards: 2\n")
+    command = [sys.executable, "-c", RUN_ALL, *(f"{name}.yaml" for name in NAMES)]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return folder
+
+
+def rows(lines: str) -> list[Any]:
+    """In an order of their own: shards write side by side."""
+    return sorted((json.loads(line) for line in lines.splitlines()), key=str)
+
+
+def test_every_example_has_its_rows_beside_its_data() -> None:
+    assert sorted(path.stem for path in EXPECTED.iterdir()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_gives_its_rows(name: str, outputs: Path) -> None:
+    written = sorted((outputs / f"{name}-joined").glob("*.jsonl"))
+    wanted = (EXPECTED / f"{name}.jsonl").read_text()
+    assert rows("".join(path.read_text() for path in written)) == rows(wanted)
