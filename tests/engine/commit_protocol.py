@@ -27,6 +27,8 @@ PLACES = (
     "output.commit", "dead.write", "dead.own", "dead.mark", "dead.send", "dead.commit", "store.commit", "store.record",
     "output.publish", "dead.publish", "idle",
 )  # fmt: skip
+_OF_OUTPUTS = {"output", "dead", "store.claim", "store.release_claims"}
+IN_EVERY_WORLD = [place for place in PLACES if not {place, place.partition(".")[0]} & _OF_OUTPUTS]
 
 JITTER = st.sampled_from([*range(-6, 7), -300, -90, 60, 200])
 KEYS = st.sampled_from(["a", "a", "a", "b", "b", "c", None])

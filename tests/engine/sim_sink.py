@@ -85,6 +85,12 @@ class SimSink:
         """Nothing is open."""
 
 
+class NoTopic(SimSink):
+    """Table and files only."""
+
+    with_topic = False
+
+
 class SimWriter:
     """The task half, in one worker: it keeps producers from epoch to epoch."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from engine.sim_host import SimHost
 from engine.sim_jobs import CHAIN, FULL, INNER, PARTITIONS, parsed
 from engine.sim_process import CRASHES, Crash, Fault, Process, TaskLost, call
-from engine.sim_sink import SimSink
+from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
 from engine.sim_topics import Inputs, PlainDecoder, Topic
 from joinery_runtime.core.compile import compile_join
@@ -63,6 +63,7 @@ class World:
     worker_type: type[Worker] = Worker
     job_text: str = INNER
     pace_ms: float = 0.5  # event time from record to record
+    every_call = True  # whether each fault is tried at every call of a run
 
     def __init__(self, cache: Path, *, from_latest: bool = False) -> None:
         self.job = parsed(self.job_text)
@@ -169,14 +170,18 @@ class World:
 
 
 class FullWorld(World):
-    """Rows are marked, closed and padded."""
+    """Rows are marked, closed and padded. Where they go is tested with `World`."""
 
+    sink_type = NoTopic
     job_text = FULL
     pace_ms = 4
+    every_call = False
 
 
 class ChainWorld(World):
     """What one step closes the next one keeps."""
 
+    sink_type = NoTopic
     job_text = CHAIN
     pace_ms = 4
+    every_call = False

@@ -14,7 +14,7 @@ from engine.commit_protocol import CommitProtocol, profile
 from engine.sim_host import SimHost
 from engine.sim_kafka import GroupMark, Row, SimTopic
 from engine.sim_run import small_world, zombies
-from engine.sim_sink import SimSink
+from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
 from engine.simulation import World
 from joinery_runtime.engine.driver import Driver
@@ -126,12 +126,6 @@ class OneName(SimHost):
 
     def name_attempt(self) -> str:
         return "a0"
-
-
-class NoTopic(SimSink):
-    """Table and files only: what the Kafka sink asks the store before it writes stops many a zombie earlier."""
-
-    with_topic = False
 
 
 class ShowsEverything(NoTopic):
