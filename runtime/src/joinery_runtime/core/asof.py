@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.arrivals import as_segment
 from joinery_runtime.core.columns import DELETED, JOINABLE, OFFSET, PARTITION, TS
 from joinery_runtime.core.rows import (
     MAX_ROWS,
@@ -123,7 +124,7 @@ def _joinable(rows: pa.RecordBatch) -> np.ndarray:
 def _stored(step: StepSpec, side: int, rows: pa.RecordBatch | None) -> Run | None:
     if rows is None or not rows.num_rows:
         return None
-    return Run.sort(rows.select(step.sides[side].segment_schema().names), by_offset=side == RIGHT)
+    return Run.sort(as_segment(step.sides[side], rows), by_offset=side == RIGHT)
 
 
 def _sorted(rows: pa.RecordBatch, *names: str) -> pa.RecordBatch:
