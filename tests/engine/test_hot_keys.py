@@ -17,26 +17,26 @@ from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.prepare import prepare
 from joinery_runtime.core.segment import Run
 from joinery_runtime.core.shards import shard_range
-from joinery_runtime.core.spec import JoinSpec
+from joinery_runtime.core.spec import Intake, StepSpec
+from joinery_runtime.core.step import KeptRun
 from joinery_runtime.engine import hot_keys
 from joinery_runtime.engine.hot_keys import (
     LONGEST_RUNS,
     LONGEST_VALUE,
     TOP,
     HottestKeys,
-    KeptRun,
     KeyCounter,
     KeyRows,
     longest_runs,
 )
 
-SPEC = compile_join(job())
-COMPOSITE = compile_join(job(("keys: {orders", "keys: {orders.country: payments.country, orders")))
+(STEP,) = compile_join(job()).steps
+(COMPOSITE,) = compile_join(job(("keys: {orders", "keys: {orders.country: payments.country, orders"))).steps
 
 
-def run_of(keys: Sequence[str], side: int = 0, spec: JoinSpec = SPEC) -> Run:
+def run_of(keys: Sequence[str], side: int = 0, step: StepSpec = STEP) -> Run:
     """A row per key, the country is the key's length."""
-    described = spec.sides[side]
+    described = step.sides[side].intake
     values = {
         "order_id": keys,
         "country": [len(key) for key in keys],
@@ -49,8 +49,12 @@ def run_of(keys: Sequence[str], side: int = 0, spec: JoinSpec = SPEC) -> Run:
 
 
 def counted(segments: Sequence[Sequence[str]]) -> dict[str, int]:
-    kept = [KeptRun(f"s{i}", i % 2, run_of(keys, i % 2)) for i, keys in enumerate(segments)]
-    return {found.key: found.rows for found in KeyCounter(SPEC).count(kept)}
+    kept = [part(f"s{i}", run_of(keys, i % 2), i % 2) for i, keys in enumerate(segments)]
+    return {found.key: found.rows for found in KeyCounter(STEP).count(kept)}
+
+
+def part(segment: str, run: Run, side: int = 0) -> tuple[int, KeptRun]:
+    return side, KeptRun(segment, run)
 
 
 keys = st.text("abc", min_size=1, max_size=2)
@@ -85,53 +89,81 @@ def test_a_segment_is_looked_through_once_and_per_shard_of_it(monkeypatch: pytes
     run = run_of([f"k{n}" for n in range(100)] + ["hot"] * 9)
     looked: list[int] = []
     monkeypatch.setattr(hot_keys, "longest_runs", lambda hashes: looked.append(len(hashes)) or longest_runs(hashes))
-    counter = KeyCounter(SPEC)
+    counter = KeyCounter(STEP)
     halves = [run.within(shard_range(shard, 2)) for shard in range(2)]
-    found = [counter.count([KeptRun("s", 0, half)]) for half in halves for _ in range(2)]
+    found = [counter.count([part("s", half)]) for half in halves for _ in range(2)]
     assert looked == [len(half) for half in halves]
     assert found[0] == found[1] != found[2] == found[3]
     assert max(key.rows for keys in found for key in keys) == 9
     counter.retain({"s"})
-    counter.count([KeptRun("s", 0, halves[0])])
+    counter.count([part("s", halves[0])])
     assert len(looked) == 2
     counter.retain(set())
-    counter.count([KeptRun("s", 0, halves[0])])
+    counter.count([part("s", halves[0])])
     assert len(looked) == 3
 
 
 def test_a_composite_key_names_its_columns_and_a_long_value_is_cut() -> None:
     counter = KeyCounter(COMPOSITE)
-    (short,) = counter.count([KeptRun("s", 1, run_of(["ab"], 1, COMPOSITE))])
+    (short,) = counter.count([part("s", run_of(["ab"], 1, COMPOSITE), 1)])
     assert short == KeyRows("country=2, order_id=ab", 1)
-    (long,) = counter.count([KeptRun("t", 0, run_of(["x" * 500], 0, COMPOSITE))])
+    (long,) = counter.count([part("t", run_of(["x" * 500], 0, COMPOSITE))])
     assert long.key == f"country=500, order_id={'x' * (LONGEST_VALUE - 1)}…"
 
 
 def test_an_event_time_that_is_a_key_and_bytes_are_shown() -> None:
-    by_time = replace(SPEC, sides=tuple(replace(side, keys=("ts",)) for side in SPEC.sides))  # type: ignore[arg-type]
-    (found,) = KeyCounter(by_time).count([KeptRun("s", 0, run_of(["a"], 0, by_time))])
-    assert found == KeyRows("ts=5", 1)
+    by_time = replace(STEP, sides=tuple(replace(side, intake=_by_time(side.intake)) for side in STEP.sides))
+    (found,) = KeyCounter(by_time).count([part("s", run_of(["a"], 0, by_time))])
+    assert found == KeyRows("ts=1970-01-01 00:00:00.005000+00:00", 1)
     assert hot_keys._shown(pa.scalar(b"\x00\xff")) == "00ff"
 
 
+def _by_time(intake: Intake) -> Intake:
+    return replace(intake, keys=("ts",))
+
+
 def test_no_state_has_no_hottest_key() -> None:
-    assert KeyCounter(SPEC).count([]) == ()
+    assert KeyCounter(STEP).count([]) == ()
 
 
 # --- the job's --------------------------------------------------------------------------------------------------------
 
 
 def test_shards_are_put_together_by_what_each_told_last() -> None:
-    hottest = HottestKeys()
-    hottest.learn(2, {0: (KeyRows("a", 5), KeyRows("b", 1)), 1: (KeyRows("c", 3),)})
-    assert hottest.top() == (KeyRows("a", 5), KeyRows("c", 3), KeyRows("b", 1))
-    hottest.learn(2, {0: None, 1: (KeyRows("d", 9),)})
-    assert hottest.top() == (KeyRows("d", 9), KeyRows("a", 5), KeyRows("b", 1))
-    hottest.learn(3, {0: None, 1: None, 2: None})
-    assert hottest.top() == (), "other shards own other keys"
+    hottest = HottestKeys({})
+    told = hottest.learn(2, {(0, 0): (KeyRows("a", 5), KeyRows("b", 1)), (0, 1): (KeyRows("c", 3),)})
+    assert told.hottest == (KeyRows("a", 5), KeyRows("c", 3), KeyRows("b", 1))
+    told = hottest.learn(2, {(0, 0): None, (0, 1): (KeyRows("d", 9),)})
+    assert told.hottest == (KeyRows("d", 9), KeyRows("a", 5), KeyRows("b", 1))
+    told = hottest.learn(3, {(0, shard): None for shard in range(3)})
+    assert told.hottest == (), "other shards own other keys"
+
+
+def test_steps_have_keys_of_their_own() -> None:
+    told = HottestKeys({}).learn(1, {(0, 0): (KeyRows("a", 5),), (1, 0): (KeyRows("a", 7, 1),)})
+    assert told.hottest == (KeyRows("a", 7, 1), KeyRows("a", 5, 0))
 
 
 def test_only_the_top_is_told() -> None:
-    hottest = HottestKeys()
-    hottest.learn(2, {shard: tuple(KeyRows(f"{shard}-{n}", n) for n in range(TOP)) for shard in range(2)})
-    assert [key.rows for key in hottest.top()] == [9, 9, 8, 8, 7, 7, 6, 6, 5, 5]
+    keys = {(0, shard): tuple(KeyRows(f"{shard}-{n}", n) for n in range(TOP)) for shard in range(2)}
+    assert [key.rows for key in HottestKeys({}).learn(2, keys).hottest] == [9, 9, 8, 8, 7, 7, 6, 6, 5, 5]
+
+
+def test_a_key_is_warned_about_once_until_it_has_fallen() -> None:
+    keys = HottestKeys({0: 10, 1: 100})
+    at = [(0, 0), (1, 0)]
+
+    def learn(rows: int) -> list[str]:
+        heat = keys.learn(
+            1, dict(zip(at, [(KeyRows("a", rows), KeyRows("b", 10)), (KeyRows("a", 99, 1),)], strict=True))
+        )
+        assert [key.rows for key in heat.too_hot] == [rows] * (rows > 10)
+        return list(heat.warnings)
+
+    (warning,) = learn(11)
+    assert warning.startswith("Hot key a of step 1: 11 rows in the state, hotKeyWarning is 10.")
+    assert learn(12) == []
+    assert learn(10) == []
+    assert len(learn(11)) == 1
+    assert keys.learn(1, dict.fromkeys(at)).warnings == (), "not counted anew"
+    assert keys.learn(2, {(0, 0): (KeyRows("a", 11),), (0, 1): None, (1, 0): None, (1, 1): None}).warnings == ()

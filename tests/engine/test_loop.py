@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,6 +27,7 @@ from joinery_runtime.sources.base import PartitionRef
 
 AWAY = StoreUnavailable("the store is away")
 PLAN = object()
+REPORT = SimpleNamespace(warnings=("hot",))
 
 
 class Waits(threading.Event):
@@ -46,7 +48,8 @@ class Waits(threading.Event):
 
 @dataclass
 class Scripted:
-    """A driver whose `plan` calls do what the script says next: an epoch, nothing, or an error."""
+    """A driver whose `plan` calls do what the script says next: an epoch, nothing (with these inputs paused), or an
+    error."""
 
     script: Iterator[object]
     on_commit: Callable[[], None] = lambda: None
@@ -58,6 +61,7 @@ class Scripted:
     committed: int = 0
     previous: int | None = None
     last: list[bool] = field(default_factory=list)
+    paused: Mapping[str, str] = field(default_factory=dict)
 
     def recover(self, previous: int | None) -> None:
         self.previous = previous
@@ -68,6 +72,9 @@ class Scripted:
         what = next(self.script)
         if isinstance(what, Exception):
             raise what
+        if isinstance(what, dict):
+            self.paused = what
+            return None
         return what
 
     def run(self, plan: object) -> object:
@@ -78,7 +85,7 @@ class Scripted:
         self.last.append(last)
         self.on_commit()
         self.committed += 1
-        return "report"
+        return REPORT
 
 
 @dataclass
@@ -86,10 +93,16 @@ class Heard:
     started: list[Any] = field(default_factory=list)
     committed: list[Any] = field(default_factory=list)
     trouble: list[tuple[JoineryError, float]] = field(default_factory=list)
+    noticed: list[str] = field(default_factory=list)
 
     @property
     def listener(self) -> Listener:
-        return Listener(self.started.append, self.committed.append, lambda *what: self.trouble.append(what))
+        return Listener(
+            self.started.append,
+            self.committed.append,
+            lambda *what: self.trouble.append(what),
+            noticed=self.noticed.append,
+        )
 
 
 @dataclass
@@ -112,9 +125,21 @@ def test_a_stop_lets_the_running_epoch_finish_and_starts_no_other() -> None:
     driver = Scripted(iter([PLAN, PLAN]), on_commit=stop.set)
     heard = loop([driver], stop)
     assert driver.committed == 1
-    assert [progress.report for progress in heard.committed] == ["report"]
+    assert [progress.report for progress in heard.committed] == [REPORT]
     assert heard.started == [driver]
     assert stop.seconds == []
+
+
+def test_hot_keys_and_paused_inputs_are_told_once() -> None:
+    script: list[object] = [PLAN, {"orders": "full"}, {"orders": "full"}, {"orders": "full", "payments": "too"}, {}]
+    heard = loop([Scripted(iter(script))], Waits(at=4))
+    assert heard.noticed == [
+        "hot",
+        "Input orders is paused, no more of it is read for now: full",
+        "Input payments is paused, no more of it is read for now: too",
+        "Input orders is read again",
+        "Input payments is read again",
+    ]
 
 
 def test_it_ends_when_there_is_nothing_to_do_and_all_inputs_have_ended() -> None:

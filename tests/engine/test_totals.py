@@ -12,7 +12,8 @@ import pytest
 from engine import sim_kafka
 from engine.simulation import World
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.report import EpochReport, StateSize, Totals
+from joinery_runtime.engine.report import EpochReport, PartTotals, Totals
+from joinery_runtime.engine.state_size import StateSize
 
 
 @pytest.fixture(autouse=True)
@@ -101,15 +102,46 @@ def test_a_log_of_a_release_without_totals_counts_from_its_newest_epoch() -> Non
     assert Totals.of({}) == Totals()
 
 
-def test_a_checkpoint_tells_the_hottest_keys_and_later_epochs_repeat_them(world: World) -> None:
+def test_each_side_has_its_statistics_and_they_go_on_under_the_next_driver(world: World) -> None:
+    for number in range(4):
+        add(world, "orders", "a", 1_000 + number)
+    add(world, "payments", "a", 1_000)
+    add(world, "payments", "b", 1_001)
+    driver = started(world)
+    (first,) = epochs(driver)
+    # An arrival is looked up in the other side: orders in payments, of which the four rows find one.
+    assert first.totals.parts == {
+        "left": PartTotals(stored=4, expired=0, lookups=2, matches=4, peak=4),
+        "right": PartTotals(stored=2, expired=0, lookups=4, matches=4, peak=2),
+    }
+    assert {part: size.rows for part, size in first.parts.items()} == {"left": 4, "right": 2}
+    assert first.amplification == pytest.approx(4 / 6)
+    for name, partition in (("orders", 0), ("orders", 1), ("payments", 0)):
+        add(world, name, "c", 50_000, partition)
+    again = started(world)
+    epochs(again)
+    add(world, "orders", "c", 50_001)
+    last = epochs(again)[-1]
+    assert last.totals.parts["left"] == PartTotals(stored=7, expired=4, lookups=3, matches=7, peak=6)
+    assert last.totals.parts["right"].expired == 2
+    assert again.parts == last.parts
+    assert Totals.of({"totals": json.loads(json.dumps(again.totals.to_json()))}) == again.totals
+
+
+def test_hottest_keys_are_told_once_there_is_state_and_then_by_checkpoints(world: World) -> None:
     for number in range(3):
         add(world, "orders", "hot", 1_000 + number)
     add(world, "orders", "cold", 1_004)
     driver = started(world)
     assert [report.hottest for report in epochs(driver)] == [()]
+    add(world, "orders", "cold", 1_005)
+    (second,) = epochs(driver)
+    assert [(key.key, key.rows) for key in second.hottest] == [("k=hot", 3), ("k=cold", 1)]
+    for number in range(5):
+        add(world, "orders", "cold", 1_006 + number)
+    (later,) = epochs(driver)
+    assert later.hottest == second.hottest
     world.now_ms += 1_000
     (checkpoint,) = epochs(driver)
-    assert [(key.key, key.rows) for key in checkpoint.hottest] == [("k=hot", 3), ("k=cold", 1)]
-    add(world, "orders", "cold", 1_005)
-    (later,) = epochs(driver)
-    assert later.hottest == checkpoint.hottest
+    assert [(key.key, key.rows) for key in checkpoint.hottest] == [("k=cold", 7), ("k=hot", 3)]
+    assert (checkpoint.amplification, checkpoint.too_hot) == (None, ())

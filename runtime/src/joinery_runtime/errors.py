@@ -14,6 +14,7 @@ the command line ends with.
     |   +-- StoreUnavailable    may pass: the caller may recover and try again
     |   +-- Fenced              a newer driver owns the job
     |   +-- IncompatibleState   the stored state does not fit the job or this release
+    |   +-- LimitReached        the state is over a limit that the job sets
     |   +-- Moved               the state is in another database
     |   +-- RolloutOver         a rollout that has ended may not change the state any more
     |   +-- CommittedSince      no rollback to a savepoint: the state stands on another epoch by now
@@ -109,6 +110,10 @@ class Fenced(StateError):
 
 
 class IncompatibleState(StateError):
+    pass
+
+
+class LimitReached(StateError):
     pass
 
 

@@ -14,11 +14,12 @@ from typing import Any
 from joinery_runtime.core import times
 from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
 from joinery_runtime.core.shards import shard_range
-from joinery_runtime.core.spec import Pipeline
+from joinery_runtime.core.spec import Pipeline, SideSpec
 from joinery_runtime.engine.arrivals import check_arrivals, refuse_dead
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.hot_keys import HottestKeys
 from joinery_runtime.engine.identity import JobIdentity, compare_with_state
+from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.plan import (
     HORIZONS,
@@ -31,10 +32,12 @@ from joinery_runtime.engine.plan import (
 )
 from joinery_runtime.engine.planner import Kept, Planner
 from joinery_runtime.engine.protocol import Action, Outcome, next_action, resolve_commit
-from joinery_runtime.engine.report import EpochReport, StateSize, Totals, epoch_report, result_json
+from joinery_runtime.engine.report import EpochReport, Totals, epoch_report, result_json
+from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.errors import (
     DataLoss,
     Fenced,
+    LimitReached,
     PartitionsLost,
     SinkError,
     SourceError,
@@ -76,7 +79,7 @@ class Driver:
         self._lineage = ""
         self._gone: frozenset[PartitionRef] = frozenset()
         self._again = False  # the pending plan may be old: what it names may be gone
-        self._hottest = HottestKeys()
+        self._hottest = HottestKeys(parts.planner.limits.hot_keys)
         self.totals = Totals()
         self.committed_at_ms: int | None = None  # of the newest epoch that was there at recovery, by the store's clock
         self.inputs: dict[str, InputState] = {}
@@ -95,6 +98,21 @@ class Driver:
     @property
     def state(self) -> StateSize:
         return StateSize.of(self._segments.values())
+
+    @property
+    def parts(self) -> dict[str, StateSize]:
+        """How much each part of the state holds."""
+        return self._sizes(self._segments)
+
+    @property
+    def sides(self) -> Mapping[str, SideSpec]:
+        """The job's sides by part of the state."""
+        return self._pipeline.parts()
+
+    @property
+    def paused(self) -> Mapping[str, str]:
+        """Inputs that the newest look for work found not to be read because of a limit, and why."""
+        return self._parts.planner.paused
 
     @property
     def kept(self) -> Kept:
@@ -268,19 +286,20 @@ class Driver:
 
     def commit(self, plan: EpochPlan, outcome: EpochOutcome, *, last: bool = False) -> EpochReport:
         """Makes the epoch durable and its output visible, with the plan of the next one if there is work already and
-        this is not the last one. Raises PartitionsLost when a rebalance has taken what it read: the plan stays, to be
-        replayed when it is back."""
+        this is not the last one. Raises PartitionsLost when a rebalance has taken what it read, LimitReached when the
+        state would grow over a limit that stops the job: the plan stays, to be replayed."""
         self._check_partitions(plan)
         work = self._work(plan)
         staged = {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
         gone = self._gone_after(plan, outcome)
         segments = {key: s for key, s in (self._segments | staged).items() if key not in gone}
         floors = self._floors | times.floors_after(plan.horizons)
+        sizes, before = self._sizes(segments), self.parts
+        refuse_growth(self._parts.planner.limits, self._pipeline, before, sizes, plan.epoch)
         inputs = self._inputs_after(plan, outcome)
         self._parts.planner.learn(outcome.read.partitions, self.inputs)
         kept = Kept(self._pipeline, floors, segments.values())
         next_plan = None if last else self._next_plan(plan.epoch + 1, inputs, kept)
-        sizes, before = self._sizes(segments), self._sizes(self._segments)
         totals = self.totals.after(
             plan, outcome, {part: (before[part].rows, size.rows) for part, size in sizes.items() if part in before}
         )
@@ -305,13 +324,11 @@ class Driver:
             sink.publish(plan.epoch, receipts)
         self._segments, self._floors = segments, floors
         self._epoch, self.inputs, self._pending, self.totals = plan.epoch, inputs, next_plan, totals
-        self._hottest.learn(plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()})
+        heat = self._hottest.learn(plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()})
         self._gone, self._again = frozenset(), False
         if plan.checkpoint:
             self._sweep()
-        return epoch_report(
-            plan, outcome, parts=sizes, totals=totals, hottest=self._hottest.top(), planner=self._parts.planner
-        )
+        return epoch_report(plan, outcome, parts=sizes, totals=totals, heat=heat, planner=self._parts.planner)
 
     def _check_partitions(self, plan: EpochPlan) -> None:
         """What was read is committed only while its partitions are ours, and still those that were planned."""
@@ -353,7 +370,7 @@ class Driver:
     def _next_plan(self, epoch: int, inputs: Mapping[str, InputState], kept: Kept) -> EpochPlan | None:
         try:
             return self._parts.planner.plan(epoch, inputs, kept, self._now_ms())
-        except (SourceError, Fenced):
+        except (SourceError, Fenced, LimitReached):
             return None  # this epoch's work is done and commits; the next `plan` call meets the error again
 
     def _commit(self, commit: EpochCommit) -> None:

@@ -1,4 +1,5 @@
-"""The join keys with the most rows in the state: counted where the segments are, at checkpoints, and bounded.
+"""The join keys with the most rows in the state: counted where the segments are, in the first epoch of a process that
+finds some and at checkpoints, and bounded.
 
 A segment is sorted by key hash, so a key's rows in it are one run of equal hashes. Each segment's longest runs are
 found once in a process (it is immutable); the keys among them are then counted in all segments of the shard. A key that
@@ -24,10 +25,12 @@ LONGEST_VALUE = 100  # characters
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """A join key as text (`column=value, ...`, the left input's names) and its rows in the state."""
+    """A join key of a step (0 is the first) as text (`column=value, ...`, the left side's names) and its rows in the
+    state, of both sides."""
 
     key: str
     rows: int
+    step: int = 0
 
 
 Part = tuple[int, KeptRun]  # a side, and rows of it
@@ -51,7 +54,9 @@ class KeyCounter:
         for _, part in filled:
             counts += _occurrences(part.run.hash, hashes)
         order = np.argsort(-counts, kind="stable")[:TOP]
-        return tuple(KeyRows(self._text(filled, hashes[i]), int(counts[i])) for i in order if counts[i])
+        return tuple(
+            KeyRows(self._text(filled, hashes[i]), int(counts[i]), self._step.number) for i in order if counts[i]
+        )
 
     def retain(self, segments: Collection[str]) -> None:
         self._longest = {key: found for key, found in self._longest.items() if key[0] in segments}
@@ -106,19 +111,47 @@ def _shown(value: pa.Scalar) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
-class HottestKeys:
-    """The job's hottest keys, from what its shards told last, by step and shard: no key is in two shards."""
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """What is known of hot keys after an epoch: those with the most rows, those with more rows than is warned about,
+    and what is to be said of keys that have become so."""
 
-    def __init__(self) -> None:
+    hottest: tuple[KeyRows, ...] = ()
+    too_hot: tuple[KeyRows, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class HottestKeys:
+    """The job's hottest keys, from what its shards told last, by step and shard: no key is in two shards of a step.
+    `warn_above` is by step."""
+
+    def __init__(self, warn_above: Mapping[int, int]) -> None:
+        self._warn_above = warn_above
         self._shards = 0
         self._by_shard: dict[tuple[int, int], tuple[KeyRows, ...]] = {}
+        self._warned: set[tuple[int, str]] = set()
 
-    def learn(self, shards: int, told: Mapping[tuple[int, int], tuple[KeyRows, ...] | None]) -> None:
-        """What the shards of an epoch with that many shards told; None: nothing this time."""
+    def learn(self, shards: int, told: Mapping[tuple[int, int], tuple[KeyRows, ...] | None]) -> Heat:
+        """After an epoch with that many shards, of which these were counted (None: not this time). A key is warned
+        about once until it has fallen below."""
         if shards != self._shards:
             self._shards, self._by_shard = shards, {}
         self._by_shard.update({shard: keys for shard, keys in told.items() if keys is not None})
+        every = _hottest_first(key for keys in self._by_shard.values() for key in keys)
+        too_hot = [key for key in every if key.rows > self._warn_above.get(key.step, key.rows)]
+        new = [key for key in too_hot if (key.step, key.key) not in self._warned]
+        if self._by_shard.keys() == told.keys():  # else some shard has not counted since they were cut anew
+            self._warned.clear()
+        self._warned |= {(key.step, key.key) for key in too_hot}
+        return Heat(tuple(every[:TOP]), tuple(too_hot[:TOP]), tuple(self._words(key) for key in new))
 
-    def top(self) -> tuple[KeyRows, ...]:
-        every = [key for keys in self._by_shard.values() for key in keys]
-        return tuple(sorted(every, key=lambda key: (-key.rows, key.key))[:TOP])
+    def _words(self, key: KeyRows) -> str:
+        return (
+            f"Hot key {key.key} of step {key.step + 1}: {key.rows:,} rows in the state, hotKeyWarning is "
+            f"{self._warn_above[key.step]:,}. Each of its rows is compared with those of the other side that are near "
+            "enough in time: a narrower bound, a further key column, or a `where` that keeps such rows out helps"
+        )
+
+
+def _hottest_first(keys: Iterable[KeyRows]) -> list[KeyRows]:
+    return sorted(keys, key=lambda key: (-key.rows, key.step, key.key))

@@ -26,19 +26,21 @@ class Progress:
     seconds: float
 
 
-def _unheard(_: Driver) -> None:
-    """Turns of the loop are for who looks at the whole of it."""
+def _unheard(_: object) -> None:
+    """For who does not listen to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
     """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` with the seconds until the next
-    try when the store is away or partitions are, and `turned` after each look for new records."""
+    try when the store is away or partitions are, `turned` after each look for new records, and `noticed` with words
+    about hot keys and inputs that are paused."""
 
     started: Callable[[Driver], None]
     committed: Callable[[Progress], None]
     trouble: Callable[[JoineryError, float], None]
     turned: Callable[[Driver], None] = _unheard
+    noticed: Callable[[str], None] = _unheard
 
 
 MakeDriver = Callable[[], Driver]
@@ -72,6 +74,7 @@ class _Run:
     def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: Listener) -> None:
         self._driver, self._planner, self._stop, self._listener = driver, planner, stop, listener
         self._polls = Backoff(POLL_FIRST_S, POLL_LAST_S)
+        self._paused: frozenset[str] = frozenset()
 
     def go(self, recoveries: Backoff, *, settle: bool) -> None:
         self._listener.started(self._driver)
@@ -91,7 +94,7 @@ class _Run:
         started = time.monotonic()
         try:
             plan = self._driver.plan()
-            self._listener.turned(self._driver)
+            self._turned()
             if plan is None:
                 return False
             outcome = self._driver.run(plan)
@@ -100,7 +103,18 @@ class _Run:
             self._listener.trouble(error, POLL_LAST_S)
             return False
         self._listener.committed(Progress(report, time.monotonic() - started))
+        for words in report.warnings:
+            self._listener.noticed(words)
         return True
+
+    def _turned(self) -> None:
+        self._listener.turned(self._driver)
+        paused = self._driver.paused
+        for name in sorted(paused.keys() - self._paused):
+            self._listener.noticed(f"Input {name} is paused, no more of it is read for now: {paused[name]}")
+        for name in sorted(self._paused - paused.keys()):
+            self._listener.noticed(f"Input {name} is read again")
+        self._paused = frozenset(paused)
 
     def _wait(self) -> None:
         pause = self._polls.next()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from joinery_runtime.core import times
@@ -13,6 +13,7 @@ from joinery_runtime.core.step import Horizon
 from joinery_runtime.core.times import Floors, InputTime, Times
 from joinery_runtime.core.watermark import InputClock, InputProgress, advance, all_idle
 from joinery_runtime.engine.alignment import Backlog, Densities, allocate
+from joinery_runtime.engine.limits import Pauses, Reading, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
@@ -35,6 +36,7 @@ class PlanSettings:
     checkpoint_interval_ms: int
     fingerprint: str
     tables: frozenset[str] = frozenset()  # inputs that are changelogs
+    limits: StateLimits = field(default_factory=StateLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class Kept:
 
 
 class Planner:
-    """Plans one job's epochs. `backlog`, `finished` and `not_held` (partitions with records that others have) describe
-    what the newest `plan` call saw."""
+    """Plans one job's epochs. `backlog`, `finished`, `not_held` (partitions with records that others have) and `paused`
+    (inputs that are not read because of a limit, and why) describe what the newest `plan` call saw."""
 
     def __init__(
         self,
@@ -72,12 +74,18 @@ class Planner:
         self._dirty = False
         self.backlog: dict[str, int] = {}
         self.not_held: tuple[PartitionRef, ...] = ()
+        self.paused: Mapping[str, str] = {}
         self.finished = False
+
+    @property
+    def limits(self) -> StateLimits:
+        return self._settings.limits
 
     def plan(
         self, epoch: int, inputs: Mapping[str, InputState], kept: Kept, now_ms: int, *, always: bool = False
     ) -> EpochPlan | None:
-        """The next epoch, or None when there is nothing to do. Raises SourceError.
+        """The next epoch, or None when there is nothing to do. Raises SourceError, and LimitReached when records wait
+        that no later plan could read either.
 
         `always` makes a plan also without rows (a trace's step). So does a partition that was never planned, which
         fixes where it starts, and what `kept` lets out (T3).
@@ -87,13 +95,20 @@ class Planner:
         bounds = [_settled(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted]
         self._idleness.observe(bounds, now_ms)
         self._note(bounds)
-        ranges = [] if _starved(bounds) else self._ranges(bounds, inputs)
-        checkpoint = self._checkpoint_due(now_ms)
+        pauses = Pauses(self.limits, kept.pipeline, kept.segments)
+        self.paused = pauses.inputs()
+        ranges = self._ranges(bounds, inputs)
         idle = self._idleness.idle()
         ended = _ended(bounds, self._sources)
         progress = self.watermarks(_with_partitions(inputs, bounds), idle, ended, now_ms)
         now = _times(inputs, progress)
-        if not (ranges or checkpoint or deleted or always or kept.closes(now)):
+        closes = kept.closes(now) or pauses.shrinks(kept.horizons(now))
+        stuck = None if closes else pauses.stuck(self._reading(progress, idle, ended))
+        if stuck is not None and not self._dirty:
+            raise stuck
+        # A checkpoint merges segments, and drops the rows of them that are not kept any more.
+        checkpoint = self._checkpoint_due(now_ms) or stuck is not None
+        if not (ranges or checkpoint or deleted or always or closes):
             return None
         if checkpoint:
             self._checkpointed_ms, self._dirty = now_ms, False
@@ -183,7 +198,20 @@ class Planner:
         done = all(bound.final and bound.start >= bound.end_exclusive for bound in listed)
         self.finished = done and {bound.partition.input for bound in listed} == self._sources.keys()
 
-    def _ranges(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> list[Range]:
+    def _reading(
+        self, progress: Mapping[str, InputProgress], idle: Mapping[str, Collection[str]], ended: Collection[str]
+    ) -> Reading:
+        return Reading(
+            unread=[name for name, records in self.backlog.items() if records],
+            idle=[name for name, value in progress.items() if all_idle({name: value}, idle)],
+            ended=ended,
+            watermarks={name: value.watermark for name, value in progress.items()},
+        )
+
+    def _ranges(self, bounds: Collection[Bounds], inputs: Mapping[str, InputState]) -> list[Range]:
+        """What is read; of a partition that was never planned at least where it starts."""
+        if _starved(bound for bound in bounds if bound.partition.input not in self.paused):
+            return []
         listed = [bound for bound in self._tables_first(bounds, inputs) if bound.held]
         backlogs = [self._backlog(bound, inputs[bound.partition.input]) for bound in listed]
         share = allocate(backlogs, self._settings.max_records)
@@ -206,7 +234,7 @@ class Planner:
     def _backlog(self, bound: Bounds, state: InputState) -> Backlog[PartitionRef]:
         return Backlog(
             partition=bound.partition,
-            records=bound.end_exclusive - bound.start,
+            records=0 if bound.partition.input in self.paused else bound.end_exclusive - bound.start,
             highest=state.progress.highest.get(partition_id(bound.partition)),
             density=self._densities.get(bound.partition),
         )

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import MARKS, Watermark
-from joinery_runtime.engine.hot_keys import KeyRows
+from joinery_runtime.core.spec import Watermark
+from joinery_runtime.engine.hot_keys import Heat, KeyRows
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan, partition_id
 from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.state_size import StateSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,33 +118,11 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSize:
-    """What the live segments hold: `rows` of inputs or joins, `bytes` as stored, marks included."""
-
-    segments: int
-    rows: int
-    bytes: int
-
-    @classmethod
-    def of(cls, segments: Iterable[SegmentMeta]) -> StateSize:
-        live = list(segments)
-        rows = sum(s.rows for s in live if not s.part.endswith(MARKS))
-        return cls(len(live), rows, sum(s.bytes for s in live))
-
-    @classmethod
-    def by_part(cls, segments: Iterable[SegmentMeta], parts: Iterable[str]) -> dict[str, StateSize]:
-        """Of each part, with the bytes of its marks."""
-        found: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
-        for segment in segments:
-            found.setdefault(segment.part.removesuffix(MARKS), []).append(segment)
-        return {part: cls.of(listed) for part, listed in found.items()}
-
-
-@dataclass(frozen=True, slots=True)
 class EpochReport:
     """One committed epoch in numbers. `dropped` counts per input and reason, `backlog` records still unread per input,
     `watermarks` are those that were in force, `lost` records that the broker had deleted, per partition; `hottest`
-    keys are as of the newest checkpoint; `parts` is the size of each part of the state."""
+    keys are as of the newest count, `too_hot` those with more rows than `hotKeyWarning`, `warnings` what is to be said
+    of them for the first time; `parts` is the size of each part of the state."""
 
     epoch: int
     rows_in: Mapping[str, int]
@@ -159,12 +137,15 @@ class EpochReport:
     state_bytes: int
     totals: Totals
     hottest: tuple[KeyRows, ...] = ()
+    too_hot: tuple[KeyRows, ...] = ()
+    warnings: tuple[str, ...] = ()
     parts: Mapping[str, StateSize] = field(default_factory=dict)
 
     @property
-    def amplification(self) -> float:
-        """Rows out per row in, of this epoch."""
-        return self.rows_out / max(1, sum(self.rows_in.values()))
+    def amplification(self) -> float | None:
+        """Rows out per record in, of this epoch; None where nothing was read."""
+        read = sum(self.rows_in.values())
+        return self.rows_out / read if read else None
 
 
 def epoch_report(
@@ -173,7 +154,7 @@ def epoch_report(
     *,
     parts: Mapping[str, StateSize],
     totals: Totals,
-    hottest: tuple[KeyRows, ...],
+    heat: Heat,
     planner: Planner,
 ) -> EpochReport:
     return EpochReport(
@@ -189,7 +170,9 @@ def epoch_report(
         state_rows=sum(size.rows for size in parts.values()),
         state_bytes=sum(size.bytes for size in parts.values()),
         totals=totals,
-        hottest=hottest,
+        hottest=heat.hottest,
+        too_hot=heat.too_hot,
+        warnings=heat.warnings,
         parts=parts,
     )
 

@@ -79,6 +79,7 @@ class Worker:
         self._cache = SegmentCache(parts.cache, parts.store, parts.job)
         self._book = MarkBook(self._cache)
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
+        self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were
 
     @property
     def steps(self) -> int:
@@ -140,7 +141,7 @@ class Worker:
         yield from ((shard, block) for block in listed if not isinstance(block, RowBlock) or block.step != number)
         step = self._pipeline.steps[number]
         task = self._task(work, step, shard)
-        hottest = self._hottest(work, step, task) if work.plan.checkpoint else None
+        hottest = self._hottest(work, step, shard, task)
         last = step is self._pipeline.last
         done = task.run(_arrivals(mine), ordered=self._parts.ordered or not last)
         if done is None:
@@ -191,7 +192,12 @@ class Worker:
             matches=result.matches,
         )
 
-    def _hottest(self, work: EpochWork, step: StepSpec, task: StepTask) -> tuple[KeyRows, ...]:
+    def _hottest(self, work: EpochWork, step: StepSpec, shard: int, task: StepTask) -> tuple[KeyRows, ...] | None:
+        """At checkpoints, and once before, so that nobody waits for the first of them."""
+        place = (step.number, shard)
+        if not work.plan.checkpoint and (place in self._counted or not any(task.sides)):
+            return None
+        self._counted.add(place)
         counter = self._counters[step.number]
         counter.retain({s.key for s in work.segments})
         return counter.count([(side, kept) for side in SIDES for kept in task.kept_runs(side)])

@@ -1,0 +1,180 @@
+"""Caps on the state of each side of a step (`spec.joins[].limits`): pure decisions over sizes, no I/O, no clock.
+
+`onLimit: fail` stops the job before the commit of an epoch after which a side would have grown over its cap: the plan
+stays, and a start with a higher cap replays it. With `onLimit: pause` the epoch is committed, and no records of that
+side's inputs are read while it is over its cap. Then what lets its rows go has to be read on; where that is paused
+too, nothing would ever change, and the job stops as with `fail`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from joinery_runtime.core import times
+from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.core.spec import BEGIN_OF_TIME, LEFT, MARKS, AsOf, Interval, Pipeline, Watermark
+from joinery_runtime.core.times import Horizons
+from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.errors import LimitReached
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """What one part of the state may hold (None: any amount), and whether its inputs are paused at the cap."""
+
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    pauses: bool = False
+
+    def over(self, size: StateSize) -> Iterator[tuple[str, int, int]]:
+        """The limits that the size is over: the limit's name, what there is, and the cap."""
+        for name, held, cap in (
+            ("maxRecords", size.rows, self.max_rows),
+            ("maxStateBytes", size.bytes, self.max_bytes),
+        ):
+            if cap is not None and held > cap:
+                yield name, held, cap
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimits:
+    """A job's limits: caps by part of the state, and by step the rows of a key that are worth a warning."""
+
+    caps: Mapping[str, Cap] = field(default_factory=dict)
+    hot_keys: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A part that is over its cap: `held` rows or bytes, as `limit` says."""
+
+    part: str
+    limit: str
+    held: int
+    cap: int
+
+    def words(self, pipeline: Pipeline) -> str:
+        unit = "rows" if self.limit == "maxRecords" else "bytes"
+        return f"{side_text(pipeline, self.part)} has {self.held:,} {unit}, {self.limit} is {self.cap:,}"
+
+
+def side_text(pipeline: Pipeline, part: str) -> str:
+    """A part of the state in words: `step 2, left side (orders, payments)`."""
+    step, side = pipeline.side(part)
+    name = "left" if side == LEFT else "right"
+    return f"step {step.number + 1}, {name} side ({', '.join(step.sides[side].inputs)})"
+
+
+# --- fail -------------------------------------------------------------------------------------------------------------
+
+
+def refuse_growth(
+    limits: StateLimits, pipeline: Pipeline, before: Mapping[str, StateSize], after: Mapping[str, StateSize], epoch: int
+) -> None:
+    """Raises LimitReached for a part that this epoch makes larger than its cap, where that is to stop the job. One that
+    was over it already, after an edit, may shrink."""
+    for part, cap in limits.caps.items():
+        if cap.pauses:
+            continue
+        old = dict(_held(before.get(part)))
+        for name, held, most in cap.over(after[part]):
+            if held > old.get(name, 0):
+                over = Over(part, name, held, most)
+                raise _reached(pipeline, over, f"after epoch {epoch}, of which nothing was committed")
+
+
+def _held(size: StateSize | None) -> Iterator[tuple[str, int]]:
+    if size is not None:
+        yield from (("maxRecords", size.rows), ("maxStateBytes", size.bytes))
+
+
+def _reached(pipeline: Pipeline, over: Over, why: str) -> LimitReached:
+    return LimitReached(
+        "The state is over its limits",
+        facts=f"{over.words(pipeline)}, {why}",
+        todo=f"Nothing is lost: raise limits.{over.limit} of that step and start the job again, it goes on where it "
+        "was. Or keep less with a narrower bound, a `where` or less lateness; `joinery state stats` tells what each "
+        "side holds and which watermark it waits for",
+    )
+
+
+# --- pause ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Where the inputs stand for a plan: with unread records, idle (T4), read to their final end; their watermarks."""
+
+    unread: Collection[str]
+    idle: Collection[str]
+    ended: Collection[str]
+    watermarks: Mapping[str, Watermark]
+
+
+class Pauses:
+    """What caps that pause mean to the next plan, given the live segments."""
+
+    def __init__(self, limits: StateLimits, pipeline: Pipeline, segments: Collection[SegmentMeta]) -> None:
+        pausing = {part: cap for part, cap in limits.caps.items() if cap.pauses}
+        sizes = StateSize.by_part(segments if pausing else (), pipeline.parts())
+        self._pipeline, self._segments = pipeline, segments
+        self.over = tuple(Over(part, *found) for part, cap in pausing.items() for found in cap.over(sizes[part]))
+
+    def inputs(self) -> dict[str, str]:
+        """The inputs that are not read, and why."""
+        return {name: over.words(self._pipeline) for over in reversed(self.over) for name in self._stops(over)}
+
+    def shrinks(self, horizons: Horizons) -> bool:
+        """Whether an epoch with these horizons drops segments of a part that is over its cap, whatever is read."""
+        parts = {over.part for over in self.over}
+        mine = (meta for meta in self._segments if meta.part.removesuffix(MARKS) in parts)
+        return any(times.expired(self._pipeline, meta, horizons) for meta in mine)
+
+    def stuck(self, reading: Reading) -> LimitReached | None:
+        """Why records can never be read any more: what would let rows of the part go is paused too, or idle."""
+        going = self._going(reading)
+        for over in self.over:
+            waiting = [name for name in self._stops(over) if name in reading.unread and name not in going]
+            if waiting:
+                held_up = ", ".join(sorted(self._lets_go(over.part, reading) - going))
+                why = f"{', '.join(waiting)} waits for it to shrink, and {held_up} is paused or idle too"
+                return _reached(self._pipeline, over, why)
+        return None
+
+    def _going(self, reading: Reading) -> set[str]:
+        """Inputs that are read on, now or after others have been."""
+        everything = {found.name for found in self._pipeline.inputs}
+        going = (everything - self.inputs().keys() - set(reading.idle)) | set(reading.ended)
+        while more := {name for name in everything - going - set(reading.idle) if self._resumes(name, going, reading)}:
+            going |= more
+        return going
+
+    def _resumes(self, name: str, going: Collection[str], reading: Reading) -> bool:
+        causes = [over.part for over in self.over if name in self._stops(over)]
+        return all(self._lets_go(part, reading) <= set(going) for part in causes)
+
+    def _stops(self, over: Over) -> tuple[str, ...]:
+        step, side = self._pipeline.side(over.part)
+        return step.sides[side].inputs
+
+    def _lets_go(self, part: str, reading: Reading) -> set[str]:
+        """The inputs that have to go on so that rows of the part go (docs/design/joins.md, "Horizons")."""
+        step, side = self._pipeline.side(part)
+        match step.rule:
+            case Interval():
+                return set(step.sides[1 - side].inputs)
+            case AsOf():
+                return set(step.sides[side].inputs)
+            case _:
+                return _slowest([name for each in step.sides for name in each.inputs], reading.watermarks)
+
+
+def _slowest(names: Iterable[str], watermarks: Mapping[str, Watermark]) -> set[str]:
+    known = {name: _at(watermarks[name]) for name in names}
+    lowest = min(known.values())
+    return {name for name, mark in known.items() if mark == lowest}
+
+
+def _at(watermark: Watermark) -> int:
+    return BEGIN_OF_TIME if watermark is None else watermark
