@@ -1,5 +1,5 @@
-"""The oracle, epoch by epoch, against the plain meaning of each join over all rows at once: where epochs are cut changes
-only when rows come out (T9)."""
+"""The oracle, epoch by epoch, against the plain meaning of each join over all rows at once: where epochs are cut
+changes only when rows come out (T9)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""The engine (driver, planner, worker, kernels, store) against the oracle, on random jobs of every kind and random
+histories: late rows, NULL and NaN keys, idle and ended inputs, restarts, other shard counts, compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.cases import KINDS, Case, cases, cuts, punctual
+from core.harness import check_against_oracle, run
+from joinery_devkit.oracle import brute_force, multiset, output_columns, output_row
+from joinery_runtime.core import compaction
+from joinery_runtime.core.keyhash import KeyHash, key_hash
+
+# The shared two-core machine makes any deadline a lottery; the fixture below is the same for all examples.
+quick = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(autouse=True)
+def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories are short: with the real thresholds hardly any two segments would ever merge."""
+    monkeypatch.setattr(compaction, "FAN_IN", 3)
+    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+
+
+def search(kind: str, examples: int, check: Callable[[Case], object]) -> None:
+    @settings(quick, max_examples=examples)
+    @given(case=cases(kind))
+    def every(case: Case) -> None:
+        check(case)
+
+    every()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_epoch_gives_the_oracles_rows_and_counts(kind: str) -> None:
+    search(kind, 300, check_against_oracle)
+
+
+def few_hashes(count: int) -> KeyHash:
+    """The real hash, folded onto `count` values that lie far apart."""
+
+    def folded(columns: Sequence[pa.Array]) -> np.ndarray:
+        return (key_hash(columns) % np.uint64(count)) * np.uint64(2**64 // (count + 1))
+
+    return folded
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "broadcast"])
+def test_colliding_hashes_change_nothing(kind: str) -> None:
+    search(kind, 40, lambda case: check_against_oracle(case, few_hashes(2)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_of_shards_changes_nothing(kind: str) -> None:
+    def check(case: Case) -> None:
+        def rows(shards: int) -> list[Any]:
+            epochs = tuple(replace(epoch, shards=shards) for epoch in case.epochs)
+            return [(multiset(found.rows), found.report.dropped) for found in run(replace(case, epochs=epochs))]
+
+        assert rows(1) == rows(3) == rows(8)
+
+    search(kind, 12, check)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None:
+    """T9, against the plain meaning of the join over all rows at once."""
+
+    @settings(quick, max_examples=40)
+    @given(data=st.data(), history=punctual(kind))
+    def check(data: Any, history: Any) -> None:
+        case, arrivals = history
+        oracle = case.job.oracle()
+        rows = {name: [row for side, row in arrivals if side == name] for name in case.job.inputs}
+        columns = output_columns(case.job.job, case.job.computed)
+        wanted = multiset(output_row(row, columns) for row in brute_force(oracle.inputs, oracle.steps, rows))
+        found = run(replace(case, epochs=data.draw(cuts(case.job, arrivals))))
+        assert multiset(row for result in found for row in result.rows) == wanted
+        assert not any("late" in dropped for result in found for dropped in result.report.dropped.values())
+
+    check()
