@@ -13,7 +13,7 @@ def kept_for(job: StreamJoin) -> tuple[tuple[int, int], ...]:
     return tuple(_Chain(job).steps())
 
 
-def window_length(window: Window) -> int:
+def _window_length(window: Window) -> int:
     """How long after its own time a row's last window ends, at most; of a session that nothing extends."""
     if window.hopping is not None:
         return window.hopping.size
@@ -44,7 +44,7 @@ class _Chain:
         if step.as_of is not None:
             return step.as_of.grace, step.as_of.history_retention
         assert step.window is not None, "a step has an interval, a window or an asOf"
-        waits = window_length(step.window) + max(self._lag.values())
+        waits = _window_length(step.window) + max(self._lag.values())
         return waits, waits
 
     def _interval(self, right: str, interval: Interval, left: tuple[str, ...]) -> tuple[int, int]:
