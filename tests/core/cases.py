@@ -71,10 +71,8 @@ class Job:
 
     def __repr__(self) -> str:
         """What of the job a failing example is about."""
-        shown = {"joins", "select"}
-        parts = self.job.model_dump(
-            mode="json", by_alias=True, exclude_unset=True, include={"spec": {"joins", "select"}}
-        )
+        shown = {"spec": {"joins", "select"}}
+        parts = self.job.model_dump(mode="json", by_alias=True, exclude_unset=True, include=shown)
         delays = {side.name: side.watermark.delay for side in self.job.spec.inputs}
         return f"<{parts['spec']}, delays {delays}, keys {dict(self.keys)}>"
 

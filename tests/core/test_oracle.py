@@ -1,97 +1,294 @@
-"""The oracle itself, against cases worked out by hand from semantics.md."""
+"""The oracle itself, against cases worked out by hand from semantics.md and the seeds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from joinery_devkit.oracle import END, Oracle, Row, WatermarkOracle, differences, multiset, output_row
+from joinery_devkit.oracle import (
+    END,
+    AsOf,
+    ChainTimes,
+    Column,
+    Interval,
+    Joined,
+    Oracle,
+    Predicates,
+    Row,
+    Sessions,
+    Step,
+    WatermarkOracle,
+    Windows,
+    brute_force,
+    differences,
+    multiset,
+)
 
-NONE = {"left": None, "right": None}
+NONE = {"l": None, "r": None}
+KEYS = [("l", "k", "k")]
 
 
 def row(ts: int, key: Any = "k", offset: int = 0, partition: int = 0, **values: Any) -> Row:
     return Row(partition, offset, ts, {"k": key, "ts": ts, **values})
 
 
-def oracle(lower: int, upper: int, **more: Any) -> Oracle:
-    return Oracle(interval=(lower, upper), keys=[("k", "k")], **more)
+def rows(*times: int, key: Any = "k") -> list[Row]:
+    return [row(ts, key, offset) for offset, ts in enumerate(times)]
 
 
-def times(expectation: Any) -> list[tuple[int, int]]:
-    return [(pair.left.ts, pair.right.ts) for pair in expectation.pairs]
+def job(rule: Any, kind: Any = "inner", **more: Any) -> Oracle:
+    return Oracle(("l", "r"), [Step("r", rule, KEYS, kind, **more)])
+
+
+def interval(lower: int, upper: int, kind: Any = "inner", **more: Any) -> Oracle:
+    return job(Interval(lower, upper), kind, **more)
+
+
+def times(found: Any) -> list[tuple[Any, ...]]:
+    """Event times of what went out, then the window if there is one."""
+    return sorted((tuple(map(r.time, r.rows)) + (r.window or ()) for r in found.joined), key=str)
+
+
+# --- interval ---------------------------------------------------------------------------------------------------------
 
 
 def test_j1_bounds_include_both_ends() -> None:
-    rights = [row(ts, offset=i) for i, ts in enumerate((94, 95, 102, 103))]
-    found = oracle(-5, 2).epoch(NONE, {"left": [row(100)], "right": rights})
-    assert times(found) == [(100, 95), (100, 102)]
+    found = interval(-5, 2).epoch(NONE, {"l": [row(100)], "r": rows(94, 95, 102, 103)})
+    assert times(found) == [(100, 102), (100, 95)]
 
 
 @pytest.mark.parametrize("key", [None, math.nan])
 def test_j1_j4_null_and_nan_equal_nothing(key: Any) -> None:
-    found = oracle(0, 0).epoch(NONE, {"left": [row(1, key)], "right": [row(1, key)]})
+    found = interval(0, 0).epoch(NONE, {"l": [row(1, key)], "r": [row(1, key)]})
     assert times(found) == []
-    assert found.dropped == {"left": {"null_key": 1}, "right": {"null_key": 1}}
+    assert found.dropped == {"l": {"null_key": 1}, "r": {"null_key": 1}}
 
 
 def test_j2_a_pair_comes_out_when_its_later_row_arrives_and_once() -> None:
-    job = oracle(-9, 9)
-    assert times(job.epoch(NONE, {"right": [row(3)]})) == []
-    assert times(job.epoch(NONE, {"left": [row(1)]})) == [(1, 3)]
-    assert times(job.epoch(NONE, {"left": [row(2, offset=1)], "right": [row(4, offset=1)]})) == [(2, 3), (1, 4), (2, 4)]
+    join = interval(-9, 9)
+    assert times(join.epoch(NONE, {"r": [row(3)]})) == []
+    assert times(join.epoch(NONE, {"l": [row(1)]})) == [(1, 3)]
+    again = join.epoch(NONE, {"l": [row(2, offset=1)], "r": [row(4, offset=1)]})
+    assert times(again) == [(1, 4), (2, 3), (2, 4)]
 
 
-@pytest.mark.parametrize(("watermark", "kept"), [(107, 1), (108, 0)])
-def test_j3_a_left_row_is_kept_until_the_right_watermark_passes_its_deadline(watermark: int, kept: int) -> None:
-    job = oracle(-3, 5, allowed_lateness=2)
-    job.epoch(NONE, {"left": [row(100)]})
-    job.epoch({"left": None, "right": watermark}, {})
-    assert job.kept("left") == kept
+@pytest.mark.parametrize(("watermark", "padded"), [(107, []), (108, [(100, None)])])
+def test_j3_o1_a_left_row_is_kept_until_the_right_watermark_passes_its_deadline(watermark: int, padded: Any) -> None:
+    join = interval(-3, 5, "left", allowed_lateness=2)
+    join.epoch(NONE, {"l": [row(100)]})
+    assert times(join.epoch({"l": None, "r": watermark}, {})) == padded
 
 
-@pytest.mark.parametrize(("watermark", "kept"), [(105, 1), (106, 0)])
-def test_j3_a_right_row_is_kept_until_the_left_watermark_passes_its_deadline(watermark: int, kept: int) -> None:
-    job = oracle(-3, 5, allowed_lateness=2)
-    job.epoch(NONE, {"right": [row(100)]})
-    job.epoch({"left": watermark, "right": None}, {})
-    assert job.kept("right") == kept
+@pytest.mark.parametrize(("watermark", "padded"), [(105, []), (106, [(None, 100)])])
+def test_j3_o1_a_right_row_is_kept_until_the_left_watermark_passes_its_deadline(watermark: int, padded: Any) -> None:
+    join = interval(-3, 5, "right", allowed_lateness=2)
+    join.epoch(NONE, {"r": [row(100)]})
+    assert times(join.epoch({"l": watermark, "r": None}, {})) == padded
 
 
-def test_j5_a_row_past_its_deadline_joins_but_is_not_kept() -> None:
-    job = oracle(-3, 5)
-    job.epoch(NONE, {"right": [row(98)]})
-    marks = {"left": 90, "right": 106}
-    found = job.epoch(marks, {"left": [row(100)], "right": [row(101, offset=1)]})
-    assert times(found) == [(100, 98)]
-    assert job.kept("left") == 0
+def test_o1_a_row_that_matched_is_not_padded() -> None:
+    join = interval(0, 5, "full")
+    join.epoch(NONE, {"l": [row(100), row(101, "other", 1)], "r": [row(102)]})
+    assert times(join.epoch({"l": END, "r": END}, {})) == [(101, None)]
+
+
+def test_j5_o2_a_row_past_its_deadline_joins_or_is_padded_and_is_not_kept() -> None:
+    join = interval(-3, 5, "left")
+    join.epoch(NONE, {"r": [row(98)]})
+    marks = {"l": 90, "r": 106}
+    found = join.epoch(marks, {"l": [row(100), row(99, "other", 1)]})
+    assert times(found) == [(100, 98), (99, None)]
+    assert times(join.epoch({"l": END, "r": END}, {})) == []
+
+
+def test_j4_o2_a_preserved_row_that_cannot_match_is_padded_at_once() -> None:
+    predicates = Predicates(left=lambda columns: columns["l"]["v"])
+    join = interval(-9, 9, "left", predicates=predicates)
+    lefts = [row(1, offset=i, v=v) for i, v in enumerate((True, False, None))]
+    found = join.epoch(NONE, {"l": [*lefts, row(2, None, 3, v=True)], "r": [row(1)]})
+    assert times(found) == [(1, 1), (1, None), (1, None), (2, None)]
+    assert found.dropped == {"l": {}, "r": {}}
 
 
 @pytest.mark.parametrize(("ts", "late"), [(95, 0), (94, 1)])
-def test_j6_late_when_nothing_in_reach_can_come(ts: int, late: int) -> None:
-    marks = {"left": 110, "right": 105}
-    found = oracle(-3, 8, allowed_lateness=2).epoch(marks, {"left": [row(ts)], "right": [row(ts)]})
-    assert found.late == {"left": late, "right": late}
+def test_j6_of_an_inner_join_late_when_nothing_in_reach_can_come(ts: int, late: int) -> None:
+    marks = {"l": 110, "r": 105}
+    found = interval(-3, 8, allowed_lateness=2).epoch(marks, {"l": [row(ts)], "r": [row(ts)]})
+    assert found.late == {"l": late, "r": late}
+
+
+@pytest.mark.parametrize(("ts", "late"), [(108, 0), (107, 1)])
+def test_j6_of_an_outer_join_late_against_its_own_watermark(ts: int, late: int) -> None:
+    marks = {"l": 110, "r": 105}
+    found = interval(-3, 8, "left", allowed_lateness=2).epoch(marks, {"l": [row(ts)], "r": [row(ts)]})
+    assert found.late == {"l": late, "r": 0}
 
 
 def test_j7_reopen_joins_what_is_still_kept() -> None:
-    marks = {"left": 200, "right": 100}
-    job = oracle(0, 0, reopen=True)
-    job.epoch(NONE, {"left": [row(100)]})
-    found = job.epoch(marks, {"right": [row(100)]})
+    join = interval(0, 0, reopen=True)
+    join.epoch(NONE, {"l": [row(100)]})
+    found = join.epoch({"l": 200, "r": 100}, {"r": [row(100)]})
     assert times(found) == [(100, 100)]
-    assert found.late == {"left": 0, "right": 0}
+    assert found.late == {"l": 0, "r": 0}
 
 
-def test_filters_and_residual_count_only_when_true() -> None:
-    job = oracle(-9, 9, filters={"left": lambda r: r["v"]}, residual=lambda left, right: right["w"])
-    lefts = [row(1, offset=i, v=v) for i, v in enumerate((True, False, None))]
-    rights = [row(1, offset=i, w=w) for i, w in enumerate((True, False, None))]
-    found = job.epoch(NONE, {"left": lefts, "right": rights})
-    assert [pair.place for pair in found.pairs] == [(0, 0, 0, 0)]
-    assert found.dropped["left"] == {"filtered": 2}
+def test_a_residual_counts_only_when_it_is_true() -> None:
+    join = interval(-9, 9, predicates=Predicates(both=lambda columns: columns["r"]["v"]))
+    rights = [row(1, offset=i, v=v) for i, v in enumerate((True, False, None))]
+    assert times(join.epoch(NONE, {"l": [row(1)], "r": rights})) == [(1, 1)]
+
+
+def test_j9_a_join_on_time_only_has_no_key_to_be_null() -> None:
+    join = Oracle(("l", "r"), [Step("r", Interval(0, 1), [])])
+    assert times(join.epoch(NONE, {"l": [row(1, None)], "r": [row(2, "x"), row(3, "x", 1)]})) == [(1, 2)]
+
+
+# --- chains -----------------------------------------------------------------------------------------------------------
+
+# Seed 004: d BETWEEN o - 1 AND o + 3, r BETWEEN d - 1 AND d + 4.
+SEED_004 = (Step("d", Interval(-1, 3), []), Step("r", Interval(-1, 4, "d"), []))
+ODR = ("o", "d", "r")
+
+
+def test_n3_the_worked_trace_of_seed_004() -> None:
+    """Rows and evictions of join2 as printed there."""
+    marks: dict[str, int | None] = dict.fromkeys(ODR)
+    chain = Oracle(ODR, SEED_004)
+    chain.epoch(marks, {"o": [row(102)], "d": rows(101, 103)})
+    assert times(chain.epoch(marks, {"r": [row(100)]})) == [(102, 101, 100)]
+    keep = ChainTimes("o", SEED_004).next({"o": 103, "d": 102, "r": 110}).keep_from
+    assert keep[1] == (106, 101), "d < 106 and r < 101 are gone"
+
+
+def test_n2_bounds_add_up_along_the_chain() -> None:
+    """o >= d - 3 and d >= r - 4 give o >= r - 7: what waits for x by o's time lives that long."""
+    steps = (*SEED_004, Step("x", Interval(0, 0, "o"), []))
+    keep = ChainTimes("o", steps).next({"o": 200, "d": 200, "r": 110, "x": 0}).keep_from
+    assert keep[2][1] == 110 - 7
+
+
+def test_n4_a_padded_time_matches_nothing_later() -> None:
+    keys = [("l", "k", "k")]
+    for kind, wanted in (("left", [(1, None, None)]), ("inner", [])):
+        chain = Oracle(
+            ("l", "r", "x"), [Step("r", Interval(0, 0), keys, "left"), Step("x", Interval(-9, 9, "r"), keys, kind)]
+        )
+        chain.epoch(dict.fromkeys("lrx"), {"l": [row(1)], "x": [row(1)]})
+        found = [r for epoch in chain.end() for r in times(epoch)]
+        assert found == wanted
+
+
+def test_n3_what_an_outer_step_closes_still_meets_what_waits_for_it() -> None:
+    keys = [("l", "k", "k")]
+    steps = [Step("r", Interval(0, 0), keys, "left"), Step("x", Interval(0, 0), keys, "left")]
+    chain = Oracle(("l", "r", "x"), steps)
+    chain.epoch(dict.fromkeys("lrx"), {"l": [row(1)], "x": [row(1)]})
+    assert times(chain.epoch({"l": 5, "r": 5, "x": 5}, {})) == [(1, None, 1)]
+
+
+def test_n2_a_chain_judges_late_by_each_inputs_own_watermark() -> None:
+    chain = Oracle(ODR, (Step("d", Interval(-1, 3), [], allowed_lateness=2), Step("r", Interval(-1, 4, "d"), [])))
+    found = chain.epoch({"o": 10, "d": 10, "r": 10}, {"o": rows(7, 8), "d": rows(7, 8), "r": rows(8, 9, 10)})
+    assert found.late == {"o": 1, "d": 1, "r": 2}
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+def closing(join: Oracle, watermark: int) -> list[tuple[Any, ...]]:
+    return times(join.epoch({"l": watermark, "r": watermark}, {}))
+
+
+def test_w1_w2_a_tumbling_window_goes_out_when_it_closes() -> None:
+    join = job(Windows(10, 10), allowed_lateness=1)
+    join.epoch(NONE, {"l": rows(-1, 0, 9), "r": rows(9, 10)})
+    assert closing(join, 10) == []
+    assert closing(join, 11) == [(0, 9, 0, 10), (9, 9, 0, 10)]
+    assert closing(join, END) == []
+
+
+def test_w1_a_pair_goes_out_once_per_hopping_window_that_holds_both() -> None:
+    join = job(Windows(4, 2))
+    join.epoch(NONE, {"l": [row(5)], "r": rows(4, 3)})
+    assert closing(join, END) == [(5, 3, 2, 6), (5, 4, 2, 6), (5, 4, 4, 8)]
+
+
+def test_w2_a_row_is_late_when_all_its_windows_closed() -> None:
+    found = job(Windows(4, 2)).epoch({"l": 6, "r": 7}, {"l": rows(3, 4), "r": rows(3, 4)})
+    assert found.late == {"l": 1, "r": 1}
+
+
+def test_w3_padded_once_per_window_without_a_partner() -> None:
+    join = job(Windows(4, 2), "left")
+    join.epoch(NONE, {"l": [row(5)], "r": [row(3)]})
+    assert closing(join, END) == [(5, 3, 2, 6), (5, None, 4, 8)]
+    fresh = job(Windows(4, 2), "left")
+    assert times(fresh.epoch({"l": 6, "r": 6}, {"l": [row(5, None)]})) == [(5, None, 4, 8)]
+
+
+def test_w1_w2_both_sides_form_a_session_together() -> None:
+    join = job(Sessions(3), "full")
+    join.epoch(NONE, {"l": rows(0, 6, 20), "r": [row(3), row(3, "other", 1)]})
+    assert closing(join, 9) == [(None, 3, 3, 3)]
+    assert closing(join, 10) == [(0, 3, 0, 6), (6, 3, 0, 6)]
+    assert closing(join, END) == [(20, None, 20, 20)]
+
+
+def test_w2_a_late_row_that_is_tied_to_an_open_session_counts() -> None:
+    join = job(Sessions(3))
+    join.epoch(NONE, {"l": [row(10)]})
+    found = join.epoch({"l": 12, "r": 12}, {"r": [row(7), row(1, offset=1)]})
+    assert found.late == {"l": 0, "r": 1}
+    assert closing(join, END) == [(10, 7, 7, 10)]
+
+
+# --- as-of ------------------------------------------------------------------------------------------------------------
+
+
+def versions(*known: tuple[int, bool]) -> list[Row]:
+    return [Row(0, offset, ts, {"k": "k", "ts": ts}, deleted) for offset, (ts, deleted) in enumerate(known)]
+
+
+def test_a1_the_version_valid_at_the_rows_time() -> None:
+    table = versions((2, False), (3, False), (3, False), (5, True))
+    found = job(AsOf(100), "left").epoch(NONE, {"l": rows(1, 2, 3, 4, 5), "r": table})
+    taken = {r.time("l"): r.rows["r"].offset if r.rows["r"] else None for r in found.joined}
+    assert taken == {1: None, 2: 0, 3: 2, 4: 2, 5: None}
+
+
+def test_a2_only_superseded_versions_go() -> None:
+    join = job(AsOf(10), "left")
+    join.epoch(NONE, {"r": versions((1, False), (5, False), (30, False))})
+    found = join.epoch(NONE, {"l": rows(4, 5, 20), "r": [Row(0, 3, 2, {"k": "k"})]})
+    assert times(found) == [(20, 5), (4, None), (5, 5)]
+    assert found.dropped["r"] == {"expired": 1}
+
+
+def test_a3_a_row_waits_for_stream_time_less_grace() -> None:
+    join = job(AsOf(100, grace=5))
+    assert times(join.epoch(NONE, {"l": rows(10, 12), "r": versions((1, False))})) == []
+    late_version = {"l": [row(16, offset=2), row(3, offset=3)], "r": [Row(0, 1, 9, {"k": "k"})]}
+    assert times(join.epoch(NONE, late_version)) == [(3, 1)]
+    assert times(join.epoch(NONE, {})) == [(10, 9)]
+    assert times(join.epoch({"l": END, "r": None}, {})) == [(12, 9), (16, 9)]
+
+
+def test_a2_a_table_that_has_ended_forgets_nothing() -> None:
+    join = job(AsOf(10))
+    join.epoch(NONE, {"r": versions((10, False), (15, False))})
+    assert times(join.epoch({"l": None, "r": END}, {"l": rows(12)})) == [(12, 10)]
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_brute_force_is_sqls_meaning_of_a_join() -> None:
+    inputs: Mapping[str, Sequence[Row]] = {"l": rows(1, 9), "r": rows(2)}
+    found = brute_force(("l", "r"), [Step("r", Interval(0, 1), KEYS, "full")], inputs)
+    assert [r.place for r in found] == [((0, 0), (0, 0)), ((0, 1), None)]
 
 
 def test_watermarks_from_the_rows_of_earlier_epochs() -> None:
@@ -119,7 +316,17 @@ def test_multisets_and_their_differences() -> None:
     ]  # fmt: skip
 
 
-def test_output_rows_take_their_columns_from_both_sides() -> None:
-    found = oracle(0, 0).epoch(NONE, {"left": [row(1, v="x")], "right": [row(1, w="y")]})
-    columns = [("one", 0, "v"), ("two", 1, "w"), ("left_ts", 0, "ts")]
-    assert output_row(found.pairs[0], columns) == {"one": "x", "two": "y", "left_ts": 1}
+def test_output_rows_take_their_columns_from_all_inputs_and_nulls_from_absent_ones() -> None:
+    columns = [
+        Column("one", "l", "v"),
+        Column("two", "r", "w"),
+        Column("three", computed=lambda columns: columns["r"]["w"] is None),
+    ]
+    join = Oracle(("l", "r"), [Step("r", Windows(10, 10), KEYS, "left")], columns)
+    join.epoch(NONE, {"l": [row(1, v="x")]})
+    (found,) = join.epoch({"l": END, "r": END}, {}).rows
+    assert found == {"one": "x", "two": None, "three": True, "window_start": 0, "window_end": 10}
+
+
+def test_a_place_names_a_row_in_the_jobs_order_of_inputs() -> None:
+    assert Joined({"l": row(1, offset=4, partition=2), "r": None}).place == ((2, 4), None)
