@@ -106,7 +106,7 @@ class Shard:
         marked = list(zip(self.runs[side], [*chosen, *[False] * len(self.runs[side])], strict=False))
         taken = [run for run, choice in marked if choice]
         rest = [run for run, choice in marked if not choice]
-        kept = asof.survivors(self.step, side, taken, self.horizons[side], whole=not rest)
+        kept = asof.survivors(self.step, side, taken, self.horizons[side])
         rows = [one.run for one in kept if len(one.run)]
         self.runs[side][:] = [*rest, *([KeptRun("merged", merge(rows, by_offset=True))] if rows else [])]
 

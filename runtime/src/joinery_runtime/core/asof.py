@@ -54,8 +54,6 @@ def survivors(
     side: int,
     runs: Sequence[KeptRun],
     horizon: Horizon,
-    *,
-    whole: bool,  # noqa: ARG001
 ) -> Sequence[KeptRun]:
     """Stream: the rows that still wait. Table: the versions that are not superseded at the horizon.
 

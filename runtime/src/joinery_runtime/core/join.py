@@ -36,9 +36,7 @@ def run(step: StepSpec, work: StepWork) -> StepResult:
     )
 
 
-def survivors(
-    step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon, *, whole: bool
-) -> Sequence[KeptRun]:
+def survivors(step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
     """The rows that are still kept (J3)."""
     since = horizon.now
     return runs if since is None else [kept.where(kept.run.ts >= since) for kept in runs]

@@ -28,11 +28,9 @@ def run_step(step: StepSpec, work: StepWork) -> StepResult:
     return _KERNELS[type(step.rule)].run(step, work)
 
 
-def survivors(
-    step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon, *, whole: bool
-) -> Sequence[KeptRun]:
+def survivors(step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
     """What of these runs of one side a compaction keeps; see `core.step.Survivors`."""
-    return _KERNELS[type(step.rule)].survivors(step, side, runs, horizon, whole=whole)
+    return _KERNELS[type(step.rule)].survivors(step, side, runs, horizon)
 
 
 def needs_state(step: StepSpec, side: int, arrived: tuple[bool, bool], *, closing: bool) -> bool:

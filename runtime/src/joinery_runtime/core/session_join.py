@@ -44,9 +44,7 @@ def run(step: StepSpec, work: StepWork) -> StepResult:
     )
 
 
-def survivors(
-    step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon, *, whole: bool
-) -> Sequence[KeptRun]:
+def survivors(step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
     """A `Survivors`: the rows that have not gone out."""
     return [kept.where(~_marked(kept)) for kept in runs]
 

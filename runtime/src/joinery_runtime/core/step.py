@@ -100,18 +100,14 @@ class Kernel(Protocol):
 
 
 class Survivors(Protocol):
-    """Which rows of runs of one side a compaction keeps, under the horizon that is in force; `whole` says that the runs
-    are all that the shard has of the part. The results are sorted as they were; `marked` goes with them."""
+    """Which rows of runs of one side a compaction keeps, under the horizon that is in force: a run for each, sorted as
+    it was; `marked` goes with them."""
 
-    def __call__(
-        self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon, *, whole: bool
-    ) -> Sequence[KeptRun]: ...
+    def __call__(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]: ...
 
 
 def with_marks(run: Run, marked: np.ndarray) -> Run:
-    """The run with its `$mark` column set, or added after the engine's columns."""
-    batch, column = run.batch, pa.array(marked, pa.bool_())
+    """The run of a part that has marks, with its `$mark` column set."""
+    batch = run.batch
     at = batch.schema.get_field_index(MARK)
-    if at >= 0:
-        return Run.view(batch.set_column(at, batch.schema.field(at), column))
-    raise AssertionError(f"a segment of this part has no column {MARK}: {batch.schema.names}")
+    return Run.view(batch.set_column(at, batch.schema.field(at), pa.array(marked, pa.bool_())))

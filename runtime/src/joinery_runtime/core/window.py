@@ -52,9 +52,7 @@ def run(step: StepSpec, work: StepWork) -> StepResult:
     )
 
 
-def survivors(
-    step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon, *, whole: bool
-) -> Sequence[KeptRun]:
+def survivors(step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
     """A `Survivors`: the rows that are still in an open window."""
     if horizon.now is None:
         return runs

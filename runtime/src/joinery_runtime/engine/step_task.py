@@ -129,9 +129,9 @@ class StepTask:
                     yield self._step.sides[side].part, run
 
     def _merge(self, side: int, group: Sequence[SegmentMeta], found: Mapping[str, np.ndarray]) -> Run:
-        spec, whole = self._step.sides[side], len(group) == len(self.sides[side])
+        spec = self._step.sides[side]
         runs = [_marked_too(self._kept_run(side, meta), found) for meta in group]
-        kept = survivors(self._step, side, runs, self._horizons[side], whole=whole)
+        kept = survivors(self._step, side, runs, self._horizons[side])
         # Segments written before the job was edited may hold columns that are not stored any more.
         names = spec.segment_schema().names
         batches = [_with_column(rows) for rows in kept]

@@ -183,7 +183,7 @@ class Worker:
             shard=shard,
             rows_in=sum(_rows_of(block) for block in counted if block.read),
             rows_taken=sum(_rows_of(block) for block in counted if not block.read),
-            dropped=_dropped(step, result),
+            dropped=_dropped(step, result, shard),
             staged=staged,
             replaced=done.replaced,
             finished=done.finished,
@@ -263,10 +263,12 @@ def _rows_of(block: RowBlock) -> int:
     return int(decode(block.rows).num_rows)
 
 
-def _dropped(step: StepSpec, result: StepResult) -> dict[str, Mapping[str, int]]:
-    """By input. Rows of the step before are nobody's records: none of them is late (N2)."""
+def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:
+    """By input. Rows of the step before are nobody's records: none of them is late (N2). Those of a broadcast side are
+    dropped in every shard, and counted once."""
     pairs = zip(step.sides, result.dropped, strict=True)
-    return {side.time: counts for side, counts in pairs if counts and not side.intake.chained}
+    counted = [(side, counts) for side, counts in pairs if shard == 0 or not side.broadcast]
+    return {side.time: counts for side, counts in counted if counts and not side.intake.chained}
 
 
 def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:
