@@ -138,7 +138,7 @@ class Shard:
         """All segments of a side become one, as a compaction makes it."""
         for side in SIDES:
             horizon = Horizon(self.before, self.before)
-            kept = list(self.kernel.survivors(self.step, side, self.kept(side), horizon, whole=True))
+            kept = list(self.kernel.survivors(self.step, side, self.kept(side), horizon))
             runs = [with_marks(k.run, k.marked) if k.marked is not None else k.run for k in kept if len(k.run)]
             self.segments[side].clear()
             if runs:
