@@ -175,6 +175,11 @@ SEED_004_FORMS = {
         steps(D_STEP, "interval: {of: orders, lower: 0, upper: 7}, where: returns.time <= deliveries.time + 4"),
         IDS,
     ),
+    "a bound of integers that is written as an interval": (
+        chain(D, "r.time >= o.time AND d.time + INTERVAL '1' SECOND >= r.time"),
+        steps(D_STEP, "interval: {of: orders, lower: 0, upper: 1003}, where: deliveries.time + 1000 >= returns.time"),
+        IDS,
+    ),
     # r >= o - 2 is r >= d - 5 at least, less tight than r >= d - 1; r <= o + 2 is r <= d + 3 at most, tighter
     "a second input makes the bound tighter": (
         chain(D, f"{R} AND r.time BETWEEN o.time - 2 AND o.time + 2"),

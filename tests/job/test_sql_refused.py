@@ -54,6 +54,7 @@ REFUSED = [
     (GOOD.replace("SELECT", "SELECT DISTINCT"), (1, 8), "`DISTINCT`: is not supported", "leave it out"),
     (f"SELECT o.amount FROM orders o JOIN payments p USING (order_id) WHERE {HOUR}", None, "USING", "write ON"),
     (f"{GOOD} EMIT FINAL", (1, BEHIND), "EMIT FINAL is not supported", "EMIT CHANGES"),
+    (f"SELECT 1 AS x JOIN orders o JOIN payments p ON {KEY}", (1, 1), "nothing is joined", "FROM <input> JOIN"),
     (f"SELECT {FROM} {KEY} AND {HOUR}", (1, 1), "`SELECT`: selects nothing", "or *"),
     (f"{GOOD}; WITH ('join.type' = 'interval')", (1, BEHIND - 1), "a second statement", "one SELECT"),
     ("SELECT o.order_id FROM orders o", (1, 24), "nothing is joined", "JOIN <input>"),

@@ -26,6 +26,7 @@ AT = [
     (SEED_001, f"{RIGHT} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the RIGHT JOIN", "into ON"),
     (SEED_001, f"{FULL} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the FULL JOIN", "into ON"),
     (SEED_001, f"{LEFT} WHERE o.amount > 5", "o.amount", "the LEFT JOIN puts out every row of orders", "into ON"),
+    (SEED_001, f"{LEFT} WHERE 1 = 2", "1 = 2", "the LEFT JOIN puts out every row of one side", "into ON"),
     (SEED_001, f"{RIGHT} WHERE s.carrier = 'x'",
      "s.carrier", "the RIGHT JOIN puts out every row of shipments", "inner"),
     (SEED_001, f"{SHIPPED.replace('JOIN', 'LEFT JOIN')} WHERE {DAY}", DAY, "WHERE counts after", "write it into ON"),

@@ -95,7 +95,8 @@ def _refuse_filter(part: Part, links: Sequence[Link], report: Report) -> None:
     if blocking.type in {padded, "full"}:
         facts = f"WHERE counts after rows without a match are filled up with NULL, and the {kind} JOIN does so here"
     else:
-        facts = f"the {kind} JOIN puts out every row of {listed(sorted(part.inputs))}, a job cannot leave some out"
+        side = listed(sorted(part.inputs)) if part.inputs else "one side"
+        facts = f"the {kind} JOIN puts out every row of {side}, a job cannot leave some out"
     todo = "write it into ON, where it decides what matches, make the JOIN an inner one, or filter the job's output"
     report.add(part.at, f"{facts}; {todo}")
 

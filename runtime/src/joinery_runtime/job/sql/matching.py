@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.sql.bounds import COMPARISONS, Bound, bounds_of
 from joinery_runtime.job.sql.chain import Link
-from joinery_runtime.job.sql.interval import NoBoundError
+from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
 from joinery_runtime.job.sql.names import Table
 from joinery_runtime.job.sql.report import Report
 
@@ -77,7 +77,17 @@ def _limits(part: exp.Expr, link: Link) -> list[Limit]:
     earlier = [named.table for named in link.earlier if _time(named.table) in columns]
     if columns != {_time(right), _time(earlier[0])}:
         raise NoBoundError("a bound is constant, it cannot depend on a column (rule J8); write an INTERVAL")
-    return [Limit(earlier[0].name, bound, part) for bound in bounds_of(part, (earlier[0], right))]
+    limits = [Limit(earlier[0].name, bound, part) for bound in bounds_of(part, (earlier[0], right))]
+    if right.integer_time and earlier[0].integer_time:
+        _as_numbers(part)
+    return limits
+
+
+def _as_numbers(part: exp.Expr) -> None:
+    """Where `where` says a bound on times that are integers, as of an input that the step does not count from."""
+    for interval in list(part.find_all(exp.Interval)):
+        ms = interval_ms(interval)
+        interval.replace(exp.Literal.number(int(ms) if ms.denominator == 1 else float(ms)))
 
 
 def _without_not(part: exp.Expr) -> exp.Expr:

@@ -74,7 +74,7 @@ def _read(sql: str, report: Report) -> tuple[Shape, Options] | None:
 def _links(shape: Shape, names: Names, tables: Sequence[Table], report: Report) -> list[Link]:
     """No links where an input is not known: then only the names are checked."""
     on, where = [read_parts(joined.on, names) for joined in shape.joined], read_parts(shape.where, names)
-    if not names.complete:
+    if shape.first is None or not names.complete:
         return []
     used = {named.table.name for named in names.named.values()}
     unused = [table.name for table in tables if table.name not in used]
