@@ -58,7 +58,6 @@ class CommitProtocol(RuleBasedStateMachine):
 
     world_type: ClassVar[type[World]] = World
     seen: ClassVar[Counter[str]] = Counter()
-    fenced: ClassVar[Counter[str]] = Counter()
 
     running: Run | None = None
 
@@ -174,7 +173,7 @@ class CommitProtocol(RuleBasedStateMachine):
         self.seen.update(late=auditor.late, merged=merged, retired=auditor.retired, follow_ups=auditor.follow_ups)
         self.seen.update(marked=sum(host.marked for host in running.world.hosts))
         self.seen.update({fault.name: count for (_, fault), count in running.world.seen.items()})
-        self.fenced.update(running.world.fenced)
+        self.seen.update(running.world.fenced)
 
     @contextmanager
     def _watched(self) -> Iterator[World]:

@@ -51,7 +51,7 @@ def _job(*steps: Mapping[str, Any]) -> str:
 INNER = _job(_step("payments", "inner", -40, 80))
 FULL = _job(_step("payments", "full", -10, 20))
 # What the first step closes the second one keeps, to close it in a later epoch; it pads its own right side too.
-CHAIN = _job(_step("payments", "left", -10, 20), _step("refunds", "full", -5, 30))
+CHAIN = _job(_step("payments", "left", -20, 30), _step("refunds", "full", -20, 40))
 
 
 @cache

@@ -198,8 +198,27 @@ def _two_of(numbers: Sequence[int], turn: int) -> set[int]:
     return {numbers[(turn + part * len(numbers) // 2) % len(numbers)] for part in range(2)}
 
 
+def single_faults(world_type: type[World], *, strays_first: bool = False) -> int:
+    """How many were tried."""
+    chosen = [
+        (number, fault)
+        for number, fault in faults_to_try(world_type)
+        if not strays_first or fault in (Fault.DELAYED, Fault.DUPLICATE)
+    ]
+    for number, fault in chosen:
+        with run_to_call(number, fault, world_type) as (running, driver):
+            running.world.step(driver, fault)
+            running.auditor.check()
+            for stray in running.world.strays if strays_first else []:
+                running.world.run_to(stray, "end")
+            running.auditor.check()
+            running.world.run_to(driver, "idle")
+            running.auditor.check()
+    return len(chosen)
+
+
 def zombies(successor_at: str, world_type: type[World] = World) -> None:
-    pace = 1 if world_type.every_call or EVERY_CALL else 4
+    pace = 1 if world_type.every_call or EVERY_CALL else 6
     for number in range(1, len(calls_of_a_recovery(world_type)), pace):
         with run_to_call(number, f"wakes when its successor is at {successor_at}", world_type) as (running, zombie):
             successor = running.world.start_driver(1, 0)

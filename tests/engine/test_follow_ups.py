@@ -1,4 +1,4 @@
-"""What goes out although nothing arrives: epochs without rows (T3, T5, T6), cascades of a chain, marks over time."""
+"""What goes out although nothing arrives: epochs without rows (T3, T5, T6), and cascades of a chain."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine import sim_kafka
 from engine.audit import Auditor
+from engine.sim_steps import add, epochs, record, rows, started
 from engine.simulation import ChainWorld, FullWorld, World
-from joinery_runtime.core import compaction
-from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.state.store import JobRecord
 
 IDLE = 45  # milliseconds, longer than an input's idleTimeout
 
@@ -39,40 +35,6 @@ def chain(tmp_path: Path) -> Iterator[World]:
     made = ChainWorld(tmp_path)
     yield made
     made.close()
-
-
-def add(world: World, name: str, identifier: int, ts: int, key: str = "a") -> None:
-    """To every partition, so that none holds the watermark back; what is added to others has no key."""
-    for partition in range(len(world.topics[name].partitions)):
-        world.append(name, partition, key if partition == 0 else None, ts, identifier=identifier + 1_000 * partition)
-
-
-def started(world: World, **settings: Any) -> Driver:
-    driver, _ = world.new_driver(**settings)
-    driver.recover()
-    return driver
-
-
-def epochs(driver: Driver, auditor: Auditor) -> list[EpochPlan]:
-    """Until there is nothing to do."""
-    plans = []
-    while (plan := driver.plan()) is not None:
-        driver.commit(plan, driver.run(plan))
-        auditor.check()
-        plans.append(plan)
-        assert len(plans) < 50, "the job spins"
-    return plans
-
-
-def record(world: World) -> JobRecord:
-    found = world.store.record(world.job.name)
-    assert found is not None
-    return found
-
-
-def rows(world: World) -> Counter[tuple[int | None, ...]]:
-    """Output rows of keys that are not null."""
-    return Counter(row for row in world.output.table if all(found is None or found < 1_000 for found in row))
 
 
 # --- epochs without rows ----------------------------------------------------------------------------------------------
@@ -195,68 +157,3 @@ def test_a_restart_in_the_middle_of_a_cascade(chain: World, restart_at: int, rep
             driver.commit(plan, driver.run(plan), last=number + 1 == restart_at)
             auditor.check()
     assert rows(chain) == Counter([(1, None, None), (None, None, 3), (4, 5, 6)])
-
-
-# --- marks ------------------------------------------------------------------------------------------------------------
-
-
-def marks(world: World) -> list[str]:
-    return [segment.key for segment in record(world).segments if segment.part.endswith(".marks")]
-
-
-def test_marks_are_folded_in_when_their_rows_are_merged_and_dropped_afterwards(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
-    driver, auditor = started(world, shards=1), Auditor(world)
-    add(world, "orders", 1, 1_000)
-    epochs(driver, auditor)
-    add(world, "orders", 2, 1_001, key="b")
-    epochs(driver, auditor)
-    add(world, "payments", 3, 1_000)
-    epochs(driver, auditor)
-    assert len(marks(world)) == 1
-    for expected in (1, 0):  # the checkpoint that merges still needs them; the next one finds them useless
-        add(world, "payments", 4, 1_000, key="c")
-        world.now_ms += 70
-        (plan,) = epochs(driver, auditor)
-        assert plan.checkpoint
-        assert len(marks(world)) == expected
-    world.end_inputs()
-    epochs(started(world, machine=1), auditor)
-    assert rows(world) == Counter({(1, 3): 1, (2, None): 1, (None, 4): 2})
-    auditor.check_complete()
-
-
-def test_marks_that_were_only_staged_do_not_count(world: World) -> None:
-    """An attempt whose epoch was not committed, in the process that runs it again."""
-    driver, auditor = started(world), Auditor(world)
-    add(world, "orders", 1, 1_000)
-    epochs(driver, auditor)
-    add(world, "payments", 2, 1_000)
-    plan = driver.plan()
-    assert plan is not None
-    driver.run(plan)
-    driver.commit(plan, driver.run(plan))
-    auditor.check()
-    assert len(marks(world)) == 1
-    world.end_inputs()
-    epochs(started(world, machine=1), auditor)
-    assert rows(world) == Counter([(1, 2)])
-
-
-def test_a_finished_segment_of_several_shards_is_dropped_when_all_of_them_say_so(world: World) -> None:
-    driver, auditor = started(world, shards=1), Auditor(world)
-    for identifier, key in enumerate("abcdef"):
-        world.append("orders", 0, key, 1_000, identifier=identifier)
-    epochs(driver, auditor)
-    (spread,) = record(world).segments
-    driver = started(world, shards=2)
-    for expected, telling in ((True, [(0, 0)]), (True, [(0, 1)]), (False, [(0, 0), (0, 1)])):
-        add(world, "payments", 99, 1_000, key="z")
-        plan = driver.plan()
-        assert plan is not None
-        outcome = driver.run(plan)
-        told = {task: replace(outcome.shards[task], finished=(spread.key,)) for task in telling}
-        driver.commit(plan, replace(outcome, shards={**outcome.shards, **told}))
-        assert (spread.key in {segment.key for segment in record(world).segments}) is expected

@@ -7,12 +7,14 @@ single call; then a hypothesis state machine mixes them. That a broken protocol 
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from engine.commit_protocol import IN_EVERY_WORLD, PLACES, CommitProtocol, profile
 from engine.sim_process import Fault
-from engine.sim_run import calls_of_a_recovery, faults_to_try, run_to_call, small_world, zombies
+from engine.sim_run import calls_of_a_recovery, single_faults, small_world, zombies
 from engine.simulation import ChainWorld, FullWorld, World
 
 WORLDS = pytest.mark.parametrize("world_type", [World, FullWorld, ChainWorld])
@@ -38,20 +40,8 @@ def test_the_small_run_makes_every_call(world_type: type[World]) -> None:
 @pytest.mark.parametrize("strays_first", [False, True], ids=["strays-late", "strays-early"])
 def test_any_single_fault_at_any_call(strays_first: bool, world_type: type[World]) -> None:
     """`strays_first`: what was delayed or runs twice comes through before the next driver starts, or after."""
-    tried = 0
-    for number, fault in faults_to_try(world_type):
-        if strays_first and fault not in (Fault.DELAYED, Fault.DUPLICATE):
-            continue
-        with run_to_call(number, fault, world_type) as (running, driver):
-            running.world.step(driver, fault)
-            running.auditor.check()
-            for stray in running.world.strays if strays_first else []:
-                running.world.run_to(stray, "end")
-            running.auditor.check()
-            running.world.run_to(driver, "idle")
-            running.auditor.check()
-        tried += 1
-    least = (25, 350) if world_type.every_call else (8, 90)
+    tried = single_faults(world_type, strays_first=strays_first)
+    least = (25, 350) if world_type.every_call else (6, 90)
     assert tried > least[not strays_first]
 
 
@@ -64,16 +54,25 @@ def test_a_driver_that_sleeps_at_any_call_and_wakes_as_a_zombie(successor_at: st
 # --- any mixture ------------------------------------------------------------------------------------------------------
 
 
-@WORLDS
-def test_any_mixture_of_faults_and_zombies(world_type: type[World]) -> None:
+def mixture(world_type: type[World], examples: int) -> Counter[str]:
+    """What was seen."""
     machine = type("Mixture", (CommitProtocol,), {"world_type": world_type})
     CommitProtocol.seen.clear()
-    CommitProtocol.fenced.clear()
-    run_state_machine_as_test(machine, settings=profile(120 if world_type is World else 50, 30))
-    seen, fenced = CommitProtocol.seen, CommitProtocol.fenced
-    print(seen, fenced)
+    run_state_machine_as_test(machine, settings=profile(examples, 30))
+    print(CommitProtocol.seen)
+    return CommitProtocol.seen
+
+
+def test_any_mixture_of_faults_and_zombies() -> None:
+    seen = mixture(World, 120)
     assert seen.keys() >= {fault.name for fault in Fault} - {Fault.NONE.name}
-    assert seen["epochs"] > 400
-    assert seen["pairs"] > 400
+    assert min(seen[what] for what in ("epochs", "pairs")) > 400
     assert min(seen[what] for what in ("late", "merged", "retired")) > 10
-    assert fenced["Fenced"] > 100
+    assert seen["Fenced"] > 100
+
+
+@pytest.mark.parametrize("world_type", [FullWorld, ChainWorld])
+def test_any_mixture_where_rows_are_closed(world_type: type[World]) -> None:
+    seen = mixture(world_type, 30)
+    assert min(seen[what] for what in ("epochs", "padded")) > 150
+    assert min(seen[what] for what in ("pairs", "follow_ups", "marked", "merged", "retired", "Fenced")) > 20

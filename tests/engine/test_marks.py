@@ -1,0 +1,140 @@
+"""Marks over time: what is committed of them, when they are folded in, when they go; and segments of several shards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import sim_kafka
+from engine.audit import Auditor
+from engine.sim_steps import add, epochs, record, rows, started
+from engine.simulation import FullWorld, World
+from joinery_runtime.core import compaction
+from joinery_runtime.core.segment import Run, SegmentMeta
+from joinery_runtime.core.spec import MARKS
+from joinery_runtime.engine.marks import MarkBook
+from joinery_runtime.engine.worker import Worker
+from joinery_runtime.sinks.base import AttemptId
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Orders and payments, FULL, within [-10, 20]; delays of 5 and 3."""
+    sim_kafka.install(monkeypatch)
+    made = FullWorld(tmp_path)
+    yield made
+    made.close()
+
+
+def marks(world: World) -> list[str]:
+    return [segment.key for segment in record(world).segments if segment.part.endswith(".marks")]
+
+
+def test_marks_are_folded_in_when_their_rows_are_merged_and_dropped_afterwards(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    driver, auditor = started(world, shards=1), Auditor(world)
+    add(world, "orders", 1, 1_000)
+    epochs(driver, auditor)
+    add(world, "orders", 2, 1_001, key="b")
+    epochs(driver, auditor)
+    add(world, "payments", 3, 1_000)
+    epochs(driver, auditor)
+    assert len(marks(world)) == 1
+    for expected in (1, 0):  # the checkpoint that merges still needs them; the next one finds them useless
+        add(world, "payments", 4, 1_000, key="c")
+        world.now_ms += 70
+        (plan,) = epochs(driver, auditor)
+        assert plan.checkpoint
+        assert len(marks(world)) == expected
+    world.end_inputs()
+    epochs(started(world, machine=1), auditor)
+    assert rows(world) == Counter({(1, 3): 1, (2, None): 1, (None, 4): 2})
+    auditor.check_complete()
+
+
+def lose_an_attempt(world: World) -> None:
+    """An epoch that marks a row is run twice by one process, and only the second attempt is committed."""
+    driver, auditor = started(world), Auditor(world)
+    add(world, "orders", 1, 1_000)
+    epochs(driver, auditor)
+    add(world, "payments", 2, 1_000)
+    plan = driver.plan()
+    assert plan is not None
+    driver.run(plan)
+    driver.commit(plan, driver.run(plan))
+    end(world, auditor)
+    assert rows(world) == Counter([(1, 2)])
+
+
+def checkpoint_before_merging(world: World) -> None:
+    """A checkpoint at which the marked row stays where it is."""
+    driver, auditor = started(world), Auditor(world)
+    add(world, "orders", 1, 1_000)
+    epochs(driver, auditor)
+    add(world, "payments", 2, 1_000)
+    epochs(driver, auditor)
+    world.now_ms += 70
+    add(world, "payments", 3, 1_001)
+    (plan,) = epochs(driver, auditor)
+    assert plan.checkpoint
+    end(world, auditor)
+    assert rows(world) == Counter([(1, 2), (1, 3)])
+
+
+def end(world: World, auditor: Auditor) -> None:
+    """Under a driver that knows what is committed, and no more."""
+    world.end_inputs()
+    epochs(started(world, machine=1), auditor)
+    auditor.check_complete()
+
+
+@pytest.mark.parametrize("history", [lose_an_attempt, checkpoint_before_merging])
+def test_marks_are_there_as_long_as_their_rows_are(world: World, history: Callable[[World], None]) -> None:
+    history(world)
+
+
+class BelievesWhatItStaged(Worker):
+    """Marks of attempts count in the process that made them, committed or not."""
+
+    def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run]]) -> tuple[SegmentMeta, ...]:
+        staged = super()._stage(attempt, runs)
+        for meta in staged:
+            if meta.part.endswith(MARKS):
+                for segment, numbers in self._book._rows_of(meta).items():
+                    self._book._marked[segment].rows[numbers] = True
+        return staged
+
+
+def test_marks_of_lost_attempts_that_count_are_found(world: World) -> None:
+    world.worker_type = BelievesWhatItStaged
+    with pytest.raises(AssertionError, match="counted other rows"):
+        lose_an_attempt(world)
+
+
+def test_marks_that_are_dropped_too_early_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MarkBook, "refers_to", lambda *_: False)
+    with pytest.raises(AssertionError, match="counted other rows"):
+        checkpoint_before_merging(world)
+
+
+def test_a_finished_segment_of_several_shards_is_dropped_when_all_of_them_say_so(world: World) -> None:
+    driver, auditor = started(world, shards=1), Auditor(world)
+    for identifier, key in enumerate("abcdef"):
+        world.append("orders", 0, key, 1_000, identifier=identifier)
+    epochs(driver, auditor)
+    (spread,) = record(world).segments
+    driver = started(world, shards=2)
+    for expected, telling in ((True, [(0, 0)]), (True, [(0, 1)]), (False, [(0, 0), (0, 1)])):
+        add(world, "payments", 99, 1_000, key="z")
+        plan = driver.plan()
+        assert plan is not None
+        outcome = driver.run(plan)
+        told = {task: replace(outcome.shards[task], finished=(spread.key,)) for task in telling}
+        driver.commit(plan, replace(outcome, shards={**outcome.shards, **told}))
+        assert (spread.key in {segment.key for segment in record(world).segments}) is expected
