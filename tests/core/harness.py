@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,14 @@ class Engine:
         self._shards, self._now_ms, self._last = 1, 0, False
         self.start()
 
+    @property
+    def idle(self) -> Mapping[str, Collection[str]]:
+        return self._told.idle()
+
+    @property
+    def ended(self) -> list[str]:
+        return [name for name, log in self.logs.items() if log.final]
+
     def start(self) -> None:
         who = identity(self._job, self._pipeline, lambda _: None)
         settings = replace(plan_settings(self._job, who), shards=self._shards, max_records=2**62)
@@ -173,12 +182,23 @@ class Check:
         for epoch in self._case.epochs:
             self._engine.prepare(epoch)
             yield from self._epoch(always=True)
-            for _ in range(MOST_FOLLOWING if epoch.followed else 0):
-                if not (following := list(self._epoch(always=False))):
-                    break
-                yield from following
-            else:
-                assert not epoch.followed, "epochs without rows go on for ever"
+            if epoch.followed:
+                yield from self._following()
+                self._check_nothing_waits()
+
+    def _following(self) -> Iterator[Result]:
+        for _ in range(MOST_FOLLOWING):
+            if not (following := list(self._epoch(always=False))):
+                return
+            yield from following
+        raise AssertionError("epochs without rows go on for ever")
+
+    def _check_nothing_waits(self) -> None:
+        """T3: what can go out has gone out."""
+        marks, oracle = deepcopy((self._marks, self._oracle))
+        for _ in oracle.steps:
+            watermarks = marks.watermarks(self._engine.idle, self._engine.ended)
+            assert not oracle.epoch(watermarks, {}).rows, "rows wait for the next epoch with rows"
 
     def _epoch(self, *, always: bool) -> Iterator[Result]:
         ran = self._engine.run(always=always)

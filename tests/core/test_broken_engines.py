@@ -1,0 +1,153 @@
+"""A comparison that cannot fail proves nothing: each of these one-off mistakes in the engine must be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from core.cases import Case, cases
+from core.harness import check_against_oracle
+from joinery_runtime.core import asof, compaction, join, kernels, session_join, times, window
+from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, Interval, SessionGap, StepSpec, TumblingWindow
+from joinery_runtime.core.step import Horizon, StepResult, StepWork
+from joinery_runtime.engine.planner import Kept
+
+Patch = pytest.MonkeyPatch
+Kernel = Callable[[StepSpec, StepWork], StepResult]
+KERNELS: dict[type, Kernel] = {
+    Interval: join.run,
+    TumblingWindow: window.run,
+    SessionGap: session_join.run,
+    AsOf: asof.run,
+}
+
+
+def kernel(wrapped: Callable[[Kernel, StepSpec, StepWork], StepResult]) -> Callable[[Patch], None]:
+    """Every kernel, with this around it."""
+
+    def run_step(step: StepSpec, work: StepWork) -> StepResult:
+        return wrapped(KERNELS[type(step.rule)], step, work)
+
+    return lambda patch: patch.setattr("joinery_runtime.engine.step_task.run_step", run_step)
+
+
+def another_rule(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
+    """The kernel alone takes a duration for another."""
+
+    def wrapped(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
+        changed = {name: of(getattr(step.rule, name)) for name, of in change.items()}
+        return run(replace(step, rule=replace(step.rule, **changed)), work)
+
+    return kernel(wrapped)
+
+
+def other_horizons(change: Callable[[Horizon], Horizon], *sides: int) -> Callable[[Patch], None]:
+    def wrapped(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
+        left, right = (change(h) if side in sides else h for side, h in enumerate(work.horizons))
+        return run(step, replace(work, horizons=(left, right)))
+
+    return kernel(wrapped)
+
+
+def forget_marks(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
+    return replace(run(step, work), marks=({}, {}))
+
+
+def keep_nothing_of_the_left(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
+    result = run(step, work)
+    return replace(result, kept=(None, result.kept[RIGHT]))
+
+
+def count_no_drops(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
+    return replace(run(step, work), dropped=({}, {}))
+
+
+def one_later(horizon: Horizon) -> Horizon:
+    return horizon if horizon.now is None else Horizon(horizon.before, min(horizon.now + 1, 2**63 - 1))
+
+
+def without_before(horizon: Horizon) -> Horizon:
+    return Horizon(None, horizon.now)
+
+
+def late_by_one(patch: Patch) -> None:
+    real = times.accept_from
+    patch.setattr(times, "accept_from", lambda *of: tuple(None if at is None else at + 1 for at in real(*of)))
+
+
+def nothing_is_still_to_go_out(patch: Patch) -> None:
+    patch.setattr(times, "_may_go_out", lambda step, side, found: found[step.sides[side].part].now)
+
+
+def greedy_compaction(patch: Patch) -> None:
+    """Merges drop rows one millisecond early."""
+    real = kernels.survivors
+
+    def survivors(step: Any, side: int, runs: Any, horizon: Horizon) -> Any:
+        return real(step, side, runs, one_later(horizon))
+
+    patch.setattr("joinery_runtime.engine.step_task.survivors", survivors)
+
+
+def forgetful_compaction(patch: Patch) -> None:
+    """Merges lose the marks that came after a segment was written."""
+    patch.setattr("joinery_runtime.engine.step_task._with_column", lambda kept: kept.run)
+
+
+def no_following_epochs(patch: Patch) -> None:
+    patch.setattr(Kept, "closes", lambda self, now: False)
+
+
+MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
+    "a row is late one millisecond early": ("interval", late_by_one),
+    "the upper bound is not included": ("interval", another_rule(upper=lambda ms: ms - 1)),
+    "rows that matched are padded": ("interval", kernel(forget_marks)),
+    "rows are padded again": ("interval", other_horizons(without_before, LEFT, RIGHT)),
+    "a row is closed one millisecond early": ("interval", other_horizons(one_later, LEFT)),
+    "rows do not wait": ("interval", kernel(keep_nothing_of_the_left)),
+    "compaction drops a row too early": ("interval", greedy_compaction),
+    "compaction forgets what matched": ("interval", forgetful_compaction),
+    "padded rows wait for the next row": ("interval", no_following_epochs),
+    "the broadcast side is closed early": ("broadcast", other_horizons(one_later, LEFT, RIGHT)),
+    "a step closes what the step before still lets out": ("chain", nothing_is_still_to_go_out),
+    "rows that matched are padded in a chain": ("chain", kernel(forget_marks)),
+    "late rows of windows are not counted": ("fixed", kernel(count_no_drops)),
+    "a window closes one millisecond early": ("fixed", other_horizons(one_later, LEFT, RIGHT)),
+    "a window goes out again": ("fixed", other_horizons(without_before, LEFT, RIGHT)),
+    "a gap is too small": ("session", another_rule(gap=lambda ms: ms - 1)),
+    "a session goes out again": ("session", kernel(forget_marks)),
+    "a version is gone one millisecond early": ("asof", other_horizons(one_later, RIGHT)),
+    "a row goes out again": ("asof", other_horizons(without_before, LEFT)),
+    "grace is not waited for": ("asof", another_rule(grace=lambda ms: 0)),
+    "compaction drops a version too early": ("asof", greedy_compaction),
+}
+
+# What the comparison says, not an assertion of the engine's own.
+DIFFERENCE = r"(?s)^(epoch \d+, .*(missing|unexpected) row|drops of epoch|rows wait|epochs without rows go on)"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_oracle_finds_a_broken_engine(mistake: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(compaction, "FAN_IN", 3)
+    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    kind, breaks = MISTAKES[mistake]
+    breaks(monkeypatch)
+
+    @settings(
+        max_examples=3000,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(case=cases(kind))
+    def search(case: Case) -> None:
+        check_against_oracle(case)
+
+    with pytest.raises(AssertionError, match=DIFFERENCE):
+        search()
