@@ -11,7 +11,7 @@ import pyarrow as pa
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.prepare import prepare
 from joinery_runtime.core.segment import Run, SegmentMeta, describe, encode
-from joinery_runtime.core.spec import PARTS
+from joinery_runtime.core.spec import part_name
 from joinery_runtime.core.watermark import InputProgress
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.plan import EpochPlan, InputState
@@ -26,11 +26,11 @@ def segment_of(
     job: StreamJoin, side: int, rows: Rows, key: str, epoch: int, version: int = 1
 ) -> tuple[SegmentMeta, bytes]:
     """Rows of one side; a row's place in the list is its offset."""
-    spec = compile_join(job).sides[side]
-    batch = pa.RecordBatch.from_pylist(list(rows), schema=spec.schema)
-    run = Run.sort(prepare(spec, batch, 0, pa.array(range(len(rows))).to_numpy()).rows)
+    intake = compile_join(job).steps[0].sides[side].intake
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=intake.schema)
+    run = Run.sort(prepare(intake, batch, 0, pa.array(range(len(rows))).to_numpy()).rows)
     blob = encode(run.batch)
-    meta = describe(run, key=key, part=PARTS[side], epoch=epoch, blob=blob)
+    meta = describe(run, key=key, part=part_name(0, side), epoch=epoch, blob=blob)
     return replace(meta, state_version=version), blob
 
 
@@ -48,7 +48,7 @@ def commit_rows(
     """One epoch that kept these rows, of the left and of the right input."""
     who = identity(job, compile_join(job), lambda _: None)
     staged = [
-        segment_of(job, side, rows, f"{PARTS[side]}/{record.generation}-{epoch}", epoch)
+        segment_of(job, side, rows, f"{part_name(0, side)}/{record.generation}-{epoch}", epoch)
         for side, rows in enumerate(sides)
         if rows
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,11 +47,18 @@ def kept(store: PostgresStore, job: StreamJoin) -> None:
     commit_rows(store, record, job, 2, ([order("a", 2 * HOUR)], []), watermarks=watermarks)
 
 
+def the_step(shown: dict[str, Any]) -> dict[str, Any]:
+    """What a job of one step is shown to keep."""
+    (step,) = shown["steps"]
+    assert step["step"] == 1
+    return {**shown, **step}
+
+
 class TestShow:
     def test_rows_of_the_key_with_what_has_to_pass_until_they_go(
         self, joinery: Joinery, job_file: Path, kept: None
     ) -> None:
-        [shown] = joinery("state", "show", job_file, "--key", "order_id=a").lines
+        shown = the_step(joinery("state", "show", job_file, "--key", "order_id=a").lines[0])
         assert (shown["key"], shown["epoch"]) == ({"order_id": "a"}, 2)
         assert [(row["input"], row["ts"], row["offset"]) for row in shown["rows"]] == [
             ("orders", HOUR - 1, 0), ("orders", 2 * HOUR, 0), ("payments", HOUR, 0)
@@ -65,7 +73,7 @@ class TestShow:
     def test_only_segments_that_hold_its_hash_are_read(
         self, joinery: Joinery, job_file: Path, store: PostgresStore, kept: None
     ) -> None:
-        [shown] = joinery("state", "show", job_file, "--key", "order_id=b").lines
+        shown = the_step(joinery("state", "show", job_file, "--key", "order_id=b").lines[0])
         assert [(row["ts"], row["may_match"]) for row in shown["rows"]] == [(HOUR, "on time")]
         record = store.record(JOB)
         assert record is not None
@@ -80,7 +88,7 @@ class TestShow:
         job = load_job(job_file)
         commit_rows(store, store.acquire(JOB), job, 1, ([order("a", 1), order("a", 2, 33)], [payment("a", 3, 33)]))
         for keys in (["order_id=a", "country=33"], ["payments.country=33", "orders.order_id=a"]):
-            [shown] = joinery("state", "show", job_file, "--key", *keys).lines
+            shown = the_step(joinery("state", "show", job_file, "--key", *keys).lines[0])
             assert [(row["input"], row["ts"]) for row in shown["rows"]] == [("orders", 2), ("payments", 3)]
             assert shown["key"] == {"order_id": "a", "country": 33}
 
@@ -89,7 +97,7 @@ class TestShow:
         watermarks = {"orders": 3 * HOUR, "payments": 3 * HOUR}
         rows = [order("a", 2 * HOUR - 1)]
         commit_rows(store, store.acquire(JOB), load_job(job_file), 1, (rows, []), watermarks=watermarks)
-        [shown] = joinery("state", "show", job_file, "--key", "order_id=a").lines
+        shown = the_step(joinery("state", "show", job_file, "--key", "order_id=a").lines[0])
         assert [(row["until"], row["may_match"]) for row in shown["rows"]] == [(3 * HOUR - 1 + 5 * MINUTE, "late")]
 
     def test_segments_of_an_older_version_are_read(
@@ -120,7 +128,11 @@ class TestShow:
         assert len(calls) == 2
 
     def test_a_key_of_which_nothing_is_kept(self, joinery: Joinery, job_file: Path, kept: None) -> None:
-        assert joinery("state", "show", job_file, "--key", "order_id=unknown").lines[0]["rows"] == []
+        assert joinery("state", "show", job_file, "--key", "order_id=unknown").lines[0]["steps"][0]["rows"] == []
+
+    def test_a_step_that_is_not_there(self, joinery: Joinery, job_file: Path, kept: None) -> None:
+        ended = joinery("state", "show", job_file, "--key", "order_id=a", "--step", "2")
+        assert "Job orders-payments has no step 2: it has 1" in ended.err
 
     @pytest.mark.parametrize(
         ("keys", "says"),
@@ -142,14 +154,15 @@ class TestShow:
         job_file.write_text(
             job_file.read_text().replace(old, "{orders.order_id: payments.order_id, orders.country: payments.country}")
         )
-        assert "country is missing" in joinery("state", "show", job_file, "--key", "order_id=a").err
+        ended = joinery("state", "show", job_file, "--key", "order_id=a")
+        assert "--key order_id=a cannot be used: the key of job orders-payments is order_id, country" in ended.err
         ended = joinery("state", "show", job_file, "--key", "order_id=a", "country=x")
-        assert "The key order_id=a, country=x cannot be read: as input orders declares it" in ended.err
+        assert "The key country=x cannot be read: as input orders declares it" in ended.err
 
     def test_on_a_terminal(self, joinery: Joinery, job_file: Path, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
         lines = joinery("state", "show", job_file, "--key", "order_id=a").out.splitlines()
-        assert lines[0] == 'job orders-payments, key order_id "a": 3 rows are kept after epoch 2'
+        assert lines[0] == 'job orders-payments, step 1, key order_id "a": 3 rows are kept after epoch 2'
         assert lines[2] == (
             'orders 0/0 at 1970-01-01T02:00:00.000Z: order_id "a", country 49, amount null; goes when the watermark of '
             "payments (1970-01-01T02:00:00.000Z) is above 1970-01-01T03:00:00.000Z; may still match"
@@ -164,7 +177,12 @@ class TestStats:
         [stats] = joinery("state", "stats", job_file).lines
         assert (stats["epoch"], stats["planned"], stats["watermarks"]["orders"]) == (2, None, 2 * HOUR)
         orders, payments = stats["sides"]
-        assert (orders["input"], orders["rows"], orders["segments"], orders["state_versions"]) == ("orders", 3, 2, [1])
+        assert (orders["inputs"], orders["rows"], orders["segments"], orders["state_versions"]) == (
+            ["orders"],
+            3,
+            2,
+            [1],
+        )
         assert orders["event_time"] == [HOUR - 1, 2 * HOUR]
         # Kept from wm(payments) - 1h on: of the first segment one row of two goes, and not the segment.
         assert (orders["keep_from"], orders["expired"], orders["expiring"]) == (HOUR, 0, 2)
@@ -186,4 +204,5 @@ class TestStats:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
         out = joinery("state", "stats", job_file).out
         assert "job orders-payments: epoch 2 committed" in out
-        assert "the next epoch keeps rows from 1970-01-01T01:00:00.000Z: 0 go, and up to 2 more" in out
+        assert "the next epoch keeps rows from 1970-01-01T01:00:00.000Z: 0 rows go, and up to 2 more" in out
+        assert "step 1, left side (orders): 3 rows" in out

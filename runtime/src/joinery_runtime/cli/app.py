@@ -101,6 +101,7 @@ def trace(
     *,
     store: Literal["memory", "postgres"] = "memory",
     shards: Shards | None = None,
+    verbose: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Runs steps through the job's core and prints a line of JSON per step: unit tests for a job.
 
@@ -112,10 +113,12 @@ def trace(
         Where state is kept meanwhile; postgres is the job's own or an embedded one, under a name of its own.
     shards
         How many shards; without it, as the job says.
+    verbose
+        Add stepWatermarks: what each step of the job hands on, per input.
     """
     from joinery_runtime.cli.trace import trace_command  # noqa: PLC0415
 
-    for line in trace_command(load(job_file), steps, store, shards):
+    for line in trace_command(load(job_file), steps, store, shards, verbose=verbose):
         say(json.dumps(line))
 
 

@@ -20,6 +20,7 @@ from joinery_runtime.errors import (
     IncompatibleState,
     JobError,
     JoineryError,
+    LimitReached,
     RolloutOver,
 )
 from joinery_runtime.job.crd import ENDING_FILE, Ending
@@ -33,6 +34,7 @@ _IN_VAIN = (
     IncompatibleState,
     RolloutOver,
     CommittedSince,
+    LimitReached,
 )  # the same again fails the same way
 
 Outcome = Literal["finished", "stopped"]

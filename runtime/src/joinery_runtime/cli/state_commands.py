@@ -74,6 +74,7 @@ def show(
     job_file: JobFile,
     *,
     key: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())],
+    step: Count | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Prints the rows that are kept for a key, with their times and when each will go.
@@ -82,19 +83,21 @@ def show(
     ----------
     key
         COLUMN=VALUE, for each column of the key.
+    step
+        Only this step of the job, 1 is the first; without it, all steps that have such a key.
     """
     from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
     from joinery_runtime.cli.state_show import show as show_rows  # noqa: PLC0415
 
     job = durable(load(job_file))
     with open_durable(job) as store:
-        shown = show_rows(job, store, key)
+        shown = show_rows(job, store, key, step)
     answer(shown.document(), shown.lines(), as_json=as_json)
 
 
 @state.command
 def stats(job_file: JobFile, *, as_json: AsJson = False) -> None:
-    """Prints how much state the job keeps per input, what the next epoch drops, the plan, and the savepoints."""
+    """Prints how much state the job keeps on each side, what the next epoch drops, the plan, and the savepoints."""
     from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
     from joinery_runtime.cli.state_stats import stats as stats_of  # noqa: PLC0415
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,199 +13,185 @@ import pyarrow.compute as pc
 
 from joinery_runtime.cli.common import time_text
 from joinery_runtime.cli.state import known
-from joinery_runtime.cli.state_stats import next_watermarks
-from joinery_runtime.core.columns import OFFSET, PARTITION, TS
+from joinery_runtime.cli.state_fate import Fate, Row, fates
+from joinery_runtime.cli.state_key import StepKey, step_keys
+from joinery_runtime.cli.state_next import NextEpoch
+from joinery_runtime.core.columns import DELETED, MARK, OFFSET, PARTITION, ROW, SEGMENT, TS
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.core.rows import Selection, gather
 from joinery_runtime.core.segment import Run, SegmentMeta, decode
 from joinery_runtime.core.shards import HashRange
-from joinery_runtime.core.spec import PARTS, JoinSpec, SideSpec, Watermark
-from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import Input, StreamJoin
+from joinery_runtime.core.spec import MARKS, SIDES, Pipeline, StepSpec, Watermark
+from joinery_runtime.job import StreamJoin
 from joinery_runtime.sinks.encode import rows_to_json
-from joinery_runtime.sources import JsonDecoder
 from joinery_runtime.state import migrations
 from joinery_runtime.state.store import JobRecord, StateStore
 from joinery_runtime.state.upgrade import read_live
 
-_BARE = {"boolean", "int32", "int64", "float", "double"}  # JSON values without quotes
-
 
 @dataclass(frozen=True, slots=True)
 class KeptRow:
-    """A row that is kept. It goes once the watermark of `until_input` is above `until` (J3).
-
-    `may_match`: rows of the other input that are still to come: "on time", "late" (only rows behind their watermark),
-    or "no": it goes with the next epoch. Times are milliseconds.
-    """
+    """A row that is kept, by its side's inputs, and what is to come for it. Times are milliseconds."""
 
     input: str
-    ts: int
-    partition: int
-    offset: int
-    columns: Mapping[str, Any]
-    until_input: str
-    until: int
-    may_match: str
+    row: Row
+    fate: Fate
 
-    def line(self, watermark: Watermark) -> str:
-        columns = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.columns.items())
-        place = f"{self.partition}/{self.offset}"
-        goes = (
-            f"goes when the watermark of {self.until_input} ({time_text(watermark)}) is above {time_text(self.until)}"
-        )
-        matches = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
-        return f"{self.input} {place} at {time_text(self.ts)}: {columns}; {goes}; {matches[self.may_match]}"
+    def document(self) -> dict[str, Any]:
+        row = self.row
+        place = {"ts": row.ts, "partition": row.partition, "offset": row.offset}
+        return {"input": self.input, **place, "columns": dict(row.columns), **self.fate.facts}
+
+    def line(self) -> str:
+        columns = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.row.columns.items())
+        place = f"{self.row.partition}/{self.row.offset}"
+        return f"{self.input} {place} at {time_text(self.row.ts)}: {columns}; {self.fate.words}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownStep:
+    """The rows of the key in one step (1 is the first)."""
+
+    step: int
+    key: Mapping[str, Any]
+    hash: int
+    segments_read: int
+    rows: Sequence[KeptRow]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "key": dict(self.key),
+            "hash": self.hash,
+            "segments_read": self.segments_read,
+            "rows": [row.document() for row in self.rows],
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
     job: str
-    key: Mapping[str, Any]
-    hash: int
     epoch: int
     watermarks: Mapping[str, Watermark]
-    segments_read: int
-    rows: Sequence[KeptRow]
+    steps: Sequence[ShownStep]
 
     def document(self) -> dict[str, Any]:
-        return asdict(self)
+        return {
+            "job": self.job,
+            "epoch": self.epoch,
+            "watermarks": dict(self.watermarks),
+            "steps": [step.document() for step in self.steps],
+        }
 
     def lines(self) -> Iterator[str]:
-        key = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.key.items())
-        yield f"job {self.job}, key {key}: {len(self.rows)} rows are kept after epoch {self.epoch}"
-        for row in self.rows:
-            yield row.line(self.watermarks.get(row.until_input))
+        for step in self.steps:
+            key = ", ".join(f"{name} {json.dumps(value)}" for name, value in step.key.items())
+            what = f"job {self.job}, step {step.step}, key {key}"
+            yield f"{what}: {len(step.rows)} rows are kept after epoch {self.epoch}"
+            for row in step.rows:
+                yield row.line()
 
 
-def show(job: StreamJoin, store: StateStore, texts: Sequence[str]) -> Shown:
-    """`texts` are COLUMN=VALUE, one for each column of the key. Raises JoineryError naming what is wrong with them."""
-    spec, named = compile_join(job), _by_left_name(job, texts)
-    keys = [_decoded(job, side, named) for side in (job.left, job.right)]
-    found = int(key_hash([keys[0].column(pair.left) for pair in job.key_pairs])[0])
-    record = known(job, store)
-    by_segment: dict[str, list[KeptRow]] = {}
+def show(job: StreamJoin, store: StateStore, texts: Sequence[str], step: int | None = None) -> Shown:
+    """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
+    JoineryError naming what is wrong with them."""
+    pipeline, keys = compile_join(job), step_keys(job, texts, step)
+    record, segments = _read(store, known(job, store), [_Wanted(pipeline, key) for key in keys])
+    after = NextEpoch.of(pipeline, record)
+    shown = [_shown(after, record, segments, _Wanted(pipeline, key)) for key in keys]
+    return Shown(job.name, record.committed, after.watermarks, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A key of one step, and which segments may hold rows of it."""
+
+    pipeline: Pipeline
+    key: StepKey
+
+    @property
+    def step(self) -> StepSpec:
+        return self.pipeline.steps[self.key.step]
+
+    def covers(self, meta: SegmentMeta) -> bool:
+        parts = {part for side in self.step.sides for part in (side.part, side.marks_part)}
+        return meta.part in parts and meta.hash_min <= self.key.hash <= meta.hash_max
+
+
+Segments = Mapping[str, Run]
+
+
+def _read(store: StateStore, record: JobRecord, wanted: Sequence[_Wanted]) -> tuple[JobRecord, Segments]:
+    """The segments that cover a key, with the record that they are of: a driver may replace some meanwhile."""
+    newest = record
+    found: dict[str, Run] = {}
 
     def covering(now: JobRecord) -> list[SegmentMeta]:
-        nonlocal record
-        record = now
-        return _covering(now, found)
+        nonlocal newest
+        newest = now
+        return [meta for meta in now.segments if any(each.covers(meta) for each in wanted)]
 
     for now, blobs in read_live(store, record, covering):
         metas = {meta.key: meta for meta in now.segments}
-        watermarks = spec.watermarks(next_watermarks(job, now))
-        for key, blob in blobs.items():
-            by_segment[key] = list(_rows_of(spec, metas[key], blob, found, keys, watermarks))
+        found |= {key: _decoded(metas[key], blob) for key, blob in blobs.items()}
+    return newest, found
+
+
+def _decoded(meta: SegmentMeta, blob: bytes) -> Run:
+    target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
+    return Run.view(decode(migrations.migrate(blob, meta.state_version, target, chain)))
+
+
+def _shown(after: NextEpoch, record: JobRecord, segments: Segments, wanted: _Wanted) -> ShownStep:
     # A segment that was replaced while it was read is not live any more; what replaced it has its rows.
-    live = [by_segment[meta.key] for meta in _covering(record, found)]
-    rows = sorted(
-        (row for rows in live for row in rows), key=lambda row: (row.input, row.ts, row.partition, row.offset)
-    )
-    shown = json.loads(rows_to_json(pa.table(keys[0].select([pair.left for pair in job.key_pairs])))[0])
-    return Shown(job.name, shown, found, record.committed, next_watermarks(job, record), len(live), rows)
+    live = [meta for meta in record.segments if wanted.covers(meta)]
+    marks = [segments[meta.key].batch for meta in live if meta.part.endswith(MARKS)]
+    step = wanted.step
+    rows = [
+        row
+        for side in SIDES
+        for meta in live
+        if meta.part == step.sides[side].part
+        for row in _rows(wanted, side, segments[meta.key], _marked_in(marks, meta.key))
+    ]
+    rows.sort(key=lambda row: (row.side, row.ts, row.partition, row.offset))
+    told = [
+        KeptRow(" + ".join(step.sides[row.side].inputs), row, fate)
+        for row, fate in zip(rows, fates(after, step, rows), strict=True)
+    ]
+    return ShownStep(step.number + 1, wanted.key.shown, wanted.key.hash, len(live), told)
 
 
-def _by_left_name(job: StreamJoin, texts: Sequence[str]) -> dict[str, str]:
-    """The values by the left input's names of the key columns; the right one's names, and input.column, do as well."""
-    names: dict[str, str] = {}
-    for pair in reversed(job.key_pairs):
-        for side, column in ((job.right, pair.right), (job.left, pair.left)):
-            names |= {column: pair.left, f"{side.name}.{column}": pair.left}
-    columns = [pair.left for pair in job.key_pairs]
-    values: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or name not in names or names[name] in values:
-            raise JoineryError(
-                f"--key {text} cannot be used",
-                facts=f"the key of job {job.name} is {', '.join(columns)}",
-                todo="Give --key COLUMN=VALUE once for each of these columns",
-            )
-        values[names[name]] = value
-    missing = [column for column in columns if column not in values]
-    if missing:
-        raise JoineryError(
-            f"The key of job {job.name} is not complete",
-            facts=f"{', '.join(missing)} is missing",
-            todo="Give --key COLUMN=VALUE for each column of it",
-        )
-    return values
+def _marked_in(marks: Sequence[pa.RecordBatch], segment: str) -> np.ndarray:
+    """Row numbers of the segment that were marked after it was written."""
+    mine = [batch.filter(pc.equal(batch.column(SEGMENT), segment)).column(ROW).to_numpy() for batch in marks]
+    return np.concatenate([np.empty(0, dtype=np.int64), *mine])
 
 
-def _decoded(job: StreamJoin, side: Input, values: Mapping[str, str]) -> pa.RecordBatch:
-    """The key as a row of that input, read as a JSON record of it would be (V3)."""
-    columns = {(pair.left if side is job.left else pair.right): values[pair.left] for pair in job.key_pairs}
-    document = ",".join(f"{json.dumps(name)}:{_json(side, name, text)}" for name, text in columns.items())
-    schema = arrow_schema(column for column in side.columns if column.name in columns)
-    decoded = JsonDecoder(schema).decode(pa.array([f"{{{document}}}".encode()], pa.binary()))
-    rows = decoded.rows.combine_chunks()
-    if decoded.bad or any(rows.column(name).null_count for name in columns):
-        reason = decoded.bad[0].reason if decoded.bad else "it is null"
-        raise JoineryError(
-            f"The key {', '.join(f'{name}={text}' for name, text in columns.items())} cannot be read",
-            facts=f"as input {side.name} declares it: {reason}",
-            todo="Write the values as they are in the records",
-        )
-    return rows.to_batches()[0]
+def _rows(wanted: _Wanted, side: int, run: Run, marked: np.ndarray) -> Iterator[Row]:
+    spec = wanted.step.sides[side]
+    numbers = _numbers(wanted, side, run)
+    batch = run.batch.take(pa.array(numbers))
+    documents = rows_to_json(pa.table(batch.select(list(spec.intake.stored))))
+    places = zip(*(batch.column(name).to_pylist() for name in (TS, PARTITION, OFFSET)), strict=True)
+    marks = _flags(batch, MARK) | np.isin(numbers, marked)
+    flags = zip(marks.tolist() if spec.marks else [None] * len(numbers), _flags(batch, DELETED).tolist(), strict=True)
+    for (ts, partition, offset), document, (mark, deleted) in zip(places, documents, flags, strict=True):
+        yield Row(side, ts, partition, offset, json.loads(document), mark, deleted)
 
 
-def _json(side: Input, name: str, text: str) -> str:
-    return text if side.types[name].name in _BARE else json.dumps(text)
+def _numbers(wanted: _Wanted, side: int, run: Run) -> np.ndarray:
+    """Which rows of a segment have this key; two keys may have one hash."""
+    rows = run.rows_in(HashRange(wanted.key.hash, wanted.key.hash))
+    numbers = np.arange(rows.start, rows.stop)
+    spec = wanted.step.sides[side]
+    for name, value in zip(spec.intake.keys, wanted.key.values[side], strict=True):
+        held = gather(spec, Selection(run.batch, numbers), name)
+        numbers = numbers[pc.equal(held, value[0]).to_numpy(zero_copy_only=False)]
+    return numbers
 
 
-def _covering(record: JobRecord, found: int) -> list[SegmentMeta]:
-    return [meta for meta in record.segments if meta.hash_min <= found <= meta.hash_max]
-
-
-def _rows_of(
-    spec: JoinSpec,
-    meta: SegmentMeta,
-    blob: bytes,
-    found: int,
-    keys: Sequence[pa.RecordBatch],
-    watermarks: tuple[Watermark, Watermark],
-) -> Iterator[KeptRow]:
-    side = PARTS.index(meta.part)
-    current = migrations.migrate(blob, meta.state_version, migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS)
-    batch = Run.view(decode(current)).within(HashRange(found, found)).batch
-    same = np.ones(batch.num_rows, dtype=bool)
-    for name in spec.sides[side].keys:  # two keys may have one hash
-        value = keys[side].column(name)[0]
-        same &= pc.equal(batch.column(name), value).to_numpy(zero_copy_only=False)
-    kept = batch.filter(pa.array(same))
-    documents = rows_to_json(pa.table(kept.select(list(spec.sides[side].stored))))
-    places = zip(*(kept.column(name).to_pylist() for name in (TS, PARTITION, OFFSET)), strict=True)
-    for (ts, partition, offset), document in zip(places, documents, strict=True):
-        yield _kept(spec, side, ts, partition, offset, json.loads(document), watermarks)
-
-
-def _kept(
-    spec: JoinSpec,
-    side: int,
-    ts: int,
-    partition: int,
-    offset: int,
-    columns: Mapping[str, Any],
-    watermarks: tuple[Watermark, Watermark],
-) -> KeptRow:
-    own: SideSpec = spec.sides[side]
-    last_partner = ts + own.partner_upper_ms
-    return KeptRow(
-        input=own.input,
-        ts=ts,
-        partition=partition,
-        offset=offset,
-        columns=columns,
-        until_input=spec.sides[1 - side].input,
-        until=last_partner + spec.allowed_lateness_ms,
-        may_match=_may_match(spec, side, ts, watermarks),
-    )
-
-
-def _may_match(spec: JoinSpec, side: int, ts: int, watermarks: tuple[Watermark, Watermark]) -> str:
-    keep_from = spec.keep_from(side, watermarks)
-    if keep_from is not None and ts < keep_from:
-        return "no"
-    other = watermarks[1 - side]
-    return "on time" if other is None or ts + spec.sides[side].partner_upper_ms >= other else "late"
+def _flags(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    if name not in batch.schema.names:
+        return np.zeros(batch.num_rows, dtype=bool)
+    return np.asarray(batch.column(name).to_numpy(zero_copy_only=False))

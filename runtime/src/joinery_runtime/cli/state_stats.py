@@ -1,4 +1,4 @@
-"""`joinery state stats`: how much state a job keeps, and what goes next."""
+"""`joinery state stats`: how much state a job keeps on each side of each step, and what goes next."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 
 from joinery_runtime.cli.common import size_text, time_text
 from joinery_runtime.cli.state import known
+from joinery_runtime.cli.state_next import NextEpoch, rows_go_before
 from joinery_runtime.cli.state_savepoints import savepoint_document, savepoint_line
+from joinery_runtime.core import times
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import PARTS, JoinSpec, Watermark
-from joinery_runtime.engine.plan import EpochPlan, input_states
+from joinery_runtime.core.spec import LEFT, AsOf, Interval, SessionGap, StepSpec, TumblingWindow, Watermark
+from joinery_runtime.engine.assembly import state_limits
+from joinery_runtime.engine.limits import Cap
+from joinery_runtime.engine.report import PartTotals, Totals
+from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore
@@ -21,10 +26,17 @@ from joinery_runtime.state.store import JobRecord, Savepoint, StateStore
 
 @dataclass(frozen=True, slots=True)
 class SideStats:
-    """One side's live state. `keep_from` is the lowest event time that the next epoch keeps (J3; None: all of it);
-    `expired` rows are in segments that go as a whole then, `expiring` at most in others. Times are milliseconds."""
+    """One side of a step: its live state and what it has been through.
 
-    input: str
+    `keep_from` is the lowest event time that the next epoch keeps for certain (None: it keeps everything); `expired`
+    rows are in segments that go as a whole then, `expiring` at most in others. `goes` says in words what that epoch
+    closes, `totals` count since the state began, `over` names the limits that the side is over. Times are milliseconds.
+    """
+
+    part: str
+    step: int
+    side: str
+    inputs: tuple[str, ...]
     rows: int
     bytes: int
     segments: int
@@ -33,39 +45,66 @@ class SideStats:
     keep_from: int | None
     expired: int
     expiring: int
+    goes: str
+    totals: PartTotals
+    over: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"step {self.step}, {self.side} side ({', '.join(self.inputs)})"
 
 
-def next_watermarks(job: StreamJoin, record: JobRecord) -> dict[str, Watermark]:
-    """By which the next epoch closes and evicts (T3): those of its plan, or what the rows of all epochs imply."""
-    names = [side.name for side in job.spec.inputs]
-    if record.plan is not None:
-        planned = EpochPlan.from_json(record.plan).watermarks
-        return {name: planned.get(name) for name in names}
-    return {name: state.progress.watermark for name, state in input_states(names, record).items()}
-
-
-def side_stats(spec: JoinSpec, record: JobRecord, watermarks: Mapping[str, Watermark]) -> list[SideStats]:
-    both = spec.watermarks(watermarks)
+def side_stats(after: NextEpoch, record: JobRecord, totals: Totals, caps: Mapping[str, Cap]) -> list[SideStats]:
     return [
-        _side(spec.sides[side].input, [s for s in record.segments if s.part == part], spec.keep_from(side, both))
-        for side, part in enumerate(PARTS)
+        _side(after, part, record.segments, totals.parts.get(part, PartTotals()), caps[part])
+        for part in after.pipeline.parts()
     ]
 
 
-def _side(name: str, segments: Sequence[SegmentMeta], keep_from: int | None) -> SideStats:
-    gone = [s for s in segments if keep_from is not None and s.ts_max < keep_from]
-    some = [s for s in segments if keep_from is not None and s.ts_min < keep_from <= s.ts_max]
+def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: PartTotals, cap: Cap) -> SideStats:
+    step, side = after.pipeline.side(part)
+    spec, horizon = step.sides[side], after.horizon(part)
+    size = StateSize.by_part(live, after.pipeline.parts())[part]
+    rows = [meta for meta in live if meta.part == part]
+    keep_from = rows_go_before(step, side, horizon)
+    gone = [meta for meta in rows if times.expired(after.pipeline, meta, after.horizons)]
+    some = [meta for meta in rows if meta not in gone and keep_from is not None and meta.ts_min < keep_from]
     return SideStats(
-        input=name,
-        rows=sum(s.rows for s in segments),
-        bytes=sum(s.bytes for s in segments),
-        segments=len(segments),
-        event_time=(min(s.ts_min for s in segments), max(s.ts_max for s in segments)) if segments else None,
-        state_versions=tuple(sorted({s.state_version for s in segments})),
+        part=part,
+        step=step.number + 1,
+        side="left" if side == LEFT else "right",
+        inputs=spec.inputs,
+        rows=size.rows,
+        bytes=size.bytes,
+        segments=size.segments,
+        event_time=(min(s.ts_min for s in rows), max(s.ts_max for s in rows)) if rows else None,
+        state_versions=tuple(sorted({s.state_version for s in live if s.part in {part, spec.marks_part}})),
         keep_from=keep_from,
         expired=sum(s.rows for s in gone),
         expiring=sum(s.rows for s in some),
+        goes=closes_text(step, side, horizon),
+        totals=totals,
+        over=tuple(f"{name} is {most:,}, it has {held:,}" for name, held, most in cap.over(size)),
     )
+
+
+def closes_text(step: StepSpec, side: int, horizon: Watermark) -> str:
+    """What an epoch under this horizon lets go, by the kind of step."""
+    if horizon is None:
+        return "keeps all rows"
+    match step.rule:
+        case Interval():
+            padded = ", older ones that never matched go out padded" if step.sides[side].preserved else ""
+            return f"keeps rows from {time_text(horizon)}{padded}"
+        case TumblingWindow():
+            return f"closes windows that end at {time_text(horizon)} or before"
+        case SessionGap():
+            before = rows_go_before(step, side, horizon)
+            return f"closes sessions whose last row is before {time_text(before)}"
+        case AsOf() if side == LEFT:
+            return f"joins waiting rows up to {time_text(horizon)} and lets them go"
+        case AsOf():
+            return f"needs no version that was superseded at {time_text(horizon)} or before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +138,38 @@ class Stats:
         if record.plan is not None:
             since = f"{record.planned_for_ms / 1000:.1f} s ago"
             yield f"epoch {record.plan['epoch']} is planned and not committed, since {since}"
+        for name, watermark in self.watermarks.items():
+            yield f"watermark of {name}: {time_text(watermark)}"
         for side in self.sides:
-            yield from _side_lines(side, self.watermarks.get(side.input))
+            yield from _side_lines(side)
         for savepoint in self.savepoints:
             yield f"savepoint {savepoint_line(savepoint)}"
         tables = "" if self.schema_version is None else f", tables of version {self.schema_version}"
         yield f"store: {self.store}{tables}; this release writes state_version {migrations.CURRENT_STATE_VERSION}"
 
 
-def _side_lines(side: SideStats, watermark: Watermark) -> Iterator[str]:
+def _side_lines(side: SideStats) -> Iterator[str]:
     versions = ", ".join(map(str, side.state_versions)) or "none"
     size = f"{side.rows:,} rows, {size_text(side.bytes)} in {side.segments} segments"
-    yield f"{side.input}: {size}, state version {versions}"
+    yield f"{side.name}: {size}, state version {versions}"
+    for limit in side.over:
+        yield f"  over its limit: {limit}"
     if side.event_time is not None:
         yield f"  event times {time_text(side.event_time[0])} to {time_text(side.event_time[1])}"
-    yield f"  watermark {time_text(watermark)}"
-    if side.keep_from is None:
-        yield "  the next epoch keeps all rows"
-    else:
-        more = f", and up to {side.expiring:,} more" if side.expiring else ""
-        yield f"  the next epoch keeps rows from {time_text(side.keep_from)}: {side.expired:,} go{more}"
+    more = f", and up to {side.expiring:,} more" if side.expiring else ""
+    dropped = "" if side.keep_from is None else f": {side.expired:,} rows go{more}"
+    yield f"  the next epoch {side.goes}{dropped}"
+    of = side.totals
+    yield (
+        f"  so far {of.stored:,} rows stored, {of.expired:,} expired, {of.lookups:,} lookups, {of.matches:,} matches, "
+        f"at most {of.peak:,} rows at a time"
+    )
 
 
 def stats(job: StreamJoin, store: StateStore) -> Stats:
-    record = known(job, store)
-    watermarks = next_watermarks(job, record)
+    record, newest = known(job, store), store.newest_epoch(job.name)
+    after = NextEpoch.of(compile_join(job), record)
+    totals = Totals.of(newest.result if newest is not None else {})
     place, version = (store.place, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
-    sides = side_stats(compile_join(job), record, watermarks)
-    return Stats(record, watermarks, sides, store.savepoints(job.name), place, version)
+    sides = side_stats(after, record, totals, state_limits(job).caps)
+    return Stats(record, after.watermarks, sides, store.savepoints(job.name), place, version)

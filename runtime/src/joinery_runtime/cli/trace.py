@@ -20,7 +20,9 @@ from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import StateStore
 
 
-def trace_command(job: StreamJoin, steps: Path, store: str, shards: int | None) -> Iterator[dict[str, Any]]:
+def trace_command(
+    job: StreamJoin, steps: Path, store: str, shards: int | None, *, verbose: bool = False
+) -> Iterator[dict[str, Any]]:
     """One result per step. Raises JoineryError naming the line of the step that failed."""
     listed = list(read_steps(steps))
     # A trace never touches the state of the job itself.
@@ -29,7 +31,7 @@ def trace_command(job: StreamJoin, steps: Path, store: str, shards: int | None) 
     with _store(job, store) as opened:
         done = 0
         try:
-            for result in run_trace(private, [step for _, step in listed], opened, shards):
+            for result in run_trace(private, [step for _, step in listed], opened, shards, verbose=verbose):
                 yield result
                 done += 1
         except JoineryError as error:

@@ -1,0 +1,64 @@
+"""What the next epoch will make of a job's state, from the stored progress of its inputs or from its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from joinery_runtime.core import times, windows
+from joinery_runtime.core.spec import LEFT, AsOf, Interval, Pipeline, SessionGap, StepSpec, TumblingWindow, Watermark
+from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.times import InputTime
+from joinery_runtime.engine.plan import EpochPlan, input_states, stored_floors
+from joinery_runtime.state.store import JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NextEpoch:
+    """Times and horizons of the next epoch (T3): those of its plan, or what the rows of all epochs imply. Milliseconds
+    of event time."""
+
+    pipeline: Pipeline
+    times: Mapping[str, InputTime]
+    horizons: Mapping[str, Horizon]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, record: JobRecord) -> NextEpoch:
+        floors = stored_floors(record)
+        plan = None if record.plan is None else EpochPlan.from_json(record.plan)
+        known = _implied(pipeline, record) if plan is None else _planned(pipeline, plan)
+        found = plan.horizons if plan is not None else {}
+        return cls(pipeline, known, found or times.horizons(pipeline, known, floors))
+
+    @property
+    def watermarks(self) -> dict[str, Watermark]:
+        return {name: time.watermark for name, time in self.times.items()}
+
+    def horizon(self, part: str) -> Watermark:
+        return self.horizons[part].now
+
+
+def _implied(pipeline: Pipeline, record: JobRecord) -> dict[str, InputTime]:
+    states = input_states((found.name for found in pipeline.inputs), record)
+    seen = {name: [ts for ts in state.progress.highest.values() if ts is not None] for name, state in states.items()}
+    return {name: InputTime(state.progress.watermark, max(seen[name], default=None)) for name, state in states.items()}
+
+
+def _planned(pipeline: Pipeline, plan: EpochPlan) -> dict[str, InputTime]:
+    return {found.name: plan.times.get(found.name, InputTime()) for found in pipeline.inputs}
+
+
+def rows_go_before(step: StepSpec, side: int, horizon: int | None) -> int | None:
+    """Rows with event times before this are let go, or may be, under the horizon; None: no row is. Of a table only
+    superseded versions are."""
+    if horizon is None:
+        return None
+    match step.rule:
+        case Interval():
+            return horizon
+        case TumblingWindow() as rule:
+            return windows.keep_from(rule, horizon)
+        case SessionGap() as rule:
+            return windows.open_from(rule, horizon)
+        case AsOf():
+            return horizon + 1 if side == LEFT else horizon
