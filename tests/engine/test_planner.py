@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,7 @@ class Job:
     orders: Source = field(default_factory=lambda: Source(dict.fromkeys(ORDERS, (0, 0))))
     payments: Source = field(default_factory=lambda: Source(dict.fromkeys(PAYMENTS, (0, 0))))
     max_records: int = 1_000
+    tables: frozenset[str] = frozenset()
     inputs: dict[str, InputState] = field(default_factory=lambda: {"orders": InputState(), "payments": InputState()})
     number: int = 0
 
@@ -64,7 +66,7 @@ class Job:
 
     def restart(self) -> None:
         self.planner = Planner(
-            PlanSettings(shards=4, max_records=self.max_records, checkpoint_interval_ms=CHECKPOINT_MS, fingerprint="f"),
+            PlanSettings(4, self.max_records, CHECKPOINT_MS, fingerprint="f", tables=self.tables),
             {"orders": self.orders, "payments": self.payments},
             {"orders": InputClock(delay_ms=5), "payments": InputClock(delay_ms=3)},
             IdleClock({"orders": IDLE_MS, "payments": IDLE_MS}),
@@ -182,6 +184,55 @@ def test_rescaling_counts_from_the_next_plan_on() -> None:
     job = with_records()
     job.planner.rescale(9)
     assert job.epoch({}).shards == 9
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def with_table(orders: int = 10, payments: int = 10, **settings: Any) -> Job:
+    """Orders are a stream, payments a table."""
+    tables = frozenset({"payments"})
+    ends = ((ORDERS, orders), (PAYMENTS, payments))
+    return Job(*(Source(dict.fromkeys(refs, (0, end))) for refs, end in ends), tables=tables, **settings)
+
+
+def records(plan: EpochPlan) -> dict[PartitionRef, tuple[int, int]]:
+    return {ref: offsets for ref, offsets in ranges(plan).items() if offsets[0] < offsets[1]}
+
+
+def test_at_the_very_first_start_a_table_is_read_to_its_end_before_its_stream() -> None:
+    """A4, over as many epochs as it takes and across a restart."""
+    job = with_table(orders=10, payments=150, max_records=100)
+    assert records(job.epoch({PAYMENTS[0]: 50})) == {PAYMENTS[0]: (0, 100)}
+    job.restart()
+    assert records(job.epoch({PAYMENTS[0]: 70})) == {PAYMENTS[0]: (100, 150)}
+    assert records(job.epoch({ORDERS[0]: 10})) == {ORDERS[0]: (0, 10), ORDERS[1]: (0, 10)}
+
+
+def test_a_table_that_grows_all_the_time_does_not_keep_its_stream_out() -> None:
+    job = with_table(payments=100, max_records=100)
+    assert records(job.epoch({PAYMENTS[0]: 50})) == {PAYMENTS[0]: (0, 100)}
+    job.payments.ends[PAYMENTS[0]] = (0, 130)
+    assert records(job.epoch({PAYMENTS[0]: 60, ORDERS[0]: 60})).keys() == {*ORDERS, *PAYMENTS}
+
+
+def test_the_first_plan_fixes_where_a_stream_starts_that_waits_for_its_table() -> None:
+    """`startFrom: latest`: what comes while the table is read must be joined."""
+    job = with_table(payments=100)
+    job.orders.ends = {ORDERS[0]: (50, 50), ORDERS[1]: (60, 60)}
+    assert ranges(job.epoch({})) == {ORDERS[0]: (50, 50), ORDERS[1]: (60, 60), PAYMENTS[0]: (0, 100)}
+    job.orders.ends = {ORDERS[0]: (52, 52), ORDERS[1]: (60, 60)}
+    assert records(job.epoch({})) == {ORDERS[0]: (50, 52)}
+
+
+def test_a_stream_that_has_begun_does_not_wait_for_its_table_any_more() -> None:
+    job = with_table(payments=5)
+    job.epoch({PAYMENTS[0]: 50})
+    job.epoch({ORDERS[0]: 10, ORDERS[1]: 10})
+    job.restart()
+    job.payments.ends[PAYMENTS[0]] = (0, 8)
+    job.orders.ends[ORDERS[0]] = (0, 12)
+    assert records(job.epoch({})) == {ORDERS[0]: (10, 12), PAYMENTS[0]: (5, 8)}
 
 
 # --- watermarks -------------------------------------------------------------------------------------------------------

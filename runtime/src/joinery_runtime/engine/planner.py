@@ -70,6 +70,7 @@ class Planner:
     ) -> None:
         self._settings, self._sources, self.clocks, self._idleness = settings, sources, clocks, idleness
         self._densities: Densities[PartitionRef] = Densities()
+        self._first_ends: dict[PartitionRef, int] = {}  # of tables
         self._checkpointed_ms: int | None = None
         self._dirty = False
         self.backlog: dict[str, int] = {}
@@ -212,8 +213,9 @@ class Planner:
         """What is read; of a partition that was never planned at least where it starts."""
         if _starved(bound for bound in bounds if bound.partition.input not in self.paused):
             return []
-        listed = [bound for bound in self._tables_first(bounds, inputs) if bound.held]
-        backlogs = [self._backlog(bound, inputs[bound.partition.input]) for bound in listed]
+        listed = [bound for bound in bounds if bound.held]
+        waiting = self._wait_for_tables(bounds, inputs)
+        backlogs = [self._backlog(b, inputs[b.partition.input]) for b in listed if b.partition.input not in waiting]
         share = allocate(backlogs, self._settings.max_records)
         ranges = []
         for bound in listed:
@@ -224,12 +226,16 @@ class Planner:
                 ranges.append(Range(bound.partition, bound.start, bound.start))
         return ranges
 
-    def _tables_first(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> list[Bounds]:
-        """A4: at the very first start tables are read to their end before anything else is looked at."""
-        listed, tables = list(bounds), self._settings.tables
-        begun = any(state.positions for name, state in inputs.items() if name not in tables)
-        unread = any(bound.start < bound.end_exclusive for bound in listed if bound.partition.input in tables)
-        return listed if begun or not unread else [bound for bound in listed if bound.partition.input in tables]
+    def _wait_for_tables(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> Collection[str]:
+        """A4: inputs of which nothing is read yet, as long as none of their rows ever was: those that are no tables,
+        until the tables have been read to where they ended at the first look. What is added to them meanwhile does not
+        count, or a busy table would keep its stream out for ever."""
+        streams = inputs.keys() - self._settings.tables
+        if any(highest is not None for name in streams for highest in inputs[name].progress.highest.values()):
+            return ()
+        tables = [bound for bound in bounds if bound.partition.input in self._settings.tables]
+        ends = [self._first_ends.setdefault(bound.partition, bound.end_exclusive) for bound in tables]
+        return streams if any(b.start < end for b, end in zip(tables, ends, strict=True)) else ()
 
     def _backlog(self, bound: Bounds, state: InputState) -> Backlog[PartitionRef]:
         return Backlog(
