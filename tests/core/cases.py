@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from joinery_devkit.oracle import Oracle, Predicates, Row
 from joinery_runtime.job import StreamJoin
 
-START = 1_700_000_000_000  # event times are START + a few milliseconds
+START = 1_700_000_000_000
+STARTS = (START, START, 6)  # event times are one of these and a few milliseconds; some are before 1970
 NAN = float("nan")
 INPUTS = ("o", "d", "r", "x")
 KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof")
@@ -40,7 +41,8 @@ Check = Callable[[Mapping[str, Mapping[str, Any]]], bool | None]
 @dataclass(frozen=True)
 class Epoch:
     """What one epoch gets. `rows` by input, in any order; `idle` partitions at its plan; `final`: these inputs get no
-    row after this epoch. `followed`: what the rows imply counts in epochs without rows before the next one."""
+    row after this epoch. `crash`: it is run, not committed, and run again. `followed`: what its rows imply counts in
+    epochs without rows before the next one."""
 
     rows: Mapping[str, Sequence[Row]]
     shards: int = 1
@@ -48,6 +50,7 @@ class Epoch:
     final: tuple[str, ...] = ()
     checkpoint: bool = False
     restart: bool = False
+    crash: bool = False
     followed: bool = True
 
 
@@ -309,6 +312,7 @@ def cases(draw: Any, kind: str) -> Case:
     offsets = dict.fromkeys([(name, p) for name, known in partitions.items() for p in known], 0)
     epochs: list[Epoch] = []
     final: tuple[str, ...] = ()
+    start = draw(st.sampled_from(STARTS))
     for number in range(draw(st.integers(2, 6))):
         arrivals: dict[str, list[Row]] = {}
         for name in job.inputs:
@@ -316,7 +320,7 @@ def cases(draw: Any, kind: str) -> Case:
             for _ in range(0 if name in final else draw(st.integers(0, 12 // len(job.inputs)))):
                 partition = draw(st.sampled_from(partitions[name]))
                 # Time goes on by 4 an epoch on average, with rows far ahead and far behind.
-                ts = START + 4 * number + draw(st.sampled_from([-12, -7, *range(-4, 5), *range(-4, 5), 8]))
+                ts = start + 4 * number + draw(st.sampled_from([-12, -7, *range(-4, 5), *range(-4, 5), 8]))
                 arrivals[name].append(draw(rows(job, name, (partition, offsets[name, partition]), ts)))
                 offsets[name, partition] += 1
         final = draw(st.sampled_from([()] * 8 + [(name,) for name in job.inputs]))
@@ -328,6 +332,7 @@ def cases(draw: Any, kind: str) -> Case:
                 final=final,
                 checkpoint=draw(st.booleans()),
                 restart=draw(st.booleans()),
+                crash=draw(st.integers(0, 4)) == 0,
                 followed=draw(st.booleans()),
             )
         )
@@ -349,10 +354,11 @@ def punctual(draw: Any, kind: str) -> tuple[Case, list[tuple[str, Row]]]:
     history: list[tuple[str, Row]] = []
     highest: dict[tuple[str, int], int] = {}
     offsets: dict[tuple[str, int], int] = {}
+    start = draw(st.sampled_from(STARTS))
     for _ in range(draw(st.integers(2, 6 * len(job.inputs)))):
         name = draw(st.sampled_from(job.inputs))
         place = (name, draw(st.sampled_from(partitions[name])))
-        before = highest.get(place, START)
+        before = highest.get(place, start)
         ts = before + draw(st.integers(-job.job.input(name).watermark.delay, 4))
         highest[place] = max(before, ts)
         row = draw(rows(job, name, (place[1], offsets.get(place, 0)), ts))

@@ -113,7 +113,7 @@ class Engine:
         self._store, self._told, self._output = MemoryStore(), Told(), Captured()
         self._pipeline = compile_join(self._job)
         self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.spec.inputs}
-        self._shards, self._now_ms, self._last = 1, 0, False
+        self._shards, self._now_ms, self._last, self._crash = 1, 0, False, False
         self.start()
 
     @property
@@ -146,7 +146,7 @@ class Engine:
         for name in epoch.final:
             self.logs[name].final = True
         self._told.partitions = {name: [f"{name}/{p}" for p in idle] for name, idle in epoch.idle.items()}
-        self._shards, self._last = epoch.shards, not epoch.followed
+        self._shards, self._last, self._crash = epoch.shards, not epoch.followed, epoch.crash
         if epoch.checkpoint:
             self._now_ms += self._job.spec.state_store.checkpoint_interval
         if epoch.restart:
@@ -157,6 +157,11 @@ class Engine:
         plan = self.driver.plan(always=always)
         if plan is None:
             return None
+        if self._crash:
+            self.driver.run(plan)
+            self._output.take()
+            self.start()
+            assert self.driver.plan() == plan, "a plan is replayed as it stands"
         report = self.driver.commit(plan, self.driver.run(plan), last=self._last)
         return plan, report, [row for table in self._output.take() for row in table.to_pylist()]
 
