@@ -13,8 +13,10 @@ from rich.live import Live
 from job.resources import job
 from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time
 from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Progress
-from joinery_runtime.engine.report import EpochReport, Totals
+from joinery_runtime.engine.report import EpochReport, PartTotals, Totals
+from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.errors import StoreUnavailable
 
 JOB = job()
@@ -38,7 +40,9 @@ def report(epoch: int = 7, rows_in: Mapping[str, int] | None = None, **changes: 
         "segments": 4,
         "state_rows": 3000,
         "state_bytes": 2_500_000,
-        "totals": Totals(),
+        "totals": Totals(parts={"left": PartTotals(2_500, 500, 70, 1_400, 2_200), "right": PartTotals(stored=1_000)}),
+        "parts": {"left": StateSize(3, 2_000, 2_000_000), "right": StateSize(1, 1_000, 500_000)},
+        "hottest": (KeyRows("order_id=a", 1_234), KeyRows("order_id=b", 9)),
     }
     return EpochReport(epoch=epoch, **(values | changes))
 
@@ -58,9 +62,11 @@ def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
     progress.listener.committed(Progress(report(), 0.25))
     progress.listener.trouble(TROUBLE, 0.5)
     progress.ended(stopped=True)
-    lines = json_lines(text)
+    progress.listener.noticed("hot")
+    *lines, noticed = json_lines(text)
     assert [line["event"] for line in lines] == ["warning", "started", "epoch", "trouble", "ended"]
     assert [line["level"] for line in lines] == ["warning", "info", "info", "error", "info"]
+    assert (noticed["event"], noticed["message"]) == ("warning", "hot")
     assert {line["job"] for line in lines} == {"orders-payments"}
     assert all(line["timestamp"].endswith("Z") for line in lines)
     assert lines[0]["message"] == WARNING
@@ -87,6 +93,12 @@ def test_an_epochs_line_has_all_of_its_numbers() -> None:
         "segments": 4,
         "state_rows": 3000,
         "state_bytes": 2_500_000,
+        "amplification": 0.5,
+        "hottest_keys": [{"key": "order_id=a", "rows": 1234, "step": 0}, {"key": "order_id=b", "rows": 9, "step": 0}],
+    }
+    assert line["sides"]["left"] == {
+        **{"segments": 3, "rows": 2_000, "bytes": 2_000_000},
+        **{"stored": 2_500, "expired": 500, "lookups": 70, "matches": 1_400, "peak": 2_200},
     }
     assert {name: line[name] for name in expected} == expected
 
@@ -140,7 +152,11 @@ def test_the_table_shows_rate_total_lag_watermark_and_drops_per_input(screen: Sc
         "orders": ["1,000", "2,000", "12,345", "2023-11-14T22:13:20.000Z", "late 3, null key 1"],
         "payments": ["500", "1,000", "0", "-", "dead letters 2"],
         "joined": ["750", "1,500", "", "state 3,000 rows, 2.5 MB, 4 segments", ""],
+        "left: orders": ["2,000", "2.0", "2,500", "500", "70", "1,400", "2,200"],
+        "right: payments": ["1,000", "0.5", "1,000", "0", "0", "0", "0"],
     }
+    hottest = "hottest keys: order_id=a 1,234 rows (step 1), order_id=b 9 rows (step 1)"
+    assert f"0.50 rows out per record in; {hottest}" in screen.text()
     assert "orders-payments, epoch 7 (2000 ms)" in screen.text()
 
 
@@ -184,7 +200,9 @@ def test_messages_are_shown_as_they_are(screen: Screen) -> None:
     screen.progress.warn(WARNING)
     screen.progress.listener.started(FakeDriver())  # type: ignore[arg-type]
     screen.progress.listener.trouble(TROUBLE, 0.5)
+    screen.progress.listener.noticed("key [b]a[/b] is hot")
     assert f"warning: {WARNING}" in screen.text()
+    assert "warning: key [b]a[/b] is hot" in screen.text()
     assert "orders-payments: generation 3, after epoch 6, epoch 7 is replayed" in screen.text()
     assert f"{TROUBLE}; trying again in 0.5 s" in screen.text()
 

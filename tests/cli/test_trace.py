@@ -55,6 +55,12 @@ def test_one_line_per_step(joinery: Joinery, job: Path, tmp_path: Path, shards: 
     assert ended.lines[0]["late"] == ended.lines[0]["dead"] == {"l": 0, "r": 0}
 
 
+def test_verbose_tells_what_each_step_hands_on(joinery: Joinery, job: Path, tmp_path: Path) -> None:
+    ended = joinery("trace", job, written(tmp_path / "steps.jsonl", [STEPS[0], STEPS[3]]), "--verbose")
+    # Of l: what may still come (100), and what is still kept and may match, which begins 10 before r's watermark (105).
+    assert [line["stepWatermarks"] for line in ended.lines] == [[{"l": None, "r": None}], [{"l": 95, "r": 90}]]
+
+
 @pytest.mark.services
 def test_on_an_embedded_postgres(joinery: Joinery, job: Path, tmp_path: Path) -> None:
     steps = written(tmp_path / "steps.jsonl", STEPS)

@@ -6,7 +6,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from joinery_runtime.core.spec import END_OF_TIME
+from job.resources import job
+from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.spec import END_OF_TIME, SideSpec
 from joinery_runtime.core.watermark import InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Listener, Progress
 from joinery_runtime.engine.plan import InputState
-from joinery_runtime.engine.report import EpochReport, StateSize, Totals
+from joinery_runtime.engine.report import EpochReport, PartTotals, Totals
+from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.errors import PartitionsLost, StoreUnavailable
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import LOOK_EVERY_S, RATE_WINDOW_S, SAVEPOINTS_EVERY_S
@@ -27,6 +30,7 @@ from joinery_runtime.hosts.status.document import driver_status
 from joinery_runtime.hosts.status.pulse import Pulse
 from joinery_runtime.job.crd import DriverStatus, HotKey
 from joinery_runtime.job.crd import Savepoint as SavepointStatus
+from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
 from joinery_runtime.state.store import Savepoint
 
 NOW = 1_700_000_100.0  # seconds, on the wall
@@ -41,6 +45,9 @@ class FakeDriver:
     committed_at_ms: int | None = 1_700_000_050_000
     totals: Totals = field(default_factory=lambda: Totals({"orders": 10}, 4, {"orders": {"late": 2, "filtered": 1}}))
     state: StateSize = field(default_factory=lambda: StateSize(2, 10, 1_000))
+    sides: Mapping[str, SideSpec] = field(default_factory=lambda: compile_join(job()).parts())
+    parts: dict[str, StateSize] = field(default_factory=lambda: dict.fromkeys(("left", "right"), StateSize(1, 5, 500)))
+    paused: dict[str, str] = field(default_factory=dict)
     backlog: dict[str, int] = field(default_factory=lambda: {"orders": 0, "payments": 0})
     inputs: dict[str, InputState] = field(
         default_factory=lambda: {
@@ -63,8 +70,17 @@ def report(**changes: Any) -> EpochReport:
         "segments": 3,
         "state_rows": 20,
         "state_bytes": 2_000,
-        "totals": Totals({"orders": 310, "payments": 150}, 44, {"orders": {"late": 3}}, {"payments": 2}, 5),
+        "totals": Totals(
+            {"orders": 310, "payments": 150},
+            44,
+            {"orders": {"late": 3}},
+            {"payments": 2},
+            5,
+            {"left": PartTotals(310, 297, 150, 44, 120), "right": PartTotals(150, 143, 310, 44, 60)},
+        ),
+        "parts": {"left": StateSize(2, 13, 1_400), "right": StateSize(1, 7, 600)},
         "hottest": (KeyRows("id=a", 9), KeyRows("id=b", 4)),
+        "too_hot": (KeyRows("id=a", 9),),
     }
     return EpochReport(**(values | changes))
 
@@ -86,6 +102,7 @@ class Scene:
             lambda _: self.heard.append("committed"),
             lambda *_: self.heard.append("trouble"),
             lambda _: self.heard.append("turned"),
+            self.heard.append,
         )
         self.listener = self.board.beside(behind, idle=lambda: self.idle, savepoints=self._savepoints)
 
@@ -117,7 +134,10 @@ def test_before_recovery_only_the_revision_and_the_trouble_are_known(scene: Scen
         "ready": False,
         "committed": 0,
         "inputs": [{"name": "orders"}, {"name": "payments"}],
+        "sides": [],
         "hottestKeys": [],
+        "tooHot": [],
+        "paused": [],
         "lastError": "the store is away",
     }
 
@@ -147,12 +167,54 @@ def test_an_epoch_tells_its_numbers(scene: Scene) -> None:
     assert scene.status.rows_per_second == 0
 
 
+def test_each_side_tells_its_size_and_its_statistics(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    left, _ = scene.status.sides
+    assert left == SideStatus(step=1, side="left", inputs=("orders",), rows=5, bytes=500)
+    scene.commit()
+    left, right = scene.status.sides
+    counts = {"stored": 310, "expired": 297, "lookups": 150, "matches": 44, "peak": 120}
+    assert left == SideStatus(step=1, side="left", inputs=("orders",), rows=13, bytes=1_400, **counts)
+    assert (right.side, right.inputs, right.rows, right.stored) == ("right", ("payments",), 7, 150)
+
+
+def test_the_sides_of_a_later_step(scene: Scene) -> None:
+    scene.driver.sides = {"right.12": scene.driver.sides["right"]}
+    scene.driver.parts = {"right.12": StateSize(1, 5, 500)}
+    scene.listener.started(scene.driver)
+    assert [(side.step, side.side) for side in scene.status.sides] == [(12, "right")]
+
+
+def test_the_amplification_is_of_the_newest_epoch_that_read_something(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    assert scene.status.amplification is None
+    scene.commit(rows_out=1_350)
+    assert scene.status.amplification == 3
+    scene.commit(rows_in={"orders": 0, "payments": 0}, rows_out=7)
+    assert scene.status.amplification == 3
+
+
+def test_hot_keys_and_paused_inputs_are_told_while_they_last(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    scene.commit()
+    assert scene.status.too_hot == (TooHot(step=1, key="id=a", rows=9),)
+    scene.driver.paused = {"orders": "the left side is full"}
+    scene.listener.turned(scene.driver)
+    assert scene.status.paused == (Paused(name="orders", reason="the left side is full"),)
+    scene.driver.paused = {}
+    scene.now += LOOK_EVERY_S
+    scene.listener.turned(scene.driver)
+    scene.commit(too_hot=())
+    assert (scene.status.too_hot, scene.status.paused) == ((), ())
+
+
 def test_everything_is_passed_on(scene: Scene) -> None:
     scene.listener.started(scene.driver)
     scene.listener.turned(scene.driver)
     scene.commit()
     scene.listener.trouble(PartitionsLost("taken"), 0.25)
-    assert scene.heard == ["started", "turned", "committed", "trouble"]
+    scene.listener.noticed("hot")
+    assert scene.heard == ["started", "turned", "committed", "trouble", "hot"]
 
 
 def test_an_ended_input_has_no_watermark_to_be_behind(scene: Scene) -> None:
@@ -343,6 +405,7 @@ def test_before_recovery_metrics_leave_out_what_is_not_known(site: Site) -> None
 def test_metrics(scene: Scene, site: Site) -> None:
     scene.listener.started(scene.driver)
     scene.commit()
+    scene.driver.paused = {"orders": "full"}
     scene.listener.turned(scene.driver)
     scene.listener.trouble(PartitionsLost("taken"), 0.25)
     scene.board.spark(2)
@@ -359,6 +422,16 @@ def test_metrics(scene: Scene, site: Site) -> None:
         "joinery_state_rows": 20,
         "joinery_state_segments": 3,
         "joinery_hottest_key_rows": 9,
+        "joinery_hot_keys": 1,
+        "joinery_amplification": 40 / 450,
+        'joinery_side_rows{side="left",step="1"}': 13,
+        'joinery_side_bytes{side="right",step="1"}': 600,
+        'joinery_side_stored_total{side="left",step="1"}': 310,
+        'joinery_side_expired_total{side="left",step="1"}': 297,
+        'joinery_side_lookups_total{side="right",step="1"}': 310,
+        'joinery_side_matches_total{side="left",step="1"}': 44,
+        'joinery_input_paused{input="orders"}': 1,
+        'joinery_input_paused{input="payments"}': 0,
         'joinery_rows_in_total{input="orders"}': 310,
         'joinery_rows_in_total{input="payments"}': 150,
         "joinery_rows_out_total": 44,

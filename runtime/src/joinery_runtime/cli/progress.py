@@ -6,23 +6,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Protocol, TextIO
 
 import structlog
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from joinery_runtime.core.spec import END_OF_TIME, Watermark
+from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, SIDES, Watermark, part_name
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import Listener, Progress
 from joinery_runtime.engine.rates import Rates
+from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import StreamJoin
 
 RATE_WINDOW_S = 10.0
+HOTTEST = 3  # keys that are told with every epoch; /status has more
 NOTHING_NEW = "there was nothing new to read: an earlier run of this job has read it"
 
 
@@ -61,7 +65,7 @@ class JsonProgress:
 
     @property
     def listener(self) -> Listener:
-        return Listener(self._started, self._committed, self._trouble)
+        return Listener(self._started, self._committed, self._trouble, noticed=self.warn)
 
     def warn(self, message: str) -> None:
         self._log.warning("warning", message=message)
@@ -90,6 +94,9 @@ class JsonProgress:
             segments=report.segments,
             state_rows=report.state_rows,
             state_bytes=report.state_bytes,
+            amplification=None if report.amplification is None else round(report.amplification, 3),
+            sides={part: {**asdict(report.parts[part]), **asdict(of)} for part, of in report.totals.parts.items()},
+            hottest_keys=[asdict(key) for key in report.hottest[:HOTTEST]],
         )
 
     def _trouble(self, error: JoineryError, pause: float) -> None:
@@ -109,7 +116,7 @@ class TableProgress:
 
     @property
     def listener(self) -> Listener:
-        return Listener(self._started, self._committed, self._trouble)
+        return Listener(self._started, self._committed, self._trouble, noticed=self.warn)
 
     def warn(self, message: str) -> None:
         self._say(f"[bold red]warning:[/] {escape(message)}")
@@ -142,7 +149,7 @@ class TableProgress:
             self._dropped[name]["dead letters"] += count
         for partition, count in report.lost.items():
             self._say(f"[bold red]{escape(partition)}: {count:,} records were lost before they could be read[/]")
-        self._live.update(self._table(progress, now))
+        self._live.update(Group(self._table(progress, now), *_sides(self._job, report), *_keys(report)))
 
     def _table(self, progress: Progress, now: float) -> Table:
         report, rates = progress.report, self._rates.per_second(now)
@@ -161,6 +168,38 @@ class TableProgress:
         state = f"state {report.state_rows:,} rows, {report.state_bytes / 1e6:,.1f} MB, {report.segments} segments"
         table.add_row("joined", f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table
+
+
+def _sides(job: StreamJoin, report: EpochReport) -> Iterator[RenderableType]:
+    """What each side of each step keeps, and has kept since the state began."""
+    if not report.totals.parts:
+        return
+    table = Table(expand=False)
+    for heading in ("side", "rows", "MB", "stored", "expired", "lookups", "matches", "peak"):
+        table.add_column(heading, justify="left" if heading == "side" else "right")
+    for part, of in report.totals.parts.items():
+        size = report.parts[part]
+        counts = (of.stored, of.expired, of.lookups, of.matches, of.peak)
+        table.add_row(_side_name(job, part), f"{size.rows:,}", f"{size.bytes / 1e6:,.1f}", *(f"{n:,}" for n in counts))
+    yield table
+
+
+def _side_name(job: StreamJoin, part: str) -> str:
+    for number, step in enumerate(job.joins):
+        inputs = {LEFT: job.left_inputs(number), RIGHT: (step.right,)}
+        for side in SIDES:
+            if part_name(number, side) == part:
+                return f"{part}: {', '.join(inputs[side])}"
+    return part  # of an earlier definition of the job, which is being settled
+
+
+def _keys(report: EpochReport) -> Iterator[RenderableType]:
+    """How many rows come of one, and the keys that most rows in the state have."""
+    out = [] if report.amplification is None else [f"{report.amplification:,.2f} rows out per record in"]
+    keys = [f"{key.key} {key.rows:,} rows (step {key.step + 1})" for key in report.hottest[:HOTTEST]]
+    hottest = [f"hottest keys: {', '.join(keys)}"] if keys else []
+    if out or hottest:
+        yield Text("; ".join([*out, *hottest]))
 
 
 _OUT = "$out"  # no input has this name

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client import Histogram
 
+from joinery_runtime.core.spec import SideSpec
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Listener, Progress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.rates import Rates
-from joinery_runtime.engine.report import StateSize, Totals
+from joinery_runtime.engine.report import Totals
+from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.errors import JoineryError, StoreUnavailable
 from joinery_runtime.hosts.status.pulse import Pulse
 from joinery_runtime.state.store import Savepoint
@@ -33,7 +35,9 @@ Savepoints = Callable[[], Sequence[Savepoint]]
 class Known:
     """What the loop and Spark have told so far. Times are seconds since 1970; None: not known yet.
 
-    `committed` epochs are all of this process, `own` those that were run under the job's present definition.
+    `committed` epochs are all of this process, `own` those that were run under the job's present definition. `sides`
+    and `parts` are by part of the state; `amplification` is that of the newest epoch that read something; `paused`
+    says of inputs why they are.
     """
 
     ready: bool = False
@@ -47,7 +51,12 @@ class Known:
     idle: Mapping[str, bool] = field(default_factory=dict)
     totals: Totals | None = None
     state: StateSize | None = None
+    sides: Mapping[str, SideSpec] = field(default_factory=dict)
+    parts: Mapping[str, StateSize] = field(default_factory=dict)
+    amplification: float | None = None
     hottest: tuple[KeyRows, ...] = ()
+    too_hot: tuple[KeyRows, ...] = ()
+    paused: Mapping[str, str] = field(default_factory=dict)
     savepoint: Savepoint | None = None
     error: str | None = None
     troubles: int = 0
@@ -118,7 +127,7 @@ class Board:
                 self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
             listener.turned(driver)
 
-        return Listener(started, committed, trouble, turned)
+        return Listener(started, committed, trouble, turned, listener.noticed)
 
     def trouble(self, error: JoineryError) -> None:
         """It is waited out. While the store is away, the job is not ready."""
@@ -145,6 +154,8 @@ class Board:
             inputs=dict(driver.inputs),
             totals=driver.totals,
             state=driver.state,
+            sides=driver.sides,
+            parts=driver.parts,
             error=None,
         )
 
@@ -152,6 +163,8 @@ class Board:
         report, driver = progress.report, self._driver
         assert driver is not None, "it has started"
         self.epoch_seconds.observe(progress.seconds)
+        if report.amplification is not None:
+            self._change(amplification=report.amplification)
         with self._lock:
             self._rates.add(self._running(), progress.seconds, report.rows_in)
         self._change(
@@ -163,13 +176,15 @@ class Board:
             backlog=dict(report.backlog),
             totals=report.totals,
             state=StateSize(report.segments, report.state_rows, report.state_bytes),
+            parts=report.parts,
             hottest=report.hottest,
+            too_hot=report.too_hot,
             error=None,
         )
 
     def _look(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
         quiet = {name: _is_idle(state, idle.get(name, ())) for name, state in driver.inputs.items()}
-        self._change(backlog=dict(driver.backlog), idle=quiet)
+        self._change(backlog=dict(driver.backlog), idle=quiet, paused=dict(driver.paused))
 
     def _change(self, **changes: object) -> None:
         self.pulse.beat()

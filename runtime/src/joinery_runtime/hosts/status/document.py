@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Literal
 
 from joinery_runtime.core.spec import END_OF_TIME, Watermark
+from joinery_runtime.engine.report import PartTotals
 from joinery_runtime.hosts.status.board import Board, Known
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
 from joinery_runtime.job.crd import Savepoint as SavepointStatus
+from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
 from joinery_runtime.job.duration import format_duration
 from joinery_runtime.state.store import Savepoint
 
@@ -30,7 +35,11 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         rows_out=None if known.totals is None else known.totals.rows_out,
         late=None if known.totals is None else known.totals.late,
         state_bytes=None if known.state is None else known.state.bytes,
+        sides=tuple(_sides(known)),
+        amplification=None if known.amplification is None else round(known.amplification, 3),
         hottest_keys=tuple(HotKey(key=hot.key, rows=hot.rows) for hot in known.hottest),
+        too_hot=tuple(TooHot(step=hot.step + 1, key=hot.key, rows=hot.rows) for hot in known.too_hot),
+        paused=tuple(Paused(name=name, reason=reason) for name, reason in sorted(known.paused.items())),
         last_savepoint=None if known.savepoint is None else _savepoint(known.savepoint),
         last_error=None if known.error is None else known.error[:LONGEST_ERROR],
         executors=known.executors,
@@ -60,6 +69,23 @@ def _input(known: Known, name: str, rates: dict[str, float] | None, now: float) 
         idle=known.idle.get(name),
         ended=known.inputs[name].progress.ended if name in known.inputs else None,
     )
+
+
+def _sides(known: Known) -> Iterator[SideStatus]:
+    for part, spec in known.sides.items():
+        size = known.parts.get(part)
+        counts = known.totals.parts.get(part, PartTotals()) if known.totals is not None else PartTotals()
+        if size is not None:
+            step, side = place_of(part)
+            yield SideStatus(
+                step=step, side=side, inputs=spec.inputs, rows=size.rows, bytes=size.bytes, **asdict(counts)
+            )
+
+
+def place_of(part: str) -> tuple[int, Literal["left", "right"]]:
+    """The step (1 is the first) and the side that a part of the state is of."""
+    name, _, step = part.partition(".")
+    return int(step or 1), "left" if name == "left" else "right"
 
 
 def _rounded(ms: int) -> int:

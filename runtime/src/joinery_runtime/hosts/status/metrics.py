@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from joinery_runtime.core.spec import END_OF_TIME
 from joinery_runtime.engine.report import Totals
 from joinery_runtime.hosts.status.board import Board, Known
-from joinery_runtime.hosts.status.document import behind_ms, watermark_of
+from joinery_runtime.hosts.status.document import behind_ms, place_of, watermark_of
 
 
 def registry_of(board: Board, revision: str = "") -> CollectorRegistry:
@@ -40,6 +40,7 @@ class _Families(Collector):
         yield from _inputs(board, known)
         if known.totals is not None:
             yield from _totals(board, known.totals)
+            yield from _sides(known, known.totals)
 
     def _info(self) -> Metric:
         info = GaugeMetricFamily("joinery_info", "What runs here; always 1.", labels=["name", "revision", "version"])
@@ -58,6 +59,8 @@ def _position(known: Known) -> Iterator[Metric]:
         "state_rows": ("Rows in the live segments.", None if state is None else state.rows),
         "state_segments": ("Live segments.", None if state is None else state.segments),
         "hottest_key_rows": ("Rows of the key with the most.", known.hottest[0].rows if known.hottest else None),
+        "hot_keys": ("Keys with more rows than hotKeyWarning, ten at most.", len(known.too_hot)),
+        "amplification": ("Rows out per record in, of the newest epoch.", known.amplification),
     }
     for name, (text, value) in facts.items():
         if value is not None:
@@ -74,6 +77,7 @@ def _inputs(board: Board, known: Known) -> Iterator[Metric]:
     yield _by_input("watermark_seconds", "The watermark, as Unix time.", times)
     yield _by_input("watermark_delay_seconds", "How far the watermark is behind the clock.", delays)
     yield _by_input("input_idle", "1 while all partitions are idle.", known.idle)
+    yield _by_input("input_paused", "1 while a limit keeps it from being read.", _flags(board.inputs, known.paused))
     yield _by_input("input_ended", "1 once it has been read to its end.", ended)
 
 
@@ -89,6 +93,38 @@ def _totals(board: Board, totals: Totals) -> Iterator[Metric]:
         for reason, count in ({"late": 0} | dict(totals.dropped.get(name, {}))).items():
             dropped.add_metric([name, reason], count)
     yield from (read, dead, dropped)
+
+
+def _sides(known: Known, totals: Totals) -> Iterator[Metric]:
+    """By step (1 is the first) and side."""
+    labels = ["step", "side"]
+    sizes = {"rows": "Rows in the live segments.", "bytes": "Stored bytes of the live segments."}
+    for name, text in sizes.items():
+        gauge = GaugeMetricFamily(f"joinery_side_{name}", text, labels=labels)
+        for part, size in known.parts.items():
+            gauge.add_metric(_place(part), getattr(size, name))
+        yield gauge
+    for name, text in _SIDE_COUNTS.items():
+        counter = CounterMetricFamily(f"joinery_side_{name}", text, labels=labels)
+        for part, counts in totals.parts.items():
+            counter.add_metric(_place(part), getattr(counts, name))
+        yield counter
+
+
+_SIDE_COUNTS = {
+    "stored": "Rows that have joined the state.",
+    "expired": "Rows that have left it.",
+    "lookups": "Arrivals of the other side that were looked up.",
+    "matches": "Matches that the step has found.",
+}
+
+
+def _place(part: str) -> list[str]:
+    return [str(name) for name in place_of(part)]
+
+
+def _flags(names: Iterable[str], set_: Collection[str]) -> dict[str, float]:
+    return {name: float(name in set_) for name in names}
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

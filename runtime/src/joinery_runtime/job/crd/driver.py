@@ -33,6 +33,37 @@ def _known(model: type[Model]) -> Any:
     return BeforeValidator(drop)
 
 
+class SideStatus(_Message):
+    """One side of a step (1 is the first): what is kept of it now, and what has happened since the job's state began.
+    `stored` rows have joined it, `expired` ones have left it; `peak` is the most after an epoch."""
+
+    step: Count
+    side: Literal["left", "right"]
+    inputs: tuple[str, ...]
+    rows: Count
+    bytes: Count
+    stored: Count = 0
+    expired: Count = 0
+    lookups: Annotated[Count, Field(description="Arrivals of the other side that were looked up here.")] = 0
+    matches: Annotated[Count, Field(description="Matches that the step has found.")] = 0
+    peak: Count = 0
+
+
+class TooHot(_Message):
+    """A join key of a step (1 is the first) with more rows in the state than its `hotKeyWarning`."""
+
+    step: Count
+    key: Words
+    rows: Count
+
+
+class Paused(_Message):
+    """An input that is not read because a side's state is over its limit."""
+
+    name: str
+    reason: Words
+
+
 class DriverStatus(_Message):
     """`GET /status`. Totals count since the job's state began; `committed` are this driver's own epochs."""
 
@@ -47,7 +78,11 @@ class DriverStatus(_Message):
     rows_out: Count | None = None
     late: Count | None = None
     state_bytes: Count | None = None
+    sides: tuple[SideStatus, ...] = ()
+    amplification: Annotated[float | None, Field(description="Rows out per record in, of the newest epoch.")] = None
     hottest_keys: tuple[Annotated[HotKey, _known(HotKey)], ...] = ()
+    too_hot: tuple[TooHot, ...] = ()
+    paused: tuple[Paused, ...] = ()
     last_savepoint: Annotated[Savepoint | None, _known(Savepoint)] = None
     last_error: Words | None = None
     executors: Count | None = None
