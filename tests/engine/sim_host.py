@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from joinery_runtime.errors import Superseded
 from joinery_runtime.sources.base import Range
 
 T = TypeVar("T")
+Dealt = Mapping[int, list[Block]]  # by shard
 
 
 class SimHost:
@@ -33,15 +34,24 @@ class SimHost:
 
     def run(self, work: EpochWork) -> EpochOutcome:
         shards, steps = work.plan.shards, self._worker.steps
-        sent = _dealt(s for planned in work.plan.ranges for s in self.task(partial(_read, work, planned)))
+        sent = self.read(work)
         told = sent[shards]
         for number in range(steps):
-            made = _dealt(s for shard in range(shards) for s in self.task(_step(work, number, shard, sent[shard])))
-            told, sent = [*told, *made[shards]], made
+            sent = self.step(work, number, sent)
+            told = [*told, *sent[shards]]
         reports = [block for block in told if isinstance(block, ReadReport)]
         summaries = self.summaries([block for block in told if isinstance(block, ShardSummary)])
         read = self.task(lambda worker, attempt: worker.collect(work, reports, attempt))
         return EpochOutcome(read, choose_attempts(summaries, steps, shards))
+
+    def read(self, work: EpochWork) -> Dealt:
+        return _dealt(s for planned in work.plan.ranges for s in self.task(partial(_read, work, planned)))
+
+    def step(self, work: EpochWork, number: int, sent: Dealt) -> Dealt:
+        return _dealt(s for shard in range(work.plan.shards) for s in self.shard(work, number, shard, sent))
+
+    def shard(self, work: EpochWork, number: int, shard: int, sent: Dealt) -> list[Sent]:
+        return self.task(lambda worker, attempt: list(worker.step(work, number, shard, sent[shard], attempt)))
 
     def summaries(self, told: Sequence[ShardSummary]) -> list[tuple[Task, ShardSummary]]:
         self.merged += sum(len(summary.replaced) for summary in told)
@@ -72,7 +82,19 @@ class SimHost:
         return f"a{next(self._attempts)}"
 
 
-def _dealt(sent: Iterable[Sent]) -> dict[int, list[Block]]:
+class LosesOutputs(SimHost):
+    """After the first shard of every step an executor dies: for the others, all that was sent before is made again."""
+
+    def step(self, work: EpochWork, number: int, sent: Dealt) -> Dealt:
+        first = self.shard(work, number, 0, sent)
+        again = self.read(work)
+        for earlier in range(number):
+            again = SimHost.step(self, work, earlier, again)
+        rest = [s for shard in range(1, work.plan.shards) for s in self.shard(work, number, shard, again)]
+        return _dealt([*first, *rest])
+
+
+def _dealt(sent: Iterable[Sent]) -> Dealt:
     found: dict[int, list[Block]] = defaultdict(list)
     for shard, block in sent:
         found[shard].append(block)
@@ -81,7 +103,3 @@ def _dealt(sent: Iterable[Sent]) -> dict[int, list[Block]]:
 
 def _read(work: EpochWork, planned: Range, worker: Worker, attempt: str) -> list[Sent]:
     return list(worker.read(work, [planned]))
-
-
-def _step(work: EpochWork, number: int, shard: int, blocks: Sequence[Block]) -> Callable[[Worker, str], list[Sent]]:
-    return lambda worker, attempt: list(worker.step(work, number, shard, blocks, attempt))

@@ -13,8 +13,9 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from engine.commit_protocol import IN_EVERY_WORLD, PLACES, CommitProtocol, profile
+from engine.sim_host import LosesOutputs
 from engine.sim_process import Fault
-from engine.sim_run import calls_of_a_recovery, single_faults, small_world, zombies
+from engine.sim_run import LATER, calls_of_a_recovery, crashed_epoch, run, single_faults, small_world, zombies
 from engine.simulation import ChainWorld, FullWorld, World
 
 WORLDS = pytest.mark.parametrize("world_type", [World, FullWorld, ChainWorld])
@@ -49,6 +50,18 @@ def test_any_single_fault_at_any_call(strays_first: bool, world_type: type[World
 @pytest.mark.parametrize("successor_at", ["store.sweep", "store.commit", "idle"])
 def test_a_driver_that_sleeps_at_any_call_and_wakes_as_a_zombie(successor_at: str, world_type: type[World]) -> None:
     zombies(successor_at, world_type)
+
+
+@WORLDS
+def test_outputs_of_tasks_that_are_lost_are_made_again(world_type: type[World]) -> None:
+    """A shard may get another attempt's rows than its neighbour, and other rows than those of the attempt that
+    counts."""
+    with run(type("LossyWorld", (world_type,), {"host_type": LosesOutputs})) as running:
+        driver = crashed_epoch(running)
+        for _ in range(3):
+            running.world.run_to(driver, "idle")
+            running.auditor.check()
+            running.append_known(LATER)
 
 
 # --- any mixture ------------------------------------------------------------------------------------------------------
