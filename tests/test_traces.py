@@ -212,7 +212,7 @@ def _multiset(rows: Iterable[Row]) -> Counter[str]:
 
 
 def _rows_of(step: Step) -> Mapping[str, Sequence[Row]]:
-    rows: Mapping[str, Sequence[Row]] = step.given.get("rows", {})
+    rows = step.given.get("rows", {})
     return {step.given["input"]: rows} if "input" in step.given else rows
 
 
