@@ -1,41 +1,20 @@
-"""Hypothesis strategies: random jobs of every kind and random histories, small enough that hundreds run in seconds."""
+"""Hypothesis strategies: random histories of random jobs, small enough that hundreds run in seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import strategies as st
 
-from joinery_devkit.oracle import Oracle, Predicates, Row
+from core.random_jobs import KEY_TYPES, Job, jobs
+from joinery_devkit.oracle import Row
 from joinery_runtime.job import StreamJoin
 
 START = 1_700_000_000_000
 STARTS = (START, START, 6)  # event times are one of these and a few milliseconds; some are before 1970
-NAN = float("nan")
-INPUTS = ("o", "d", "r", "x")
-KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof")
-TYPES = ("inner", "left", "right", "full")
-
-# Per kind of key: the column types that may meet, and values of which some are equal only by the rules.
-KEY_TYPES: dict[str, tuple[list[str], list[Any]]] = {
-    "boolean": (["boolean"], [True, False]),
-    "integers": (["int32", "int64"], [-1, 0, 7]),
-    "int64": (["int64"], [-(2**63), 0, 2**63 - 1]),
-    "float": (["float"], [0.0, -0.0, NAN, 1.5]),
-    "double": (["double"], [0.0, -0.0, NAN, float("inf"), 0.1]),
-    "string": (["string"], ["", "a", "\u00e9", "e\u0301"]),
-    "binary": (["binary"], [b"", b"\x00", b"\xff"]),
-    "decimal(9,2)": (["decimal(9,2)"], [Decimal("0.00"), Decimal("-1.50"), Decimal(10**7 - 1)]),
-    "decimal(38,0)": (["decimal(38,0)"], [Decimal(0), Decimal(10**38 - 1), Decimal(-1)]),
-    "date": (["date"], [date(1969, 12, 31), date(2024, 2, 29)]),
-    "timestamp": (["timestamp"], [datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)]),
-}
-
-Check = Callable[[Mapping[str, Mapping[str, Any]]], bool | None]
 
 
 @dataclass(frozen=True)
@@ -54,32 +33,6 @@ class Epoch:
     followed: bool = True
 
 
-@dataclass(frozen=True, repr=False)
-class Job:
-    """`predicates` and `computed` say the job's expressions in Python; `keys` are the key columns of every input, by
-    kind of key."""
-
-    job: StreamJoin
-    predicates: Mapping[int, Predicates]
-    computed: Mapping[str, Check]
-    keys: Mapping[str, str]
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return tuple(side.name for side in self.job.spec.inputs)
-
-    def oracle(self) -> Oracle:
-        """A fresh one."""
-        return Oracle.of_job(self.job, predicates=self.predicates, computed=self.computed)
-
-    def __repr__(self) -> str:
-        """What of the job a failing example is about."""
-        shown = {"spec": {"joins", "select"}}
-        parts = self.job.model_dump(mode="json", by_alias=True, exclude_unset=True, include=shown)
-        delays = {side.name: side.watermark.delay for side in self.job.spec.inputs}
-        return f"<{parts['spec']}, delays {delays}, keys {dict(self.keys)}>"
-
-
 @dataclass(frozen=True)
 class Case:
     """A job and its epochs; `partitions` are known from the start, per input."""
@@ -87,193 +40,6 @@ class Case:
     job: Job
     partitions: Mapping[str, tuple[int, ...]]
     epochs: tuple[Epoch, ...] = ()
-
-
-# --- predicates: as the job writes them, and what they mean row by row ------------------------------------------------
-
-
-def known(check: Callable[..., bool], *places: tuple[str, str]) -> Check:
-    """SQL's NULL for predicates that are NULL when a value is."""
-
-    def on(columns: Mapping[str, Mapping[str, Any]]) -> bool | None:
-        values = [columns[name][column] for name, column in places]
-        return None if any(value is None for value in values) else check(*values)
-
-    return on
-
-
-def one_sided(a: str) -> list[tuple[str, Check]]:
-    return [
-        (f"{a}.v > 0", known(lambda v: v > 0, (a, "v"))),
-        (f"{a}.v IS NOT NULL", lambda columns: columns[a]["v"] is not None),
-        (f"{a}.v IN (0, 2)", known(lambda v: v in (0, 2), (a, "v"))),
-    ]
-
-
-def two_sided(a: str, b: str) -> list[tuple[str, Check]]:
-    later = timedelta(milliseconds=2)
-    return [
-        (f"{a}.v < {b}.v", known(lambda v, w: v < w, (a, "v"), (b, "v"))),
-        (f"{a}.v + {b}.v = 3 OR {b}.v IS NULL", lambda columns: _three_or_null(columns[a]["v"], columns[b]["v"])),
-        (f"NOT ({a}.v = {b}.v)", known(lambda v, w: v != w, (a, "v"), (b, "v"))),
-        (f"{b}.ts >= {a}.ts + INTERVAL '2' MILLISECOND", known(lambda v, w: w >= v + later, (a, "ts"), (b, "ts"))),
-    ]
-
-
-def _three_or_null(v: Any, w: Any) -> bool | None:
-    if w is None:
-        return True
-    return None if v is None else bool(v + w == 3)
-
-
-def all_of(checks: Sequence[Check]) -> Check | None:
-    return (lambda columns: all(check(columns) is True for check in checks)) if checks else None
-
-
-@st.composite
-def wheres(draw: Any, left: Sequence[str], right: str, *, versions: bool) -> tuple[str | None, Predicates]:
-    """The step's `where` and the same in Python; what only a table decides must not hide its versions."""
-    texts: list[str] = []
-    sides: tuple[list[Check], list[Check], list[Check]] = ([], [], [])
-    alone = [*[(0, choice) for name in left for choice in one_sided(name)], *[(1, c) for c in one_sided(right)]]
-    if len(left) > 1:
-        alone += [(0, choice) for choice in two_sided(left[0], left[1])]
-    both = [(2, choice) for name in left for choice in two_sided(name, right)]
-    for options, often in ((alone, 6), (both, 4)):
-        if draw(st.integers(0, often)) == 0:
-            side, (text, check) = draw(st.sampled_from(options))
-            texts.append(f"({text})")
-            sides[2 if versions and side == 1 else side].append(check)
-    of_left, of_right, rest = map(all_of, sides)
-    return " AND ".join(texts) or None, Predicates(of_left, of_right, rest)
-
-
-# --- jobs -------------------------------------------------------------------------------------------------------------
-
-
-def ms(value: int) -> str:
-    return f"{value}ms"
-
-
-@st.composite
-def key_pairs(draw: Any, left: Sequence[str], right: str) -> dict[str, str]:
-    """`k` columns are of one type in all inputs, `n` columns are integers of either width."""
-    columns = draw(st.sampled_from([["k"], ["k"], ["n"], ["k", "n"], ["k", "ts"]]))
-    return {f"{draw(st.sampled_from(left))}.{column}": f"{right}.{column}" for column in columns}
-
-
-@st.composite
-def interval_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
-    lower, upper = sorted((draw(st.integers(-9, 4)), draw(st.integers(-4, 9))))
-    # Often one input after the other, and then the first again: bounds add up only along such a chain.
-    of = draw(st.sampled_from([*left, left[1], left[1]] if len(left) == 2 else [*left, left[0]]))
-    return {
-        "interval": {"of": of, "lower": ms(lower), "upper": ms(upper)},
-        "type": draw(st.sampled_from(TYPES)),
-        "keys": draw(key_pairs(left, right)),
-        "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5]))),
-        "lateData": draw(st.sampled_from(["drop", "drop", "reopen"])),
-    }
-
-
-@st.composite
-def broadcast_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
-    """J9: the broadcast side is not preserved."""
-    side = draw(st.sampled_from([*left[-1:], right]))
-    types = ("inner", "left") if side == right else ("inner", "right")
-    step = draw(interval_steps(left, right))
-    return {**step, "keys": {}, "broadcast": side, "type": draw(st.sampled_from(types))}
-
-
-@st.composite
-def fixed_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
-    size = draw(st.integers(1, 8))
-    slide = draw(st.integers(1, size))
-    return {
-        "window": draw(st.sampled_from([{"tumbling": ms(size)}, {"hopping": {"size": ms(size), "slide": ms(slide)}}])),
-        "type": draw(st.sampled_from(TYPES)),
-        "keys": draw(key_pairs(left, right)),
-        "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5]))),
-    }
-
-
-@st.composite
-def session_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
-    return {**draw(fixed_steps(left, right)), "window": {"session": {"gap": ms(draw(st.integers(1, 5)))}}}
-
-
-@st.composite
-def asof_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
-    retention = draw(st.integers(1, 12))
-    columns = draw(st.sampled_from([["k"], ["n"], ["k", "n"]]))
-    return {
-        "asOf": {"historyRetention": ms(retention), "grace": ms(draw(st.integers(0, retention - 1)))},
-        "type": draw(st.sampled_from(["inner", "left"])),
-        "keys": {f"{left[0]}.{column}": f"{right}.{column}" for column in columns},
-    }
-
-
-STEPS: dict[str, Callable[..., Any]] = {
-    "interval": interval_steps,
-    "broadcast": broadcast_steps,
-    "chain": interval_steps,
-    "fixed": fixed_steps,
-    "session": session_steps,
-    "asof": asof_steps,
-}
-
-
-@st.composite
-def jobs(draw: Any, kind: str) -> Job:
-    names = INPUTS[: draw(st.sampled_from([3, 4])) if kind == "chain" else 2]
-    key = draw(st.sampled_from(sorted(KEY_TYPES)))
-    steps, predicates = [], {}
-    for number, right in enumerate(names[1:]):
-        left = names[: number + 1]
-        where, predicates[number] = draw(wheres(left, right, versions=kind == "asof"))
-        steps.append({"right": right, **draw(STEPS[kind](left, right)), **({"where": where} if where else {})})
-    inputs = [draw(an_input(name, key)) for name in names]
-    if kind == "asof":
-        inputs[1]["table"] = {"key": [text.partition(".")[2] for text in steps[0]["keys"].values()]}
-    select, computed = draw(selects(names))
-    spec = {"inputs": inputs, "joins": steps, **select, "output": {"file": {"path": "out.jsonl"}, "format": "json"}}
-    job = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": spec})
-    return Job(job, predicates, computed, {"k": key, "n": "integers"})
-
-
-@st.composite
-def an_input(draw: Any, name: str, key: str) -> dict[str, Any]:
-    types = {
-        "k": draw(st.sampled_from(KEY_TYPES[key][0])),
-        "n": draw(st.sampled_from(KEY_TYPES["integers"][0])),
-        "v": "int64",
-        "ts": "timestamp",
-    }
-    return {
-        "name": name,
-        "file": {"path": f"{name}.jsonl"},
-        "format": "json",
-        "schema": [{"name": column, "type": kind} for column, kind in types.items()],
-        "eventTime": "ts",
-        "watermark": {"delay": ms(draw(st.sampled_from([0, 0, 3])))},
-    }
-
-
-@st.composite
-def selects(draw: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Check]]:
-    """Every column, or a few with an expression that a padded row has to make something of."""
-    if draw(st.integers(0, 3)):
-        return {}, {}
-    first, last = names[0], names[-1]
-    chosen = [
-        {"column": f"{first}.v", "as": "v"},
-        {"column": f"{last}.ts"},
-        {"expression": f"{last}.v IS NULL", "as": "unknown"},
-    ]
-    return {"select": chosen}, {"unknown": lambda columns: columns[last]["v"] is None}
-
-
-# --- histories --------------------------------------------------------------------------------------------------------
 
 
 @st.composite

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.cases import KINDS, Case, cases, cuts, punctual
+from core.cases import Case, cases, cuts, punctual
 from core.harness import check_against_oracle, run
+from core.random_jobs import KINDS
 from joinery_devkit.oracle import brute_force, multiset, output_columns, output_row
 from joinery_runtime.core import compaction
 from joinery_runtime.core.keyhash import KeyHash, key_hash

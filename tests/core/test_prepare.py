@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.harness import record_batch, side_spec
 from joinery_runtime.core.expression import parse_expression
 from joinery_runtime.core.keyhash import key_hash
 from joinery_runtime.core.prepare import (
@@ -17,23 +17,27 @@ from joinery_runtime.core.prepare import (
     Prepared,
     cut_by_shard,
     prepare,
-    prepared_schema,
 )
 from joinery_runtime.core.shards import shard_range
+from joinery_runtime.core.spec import Intake
 
 NAN = float("nan")
 SCHEMA = pa.schema([("k", pa.int64()), ("x", pa.float64()), ("ts", pa.int64()), ("v", pa.string())])
 
 
+def intake(keys: tuple[str, ...] = ("k",), predicate: str | None = None) -> Intake:
+    return Intake(SCHEMA, "ts", keys, ("k", "x", "v"), parse_expression(predicate) if predicate else None)
+
+
 def prepared(rows: list[dict[str, Any]], *, keys: tuple[str, ...] = ("k",), predicate: str | None = None) -> Prepared:
-    side = side_spec("o", SCHEMA, keys, (0, 0), parse_expression(predicate) if predicate else None)
-    batch = record_batch(SCHEMA, [{"k": 1, "x": 0.5, "ts": 100, "v": "a", **row} for row in rows])
-    return prepare(side, batch, 3, np.arange(40, 40 + len(rows)))
+    of = intake(keys, predicate)
+    batch = pa.RecordBatch.from_pylist([{"k": 1, "x": 0.5, "ts": 100, "v": "a", **row} for row in rows], schema=SCHEMA)
+    return prepare(of, batch, 3, np.arange(40, 40 + len(rows)))
 
 
 def test_a_prepared_row_has_hash_time_place_and_the_stored_columns() -> None:
     rows = prepared([{"k": 7}, {"k": 8, "ts": 5}]).rows
-    assert rows.schema == prepared_schema(side_spec("o", SCHEMA, ["k"], (0, 0)))
+    assert rows.schema == intake().prepared_schema()
     assert rows.schema.names == ["$hash", "$ts", "$partition", "$offset", "k", "x", "v"]
     assert rows.column("$hash").to_pylist() == key_hash([pa.array([7, 8])]).tolist()
     assert rows.select(["$ts", "$partition", "$offset"]).to_pylist() == [
@@ -77,7 +81,7 @@ def test_a_bad_time_in_a_row_that_would_be_dropped_is_still_reported() -> None:
 def test_nothing_left(rows: list[dict[str, Any]]) -> None:
     found = prepared(rows)
     assert found.rows.num_rows == 0
-    assert found.rows.schema == prepared_schema(side_spec("o", SCHEMA, ["k"], (0, 0)))
+    assert found.rows.schema == intake().prepared_schema()
     assert cut_by_shard(found.rows, 4) == []
 
 
@@ -99,3 +103,22 @@ def test_cut_by_shard_gives_every_row_to_its_owner_in_arrival_order(keys: list[i
         assert all(owned.contains(h, h) for h in piece.column("$hash").to_pylist())
     together = [row for _, piece in pieces for row in piece.to_pylist()]
     assert sorted(together, key=lambda row: row["$offset"]) == rows.to_pylist()
+
+
+def test_rows_of_a_preserved_side_that_cannot_match_go_on_and_say_so() -> None:
+    side = replace(intake(predicate="o.v = 'a'"), preserved=True)
+    batch = pa.RecordBatch.from_pylist([{"k": 1, "ts": 1, "v": "a"}, {"ts": 2, "v": "a"}, {"k": 1, "ts": 3}], SCHEMA)
+    found = prepare(side, batch, 0, np.arange(3))
+    assert found.dropped == {}
+    assert found.rows.column("$joinable").to_pylist() == [True, False, False]
+
+
+def test_a_tables_rows_say_which_of_them_delete() -> None:
+    side = replace(intake(), table=True)
+    batch = pa.RecordBatch.from_pylist([{"k": 1, "ts": 1}, {"ts": 2}, {"k": 1, "ts": 3}], SCHEMA)
+    found = prepare(side, batch, 0, np.arange(3), deleted=np.array([False, True, True]))
+    assert found.dropped == {"null_key": 1}
+    assert found.rows.select(["$offset", "$deleted"]).to_pylist() == [
+        {"$offset": 0, "$deleted": False},
+        {"$offset": 2, "$deleted": True},
+    ]
