@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -26,15 +26,18 @@ def _input(name: str) -> dict[str, Any]:
     }
 
 
-def _step(right: str, kind: str, lower: int, upper: int) -> dict[str, Any]:
-    keys = {"orders.k": f"{right}.k"}
-    return {"right": right, "type": kind, "keys": keys, "interval": {"of": "orders", "lower": lower, "upper": upper}}
+def _step(right: str, kind: str, **rule: Any) -> dict[str, Any]:
+    return {"right": right, "type": kind, "keys": {"orders.k": f"{right}.k"}, **rule}
 
 
-def _job(*steps: Mapping[str, Any]) -> str:
+def _within(lower: int, upper: int) -> dict[str, Any]:
+    return {"of": "orders", "lower": lower, "upper": upper}
+
+
+def _job(*steps: Mapping[str, Any], tables: Collection[str] = ()) -> str:
     names = ["orders", *(step["right"] for step in steps)]
     spec = {
-        "inputs": [_input(name) for name in names],
+        "inputs": [_input(name) | ({"table": {"key": ["k"]}} if name in tables else {}) for name in names],
         "joins": steps,
         "select": [{"column": f"{name}.id", "as": name} for name in names],
         "output": {"file": {"path": "out.jsonl"}, "format": "json"},
@@ -48,10 +51,13 @@ def _job(*steps: Mapping[str, Any]) -> str:
     )
 
 
-INNER = _job(_step("payments", "inner", -40, 80))
-FULL = _job(_step("payments", "full", -10, 20))
+INNER = _job(_step("payments", "inner", interval=_within(-40, 80)))
+FULL = _job(_step("payments", "full", interval=_within(-10, 20)))
 # What the first step closes the second one keeps, to close it in a later epoch; it pads its own right side too.
-CHAIN = _job(_step("payments", "left", -20, 30), _step("refunds", "full", -20, 40))
+CHAIN = _job(_step("payments", "left", interval=_within(-20, 30)), _step("refunds", "full", interval=_within(-20, 40)))
+HOPPING = _job(_step("payments", "full", window={"hopping": {"size": 30, "slide": 10}}))
+SESSIONS = _job(_step("payments", "full", window={"session": {"gap": 15}}))
+AS_OF = _job(_step("payments", "left", asOf={"historyRetention": 60, "grace": 20}), tables=["payments"])
 
 
 @cache

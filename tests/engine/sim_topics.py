@@ -60,13 +60,15 @@ def _source_error() -> SourceError:
 @dataclass(frozen=True, slots=True)
 class PlainDecoder(ByValue):
     schema: pa.Schema
+    table: bool = False
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         rows = [_parsed(value) for value in values.to_pylist()]
         good = [i for i, row in enumerate(rows) if row is not None]
         bad = [BadRecord(i, "not JSON") for i, row in enumerate(rows) if row is None]
         table = pa.Table.from_pylist([row for row in rows if row is not None], schema=self.schema)
-        return Decoded(table, np.array(good, dtype=np.int64), bad)
+        deleted = np.zeros(len(good), dtype=np.bool_) if self.table else None
+        return Decoded(table, np.array(good, dtype=np.int64), bad, deleted)
 
 
 def _parsed(value: bytes) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.sim_host import SimHost
-from engine.sim_jobs import CHAIN, FULL, INNER, PARTITIONS, parsed
+from engine.sim_jobs import AS_OF, CHAIN, FULL, HOPPING, INNER, PARTITIONS, SESSIONS, parsed
 from engine.sim_process import CRASHES, Crash, Fault, Process, TaskLost, call
 from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
@@ -116,7 +116,8 @@ class World:
         return identity(self.job, self.pipeline, lambda _: None)
 
     def _worker(self, machine: int, dead: SimSink | None) -> Worker:
-        decoders = {side.name: PlainDecoder(arrow_schema(side.columns)) for side in self.job.spec.inputs}
+        sides = self.job.spec.inputs
+        decoders = {side.name: PlainDecoder(arrow_schema(side.columns), side.table is not None) for side in sides}
         parts = WorkerParts(
             job=self.job.name,
             pipeline=self.pipeline,
@@ -185,3 +186,21 @@ class ChainWorld(World):
     job_text = CHAIN
     pace_ms = 4
     every_call = False
+
+
+class WindowWorld(FullWorld):
+    """Segments hold windows that are closed and others that are not."""
+
+    job_text = HOPPING
+
+
+class SessionWorld(FullWorld):
+    """Segments are gone when the tasks say so, not by their times."""
+
+    job_text = SESSIONS
+
+
+class AsOfWorld(FullWorld):
+    """Rows wait, and one side is kept without end."""
+
+    job_text = AS_OF

@@ -14,9 +14,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from engine.commit_protocol import IN_EVERY_WORLD, PLACES, CommitProtocol, profile
 from engine.sim_host import LosesOutputs
+from engine.sim_jobs import parsed
 from engine.sim_process import Fault
 from engine.sim_run import LATER, calls_of_a_recovery, crashed_epoch, run, single_faults, small_world, zombies
-from engine.simulation import ChainWorld, FullWorld, World
+from engine.simulation import AsOfWorld, ChainWorld, FullWorld, SessionWorld, WindowWorld, World
+from joinery_runtime.core.compile import compile_join
 
 WORLDS = pytest.mark.parametrize("world_type", [World, FullWorld, ChainWorld])
 
@@ -84,8 +86,10 @@ def test_any_mixture_of_faults_and_zombies() -> None:
     assert seen["Fenced"] > 100
 
 
-@pytest.mark.parametrize("world_type", [FullWorld, ChainWorld])
+@pytest.mark.parametrize("world_type", [FullWorld, ChainWorld, WindowWorld, SessionWorld, AsOfWorld])
 def test_any_mixture_where_rows_are_closed(world_type: type[World]) -> None:
-    seen = mixture(world_type, 30)
-    assert min(seen[what] for what in ("epochs", "padded")) > 150
-    assert min(seen[what] for what in ("pairs", "follow_ups", "marked", "merged", "retired", "Fenced")) > 20
+    seen = mixture(world_type, 25)
+    assert min(seen[what] for what in ("epochs", "padded")) > 100
+    assert min(seen[what] for what in ("pairs", "follow_ups", "merged", "retired", "Fenced")) > 10
+    if any(side.marks for step in compile_join(parsed(world_type.job_text)).steps for side in step.sides):
+        assert seen["marked"] > 10
