@@ -232,6 +232,21 @@ def test_of_a_chain_all_inputs_of_the_left_side_are_paused(make_world: Callable[
     assert driver.backlog["orders"] == 0
 
 
+def test_it_stops_although_other_inputs_are_read_on(make_world: Callable[..., World]) -> None:
+    """The right side of step 1 waits for orders, whose own side is full too; refunds have nothing to do with that."""
+    world = make_world(CHAIN, {**PAUSE, "maxRecords": 3}, {})
+    add(world, "orders", *range(1_000, 1_004))
+    add(world, "payments", *range(1_000, 1_004))
+    driver = started(world)
+    epochs(driver)
+    assert driver.paused.keys() == {"orders", "payments"}
+    add(world, "orders", 1_004)
+    add(world, "refunds", *range(1_000, 1_040))
+    with pytest.raises(LimitReached):
+        epochs(driver)
+    assert 0 < driver.totals.rows_in["refunds"] < 40
+
+
 # --- what lets rows go ------------------------------------------------------------------------------------------------
 
 ONE = compile_join(parsed(INNER))

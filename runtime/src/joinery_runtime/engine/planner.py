@@ -16,6 +16,7 @@ from joinery_runtime.engine.alignment import Backlog, Densities, allocate
 from joinery_runtime.engine.limits import Pauses, Reading, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
+from joinery_runtime.errors import LimitReached
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
 
 
@@ -73,6 +74,7 @@ class Planner:
         self._first_ends: dict[PartitionRef, int] = {}  # of tables
         self._checkpointed_ms: int | None = None
         self._dirty = False
+        self._tried = False  # a checkpoint, against a state that cannot shrink otherwise
         self.backlog: dict[str, int] = {}
         self.not_held: tuple[PartitionRef, ...] = ()
         self.paused: Mapping[str, str] = {}
@@ -104,11 +106,8 @@ class Planner:
         progress = self.watermarks(_with_partitions(inputs, bounds), idle, ended, now_ms)
         now = _times(inputs, progress)
         closes = kept.closes(now) or pauses.shrinks(kept.horizons(now))
-        stuck = None if closes else pauses.stuck(self._reading(progress, idle, ended))
-        if stuck is not None and not self._dirty:
-            raise stuck
-        # A checkpoint merges segments, and drops the rows of them that are not kept any more.
-        checkpoint = self._checkpoint_due(now_ms) or stuck is not None
+        last_try = self._last_try(None if closes else pauses.stuck(self._reading(progress, idle, ended)))
+        checkpoint = self._checkpoint_due(now_ms) or last_try
         if not (ranges or checkpoint or deleted or always or closes):
             return None
         if checkpoint:
@@ -198,6 +197,14 @@ class Planner:
         self.not_held = tuple(b.partition for b in listed if not b.held and b.start < b.end_exclusive)
         done = all(bound.final and bound.start >= bound.end_exclusive for bound in listed)
         self.finished = done and {bound.partition.input for bound in listed} == self._sources.keys()
+
+    def _last_try(self, stuck: LimitReached | None) -> bool:
+        """Whether a checkpoint may help, which merges segments and drops rows of them that are not kept any more; it is
+        tried once."""
+        if stuck is not None and (self._tried or not self._dirty):
+            raise stuck
+        self._tried = stuck is not None
+        return self._tried
 
     def _reading(
         self, progress: Mapping[str, InputProgress], idle: Mapping[str, Collection[str]], ended: Collection[str]
