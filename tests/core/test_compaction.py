@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from joinery_runtime.core.compaction import (
     NARROWEST_BUCKET_MS,
     TIME_BUCKETS,
     choose,
+    pieces,
 )
 from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
 from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range
@@ -147,3 +149,45 @@ def test_segments_that_span_the_owners_range_wait() -> None:
     half = HashRange(0, HASH_SPACE // 2 - 1)
     mine = [segment(i, 0, last=5) for i in range(FAN_IN)]
     assert keys(choose([*mine, segment("wide", 0)], half, kept_for_ms=80, checkpoint=True)) == [list("01234567")]
+
+
+def test_versions_are_merged_beyond_the_limit_and_cut_by_hash() -> None:
+    large = [segment(i, 0, size=MAX_MERGED_BYTES - 1) for i in range(CHECKPOINT_FAN_IN)]
+    assert choose(large[1:], EVERYTHING, kept_for_ms=None, checkpoint=True) == []
+    (group,) = choose(large, EVERYTHING, kept_for_ms=None, checkpoint=True)
+    assert {s.key for s in group} == {s.key for s in large}
+    ranges = pieces(group, EVERYTHING)
+    assert len(ranges) == CHECKPOINT_FAN_IN
+    assert (ranges[0].first, ranges[-1].last) == (0, HASH_SPACE - 1)
+    assert all(a.last + 1 == b.first for a, b in pairwise(ranges))
+
+
+def test_versions_that_lie_side_by_side_are_left_alone() -> None:
+    beside = [
+        segment(i, 0, MAX_MERGED_BYTES - 1, first=owned.first, last=owned.last)
+        for i, owned in enumerate(pieces([segment("all", 0, 20 * MAX_MERGED_BYTES)], EVERYTHING))
+    ]
+    assert len(beside) == 20
+    assert choose(beside, EVERYTHING, kept_for_ms=None, checkpoint=True) == []
+
+
+def test_a_table_that_changes_for_ever_stays_as_large_as_what_it_holds() -> None:
+    megabyte, holds = 1 << 20, 150 << 20
+    live: list[SegmentMeta] = []
+    for epoch in range(3_000):
+        live.append(segment(f"new-{epoch}", epoch, megabyte))
+        for group in choose(live, EVERYTHING, kept_for_ms=None, checkpoint=epoch % 10 == 0):
+            gone = {s.key for s in group}
+            live = [s for s in live if s.key not in gone]
+            left = min(sum(s.bytes for s in group), holds)
+            cut = pieces(group, EVERYTHING)
+            live += [
+                segment(f"{epoch}-{len(live)}-{i}", epoch, left // len(cut), piece.first, piece.last)
+                for i, piece in enumerate(cut)
+            ]
+        assert sum(s.bytes for s in live) < holds + 12 * MAX_MERGED_BYTES
+        assert len(live) < 60
+
+
+def test_a_small_group_is_one_piece() -> None:
+    assert pieces([segment("small", 0)], EVERYTHING) == [EVERYTHING]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 
 from joinery_runtime.core.segment import SegmentMeta
 from joinery_runtime.core.shards import HashRange
@@ -24,25 +25,48 @@ NARROWEST_BUCKET_MS = 60_000
 SMALLEST_TIER_BYTES = 64 << 10
 # A merge holds its rows in memory and the result is one value in the store.
 MAX_MERGED_BYTES = 64 << 20
+LARGE_BYTES = MAX_MERGED_BYTES // 2
 
 
 def choose(
     segments: Iterable[SegmentMeta], owned: HashRange, *, kept_for_ms: int | None, checkpoint: bool
 ) -> list[list[SegmentMeta]]:
-    """Groups of two or more segments of one part to merge into one each.
+    """Groups of two or more segments of one part to merge, each into one segment per `pieces`.
 
-    Rows that are kept without end (`kept_for_ms` None) have no time to be grouped by.
-    Only segments that lie whole in `owned` take part: after a rescale, one that spans several shards stays until it
-    expires, because no shard may drop rows of another.
+    Rows that are kept without end (`kept_for_ms` None) have no time to be grouped by, and only a merge drops what is
+    superseded: there large segments are merged too, once enough of them lie above each other.
+    Only segments that lie whole in `owned` take part: after a rescale, no shard may drop rows of another.
     """
-    width = max(NARROWEST_BUCKET_MS, kept_for_ms // TIME_BUCKETS) if kept_for_ms is not None else None
+    least = CHECKPOINT_FAN_IN if checkpoint else FAN_IN
+    mine = [s for s in segments if owned.contains(s.hash_min, s.hash_max)]
+    if kept_for_ms is not None:
+        width = max(NARROWEST_BUCKET_MS, kept_for_ms // TIME_BUCKETS)
+        return _tiered((s for s in mine if s.bytes < MAX_MERGED_BYTES), least, width)
+    large = [s for s in mine if s.bytes > LARGE_BYTES]
+    whole = [large] if len(large) > 1 and _depth(large) >= least else []
+    return [*_tiered((s for s in mine if s.bytes <= LARGE_BYTES), least, None), *whole]
+
+
+def pieces(group: Sequence[SegmentMeta], owned: HashRange) -> list[HashRange]:
+    """Hash ranges to cut the merged group at, so that what comes of each stays below the limit."""
+    count = max(1, -(-sum(s.bytes for s in group) // MAX_MERGED_BYTES))
+    size = owned.last - owned.first + 1
+    edges = [owned.first + size * i // count for i in range(count + 1)]
+    return [HashRange(first, last - 1) for first, last in pairwise(edges)]
+
+
+def _tiered(segments: Iterable[SegmentMeta], least: int, width: int | None) -> list[list[SegmentMeta]]:
     groups: dict[tuple[int, int], list[SegmentMeta]] = defaultdict(list)
     for segment in sorted(segments, key=lambda s: (s.ts_max, s.key)):
-        if owned.contains(segment.hash_min, segment.hash_max) and segment.bytes < MAX_MERGED_BYTES:
-            bucket = segment.ts_max // width if width is not None else 0
-            groups[bucket, _tier(segment.bytes)].append(segment)
-    least = CHECKPOINT_FAN_IN if checkpoint else FAN_IN
+        bucket = segment.ts_max // width if width is not None else 0
+        groups[bucket, _tier(segment.bytes)].append(segment)
     return [part for group in groups.values() if len(group) >= least for part in _cut(group) if len(part) > 1]
+
+
+def _depth(segments: Iterable[SegmentMeta]) -> int:
+    """How many of them a hash can be in at most."""
+    events = sorted(event for s in segments for event in ((s.hash_min, 1), (s.hash_max + 1, -1)))
+    return max(accumulate(change for _, change in events))
 
 
 def _tier(size: int) -> int:

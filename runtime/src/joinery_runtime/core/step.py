@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.columns import MARK
 from joinery_runtime.core.segment import Run
+from joinery_runtime.core.shards import HashRange
 from joinery_runtime.core.spec import StepSpec
 
 # Order of a trace's rows (interfaces.md, "Traces"): closings first, by (ts, side, partition, offset) of the row that is
@@ -49,6 +50,12 @@ class KeptRun:
     run: Run
     first: int = 0
     marked: np.ndarray | None = None
+
+    def within(self, owned: HashRange) -> KeptRun:
+        """The rows whose hash lies in the range."""
+        rows = self.run.rows_in(owned)
+        marked = self.marked[rows] if self.marked is not None else None
+        return KeptRun(self.segment, self.run.within(owned), self.first + rows.start, marked)
 
     def where(self, chosen: np.ndarray) -> KeptRun:
         """The rows where bool[n] is true; they are no more rows of the segment, whose row numbers mean nothing now."""

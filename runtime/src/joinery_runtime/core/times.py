@@ -262,3 +262,8 @@ def kept_for_ms(step: StepSpec, side: int) -> int | None:
             return rule.gap + rule.allowed_lateness
         case AsOf() as rule:
             return rule.grace if side == LEFT else None
+
+
+def lasting(step: StepSpec, side: int) -> bool:
+    """Whether no event time ends a segment of this side: `expired` never says so."""
+    return isinstance(step.rule, SessionGap) or kept_for_ms(step, side) is None

@@ -34,6 +34,17 @@ class Done:
     finished: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rewrite:
+    """Segments of a side that become new ones, one for each of the `pieces`; `shared`: other shards do the same with
+    their rows of it, in the same epoch."""
+
+    side: int
+    group: Sequence[SegmentMeta]
+    pieces: tuple[HashRange, ...]
+    shared: bool = False
+
+
 class StepTask:
     """A step and a shard. Segments of the broadcast side are seen whole by every shard and written by the first."""
 
@@ -49,19 +60,21 @@ class StepTask:
         self._loaded: dict[str, KeptRun] = {}
 
     def run(self, arrivals: Arrivals, *, ordered: bool) -> Done | None:
-        """None: nothing arrived, nothing leaves, and there is nothing to merge."""
-        merges = {side: self._merges(side) for side in SIDES}
-        mark_merges = {side: self._mark_merges(side) for side in SIDES}
+        """None: nothing arrived, nothing leaves, and there is nothing to rewrite."""
+        rewrites = [rewrite for side in SIDES for rewrite in self._rewrites(side)]
+        mark_merges = {side: self._choose(side, self._marks[side], self._owned) for side in SIDES}
         closing = self._closing()
         idle = arrivals == (None, None) and not closing
-        if idle and not any((*merges.values(), *mark_merges.values())):
+        if idle and not any((rewrites, *mark_merges.values())):
             return None
         result = StepResult() if idle else run_step(self._step, self._step_work(arrivals, closing, ordered=ordered))
+        merged = [group for groups in mark_merges.values() for group in groups]
+        shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
         return Done(
             result,
-            [*self._kept(result), *self._merged(result, merges), *self._marked(result, merges, mark_merges)],
-            tuple(s.key for groups in (merges, mark_merges) for g in groups.values() for group in g for s in group),
-            tuple(sorted(result.finished | self._finished_marks())),
+            [*self._kept(result), *self._rewritten(result, rewrites), *self._marked(result, rewrites, mark_merges)],
+            tuple(s.key for g in (*(r.group for r in rewrites if not r.shared), *merged) for s in g),
+            tuple(sorted(result.finished | shared | self._finished_marks())),
         )
 
     # --- what the kernel gets -----------------------------------------------------------------------------------------
@@ -92,8 +105,9 @@ class StepTask:
         spec = self._step.sides[side]
         rows = slice(0, len(whole)) if spec.broadcast else whole.rows_in(self._owned)
         marked = self._book.marked(meta, whole, self._marks[side])[rows] if spec.marks else None
-        run = Run.view(whole.batch.slice(rows.start, rows.stop - rows.start))
-        return KeptRun(meta.key, run, rows.start, marked)
+        # Segments written before the job was edited may hold columns that are not stored any more.
+        batch = whole.batch.select(spec.segment_schema().names)
+        return KeptRun(meta.key, Run.view(batch.slice(rows.start, rows.stop - rows.start)), rows.start, marked)
 
     def _segments(self, side: SideSpec, part: str) -> list[SegmentMeta]:
         mine = [meta for meta in self._work.segments if meta.part == part]
@@ -108,47 +122,50 @@ class StepTask:
             if run is not None and (self._first or not side.broadcast):
                 yield side.part, run
 
-    def _merges(self, side: int) -> Groups:
+    def _rewrites(self, side: int) -> list[_Rewrite]:
         spec = self._step.sides[side]
         if spec.broadcast and not self._first:
             return []
-        return self._choose(side, self.sides[side], _EVERYWHERE if spec.broadcast else self._owned)
+        owned = _EVERYWHERE if spec.broadcast else self._owned
+        groups = self._choose(side, self.sides[side], owned)
+        merges = [_Rewrite(side, group, tuple(compaction.pieces(group, owned))) for group in groups]
+        return merges + [_Rewrite(side, [meta], (owned,), shared=True) for meta in self._spanning(side)]
 
-    def _mark_merges(self, side: int) -> Groups:
-        return self._choose(side, self._marks[side], self._owned)
+    def _spanning(self, side: int) -> list[SegmentMeta]:
+        """Segments that several shards have rows of, after a rescale, and that no event time ends: each shard writes
+        its own rows anew, all of them in the same epoch."""
+        if not self._work.plan.checkpoint or not times.lasting(self._step, side) or self._step.sides[side].broadcast:
+            return []
+        return [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
 
     def _choose(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
         kept_for = times.kept_for_ms(self._step, side)
         return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._work.plan.checkpoint)
 
-    def _merged(self, result: StepResult, merges: Mapping[int, Groups]) -> Iterator[tuple[str, Run]]:
-        for side, groups in merges.items():
-            for group in groups:
-                run = self._merge(side, group, result.marks[side])
+    def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
+        for rewrite in rewrites:
+            runs = [_marked_too(self._kept_run(rewrite.side, m), result.marks[rewrite.side]) for m in rewrite.group]
+            for piece in rewrite.pieces:
+                run = self._merge(rewrite.side, [kept.within(piece) for kept in runs])
                 if len(run):
-                    yield self._step.sides[side].part, run
+                    yield self._step.sides[rewrite.side].part, run
 
-    def _merge(self, side: int, group: Sequence[SegmentMeta], found: Mapping[str, np.ndarray]) -> Run:
-        spec = self._step.sides[side]
-        runs = [_marked_too(self._kept_run(side, meta), found) for meta in group]
+    def _merge(self, side: int, runs: Sequence[KeptRun]) -> Run:
         kept = survivors(self._step, side, runs, self._horizons[side])
-        # Segments written before the job was edited may hold columns that are not stored any more.
-        names = spec.segment_schema().names
-        batches = [_with_column(rows) for rows in kept]
         by_offset = isinstance(self._step.rule, AsOf) and side == RIGHT
-        return merge([Run.view(run.batch.select(names)) for run in batches], by_offset=by_offset)
+        return merge([_with_column(rows) for rows in kept], by_offset=by_offset)
 
     def _marked(
-        self, result: StepResult, merges: Mapping[int, Groups], mark_merges: Mapping[int, Groups]
+        self, result: StepResult, rewrites: Sequence[_Rewrite], mark_merges: Mapping[int, Groups]
     ) -> Iterator[tuple[str, Run]]:
         for side, spec in enumerate(self._step.sides):
-            merged = {meta.key for group in merges[side] for meta in group}
-            rest = {key: rows for key, rows in result.marks[side].items() if key not in merged}
+            rewritten = {meta.key for rewrite in rewrites if rewrite.side == side for meta in rewrite.group}
+            rest = {key: rows for key, rows in result.marks[side].items() if key not in rewritten}
             run = marks_run(self._loaded.values(), rest)
             if run is not None:
                 yield spec.marks_part, run
             for group in mark_merges[side]:
-                live = {meta.key for meta in self.sides[side]} - merged
+                live = {meta.key for meta in self.sides[side]} - rewritten
                 kept = merge(marks_of_live(self._cache.get(group), live))
                 if len(kept):
                     yield spec.marks_part, kept

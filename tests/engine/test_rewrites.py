@@ -1,0 +1,109 @@
+"""Segments that no event time ends are written anew, cut to shards, after a rescale; wide ones serve a narrower job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from joinery_runtime.core.columns import HASH
+from joinery_runtime.core.segment import SegmentMeta, decode
+from joinery_runtime.core.shards import shard_range
+from joinery_runtime.engine.planner import Planner
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.hosts.trace_steps import Step
+from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.state.memory import MemoryStore
+
+STEPS = {
+    "tumbling": "window: {tumbling: 100}",
+    "session": "window: {session: {gap: 10}}",
+    "asOf": "asOf: {historyRetention: 50, grace: 0}",
+    "interval": "interval: {of: l, lower: -10, upper: 10}",
+}
+SELECT = "[{column: l.v, as: l}, {column: r.v, as: r}]"
+WIDE = "[{column: l.v, as: l}, {column: l.w, as: lw}, {column: r.v, as: r}, {column: r.w, as: rw}]"
+
+
+def job(step: str, select: str = SELECT, kind: str = "inner") -> StreamJoin:
+    columns = "[{name: k, type: string}, {name: v, type: string}, {name: w, type: string}, {name: ts, type: int64}]"
+    table = ", table: {key: [k]}" if step == "asOf" else ""
+    return parse_job(
+        f"""
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: rewritten}}
+spec:
+  inputs:
+    - {{name: l, file: {{path: l}}, format: json, schema: {columns}, eventTime: ts}}
+    - {{name: r, file: {{path: r}}, format: json, schema: {columns}, eventTime: ts{table}}}
+  joins: [{{right: r, type: {kind}, keys: {{l.k: r.k}}, {STEPS[step]}}}]
+  select: {select}
+  output: {{file: {{path: out}}}}
+  stateStore: {{memory: {{}}}}
+""",
+        "test",
+    )
+
+
+def rows(*keys: str, ts: int, mark: str = "") -> list[dict[str, Any]]:
+    return [{"k": key, "v": key + mark, "w": "wide", "ts": ts} for key in keys]
+
+
+def play(of: StreamJoin, steps: Sequence[Step], store: MemoryStore, shards: int) -> list[dict[str, Any]]:
+    return [row for line in run_trace(of, steps, store, shards) for row in line["output"]]
+
+
+def live(store: MemoryStore, part: str) -> list[SegmentMeta]:
+    record = store.record("rewritten")
+    assert record is not None
+    return [meta for meta in record.segments if meta.part == part]
+
+
+@pytest.fixture
+def checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after every epoch with rows."""
+    monkeypatch.setattr(Planner, "_checkpoint_due", lambda planner, _: planner._dirty)
+
+
+KEYS = [f"key{n}" for n in range(40)]
+
+
+@pytest.mark.usefixtures("checkpoints")
+@pytest.mark.parametrize("step", ["session", "asOf"])
+def test_after_a_rescale_each_shard_writes_its_rows_of_a_segment_once(step: str) -> None:
+    store = MemoryStore()
+    play(job(step), [{"rows": {"l": [], "r": rows(*KEYS, ts=100)}}], store, 1)
+    (spanning,) = live(store, "right")
+    output = play(job(step), [{"rows": {"l": rows(*KEYS, ts=105)}}, {"end": True}], store, 4)
+    assert sorted(row["r"] for row in output) == sorted(KEYS)
+    parts = live(store, "right")
+    assert spanning.key not in {meta.key for meta in parts}
+    if step == "asOf":  # a session's rows are gone when it has gone out
+        assert sum(meta.rows for meta in parts) == len(KEYS)
+        owned = [shard_range(shard, 4) for shard in range(4)]
+        assert all(any(o.contains(meta.hash_min, meta.hash_max) for o in owned) for meta in parts)
+        blobs = store.read_segments("rewritten", [meta.key for meta in parts])
+        assert len({h for blob in blobs.values() for h in decode(blob).column(HASH).to_pylist()}) == len(KEYS)
+
+
+@pytest.mark.usefixtures("checkpoints")
+@pytest.mark.parametrize("step", list(STEPS))
+def test_a_job_that_selects_less_goes_on(step: str) -> None:
+    store = MemoryStore()
+    play(job(step, WIDE), [{"rows": {"l": [], "r": rows("a", "b", ts=100)}}], store, 1)
+    read = rows("a", "b", ts=100)  # each run has all records from the start
+    later: list[Step] = [{"rows": {"l": rows("a", ts=101), "r": [*read, *rows("b", ts=101, mark="2")]}}]
+    later += [{"rows": {"l": rows("b", ts=102), "r": []}}, {"end": True}]
+    output = play(job(step), later, store, 1)
+    expected = [("a", "a"), ("b", "b2")] + ([] if step == "asOf" else [("b", "b")])
+    assert sorted((row["l"], row["r"]) for row in output) == sorted(expected)
+
+
+def test_an_outer_join_that_becomes_an_inner_one_pads_no_more_and_keeps_its_matches() -> None:
+    store = MemoryStore()
+    play(job("interval", kind="full"), [{"rows": {"l": rows("a", "b", ts=100), "r": rows("a", ts=100)}}], store, 1)
+    later: list[Step] = [{"rows": {"l": rows("a", "b", ts=100), "r": rows("a", ts=100) + rows("b", ts=101)}}]
+    output = play(job("interval"), [*later, {"end": True}], store, 2)
+    assert output == [{"l": "b", "r": "b"}]
