@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from joinery_runtime.engine.idleness import LONGEST_STEP_MS, IdleClock
+from joinery_runtime.engine.idleness import LONGEST_STEP_MS, PACE_MS, IdleClock
 from joinery_runtime.sources.base import Bounds, PartitionRef
 
 P, Q = PartitionRef("orders", "t", 0), PartitionRef("orders", "t", 1)
@@ -85,7 +85,9 @@ def test_how_long_all_inputs_have_been_idle() -> None:
     idleness = clock()
     assert idleness.idle_for_ms(False, 100) == 0
     assert idleness.idle_for_ms(True, 200) == 0
-    assert idleness.idle_for_ms(True, 450) == 250
-    assert idleness.idle_for_ms(True, 3_600_000) == 250 + LONGEST_STEP_MS
+    assert idleness.idle_for_ms(True, 450) == 0, "whole steps: watermarks do not move at every look"
+    assert idleness.idle_for_ms(True, 1_350) == PACE_MS
+    assert idleness.idle_for_ms(True, 2_350) == 2 * PACE_MS
+    assert idleness.idle_for_ms(True, 3_600_000) == 2 * PACE_MS + LONGEST_STEP_MS
     assert idleness.idle_for_ms(False, 3_600_500) == 0
     assert idleness.idle_for_ms(True, 3_600_600) == 0

@@ -40,6 +40,7 @@ PLAN = EpochPlan(
     topic_ids={"orders": {"t": "id-1"}},
     horizons={"left": Horizon(), "right": Horizon(None, 5), "left.2": Horizon(4, END_OF_TIME)},
     highest={"orders": 1_700_000_000_010, "payments": None},
+    tables_read=("payments",),
 )
 
 watermarks = st.none() | st.integers(-(2**53), 2**53) | st.just(END_OF_TIME)
@@ -60,6 +61,7 @@ plans = st.builds(
     topic_ids=st.dictionaries(names, st.dictionaries(names, names, max_size=2), max_size=2),
     horizons=st.dictionaries(names, st.builds(Horizon, watermarks, watermarks), max_size=2),
     highest=st.dictionaries(names, watermarks, max_size=2),
+    tables_read=st.lists(names, max_size=2).map(tuple),
 )
 
 
@@ -88,8 +90,9 @@ SECOND = {"stops": [["orders", "t", 0, 99]], "topic_ids": {"orders": {"t": "id-1
 THIRD = {
     "horizons": {"left": [None, None], "right": [None, 5], "left.2": [4, END_OF_TIME]},
     "highest": {"orders": 1_700_000_000_010, "payments": None},
+    "tables_read": ["payments"],
 }
-BEFORE_THIRD = replace(PLAN, horizons={}, highest={})
+BEFORE_THIRD = replace(PLAN, horizons={}, highest={}, tables_read=())
 
 
 def test_the_stored_form_of_a_plan_is_fixed() -> None:
@@ -143,7 +146,7 @@ def test_the_stored_form_of_offsets_is_fixed() -> None:
     state = InputState({Q: 4, P: 9}, InputProgress({"t/0": 5, "t/1": None}, 3), {Q: 40}, {"t": "id-1"})
     first = {"positions": [["t", 0, 9], ["t", 1, 4]], "highest": {"t/0": 5, "t/1": None}, "watermark": 3}
     second = {"stops": [["t", 1, 40]], "topic_ids": {"t": "id-1"}}
-    assert json.loads(state.to_bytes()) == {"format": 3, **first, **second}
+    assert json.loads(state.to_bytes()) == {"format": 3, **first, **second, "first_read": False}
     for stored, read in (
         ({"format": 1, **first}, replace(state, stops={}, topic_ids={})),
         ({"format": 2, **first, **second}, state),

@@ -252,18 +252,14 @@ def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
 
 
 def kept_for_ms(step: StepSpec, side: int) -> int | None:
-    """For how long of event time a row is kept, apart from watermark delays; None: without end (versions)."""
+    """For how long of event time a row is kept, apart from watermark delays; None: no event time ends it."""
     match step.rule:
         case Interval() as rule:
             return max(0, rule.partner_bounds(side)[1] + rule.allowed_lateness)
         case TumblingWindow() as rule:
             return rule.size + rule.allowed_lateness
-        case SessionGap() as rule:
-            return rule.gap + rule.allowed_lateness
+        case SessionGap():
+            return None  # a session may go on for ever
         case AsOf() as rule:
             return rule.grace if side == LEFT else None
 
-
-def lasting(step: StepSpec, side: int) -> bool:
-    """Whether no event time ends a segment of this side: `expired` never says so."""
-    return isinstance(step.rule, SessionGap) or kept_for_ms(step, side) is None

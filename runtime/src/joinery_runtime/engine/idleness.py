@@ -10,6 +10,8 @@ from joinery_runtime.sources.base import Bounds, PartitionRef
 # A look that comes later than this after the one before says nothing about the time between: the driver was stopped, or
 # the broker could not be reached.
 LONGEST_STEP_MS = 5_000
+# Watermarks that go on by the clock (T6) may close rows at every step: a step per look would make an idle job busy.
+PACE_MS = 1_000
 
 
 class IdleClock:
@@ -42,11 +44,11 @@ class IdleClock:
         return {name: tuple(parts) for name, parts in found.items()}
 
     def idle_for_ms(self, all_idle: bool, now_ms: int) -> int:
-        """For how long all inputs have been idle (T6), given whether they are now."""
+        """For how long all inputs have been idle (T6), given whether they are now, in steps of PACE_MS."""
         step = _step(self._all_idle_looked_ms, now_ms)
         self._all_idle_for = self._all_idle_for + step if all_idle else 0
         self._all_idle_looked_ms = now_ms if all_idle else None
-        return self._all_idle_for
+        return self._all_idle_for // PACE_MS * PACE_MS
 
 
 def _step(looked_ms: int | None, now_ms: int) -> int:

@@ -31,7 +31,7 @@ class EpochPlan:
     per partition the records that the broker had deleted before they were read (`onDataLoss: continue`). `stops` and
     `topic_ids` (by input, then topic; "" for one that is no more) are what this plan is the first to know. `horizons`
     say, per part of the state, what the epoch closes; `highest` is the highest event time per input that earlier epochs
-    have read."""
+    have read; `tables_read` names the tables that have been read to their first end with this epoch (A4)."""
 
     epoch: int
     shards: int
@@ -46,6 +46,7 @@ class EpochPlan:
     topic_ids: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     horizons: Mapping[str, Horizon] = field(default_factory=dict)
     highest: Mapping[str, int | None] = field(default_factory=dict)
+    tables_read: tuple[str, ...] = ()
 
     @property
     def times(self) -> dict[str, InputTime]:
@@ -74,6 +75,7 @@ class EpochPlan:
             "topic_ids": {name: dict(ids) for name, ids in self.topic_ids.items()},
             "horizons": {part: [horizon.before, horizon.now] for part, horizon in self.horizons.items()},
             "highest": dict(self.highest),
+            "tables_read": list(self.tables_read),
         }
 
     @classmethod
@@ -93,18 +95,21 @@ class EpochPlan:
             topic_ids={name: dict(ids) for name, ids in doc.get("topic_ids", {}).items()},
             horizons={part: Horizon(*bounds) for part, bounds in doc.get("horizons", {}).items()},
             highest=dict(doc.get("highest", {})),
+            tables_read=tuple(doc.get("tables_read", [])),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class InputState:
     """Where one input stands after the newest committed epoch: next offset per partition, event-time progress, where
-    its partitions stop if it is bounded, and which topic its offsets are of (a name may be given to another one)."""
+    its partitions stop if it is bounded, and which topic its offsets are of (a name may be given to another one).
+    `first_read`: it is a table, and has been read to where it ended at the very first start."""
 
     positions: Mapping[PartitionRef, int] = field(default_factory=dict)
     progress: InputProgress = field(default_factory=InputProgress)
     stops: Mapping[PartitionRef, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    first_read: bool = False
 
     @property
     def known(self) -> Known:
@@ -122,7 +127,8 @@ class InputState:
         if not clock.explicit:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
-        kept = replace(self, progress=progress)._without_former(plan.topic_ids.get(name, {}))
+        first_read = self.first_read or name in plan.tables_read
+        kept = replace(self, progress=progress, first_read=first_read)._without_former(plan.topic_ids.get(name, {}))
         return replace(kept, positions={**kept.positions, **ranges}, stops={**kept.stops, **stops})
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
@@ -146,6 +152,7 @@ class InputState:
             "watermark": self.progress.watermark,
             "stops": _by_partition(self.stops),
             "topic_ids": dict(self.topic_ids),
+            "first_read": self.first_read,
         }
         return json.dumps(doc).encode()
 
@@ -157,7 +164,8 @@ class InputState:
             {PartitionRef(name, topic, partition): offset for topic, partition, offset in doc.get(key, [])}
             for key in ("positions", "stops")
         )
-        return cls(positions, InputProgress(doc["highest"], doc["watermark"]), stops, doc.get("topic_ids", {}))
+        progress = InputProgress(doc["highest"], doc["watermark"])
+        return cls(positions, progress, stops, doc.get("topic_ids", {}), doc.get("first_read", False))
 
 
 HORIZONS = "$horizons"  # beside the inputs' offsets: no input's name starts so

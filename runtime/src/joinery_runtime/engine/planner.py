@@ -71,7 +71,7 @@ class Planner:
     ) -> None:
         self._settings, self._sources, self.clocks, self._idleness = settings, sources, clocks, idleness
         self._densities: Densities[PartitionRef] = Densities()
-        self._first_ends: dict[PartitionRef, int] = {}  # of tables
+        self._first_ends: dict[PartitionRef, int] = {}  # as of the first look
         self._checkpointed_ms: int | None = None
         self._dirty = False
         self._tried = False  # a checkpoint, against a state that cannot shrink otherwise
@@ -127,6 +127,7 @@ class Planner:
             topic_ids=_new_topic_ids([*bounds, *deleted], inputs),
             horizons=kept.horizons(now),
             highest={name: time.highest for name, time in now.items()},
+            tables_read=self._tables_read(bounds, ranges, inputs),
         )
 
     def look(self, inputs: Mapping[str, InputState]) -> None:
@@ -221,6 +222,8 @@ class Planner:
         if _starved(bound for bound in bounds if bound.partition.input not in self.paused):
             return []
         listed = [bound for bound in bounds if bound.held]
+        for bound in bounds:
+            self._first_ends.setdefault(bound.partition, bound.end_exclusive)
         waiting = self._wait_for_tables(bounds, inputs)
         backlogs = [self._backlog(b, inputs[b.partition.input]) for b in listed if b.partition.input not in waiting]
         share = allocate(backlogs, self._settings.max_records)
@@ -234,15 +237,24 @@ class Planner:
         return ranges
 
     def _wait_for_tables(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> Collection[str]:
-        """A4: inputs of which nothing is read yet, as long as none of their rows ever was: those that are no tables,
-        until the tables have been read to where they ended at the first look. What is added to them meanwhile does not
-        count, or a busy table would keep its stream out for ever."""
-        streams = inputs.keys() - self._settings.tables
-        if any(highest is not None for name in streams for highest in inputs[name].progress.highest.values()):
-            return ()
-        tables = [bound for bound in bounds if bound.partition.input in self._settings.tables]
-        ends = [self._first_ends.setdefault(bound.partition, bound.end_exclusive) for bound in tables]
-        return streams if any(b.start < end for b, end in zip(tables, ends, strict=True)) else ()
+        """A4: inputs of which nothing is read yet: those that are no tables, until every table has been read to where
+        it ended at the first look. What is added to it meanwhile does not count, or a busy table would keep its stream
+        out for ever."""
+        reached = {bound.partition: bound.start for bound in bounds}
+        unread = [name for name in self._settings.tables if not self._first_read(name, reached, inputs)]
+        return inputs.keys() - self._settings.tables if unread else ()
+
+    def _first_read(self, name: str, reached: Mapping[PartitionRef, int], inputs: Mapping[str, InputState]) -> bool:
+        ends = {ref: end for ref, end in self._first_ends.items() if ref.input == name}
+        return inputs[name].first_read or all(reached.get(ref, end) >= end for ref, end in ends.items())
+
+    def _tables_read(
+        self, bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Mapping[str, InputState]
+    ) -> tuple[str, ...]:
+        """Tables whose first read these ranges end."""
+        reached = {bound.partition: bound.start for bound in bounds} | {r.partition: r.end_exclusive for r in ranges}
+        tables = (name for name in self._settings.tables if not inputs[name].first_read)
+        return tuple(sorted(name for name in tables if self._first_read(name, reached, inputs)))
 
     def _backlog(self, bound: Bounds, state: InputState) -> Backlog[PartitionRef]:
         return Backlog(

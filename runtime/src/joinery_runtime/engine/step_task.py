@@ -134,7 +134,8 @@ class StepTask:
     def _spanning(self, side: int) -> list[SegmentMeta]:
         """Segments that several shards have rows of, after a rescale, and that no event time ends: each shard writes
         its own rows anew, all of them in the same epoch."""
-        if not self._work.plan.checkpoint or not times.lasting(self._step, side) or self._step.sides[side].broadcast:
+        lasting = times.kept_for_ms(self._step, side) is None
+        if not self._work.plan.checkpoint or not lasting or self._step.sides[side].broadcast:
             return []
         return [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
 
