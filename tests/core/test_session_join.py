@@ -11,6 +11,7 @@ import pytest
 
 from core.window_steps import Joined, Row, Shard, in_trace_order, one_hash, window_step
 from joinery_runtime.core import cells, session_join
+from joinery_runtime.core import rows as core_rows
 from joinery_runtime.core.sessions import tell_apart
 from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, SessionGap
 
@@ -166,7 +167,8 @@ def test_the_order_of_a_trace() -> None:
 
 
 def test_a_hot_session_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "MAX_ROWS", 1000)
+    for module in (cells, core_rows):
+        monkeypatch.setattr(module, "MAX_ROWS", 1000)
     shard = Shard(window_step(GAP, "left"))
     left, right = ([Row("a", v % 1000, v) for v in range(of, of + 300)] for of in (0, 1000))
     shard.epoch(None, left, right)

@@ -10,6 +10,7 @@ import pytest
 
 from core.window_steps import Joined, Row, Shard, in_trace_order, one_hash, outcome, window_step
 from joinery_runtime.core import cells, window
+from joinery_runtime.core import rows as core_rows
 from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, TumblingWindow
 from joinery_runtime.core.step import Horizon
 
@@ -170,7 +171,8 @@ def test_the_order_of_a_trace() -> None:
 
 
 def test_a_hot_key_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "MAX_ROWS", 1000)
+    for module in (cells, core_rows):
+        monkeypatch.setattr(module, "MAX_ROWS", 1000)
     shard = Shard(window_step(HOUR, "left"))
     left, right = ([Row("a", v % 60, v) for v in range(of, of + 300)] for of in (0, 1000))
     shard.epoch(None, left, right)
@@ -181,7 +183,7 @@ def test_a_hot_key_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_very_many_windows_of_a_row_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cells, window):
+    for module in (cells, window, core_rows):
         monkeypatch.setattr(module, "MAX_ROWS", 100)
     shard = Shard(window_step(TumblingWindow(1000, 1), "full"))
     out = shard.epoch(None, [Row("a", 5, 1), Row(None, 5, 2)], [Row("a", 6, 11)])
@@ -204,3 +206,13 @@ def test_an_epoch_without_anything() -> None:
     assert shard.epoch(None) == shard.epoch(60) == shard.epoch(END_OF_TIME) == NOTHING
     assert outcome(shard.step, shard.last) == NOTHING
     assert shard.last.kept == (None, None)
+
+
+def test_wide_rows_of_a_hot_key_go_out_in_batches_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_rows, "MAX_TEXT_BYTES", 2_000)
+    shard = Shard(window_step(HOUR, "inner"))
+    left, right = ([Row("a" * 10, v % 60, v) for v in range(of, of + 30)] for of in (0, 1000))
+    shard.epoch(None, left, right)
+    out = shard.epoch(60)
+    assert out == once(*((a.v, b.v, 0, 60) for a in left for b in right))
+    assert max(batch.num_rows for batch in shard.last.output) <= 2_000 // 20 + 1

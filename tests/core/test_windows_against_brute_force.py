@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from core.window_brute_force import SessionBruteForce, TumblingBruteForce
 from core.window_steps import PRESERVED, Joined, Row, Shard, WindowRule, one_hash, real_hash, window_step
 from joinery_runtime.core import cells, window
+from joinery_runtime.core import rows as core_rows
 from joinery_runtime.core.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow
 
 RESIDUAL = "l.v % 3 <> r.v % 3"
@@ -54,7 +55,7 @@ def arrivals(found: Sequence[Facts], first: int) -> tuple[list[Row], list[Row]]:
 def test_every_epoch_puts_out_the_same(
     rule: Any, kind: str, differ: bool, hasher: Any, history: Any, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (cells, window):
+    for module in (cells, window, core_rows):
         monkeypatch.setattr(module, "MAX_ROWS", most)
     shard = Shard(window_step(rule, kind, RESIDUAL if differ else None), hasher)
     expected = brute_force(rule, kind, differ)

@@ -38,7 +38,7 @@ class FailingWorker:
 
     def read(self, work: EpochWork, ranges: Sequence[Range]) -> Iterator[tuple[int, Any]]:
         for planned in ranges:
-            yield 0, RowBlock(0, LEFT, b"rows")
+            yield 0, RowBlock(0, LEFT, b"rows", 1)
             yield work.plan.shards, ReadReport(PartitionRead(planned.partition), None)
         self._reach("read")
 
@@ -49,7 +49,7 @@ class FailingWorker:
         self._reach(f"step {number}")
         rows = [block for block in blocks if isinstance(block, RowBlock)]
         if number < self.steps - 1:
-            yield from (((shard - 1) % work.plan.shards, RowBlock(number + 1, LEFT, b"rows")) for _ in rows)
+            yield from (((shard - 1) % work.plan.shards, RowBlock(number + 1, LEFT, b"rows", 1)) for _ in rows)
         yield work.plan.shards, ShardSummary(number, shard, rows_out=len(rows))
 
     def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:

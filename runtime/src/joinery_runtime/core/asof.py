@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 from joinery_runtime.core.arrivals import as_segment
 from joinery_runtime.core.columns import DELETED, JOINABLE, OFFSET, PARTITION, TS
 from joinery_runtime.core.rows import (
-    MAX_ROWS,
     Pairs,
     Selection,
     in_arrival_order,
     in_closing_order,
     project,
     residual,
+    rows_at_once,
 )
 from joinery_runtime.core.segment import Run, concat
 from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, StepSpec
@@ -39,7 +39,7 @@ def run(step: StepSpec, work: StepWork) -> StepResult:
     runs = [*(kept.run for kept in work.kept[RIGHT]), *([taken] if taken is not None else [])]
     at_once, held = _arriving(step, work)
     going = [(rows, closing) for rows, closing in ((_due(work), True), (at_once, False)) if rows is not None]
-    joined = [_join(step, work, part, runs, closing=closing) for rows, closing in going for part in _cut(rows)]
+    joined = [_join(step, work, part, runs, closing=closing) for rows, closing in going for part in _cut(rows, runs)]
     return StepResult(
         output=[one.rows for one in joined if one.rows.num_rows],
         kept=(held, taken),
@@ -129,8 +129,9 @@ def _sorted(rows: pa.RecordBatch, *names: str) -> pa.RecordBatch:
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in names]))
 
 
-def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    return (rows.slice(first, MAX_ROWS) for first in range(0, rows.num_rows, MAX_ROWS))
+def _cut(rows: pa.RecordBatch, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
+    at_once = rows_at_once([rows, *(run.batch for run in runs)])
+    return (rows.slice(first, at_once) for first in range(0, rows.num_rows, at_once))
 
 
 # --- joining ----------------------------------------------------------------------------------------------------------

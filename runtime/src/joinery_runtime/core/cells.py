@@ -13,7 +13,18 @@ import pyarrow as pa
 
 from joinery_runtime.core.columns import HASH
 from joinery_runtime.core.match import list_pairs
-from joinery_runtime.core.rows import MAX_ROWS, Pairs, Selection, confirm, in_arrival_order, in_closing_order, project
+from joinery_runtime.core.rows import (
+    MAX_ROWS,
+    Pairs,
+    Selection,
+    bounded,
+    confirm,
+    in_arrival_order,
+    in_closing_order,
+    pieces,
+    project,
+    rows_at_once,
+)
 from joinery_runtime.core.segment import concat
 from joinery_runtime.core.spec import LEFT, RIGHT, SIDES, SideSpec, StepSpec
 
@@ -68,19 +79,19 @@ class Emitter:
     ) -> None:
         left, right = (members[side].rows.where(positions[side]) for side in SIDES)
         of, at = members[LEFT], positions[LEFT]
-        pairs = Pairs(left, right, (of.start[at], of.end[at]))
-        sure = np.flatnonzero(confirm(self._step, pairs))
-        for side in SIDES:
-            met[side][positions[side][sure]] = True
-        self.matches += len(sure)
-        self._emit(pairs.where(sure), None)
+        candidates = Pairs(left, right, (of.start[at], of.end[at]))
+        for piece in pieces(self._step, candidates):
+            sure = piece[confirm(self._step, candidates.where(piece))]
+            for side in SIDES:
+                met[side][positions[side][sure]] = True
+            self.matches += len(sure)
+            self._emit(candidates.where(sure), None)
 
     def _pad(self, side: int, members: Members, alone: np.ndarray) -> None:
         self._emit(_padded(side, members.rows.where(alone), members.start[alone], members.end[alone]), None)
 
     def _emit(self, pairs: Pairs, arrived: int | None) -> None:
-        for first in range(0, len(pairs), MAX_ROWS):
-            some = pairs.where(np.arange(first, min(first + MAX_ROWS, len(pairs))))
+        for some in bounded(self._step, pairs):
             rows = project(self._step, some)
             if self._ordered:
                 rows = in_closing_order(rows, some) if arrived is None else in_arrival_order(rows, arrived, some)
@@ -133,12 +144,13 @@ def spread(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def cut_by_hash(sides: Sides) -> Iterator[Sides]:
-    """The same rows in pieces of about MAX_ROWS, all rows of a hash in one: what a closing holds in memory at once, and
-    what keeps a text column below the 2 GiB that Arrow can address. Each selection is sorted by hash; a piece has
-    as many of them, in the same order."""
+    """The same rows in pieces of about as many as `rows_at_once` says, all rows of a hash in one: what a closing holds
+    in memory at once, and what keeps a text column below the 2 GiB that Arrow can address. Each selection is sorted by
+    hash; a piece has as many of them, in the same order."""
     hashes = [[rows.numbers(HASH) for rows in selections] for selections in sides]
     every = np.concatenate([np.empty(0, dtype=np.uint64), *hashes[LEFT], *hashes[RIGHT]])
-    borders = np.unique(np.sort(every)[MAX_ROWS::MAX_ROWS])
+    at_once = rows_at_once(rows.batch for side in sides for rows in side)
+    borders = np.unique(np.sort(every)[at_once::at_once])
     cuts = [[_cuts(values, borders) for values in side] for side in hashes]
     for k in range(len(borders) + 1):
         left, right = (

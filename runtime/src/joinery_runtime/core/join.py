@@ -16,7 +16,7 @@ import pyarrow as pa
 from joinery_runtime.core.arrivals import as_segment, split_joinable
 from joinery_runtime.core.columns import TS
 from joinery_runtime.core.match import find_ranges, list_pairs
-from joinery_runtime.core.rows import Pairs, Selection, confirm, in_arrival_order, in_closing_order, project
+from joinery_runtime.core.rows import Pairs, Selection, bounded, confirm, in_arrival_order, in_closing_order, project
 from joinery_runtime.core.segment import Run
 from joinery_runtime.core.spec import LEFT, RIGHT, SIDES, Interval, SideSpec, StepSpec
 from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
@@ -122,7 +122,7 @@ class _Epoch:
             yield from self._emit(Pairs.of(side, rows, None), side)
 
     def _probe(self, side: int, new: _Rows, other: _Rows) -> Iterator[pa.RecordBatch]:
-        for pairs in self._find(side, new, other):
+        for pairs in (piece for found in self._find(side, new, other) for piece in bounded(self._step, found)):
             found = pairs.where(confirm(self._step, pairs))
             self._note(side, new, found)
             self._note(1 - side, other, found)

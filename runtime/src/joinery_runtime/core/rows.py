@@ -5,6 +5,7 @@ A `Selection` is a batch and which of its rows; two of the same length are pairs
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
@@ -17,8 +18,10 @@ from joinery_runtime.core.expression import ColumnRef
 from joinery_runtime.core.spec import LEFT, RIGHT, SideSpec, StepSpec
 from joinery_runtime.core.step import ARRIVAL, CLOSING, ORDER_COLUMNS
 
-# Rows projected at once: bounds the memory of a key that matches with very many rows.
+# Rows and bytes of text projected at once: they bound the memory of a key that matches with very many rows, and a text
+# column of Arrow ends at 2 GiB.
 MAX_ROWS = 1 << 20
+MAX_TEXT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,50 @@ class Pairs:
         left, right = (s.where(chosen) if s is not None else None for s in (self.left, self.right))
         windows = (self.windows[0][chosen], self.windows[1][chosen]) if self.windows is not None else None
         return Pairs(left, right, windows)
+
+
+def bounded(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
+    """The pairs in pieces of at most MAX_ROWS, whose text columns hold about MAX_TEXT_BYTES together (one pair may be
+    more)."""
+    return (pairs.where(piece) for piece in pieces(step, pairs))
+
+
+def pieces(step: StepSpec, pairs: Pairs) -> Iterator[np.ndarray]:
+    """The positions of each piece of `bounded`."""
+    for first in range(0, len(pairs), MAX_ROWS):
+        piece = np.arange(first, min(first + MAX_ROWS, len(pairs)))
+        some = pairs.where(piece)
+        text = np.cumsum(sum((_text_bytes(s, some.side(i)) for i, s in enumerate(step.sides)), np.zeros(len(some))))
+        edges = np.flatnonzero(np.diff(text // MAX_TEXT_BYTES)) + 1
+        yield from np.split(piece, edges)
+
+
+def rows_at_once(batches: Iterable[pa.RecordBatch]) -> int:
+    """How many rows of the widest of these batches make up MAX_TEXT_BYTES, at most MAX_ROWS."""
+    widths = [batch.nbytes // batch.num_rows for batch in batches if batch.num_rows]
+    return max(1, min(MAX_ROWS, MAX_TEXT_BYTES // max([1, *map(int, widths)])))
+
+
+def _text_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
+    """Bytes of text and binary values of each row (one zero where there are no rows)."""
+    if rows is None:
+        return np.zeros(1)
+    columns = [rows.batch.column(name) for name in side.intake.stored]
+    lengths = (_lengths(column, rows.index) for column in columns if _is_text(column.type))
+    return sum(lengths, np.zeros(len(rows)))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _lengths(column: pa.Array, index: np.ndarray) -> np.ndarray:
+    """From the array's offsets, so that it costs what is selected and not the whole column."""
+    buffer = column.buffers()[1]
+    if buffer is None or not len(column):
+        return np.zeros(len(index), dtype=np.int64)
+    edges = np.frombuffer(buffer, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    return np.asarray(edges[index + 1].astype(np.int64) - edges[index])
 
 
 def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:

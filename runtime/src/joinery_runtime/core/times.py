@@ -262,4 +262,3 @@ def kept_for_ms(step: StepSpec, side: int) -> int | None:
             return None  # a session may go on for ever
         case AsOf() as rule:
             return rule.grace if side == LEFT else None
-

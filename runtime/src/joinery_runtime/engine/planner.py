@@ -222,8 +222,10 @@ class Planner:
         if _starved(bound for bound in bounds if bound.partition.input not in self.paused):
             return []
         listed = [bound for bound in bounds if bound.held]
-        for bound in bounds:
-            self._first_ends.setdefault(bound.partition, bound.end_exclusive)
+        for bound in bounds:  # a topic may be recreated, and shorter
+            self._first_ends[bound.partition] = min(
+                bound.end_exclusive, self._first_ends.get(bound.partition, bound.end_exclusive)
+            )
         waiting = self._wait_for_tables(bounds, inputs)
         backlogs = [self._backlog(b, inputs[b.partition.input]) for b in listed if b.partition.input not in waiting]
         share = allocate(backlogs, self._settings.max_records)

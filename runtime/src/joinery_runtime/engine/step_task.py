@@ -65,7 +65,7 @@ class StepTask:
         mark_merges = {side: self._choose(side, self._marks[side], self._owned) for side in SIDES}
         closing = self._closing()
         idle = arrivals == (None, None) and not closing
-        if idle and not any((rewrites, *mark_merges.values())):
+        if idle and not any((rewrites, *mark_merges.values(), self._finished_marks())):
             return None
         result = StepResult() if idle else run_step(self._step, self._step_work(arrivals, closing, ordered=ordered))
         merged = [group for groups in mark_merges.values() for group in groups]
@@ -161,7 +161,8 @@ class StepTask:
     ) -> Iterator[tuple[str, Run]]:
         for side, spec in enumerate(self._step.sides):
             rewritten = {meta.key for rewrite in rewrites if rewrite.side == side for meta in rewrite.group}
-            rest = {key: rows for key, rows in result.marks[side].items() if key not in rewritten}
+            gone = rewritten | {meta.key for meta in self.sides[side] if self._over(meta, result)}
+            rest = {key: rows for key, rows in result.marks[side].items() if key not in gone}
             run = marks_run(self._loaded.values(), rest)
             if run is not None:
                 yield spec.marks_part, run
@@ -170,6 +171,10 @@ class StepTask:
                 kept = merge(marks_of_live(self._cache.get(group), live))
                 if len(kept):
                     yield spec.marks_part, kept
+
+    def _over(self, meta: SegmentMeta, result: StepResult) -> bool:
+        """Whether nothing is left of the segment: no shard has rows of it but this one, which needs none."""
+        return meta.key in result.finished and self._owned.contains(meta.hash_min, meta.hash_max)
 
     def _finished_marks(self) -> set[str]:
         """Segments of marks about nothing that is there any more; looked for now and then."""

@@ -37,11 +37,13 @@ CUT_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Prepared rows of one side of a step for one shard, as an Arrow IPC file; `read`: they were read, not joined."""
+    """Prepared rows of one side of a step for one shard, as an Arrow IPC file, and how many; `read`: they were read,
+    not joined."""
 
     step: int
     side: int
     rows: bytes
+    count: int
     read: bool = True
 
 
@@ -125,11 +127,11 @@ class Worker:
             return
         place = self._pipeline.input(name)
         if self._pipeline.intake(name).placement is Placement.EVERYWHERE:
-            block = RowBlock(place.step, place.side, encode(concat(filled), compression=None))
+            block = _block(place.step, place.side, concat(filled))
             yield from ((shard, block) for shard in range(shards))
         else:
             for shard, rows in cut_by_shard(concat(filled), shards):
-                yield shard, RowBlock(place.step, place.side, encode(rows, compression=None))
+                yield shard, _block(place.step, place.side, rows)
 
     # --- step -------------------------------------------------------------------------------------------------------
 
@@ -157,8 +159,8 @@ class Worker:
             yield work.plan.shards, replace(summary, rows_out=rows_out, receipt=receipt)
         else:
             handed = [*self._hand_on(number + 1, done.result, work.plan.shards)]
-            yield from ((shard, block) for shard, block, _ in handed)
-            yield work.plan.shards, replace(summary, rows_handed=sum(rows for _, _, rows in handed))
+            yield from handed
+            yield work.plan.shards, replace(summary, rows_handed=sum(block.count for _, block in handed))
 
     def _task(self, work: EpochWork, step: StepSpec, shard: int) -> StepTask:
         live = {s.key for s in work.segments}
@@ -181,8 +183,8 @@ class Worker:
         return ShardSummary(
             step=step.number,
             shard=shard,
-            rows_in=sum(_rows_of(block) for block in counted if block.read),
-            rows_taken=sum(_rows_of(block) for block in counted if not block.read),
+            rows_in=sum(block.count for block in counted if block.read),
+            rows_taken=sum(block.count for block in counted if not block.read),
             dropped=_dropped(step, result, shard),
             staged=staged,
             replaced=done.replaced,
@@ -202,14 +204,14 @@ class Worker:
         counter.retain({s.key for s in work.segments})
         return counter.count([(side, kept) for side in SIDES for kept in task.kept_runs(side)])
 
-    def _hand_on(self, number: int, result: StepResult, shards: int) -> Iterator[tuple[int, RowBlock, int]]:
+    def _hand_on(self, number: int, result: StepResult, shards: int) -> Iterator[tuple[int, RowBlock]]:
         intake = self._pipeline.steps[number].sides[LEFT].intake
-        for batch in result.output:
+        for batch in _gathered(result.output):
             partitions, offsets = (batch.column(name).to_numpy() for name in ("$order_partition", "$order_offset"))
             rows = batch.select(intake.schema.names)
             prepared = prepare_joined(intake, rows, partitions, offsets, self._parts.hasher)
             for shard, cut in cut_by_shard(prepared, shards):
-                yield shard, RowBlock(number, LEFT, encode(cut, compression=None), read=False), cut.num_rows
+                yield shard, _block(number, LEFT, cut, read=False)
 
     def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run]]) -> tuple[SegmentMeta, ...]:
         staged: list[tuple[SegmentMeta, bytes]] = []
@@ -259,8 +261,20 @@ def _arrivals(blocks: Iterable[RowBlock]) -> Arrivals:
     return left, right
 
 
-def _rows_of(block: RowBlock) -> int:
-    return int(decode(block.rows).num_rows)
+def _block(step: int, side: int, rows: pa.RecordBatch, *, read: bool = True) -> RowBlock:
+    return RowBlock(step, side, encode(rows, compression=None), rows.num_rows, read)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of about CUT_ROWS or more: a step has one for each run that it has probed."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(rows.num_rows for rows in waiting) >= CUT_ROWS:
+            yield concat(waiting)
+            waiting = []
+    if waiting:
+        yield concat(waiting)
 
 
 def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:
