@@ -1,4 +1,4 @@
-"""Jobs whose join is SQL, and the same as YAML: over the inputs of `resources.GOOD` (orders and payments) and others."""
+"""Jobs whose join is SQL, and the same as YAML: over the inputs of `resources.GOOD` and others."""
 
 from __future__ import annotations
 

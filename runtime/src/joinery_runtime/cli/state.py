@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.plan import InputState, input_offsets, stored_floors
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import embedded_directory, open_store
@@ -66,10 +66,12 @@ def known(job: StreamJoin, store: StateStore) -> JobRecord:
 def _lines(record: JobRecord) -> Iterator[str]:
     pending = f", epoch {record.plan['epoch']} planned" if record.plan else ""
     yield f"job {record.job}: epoch {record.epoch} committed{pending}, generation {record.generation}"
-    for name, data in sorted(record.offsets.items()):
+    for name, data in sorted(input_offsets(record).items()):
         state = InputState.from_bytes(name, data)
         positions = ", ".join(f"{ref.topic}/{ref.partition}@{o}" for ref, o in sorted(state.positions.items()))
         yield f"input {name}: watermark {state.progress.watermark}, next offsets {positions}"
+    for part, closed in sorted(stored_floors(record).items()):
+        yield f"part {part}: closed up to {closed}"
     for segment in sorted(record.segments, key=lambda s: (s.part, s.ts_min, s.key)):
         times = f"{segment.ts_min}..{segment.ts_max}"
         yield f"{segment.part:5}  {segment.rows:>9} rows  {segment.bytes:>10} bytes  event time {times}  {segment.key}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from joinery_runtime.cli.common import size_text
 from joinery_runtime.cli.state import known
+from joinery_runtime.engine.plan import input_offsets
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import StreamJoin, definition
 from joinery_runtime.state import decisions
@@ -186,4 +187,5 @@ def stored_text(store: PostgresStore, job: str) -> str | None:
     rows, size = sum(meta.rows for meta in record.segments), sum(meta.bytes for meta in record.segments)
     live = f"{rows:,} rows in {len(record.segments)} segments ({size_text(size)})"
     pins = len(store.savepoints(job))
-    return f"{live}, the offsets of {len(record.offsets)} inputs, {pins} savepoints, the log up to epoch {record.epoch}"
+    inputs = len(input_offsets(record))
+    return f"{live}, the offsets of {inputs} inputs, {pins} savepoints, the log up to epoch {record.epoch}"

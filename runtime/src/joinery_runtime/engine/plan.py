@@ -185,6 +185,11 @@ def stored_floors(record: JobRecord | None) -> dict[str, int]:
     return dict(doc["horizons"])
 
 
+def input_offsets(record: JobRecord) -> dict[str, bytes]:
+    """What is stored of the inputs, by name."""
+    return {name: data for name, data in record.offsets.items() if name != HORIZONS}
+
+
 def _by_partition(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:
     return [[ref.topic, ref.partition, offset] for ref, offset in sorted(offsets.items())]
 
