@@ -67,7 +67,9 @@ def test_the_number_of_shards_changes_nothing(kind: str) -> None:
     def check(case: Case) -> None:
         def rows(shards: int) -> list[Any]:
             epochs = tuple(replace(epoch, shards=shards) for epoch in case.epochs)
-            return [(multiset(found.rows), found.report.dropped) for found in run(replace(case, epochs=epochs))]
+            # Whether an epoch without rows has something to close is judged by segments, of which there are more then.
+            results = [(multiset(found.rows), found.report.dropped) for found in run(replace(case, epochs=epochs))]
+            return [result for result in results if any(result)]
 
         assert rows(1) == rows(3) == rows(8)
 
