@@ -107,7 +107,7 @@ def check(case: Case) -> None:
         assert result.matches == sum(rate is not None for _, _, rate, _ in wanted)
 
 
-@settings(quick, max_examples=1000)
+@settings(quick, max_examples=400)
 @given(case=cases())
 def test_every_epoch_gives_the_oracles_rows_in_order_and_counts(case: Case) -> None:
     check(case)

@@ -5,35 +5,53 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.core.compile import WHERE_PATH, compile_join, stored_columns
-from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, JoinSpec
+from joinery_runtime.core import times
+from joinery_runtime.core.compile import compile_join, stored_columns
+from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, AsOf, Interval, Pipeline, Placement
+from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.times import InputTime
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import StreamJoin
+
+WHERE_PATH = "spec.joins[0].where"
 
 
 def columns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "type": kind} for name, kind in pairs]
 
 
-def compiled(select: list[dict[str, str]] | None = None, **step: Any) -> JoinSpec:
-    inputs = [
-        {"name": "o", "file": {"path": "o.jsonl"}, "format": "json", "eventTime": "ts",
-         "schema": columns(("id", "int64"), ("amount", "double"), ("note", "string"), ("ts", "timestamp"))},
-        {"name": "p", "file": {"path": "p.jsonl"}, "format": "json", "eventTime": "at",
-         "schema": columns(("oid", "int32"), ("paid", "double"), ("at", "int64"))},
-    ]  # fmt: skip
-    join = {"right": "p", "keys": {"o.id": "p.oid"}, "interval": {"of": "o", "lower": "-1s", "upper": "5s"}, **step}
-    spec: dict[str, Any] = {"inputs": inputs, "joins": [join], "output": {"file": {"path": "out.jsonl"}}}
+def source(name: str, event_time: str, *schema: tuple[str, str], **more: Any) -> dict[str, Any]:
+    described = {"name": name, "file": {"path": name}, "format": "json", "eventTime": event_time}
+    return {**described, "schema": columns(*schema), **more}
+
+
+ORDERS = source("o", "ts", ("id", "int64"), ("amount", "double"), ("note", "string"), ("ts", "timestamp"))
+PAYMENTS = source("p", "at", ("oid", "int32"), ("paid", "double"), ("at", "int64"))
+SHIPMENTS = source("s", "sent", ("oid", "int32"), ("paid", "double"), ("sent", "timestamp"))
+JOIN = {"right": "p", "keys": {"o.id": "p.oid"}, "interval": {"of": "o", "lower": "-1s", "upper": "5s"}}
+
+
+def job(inputs: list[dict[str, Any]], joins: list[dict[str, Any]], select: list[dict[str, str]] | None) -> Pipeline:
+    spec: dict[str, Any] = {"inputs": inputs, "joins": joins, "output": {"file": {"path": "out.jsonl"}}}
     if select is not None:
         spec["select"] = select
     return compile_join(StreamJoin.model_validate({"metadata": {"name": "job"}, "spec": spec}))
 
 
+def compiled(select: list[dict[str, str]] | None = None, **step: Any) -> Pipeline:
+    return job([ORDERS, PAYMENTS], [{**JOIN, **step}], select)
+
+
+def horizons(pipeline: Pipeline, **watermarks: int | None) -> dict[str, Horizon]:
+    return times.horizons(pipeline, {name: InputTime(value) for name, value in watermarks.items()}, {})
+
+
 def test_bounds_are_seen_from_each_side() -> None:
-    left, right = compiled().sides
-    assert (left.partner_lower_ms, left.partner_upper_ms) == (-1_000, 5_000)
-    assert (right.partner_lower_ms, right.partner_upper_ms) == (-5_000, 1_000)
-    assert (left.keys, right.keys) == (("id",), ("oid",))
+    (step,) = compiled().steps
+    assert isinstance(step.rule, Interval)
+    assert step.rule.partner_bounds(LEFT) == (-1_000, 5_000)
+    assert step.rule.partner_bounds(RIGHT) == (-5_000, 1_000)
+    assert [side.intake.keys for side in step.sides] == [("id",), ("oid",)]
 
 
 def test_every_column_goes_out_with_its_side_as_prefix() -> None:
@@ -49,24 +67,24 @@ def test_every_column_goes_out_with_its_side_as_prefix() -> None:
 def test_only_keys_output_and_residual_columns_are_stored() -> None:
     select = [{"column": "o.note", "as": "text"}, {"column": "p.at"}]
     spec = compiled(select, where="o.amount > 10 AND p.paid < o.amount + 1")
-    assert stored_columns(spec) == {"o": ("id", "amount", "note"), "p": ("oid", "paid")}
+    assert stored_columns(spec) == {"left": ("id", "amount", "note"), "right": ("oid", "paid")}
     assert spec.output_schema().names == ["text", "at"]
     # A one-sided predicate is decided before anything is stored.
-    assert stored_columns(compiled(select, where="o.amount > 10")) == {"o": ("id", "note"), "p": ("oid",)}
+    assert stored_columns(compiled(select, where="o.amount > 10")) == {"left": ("id", "note"), "right": ("oid",)}
 
 
 def test_a_predicate_is_taken_apart_by_side() -> None:
-    spec = compiled(
+    pipeline = compiled(
         where="o.amount > 10 AND (p.paid > 1 OR o.note = 'x') AND p.paid < 99 AND o.note LIKE 'a%' AND 1 = 1"
     )
-    left, right = spec.sides
-    assert left.predicate is not None
-    assert right.predicate is not None
-    assert spec.residual is not None
-    assert left.predicate.text == "o.amount > 10 AND o.note LIKE 'a%'"
-    assert right.predicate.text == "p.paid < 99"
-    assert spec.residual.text == "(p.paid > 1 OR o.note = 'x') AND 1 = 1"
-    assert compiled().residual is None
+    left, right = (side.intake.predicate for side in pipeline.last.sides)
+    assert left is not None
+    assert right is not None
+    assert pipeline.last.residual is not None
+    assert left.text == "o.amount > 10 AND o.note LIKE 'a%'"
+    assert right.text == "p.paid < 99"
+    assert pipeline.last.residual.text == "(p.paid > 1 OR o.note = 'x') AND 1 = 1"
+    assert compiled().last.residual is None
 
 
 @pytest.mark.parametrize("where", ["o.nope = 1", "q.id = 1", "o.id", "o.id +", "o.note > 1"])
@@ -78,17 +96,111 @@ def test_a_bad_predicate_is_a_job_error_that_names_its_place(where: str) -> None
 
 
 def test_deadlines_and_lateness() -> None:
-    spec = compiled(allowedLateness="2s")
-    assert spec.keep_from(LEFT, (None, 100_000)) == 100_000 - 5_000 - 2_000
-    assert spec.keep_from(RIGHT, (100_000, None)) == 100_000 - 1_000 - 2_000
-    assert spec.keep_from(LEFT, (100_000, None)) is None
-    assert (spec.kept_for_ms(LEFT), spec.kept_for_ms(RIGHT)) == (7_000, 3_000)
-    assert spec.accept_from((90_000, 100_000)) == 90_000 - 5_000 - 2_000
-    assert spec.accept_from((None, 100_000)) is None
-    assert compiled(lateData="reopen").accept_from((90_000, 100_000)) is None
+    pipeline = compiled(allowedLateness="2s")
+    assert horizons(pipeline, o=None, p=100_000) == {"left": Horizon(None, 93_000), "right": Horizon()}
+    assert horizons(pipeline, o=100_000, p=None) == {"left": Horizon(), "right": Horizon(None, 97_000)}
+    assert [times.kept_for_ms(pipeline.last, side) for side in (LEFT, RIGHT)] == [7_000, 3_000]
+    reach = 90_000 - 5_000 - 2_000
+    assert times.accept_from(pipeline.last, {"o": 90_000, "p": 100_000}) == (reach, reach)
+    assert times.accept_from(pipeline.last, {"o": None, "p": 100_000}) == (None, None)
+    assert times.accept_from(compiled(lateData="reopen").last, {"o": 90_000, "p": 100_000}) == (None, None)
 
 
-def test_deadlines_stay_in_64_bits_at_the_end_of_time() -> None:
-    spec = compiled(interval={"of": "o", "lower": "-9s", "upper": "-5s"})
-    assert spec.keep_from(LEFT, (END_OF_TIME, END_OF_TIME)) == 2**63 - 1
-    assert spec.kept_for_ms(LEFT) == 0
+def test_an_outer_join_judges_each_row_by_its_own_input() -> None:
+    pipeline = compiled(type="left", allowedLateness="2s")
+    assert times.accept_from(pipeline.last, {"o": 90_000, "p": 100_000}) == (88_000, 98_000)
+    assert [(side.preserved, side.marks) for side in pipeline.last.sides] == [(True, True), (False, False)]
+
+
+def test_horizons_stay_in_64_bits_at_the_end_of_time_and_never_fall() -> None:
+    pipeline = compiled(interval={"of": "o", "lower": "-9s", "upper": "-5s"})
+    ended = horizons(pipeline, o=END_OF_TIME, p=END_OF_TIME)
+    assert ended == {"left": Horizon(None, END_OF_TIME), "right": Horizon(None, END_OF_TIME)}
+    assert times.kept_for_ms(pipeline.last, LEFT) == 0
+    later = times.horizons(pipeline, {"o": InputTime(5), "p": InputTime(5)}, {"left": 10_000, "right": -50_000})
+    assert later == {"left": Horizon(10_000, 10_000), "right": Horizon(-50_000, 5 - 9_000)}
+
+
+# --- several steps, and other kinds -----------------------------------------------------------------------------------
+
+
+def chain(*, where: str | None = None, kind: str = "inner", select: list[dict[str, str]] | None = None) -> Pipeline:
+    second: dict[str, Any] = {
+        "right": "s",
+        "type": kind,
+        "keys": {"p.oid": "s.oid"},
+        "interval": {"of": "p", "lower": "-1s", "upper": "4s"},
+    }
+    if where is not None:
+        second["where"] = where
+    return job([ORDERS, PAYMENTS, SHIPMENTS], [JOIN, second], select)
+
+
+def test_a_step_hands_on_what_later_steps_need_and_nothing_else() -> None:
+    pipeline = chain(where="o.amount > 1 AND s.paid < p.paid", select=[{"column": "o.note"}, {"column": "s.paid"}])
+    assert stored_columns(pipeline) == {
+        "left": ("id", "amount", "note"),
+        "right": ("oid", "paid"),
+        "left.2": ("o.note", "p.oid", "p.paid"),
+        "right.2": ("oid", "paid"),
+    }
+    left = pipeline.steps[1].sides[LEFT].intake
+    assert (left.event_time, left.keys, left.chained) == ("p.at", ("p.oid",), True)
+    assert left.predicate is not None
+    assert left.predicate.text == "o.amount > 1"
+    assert left.schema.names == ["o.amount", "o.note", "p.oid", "p.paid", "p.at"]
+    assert pipeline.output_schema().names == ["note", "paid"]
+
+
+def test_where_each_input_is_read() -> None:
+    assert [(found.name, found.step, found.side) for found in chain().inputs] == [
+        ("o", 0, LEFT),
+        ("p", 0, RIGHT),
+        ("s", 1, RIGHT),
+    ]
+
+
+def test_bounds_add_up_along_a_chain() -> None:
+    """o.ts >= p.at - 5 s and p.at >= s.sent - 4 s give o.ts >= s.sent - 9 s (N2)."""
+    known = {"o": InputTime(103_000), "p": InputTime(102_000), "s": InputTime(110_000)}
+    first, second = times.watermarks_out(chain(), known, {})
+    assert first == {"o": 97_000, "p": 102_000}
+    assert second == {"o": 97_000, "p": 102_000, "s": 101_000}
+
+
+def test_a_bad_predicate_of_a_later_step_names_that_step() -> None:
+    with pytest.raises(JobError) as caught:
+        chain(where="o.nope = 1")
+    assert [problem.path for problem in caught.value.problems] == ["spec.joins[1].where"]
+
+
+def test_a_predicate_on_a_table_is_a_condition_on_the_version() -> None:
+    rates = source("p", "at", ("oid", "int32"), ("paid", "double"), ("at", "int64"), table={"key": ["oid"]})
+    step = {"right": "p", "keys": {"o.id": "p.oid"}, "asOf": {"historyRetention": "1h", "grace": "1m"}}
+    pipeline = job([ORDERS, rates], [{**step, "where": "p.paid > 0 AND o.amount > 1"}], None)
+    assert pipeline.last.rule == AsOf(3_600_000, 60_000)
+    assert pipeline.last.residual is not None
+    assert pipeline.last.residual.text == "p.paid > 0"
+    assert pipeline.last.sides[RIGHT].intake.table
+
+
+def test_the_sides_of_a_join_on_time_only() -> None:
+    pipeline = compiled(keys={}, broadcast="p")
+    assert [side.intake.placement for side in pipeline.last.sides] == [Placement.SPREAD, Placement.EVERYWHERE]
+
+
+def test_window_columns_come_last() -> None:
+    step = {"right": "p", "keys": {"o.id": "p.oid"}, "window": {"tumbling": "1h"}}
+    pipeline = job([ORDERS, PAYMENTS], [step], [{"column": "o.note"}])
+    assert pipeline.output_schema().names == ["note", "window_start", "window_end"]
+
+
+def test_a_computed_column_has_the_type_of_its_values() -> None:
+    pipeline = compiled([{"expression": "o.amount * 2 > p.paid", "as": "paid"}, {"expression": "NULL", "as": "none"}])
+    assert pipeline.output_schema() == pa.schema([("paid", pa.bool_()), ("none", pa.string())])
+
+
+def test_a_bad_computed_column_names_its_place() -> None:
+    with pytest.raises(JobError) as caught:
+        compiled([{"column": "o.id"}, {"expression": "o.note + 1", "as": "sum"}])
+    assert [problem.path for problem in caught.value.problems] == ["spec.select[1].expression"]
