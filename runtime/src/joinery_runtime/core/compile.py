@@ -107,7 +107,8 @@ class _Compiler:
         left = tuple(self._job.left_inputs(number))
         keys = tuple((_ref(pair.left), _ref(pair.right)) for pair in self._job.keys_of(step))
         parts = conjuncts(self._predicate(number, step.where)) if step.where else []
-        of_side, rest = ([], []), []  # type: tuple[list[Expression], list[Expression]], list[Expression]
+        of_side: tuple[list[Expression], list[Expression]] = ([], [])
+        rest: list[Expression] = []
         for part in parts:
             side = _decided_by(part, left, step)
             (rest if side is None else of_side[side]).append(part)
