@@ -18,7 +18,7 @@ from e2e.kill_harness import INPUTS, Feeder, log_of
 from e2e.scene import PATIENCE_S, Scene
 from joinery_devkit.kafka_tools import GroupRow, describe_group
 from joinery_devkit.topics import read_topic
-from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.plan import InputState, input_offsets
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -97,7 +97,7 @@ def committed(scene: Scene) -> Offsets:
     with log_of(scene.job) as log:
         record = log.record()
     assert record is not None
-    states = {name: InputState.from_bytes(name, data) for name, data in record.offsets.items()}
+    states = {name: InputState.from_bytes(name, data) for name, data in input_offsets(record).items()}
     return {name: {ref.partition: at for ref, at in state.positions.items()} for name, state in states.items()}
 
 
