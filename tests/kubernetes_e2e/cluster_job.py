@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from cluster.kubectl import Kubectl
 from e2e.kill_harness import INPUTS, Feeder, Job, Log, judge, topic_rows
 from joinery_devkit.verify import Verdict
-from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.plan import InputState, input_offsets
 from joinery_runtime.job import load_job
 
 PATIENCE_S = 240
@@ -121,7 +121,7 @@ class ClusterJob:
 
     def _positions(self) -> dict[tuple[str, int], int]:
         record = self.log.record()
-        states = [InputState.from_bytes(name, data) for name, data in record.offsets.items()] if record else []
+        states = [InputState.from_bytes(name, data) for name, data in input_offsets(record).items()] if record else []
         return {(ref.topic, ref.partition): at for state in states for ref, at in state.positions.items()}
 
     # --- the check --------------------------------------------------------------------------------------------------
