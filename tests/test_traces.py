@@ -137,22 +137,20 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresStore
 
 @pytest.mark.services
 @every_trace
-@pytest.mark.parametrize("restarts", [False, True], ids=["straight", "restarts"])
-def test_on_postgres(trace: Trace, restarts: bool, postgres: PostgresStore) -> None:
-    steps = _between(trace.steps, [{"restart": True}]) if restarts else trace.steps
-    _check(trace, steps, postgres, suffix="-restarts" if restarts else "-straight")
+def test_on_postgres(trace: Trace, postgres: PostgresStore) -> None:
+    """With restarts: a straight run would read back less of what was stored."""
+    _check(trace, _between(trace.steps, [{"restart": True}]), postgres)
 
 
 # --- running and comparing --------------------------------------------------------------------------------------------
 
 
-def _job(trace: Trace, suffix: str = "") -> StreamJoin:
-    metadata = {"name": trace.job["metadata"]["name"] + suffix}
-    return parse_job(json.dumps({**trace.job, "metadata": metadata}), f"{trace.name}.yaml")
+def _job(trace: Trace) -> StreamJoin:
+    return parse_job(json.dumps(trace.job), f"{trace.name}.yaml")
 
 
-def _check(trace: Trace, steps: Sequence[Step], store: StateStore, shards: int | None = None, suffix: str = "") -> None:
-    with closing(_lines(_job(trace, suffix), steps, store, shards)) as lines:
+def _check(trace: Trace, steps: Sequence[Step], store: StateStore, shards: int | None = None) -> None:
+    with closing(_lines(_job(trace), steps, store, shards)) as lines:
         for number, step in enumerate(steps, start=1):
             place = f"{trace.name}, step {number} of this run: {step.given}"
             if step.expected.fails:

@@ -45,7 +45,7 @@ def search(kind: str, examples: int, check: Callable[[Case], object]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_epoch_gives_the_oracles_rows_and_counts(kind: str) -> None:
-    search(kind, 200, check_against_oracle)
+    search(kind, 120, check_against_oracle)
 
 
 def few_hashes(count: int) -> KeyHash:
