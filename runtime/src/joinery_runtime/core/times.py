@@ -7,7 +7,7 @@ shards and after a restart. Times are event-time milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from joinery_runtime.core import windows
@@ -41,12 +41,6 @@ Times = Mapping[str, InputTime]
 Horizons = Mapping[str, Horizon]  # by part
 Floors = Mapping[str, int]  # by part: the horizons of the last committed epoch
 Lows = Mapping[str, Watermark]  # by input: the lowest event time that may still come
-
-
-@dataclass(frozen=True, slots=True)
-class _StepTimes:
-    horizons: tuple[int | None, int | None]  # now, before they are kept from falling
-    out: Callable[[Horizons], Lows]
 
 
 # --- lateness ---------------------------------------------------------------------------------------------------------

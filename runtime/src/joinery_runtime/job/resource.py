@@ -83,14 +83,6 @@ class OutputColumn:
     type: ColumnType | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnPair:
-    """Column names of one key of the only step."""
-
-    left: str
-    right: str
-
-
 class StreamJoin(Model):
     """A valid chain of joins. Constructing one in Python applies the same rules as loading a file."""
 
@@ -187,18 +179,6 @@ class StreamJoin(Model):
         return OutputColumn(name, source, type=self.input(source.input).types[source.column])
 
     # The three below see two inputs only; their last user (`state show`) goes over to the ones above.
-
-    @property
-    def left(self) -> Input:
-        return self.spec.inputs[0]
-
-    @property
-    def right(self) -> Input:
-        return self.spec.inputs[1]
-
-    @property
-    def key_pairs(self) -> tuple[ColumnPair, ...]:
-        return tuple(ColumnPair(pair.left.column, pair.right.column) for pair in self.keys_of(self.joins[0]))
 
     @property
     def dead_letter_kafka(self) -> DeadLetterKafka | None:
