@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import StreamJoin, load_job, located
+from joinery_runtime.job import Job, load_job, located
 
 JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin as YAML or JSON.")]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
@@ -53,23 +53,23 @@ def time_text(ms: int | None) -> str:
         return "the end" if ms == 2**63 - 1 else f"{ms} ms"
 
 
-def in_memory(job: StreamJoin) -> bool:
+def in_memory(job: Job) -> bool:
     """Whether nothing of its state outlives the job."""
     return job.spec.state_store.memory is not None
 
 
-def load(job_file: Path) -> StreamJoin:
+def load(job_file: Path) -> Job:
     return checked(job_file)[0]
 
 
-def checked(job_file: Path) -> tuple[StreamJoin, Stored]:
+def checked(job_file: Path) -> tuple[Job, Stored]:
     """The job, and what its segments keep: to know that, `where` is compiled. Without the engine neither is done."""
     job = load_job(job_file)
     try:
-        from joinery_runtime.core.compile import compile_join, stored_columns  # noqa: PLC0415
+        from joinery_runtime.core.compile import compile_job, stored_columns  # noqa: PLC0415
     except ModuleNotFoundError:
         return job, None
     try:
-        return job, stored_columns(compile_join(job))
+        return job, stored_columns(compile_job(job))
     except JobError as error:
         raise located(error, job_file) from error

@@ -23,7 +23,7 @@ from joinery_runtime.engine.loop import Listener, Progress
 from joinery_runtime.engine.rates import Rates
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 
 RATE_WINDOW_S = 10.0
 HOTTEST = 3  # keys that are told with every epoch; /status has more
@@ -40,7 +40,7 @@ class RunProgress(Protocol):
 
 
 @contextmanager
-def open_progress(job: StreamJoin, stream: TextIO) -> Iterator[RunProgress]:
+def open_progress(job: Job, stream: TextIO) -> Iterator[RunProgress]:
     if not stream.isatty():
         yield JsonProgress(job, stream)
         return
@@ -52,7 +52,7 @@ def open_progress(job: StreamJoin, stream: TextIO) -> Iterator[RunProgress]:
 class JsonProgress:
     """One line per epoch and event, with the job's name and a UTC time."""
 
-    def __init__(self, job: StreamJoin, stream: TextIO) -> None:
+    def __init__(self, job: Job, stream: TextIO) -> None:
         self._log = structlog.wrap_logger(
             structlog.WriteLogger(stream),
             processors=[
@@ -106,10 +106,10 @@ class JsonProgress:
 class TableProgress:
     """A table that is drawn again after each epoch; rates are over the last ten seconds."""
 
-    def __init__(self, job: StreamJoin, live: Live, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, job: Job, live: Live, clock: Callable[[], float] = time.monotonic) -> None:
         self._job, self._live, self._clock = job, live, clock
         self._rates = Rates(clock(), RATE_WINDOW_S)
-        self._dropped: dict[str, Counter[str]] = {side.name: Counter() for side in job.spec.inputs}
+        self._dropped: dict[str, Counter[str]] = {side.name: Counter() for side in job.inputs}
         self._started_at = clock()
         self._rows_in: Counter[str] = Counter()
         self._rows_out = 0
@@ -156,7 +156,7 @@ class TableProgress:
         table = Table(title=f"{self._job.name}, epoch {report.epoch} ({progress.seconds * 1000:.0f} ms)", expand=False)
         for heading in ("", "rows/s", "rows", "lag", "watermark", "dropped"):
             table.add_column(heading, justify="left" if heading in {"", "watermark", "dropped"} else "right")
-        for side in self._job.spec.inputs:
+        for side in self._job.inputs:
             table.add_row(
                 side.name,
                 f"{rates[side.name]:,.0f}",
@@ -170,7 +170,7 @@ class TableProgress:
         return table
 
 
-def _sides(job: StreamJoin, report: EpochReport) -> Iterator[RenderableType]:
+def _sides(job: Job, report: EpochReport) -> Iterator[RenderableType]:
     """What each side of each step keeps, and has kept since the state began."""
     if not report.totals.parts:
         return
@@ -184,7 +184,7 @@ def _sides(job: StreamJoin, report: EpochReport) -> Iterator[RenderableType]:
     yield table
 
 
-def _side_name(job: StreamJoin, part: str) -> str:
+def _side_name(job: Job, part: str) -> str:
     for number, step in enumerate(job.joins):
         inputs = {LEFT: job.left_inputs(number), RIGHT: (step.right,)}
         for side in SIDES:

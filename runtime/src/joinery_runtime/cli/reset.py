@@ -13,14 +13,14 @@ from joinery_runtime.core.spec import END_OF_TIME
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
-from joinery_runtime.job import KafkaInput, StreamJoin
+from joinery_runtime.job import Job, KafkaInput
 from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.state.store import JobRecord, Standing, StateStore
 
 
 def reset_command(
-    job: StreamJoin, name: str, target: Target, *, dry_run: bool, drop_planned: bool, say: Callable[[str], None]
+    job: Job, name: str, target: Target, *, dry_run: bool, drop_planned: bool, say: Callable[[str], None]
 ) -> None:
     """Says what changes per partition, and changes it unless `dry_run`. Raises JoineryError; then nothing changed."""
     job = durable(job)
@@ -47,8 +47,8 @@ def reset_command(
             say("Done. A driver that was running has been fenced: it ends. Start the job to go on from here.")
 
 
-def _kafka_input(job: StreamJoin, name: str) -> KafkaInput:
-    inputs = {side.name: side for side in job.spec.inputs}
+def _kafka_input(job: Job, name: str) -> KafkaInput:
+    inputs = {side.name: side for side in job.inputs}
     if name not in inputs:
         raise JoineryError(
             f"Job {job.name} has no input {name}", facts=f"it has {', '.join(inputs)}", todo="Name one of these"

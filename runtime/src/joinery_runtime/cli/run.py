@@ -17,10 +17,10 @@ from joinery_runtime.engine.loop import Listener
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.pulse import Pulse
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 
 
-def run_command(job: StreamJoin, master: str | None, status_port: int | None, stalled_after_ms: int) -> Outcome:
+def run_command(job: Job, master: str | None, status_port: int | None, stalled_after_ms: int) -> Outcome:
     """`status_port` None: nothing is served."""
     signals = _Signals()
     with open_progress(job, sys.stdout) as progress, _served(job, status_port, stalled_after_ms) as board:
@@ -33,12 +33,12 @@ def run_command(job: StreamJoin, master: str | None, status_port: int | None, st
 
 
 @contextmanager
-def _served(job: StreamJoin, port: int | None, stalled_after_ms: int) -> Iterator[Board | None]:
+def _served(job: Job, port: int | None, stalled_after_ms: int) -> Iterator[Board | None]:
     if port is None:
         yield None
         return
     pulse = Pulse(stalled_after_s=stalled_after_ms / 1000)
-    board = Board(job.name, [side.name for side in job.spec.inputs], pulse)
+    board = Board(job.name, [side.name for side in job.inputs], pulse)
     with serve_status(board, port):
         yield board
 

@@ -10,13 +10,13 @@ from joinery_runtime.engine.plan import InputState, input_offsets, stored_floors
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import embedded_directory, open_store
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateStore
 
 
-def epoch_lines(job: StreamJoin, after: int, limit: int) -> Iterator[dict[str, Any]]:
+def epoch_lines(job: Job, after: int, limit: int) -> Iterator[dict[str, Any]]:
     """The epoch log after epoch `after`, oldest first."""
     with open_durable(durable(job)) as store:
         known(job, store)
@@ -30,20 +30,20 @@ def epoch_lines(job: StreamJoin, after: int, limit: int) -> Iterator[dict[str, A
             }
 
 
-def listing(job: StreamJoin) -> str:
+def listing(job: Job) -> str:
     with open_durable(durable(job)) as store:
         return "\n".join(_lines(known(job, store)))
 
 
 @contextmanager
-def open_durable(job: StreamJoin) -> Iterator[StateStore]:
+def open_durable(job: Job) -> Iterator[StateStore]:
     """The store of a job with its secrets' values (`durable`)."""
     with open_store(job, _quiet) as opened:
         yield opened.store
 
 
 @contextmanager
-def open_anyway(job: StreamJoin) -> Iterator[PostgresStore]:
+def open_anyway(job: Job) -> Iterator[PostgresStore]:
     """The same, also where the job may not be used any more because it was moved away."""
     postgres = job.spec.state_store.postgres
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def open_anyway(job: StreamJoin) -> Iterator[PostgresStore]:
         yield stack.enter_context(closing(PostgresStore(dsn, schema)))
 
 
-def known(job: StreamJoin, store: StateStore) -> JobRecord:
+def known(job: Job, store: StateStore) -> JobRecord:
     """Raises JoineryError if it never ran."""
     record = store.record(job.name)
     if record is None:
@@ -77,7 +77,7 @@ def _lines(record: JobRecord) -> Iterator[str]:
         yield f"{segment.part:5}  {segment.rows:>9} rows  {segment.bytes:>10} bytes  event time {times}  {segment.key}"
 
 
-def durable(job: StreamJoin) -> StreamJoin:
+def durable(job: Job) -> Job:
     """The job with its secrets' values. Raises JoineryError if its state does not outlive it."""
     if job.spec.state_store.memory is not None:
         raise JoineryError(f"job {job.name} keeps its state in memory", facts="nothing of it outlives the job")

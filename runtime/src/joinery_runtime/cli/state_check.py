@@ -8,13 +8,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from joinery_runtime.cli.state import open_durable
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.identity import JobIdentity
 from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.job import StreamJoin, compare, under_definition
+from joinery_runtime.job import Job, compare, under_definition
 from joinery_runtime.job.crd.driver import ENDING_FILE, StateCheck
 from joinery_runtime.state import migrations
 from joinery_runtime.state.reading import ReadingStore
@@ -29,7 +29,7 @@ _TEXTS = 8  # that are kept of each list, where all of them would be too long
 _SHORTER = (1000, 200, 40)  # characters of each: JSON writes one in six bytes at most
 
 
-def check_job(job: StreamJoin) -> StateCheck:
+def check_job(job: Job) -> StateCheck:
     """Writes nothing. Raises JoineryError where the state cannot be looked at."""
     target = migrations.CURRENT_STATE_VERSION
     if job.spec.state_store.memory is not None:
@@ -49,7 +49,7 @@ def check_job(job: StreamJoin) -> StateCheck:
 
 
 @contextmanager
-def _reading(job: StreamJoin) -> Iterator[StateStore]:
+def _reading(job: Job) -> Iterator[StateStore]:
     postgres = job.spec.state_store.postgres
     if postgres is None or postgres.dsn is None:  # embedded: nobody else uses it
         with open_durable(job) as store:
@@ -59,8 +59,8 @@ def _reading(job: StreamJoin) -> Iterator[StateStore]:
         yield store
 
 
-def _compared(job: StreamJoin, store: StateStore, record: JobRecord, target: int) -> StateCheck:
-    who = identity(job, compile_join(job), _no_warning)
+def _compared(job: Job, store: StateStore, record: JobRecord, target: int) -> StateCheck:
+    who = identity(job, compile_job(job), _no_warning)
     refused, warnings = [], []
     if record.signature is not None:
         comparison = compare(record.signature, who.signature)
@@ -74,10 +74,10 @@ def _compared(job: StreamJoin, store: StateStore, record: JobRecord, target: int
     return _checked(record, target, refused, warnings, rehearsal)
 
 
-def _unreadable(job: StreamJoin, who: JobIdentity, record: JobRecord) -> Iterator[str]:
+def _unreadable(job: Job, who: JobIdentity, record: JobRecord) -> Iterator[str]:
     """What else the state store keeps that this release or this job could not take over."""
     try:
-        input_states((side.name for side in job.spec.inputs), record)
+        input_states((side.name for side in job.inputs), record)
         if record.plan is not None:
             EpochPlan.from_json(record.plan)
         if record.definition is not None and not who.defines(record):
@@ -129,7 +129,7 @@ def tell(check: StateCheck) -> None:
             raise EnvironmentProblem(f"{place} cannot be written", facts=error.strerror or str(error)) from error
 
 
-def check_lines(job: StreamJoin, check: StateCheck) -> Iterator[str]:
+def check_lines(job: Job, check: StateCheck) -> Iterator[str]:
     yield f"job {job.name}: {'fits its state' if check.fits else 'does not fit its state'}"
     for text in check.refused:
         yield f"  refused: {text}"

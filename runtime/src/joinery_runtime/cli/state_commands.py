@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from joinery_runtime.cli.common import AsJson, Count, Flag, JobFile, answer, in_memory, load, say
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 
 state = App(name="state", help="Look into a job's state, go back in it, migrate, move and delete it.")
 
@@ -314,6 +314,6 @@ def move(
     answer(done.document(), done.lines(), as_json=as_json)
 
 
-def _nothing_kept(job: StreamJoin, *, as_json: bool) -> None:
+def _nothing_kept(job: Job, *, as_json: bool) -> None:
     text = f"job {job.name} keeps its state in memory: there is nothing to do"
     answer({"job": job.name, "note": text}, [text], as_json=as_json)

@@ -10,7 +10,7 @@ from joinery_runtime.cli.common import size_text
 from joinery_runtime.cli.state import known
 from joinery_runtime.cli.state_savepoints import check_name
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.state import migrations
 from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateStore
 from joinery_runtime.state.upgrade import (
@@ -65,7 +65,7 @@ class Migrated:
             yield f"job {self.job}: nothing to migrate"
 
 
-def dry_run(job: StreamJoin, store: StateStore) -> Rehearsal:
+def dry_run(job: Job, store: StateStore) -> Rehearsal:
     return rehearse(store, known(job, store), migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION)
 
 

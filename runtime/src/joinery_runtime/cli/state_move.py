@@ -10,7 +10,7 @@ from typing import Any
 
 from joinery_runtime.cli.common import size_text
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.state.moving import MovableStore, Moving
 from joinery_runtime.state.postgres import PostgresStore
 
@@ -39,7 +39,7 @@ class Move:
         yield "Name that place in stateStore before the job is started again; here it does not start any more."
 
 
-def move(job: StreamJoin, here: PostgresStore, to: str | None, schema: str | None, *, dry_run: bool) -> Move:
+def move(job: Job, here: PostgresStore, to: str | None, schema: str | None, *, dry_run: bool) -> Move:
     """Raises JoineryError; a move that has begun can be repeated then."""
     dsn = to or os.environ.get(DSN_VARIABLE)
     if not dsn:
@@ -57,12 +57,12 @@ def move(job: StreamJoin, here: PostgresStore, to: str | None, schema: str | Non
         return Move(job.name, source.place, target.place, contents, moved=not dry_run)
 
 
-def stay(job: StreamJoin, here: PostgresStore) -> None:
+def stay(job: Job, here: PostgresStore) -> None:
     with closing(MovableStore(here.dsn, here.schema)) as source:
         source.stay(job.name)
 
 
-def _refuse_table(job: StreamJoin) -> None:
+def _refuse_table(job: Job) -> None:
     """A table is written in the commit's transaction, so it has to be where the state is; and it would stay behind."""
     table = job.spec.output.postgres
     if table is not None:

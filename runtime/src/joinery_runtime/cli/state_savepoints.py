@@ -11,7 +11,7 @@ from joinery_runtime.cli.common import size_text
 from joinery_runtime.cli.state import known
 from joinery_runtime.engine.plan import input_offsets
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import StreamJoin, definition
+from joinery_runtime.job import Job, definition
 from joinery_runtime.state import decisions
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import EpochRecord, JobRecord, Json, Savepoint, StateStore
@@ -21,7 +21,7 @@ LONGEST_NAME = 253  # characters: what a resource's status holds
 _PAGE = 1000  # epochs of the log that are read at a time
 
 
-def create(store: StateStore, job: StreamJoin, name: str) -> Savepoint:
+def create(store: StateStore, job: Job, name: str) -> Savepoint:
     check_name(name)
     known(job, store)
     if is_automatic(name):
@@ -82,7 +82,7 @@ class Repeat:
             yield f"Epoch {self.planned} is planned: its plan is dropped, and rows of it that are out already repeat."
 
 
-def repeats(store: StateStore, job: StreamJoin, name: str) -> Repeat:
+def repeats(store: StateStore, job: Job, name: str) -> Repeat:
     """Raises StateError if there is no such savepoint."""
     record = known(job, store)
     pins = {pin.name: pin for pin in store.savepoints(job.name)}
@@ -93,7 +93,7 @@ def repeats(store: StateStore, job: StreamJoin, name: str) -> Repeat:
     return Repeat(job.name, pins[name], output_text(job, record), wrote, _planned(record))
 
 
-def _since(store: StateStore, job: StreamJoin, epoch: int) -> Iterator[EpochRecord]:
+def _since(store: StateStore, job: Job, epoch: int) -> Iterator[EpochRecord]:
     while page := store.epochs(job.name, epoch, _PAGE):
         yield from page
         epoch = page[-1].epoch
@@ -155,7 +155,7 @@ def _planned(record: JobRecord) -> int | None:
     return None if record.plan is None else int(record.plan["epoch"])
 
 
-def output_text(job: StreamJoin, record: JobRecord) -> str:
+def output_text(job: Job, record: JobRecord) -> str:
     """Where rows went, by the job as it was when the newest epoch was committed."""
     output: Json = (record.definition or definition(job))["output"]
     if "kafka" in output:
@@ -167,7 +167,7 @@ def output_text(job: StreamJoin, record: JobRecord) -> str:
     return f"the folder {output['file']['path']}"
 
 
-def restore(store: StateStore, job: StreamJoin, name: str) -> Repeat:
+def restore(store: StateStore, job: Job, name: str) -> Repeat:
     """Goes back. The running driver is fenced first, so that what is said to repeat is all that does."""
     repeats(store, job, name)
     store.acquire(job.name)

@@ -17,7 +17,7 @@ from joinery_runtime.cli.state_fate import Fate, Row, fates
 from joinery_runtime.cli.state_key import StepKey, step_keys
 from joinery_runtime.cli.state_next import NextEpoch
 from joinery_runtime.core.columns import DELETED, MARK, OFFSET, PARTITION, ROW, SEGMENT, TS
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.rows import Selection, gather
 from joinery_runtime.core.segment import Run, SegmentMeta, decode
 from joinery_runtime.core.shards import HashRange
@@ -95,7 +95,7 @@ class Shown:
 def show(job: StreamJoin, store: StateStore, texts: Sequence[str], step: int | None = None) -> Shown:
     """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
     JoineryError naming what is wrong with them."""
-    pipeline, keys = compile_join(job), step_keys(job, texts, step)
+    pipeline, keys = compile_job(job), step_keys(job, texts, step)
     record, segments = _read(store, known(job, store), [_Wanted(pipeline, key) for key in keys])
     after = NextEpoch.of(pipeline, record)
     shown = [_shown(after, record, segments, _Wanted(pipeline, key)) for key in keys]

@@ -11,14 +11,14 @@ from joinery_runtime.cli.state import known
 from joinery_runtime.cli.state_next import NextEpoch, rows_go_before
 from joinery_runtime.cli.state_savepoints import savepoint_document, savepoint_line
 from joinery_runtime.core import times
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.segment import SegmentMeta
 from joinery_runtime.core.spec import LEFT, AsOf, Interval, SessionGap, StepSpec, TumblingWindow, Watermark
 from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.limits import Cap
 from joinery_runtime.engine.report import PartTotals, Totals
 from joinery_runtime.engine.state_size import StateSize
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, Savepoint, StateStore
@@ -166,9 +166,9 @@ def _side_lines(side: SideStats) -> Iterator[str]:
     )
 
 
-def stats(job: StreamJoin, store: StateStore) -> Stats:
+def stats(job: Job, store: StateStore) -> Stats:
     record, newest = known(job, store), store.newest_epoch(job.name)
-    after = NextEpoch.of(compile_join(job), record)
+    after = NextEpoch.of(compile_job(job), record)
     totals = Totals.of(newest.result if newest is not None else {})
     place, version = (store.place, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
     sides = side_stats(after, record, totals, state_limits(job).caps)

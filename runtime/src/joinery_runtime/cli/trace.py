@@ -13,7 +13,7 @@ from typing import Any
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
@@ -21,7 +21,7 @@ from joinery_runtime.state.store import StateStore
 
 
 def trace_command(
-    job: StreamJoin, steps: Path, store: str, shards: int | None, *, verbose: bool = False
+    job: Job, steps: Path, store: str, shards: int | None, *, verbose: bool = False
 ) -> Iterator[dict[str, Any]]:
     """One result per step. Raises JoineryError naming the line of the step that failed."""
     listed = list(read_steps(steps))
@@ -63,7 +63,7 @@ def read_steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 @contextmanager
-def _store(job: StreamJoin, kind: str) -> Iterator[StateStore]:
+def _store(job: Job, kind: str) -> Iterator[StateStore]:
     if kind == "memory":
         yield MemoryStore()
     elif job.spec.state_store.postgres is not None:

@@ -32,6 +32,14 @@ JOINABLE_FIELD = pa.field(JOINABLE, pa.bool_(), nullable=False)
 MARK_FIELD = pa.field(MARK, pa.bool_(), nullable=False)
 DELETED_FIELD = pa.field(DELETED, pa.bool_(), nullable=False)
 
+# In segments of sessions, see `core.session_state`.
+START, EMITTED, FORCED = "$start", "$emitted", "$forced"
+SESSION_FIELDS: tuple[pa.Field, ...] = (
+    pa.field(START, pa.int64(), nullable=False),
+    pa.field(EMITTED, pa.bool_(), nullable=False),
+    pa.field(FORCED, pa.bool_(), nullable=False),
+)
+
 # A segment of marks: HASH and TS of the marked row, so that it is cut and expires like the rows, and where the row is.
 SEGMENT = "$segment"  # string: the segment's key
 ROW = "$row"  # int64: the row's number in the segment

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from joinery_runtime.core.compile_session import compile_session
 from joinery_runtime.core.expression import (
     ColumnRef,
     Expression,
@@ -35,9 +36,20 @@ from joinery_runtime.core.spec import (
     part_name,
 )
 from joinery_runtime.errors import ExpressionError, JobError, Problem
-from joinery_runtime.job import JoinStep, Reference, StreamJoin
+from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
 
 SQL_PATH = "spec.sql"
+
+
+def compile_job(job: Job) -> Pipeline:
+    """Raises JobError with the place, when an expression does not fit the inputs."""
+    match job:
+        case StreamJoin():
+            return compile_join(job)
+        case SessionWindow():
+            return compile_session(job)
+        case _:
+            raise TypeError(f"no compiler for {job.kind}")
 
 
 def compile_join(job: StreamJoin) -> Pipeline:
@@ -48,7 +60,7 @@ def compile_join(job: StreamJoin) -> Pipeline:
 
 def stored_columns(pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
     """Columns that segments keep, per part of the state: what the job's signature needs."""
-    return {part: side.intake.stored for part, side in pipeline.parts().items()}
+    return {part: side.stored for part, side in pipeline.parts().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,7 @@ class _Step:
 class _Compiler:
     def __init__(self, job: StreamJoin) -> None:
         self._job = job
-        self._schemas = {side.name: arrow_schema(side.columns) for side in job.spec.inputs}
+        self._schemas = {side.name: arrow_schema(side.columns) for side in job.inputs}
         self._output = self._outputs()
         self._steps = [self._take_apart(number, step) for number, step in enumerate(job.joins)]
 
@@ -99,7 +111,7 @@ class _Compiler:
         read = {steps[0].sides[LEFT].time: (0, LEFT)} | {
             step.right: (n, RIGHT) for n, step in enumerate(self._job.joins)
         }
-        return Pipeline(tuple(InputSpec(side.name, *read[side.name]) for side in self._job.spec.inputs), steps)
+        return Pipeline(tuple(InputSpec(side.name, *read[side.name]) for side in self._job.inputs), steps)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

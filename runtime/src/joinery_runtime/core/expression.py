@@ -65,14 +65,18 @@ class Expression:
         return pc.fill_null(_boolean(self.evaluate(resolve, rows)), False)
 
 
-def parse_expression(text: str) -> Expression:
-    """Raises ExpressionError with the place in the text for what does not parse or is not supported."""
+def parse_expression(text: str, of: str = "") -> Expression:
+    """A column without an input's name is one of `of`. Raises ExpressionError with the place in the text for what does
+    not parse or is not supported."""
     try:
         node = sqlglot.parse_one(text)
     except SqlglotError as error:
         raise ExpressionError(f"{text!r} is not an SQL expression", facts=_first_line(error)) from error
     for part in node.walk():
         _check(part, text)
+    for column in node.find_all(exp.Column):
+        if of and not column.table:
+            column.set("table", exp.to_identifier(of))
     return _expression(node, text)
 
 

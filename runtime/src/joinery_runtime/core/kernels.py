@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from joinery_runtime.core import asof, join, session_join, window
-from joinery_runtime.core.spec import LEFT, AsOf, Interval, Rule, SessionGap, StepSpec, TumblingWindow
+from joinery_runtime.core.spec import LEFT, AsOf, Interval, Rule, SessionGap, SessionWindow, StepSpec, TumblingWindow
 from joinery_runtime.core.step import Horizon, KeptRun, Kernel, StepResult, StepWork, Survivors
 
 
@@ -33,14 +33,14 @@ def survivors(step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horiz
     return _KERNELS[type(step.rule)].survivors(step, side, runs, horizon)
 
 
-def needs_state(step: StepSpec, side: int, arrived: tuple[bool, bool], *, closing: bool) -> bool:
+def needs_state(step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
     """Whether the kernel looks at what is kept of `side`: which sides have arrivals, and whether rows may leave."""
     match step.rule:
         case Interval():
             return arrived[1 - side] or (closing and step.sides[side].preserved)
         case TumblingWindow():
             return closing
-        case SessionGap():
+        case SessionGap() | SessionWindow():
             return True
         case AsOf():
             return closing or (side != LEFT and any(arrived))

@@ -67,7 +67,9 @@ def prepare(
     bool[n] for a table (None: none of them deletes)."""
     times = rows.column(intake.event_time).cast(pa.int64())
     usable = _usable(times)
-    all_rows = _Rows(rows, times, np.full(len(offsets), partition, dtype=np.int32), offsets, deleted)
+    all_rows = _Rows(
+        _with_computed(intake, rows), times, np.full(len(offsets), partition, dtype=np.int32), offsets, deleted
+    )
     read = all_rows.where(usable)
     span = pc.min_max(read.times).as_py()
     prepared, dropped = _prepared(intake, read, hasher)
@@ -109,6 +111,17 @@ def _prepared(intake: Intake, rows: _Rows, hasher: KeyHash) -> tuple[pa.RecordBa
     return pa.record_batch(columns, schema=intake.prepared_schema()), {} if intake.preserved else dropped
 
 
+def _with_computed(intake: Intake, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """With the columns that expressions make of the others."""
+    if not intake.computed:
+        return rows
+    made = [
+        expression.evaluate(lambda ref: rows.column(ref.column), rows.num_rows).cast(intake.schema.field(name).type)
+        for name, expression in intake.computed
+    ]
+    return pa.record_batch([*rows.columns, *made], schema=intake.schema)
+
+
 def _deleted(rows: _Rows) -> np.ndarray:
     return rows.deleted if rows.deleted is not None else np.zeros(len(rows.offsets), dtype=bool)
 
@@ -122,7 +135,7 @@ def _joinable(intake: Intake, rows: _Rows) -> tuple[np.ndarray, dict[str, int]]:
     """bool[n]: the rows that may match something, and how many may not, by reason."""
     user = rows.user
     has_key = rows.times.is_valid().to_numpy(zero_copy_only=False)
-    for name in intake.keys:
+    for name in () if intake.grouped else intake.keys:
         has_key = has_key & _not_null(user.column(name))
     passes = np.ones(user.num_rows, dtype=bool)
     if intake.predicate is not None:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from joinery_runtime.core.columns import DELETED_FIELD, ENGINE_FIELDS, JOINABLE_FIELD, MARK_FIELD
+from joinery_runtime.core.columns import DELETED_FIELD, ENGINE_FIELDS, JOINABLE_FIELD, MARK_FIELD, SESSION_FIELDS
 from joinery_runtime.core.expression import ColumnRef, Expression
 
 LEFT: Final = 0
@@ -26,6 +26,8 @@ BEGIN_OF_TIME: Final = -(2**63)
 Watermark = int | None  # None: nothing known yet
 
 MARKS: Final = ".marks"  # after a part's name: its marks
+SESSIONS: Final = "sessions"  # the part of the state of a job of sessions
+COMPLETE: Final = "sessions.complete"  # the horizon behind which sessions have gone out (S5)
 
 WINDOW_COLUMNS: Final = ("window_start", "window_end")  # rule W4: after the user's columns, int64 milliseconds
 
@@ -57,7 +59,8 @@ class Intake:
     `schema` is what comes in, `event_time` the column that becomes `$ts`, `keys` the key columns in the step's order,
     `stored` the user columns that go on, `predicate` what only this side can decide. `preserved`: rows that cannot
     match go on, with `$joinable` false. `table`: rows are versions and carry `$deleted`. `chained`: what comes in was
-    made by the step before, with columns called `<input>.<column>`.
+    made by the step before, with columns called `<input>.<column>`. `computed` are columns of the schema, its last
+    ones, that expressions make of the others. `grouped`: keys are groups, where NULL and NaN are values like others.
     """
 
     schema: pa.Schema
@@ -69,6 +72,8 @@ class Intake:
     table: bool = False
     placement: Placement = Placement.BY_KEY
     chained: bool = False
+    computed: tuple[tuple[str, Expression], ...] = ()
+    grouped: bool = False
 
     def name_of(self, ref: ColumnRef) -> str:
         """How an input's column is called in batches of this side."""
@@ -86,13 +91,14 @@ class Intake:
 class SideSpec:
     """One side of a step. `part` names its rows in the state; `inputs` whose columns they carry (one, or those of all
     steps before); `time` is the input whose event time is `$ts`, which the step's bound counts from; `marks`: rows of
-    this part have marks."""
+    this part have marks; `state` are the columns of its segments where they are no prepared rows."""
 
     part: str
     inputs: tuple[str, ...]
     time: str
     intake: Intake
     marks: bool = False
+    state: pa.Schema | None = None
 
     @property
     def preserved(self) -> bool:
@@ -106,8 +112,18 @@ class SideSpec:
     def marks_part(self) -> str:
         return self.part + MARKS
 
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The columns of segments beside the engine's own: a user's, or of sessions groups and accumulators."""
+        if self.state is None:
+            return self.intake.stored
+        own = {field.name for field in (*ENGINE_FIELDS, MARK_FIELD, *SESSION_FIELDS)}
+        return tuple(name for name in self.state.names if name not in own)
+
     def segment_schema(self) -> pa.Schema:
         """Columns of this part's segments."""
+        if self.state is not None:
+            return self.state
         prepared = self.intake.prepared_schema()
         kept = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
         engine = len(ENGINE_FIELDS)
@@ -155,7 +171,32 @@ class AsOf:
     grace: int = 0
 
 
-Rule = Interval | TumblingWindow | SessionGap | AsOf
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One aggregate of a session (S7): `function` of `column` of type `type` (None: it counts rows), in the output as
+    `name`. `limit`: `count_distinct` is exact up to so many values; None: it is a sketch."""
+
+    function: str
+    name: str
+    column: str = ""
+    type: pa.DataType | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindow:
+    """Sessions of one input, aggregated (S1-S7). `drop_late` False is `lateData: reopen` (S5); `retracts`: an id that
+    was replaced goes out once more, as a retraction."""
+
+    gap: int
+    max_duration: int
+    aggregates: tuple[Aggregate, ...]
+    allowed_lateness: int = 0
+    drop_late: bool = True
+    retracts: bool = False
+
+
+Rule = Interval | TumblingWindow | SessionGap | AsOf | SessionWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +212,13 @@ class OutputColumn:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One join. `residual` is what both sides decide together; of an as-of step it includes what only the table can
-    decide, since that must not hide a version. `output` are the user's columns, or what the next step takes in."""
+    """One join, or the sessions of one input: then there is one side, and `output` only names columns.
+
+    `residual` is what both sides decide together; of an as-of step it includes what only the table can decide, since
+    that must not hide a version. `output` are the user's columns, or what the next step takes in."""
 
     number: int
-    sides: tuple[SideSpec, SideSpec]
+    sides: tuple[SideSpec, ...]
     rule: Rule
     residual: Expression | None
     output: tuple[OutputColumn, ...]
@@ -230,7 +273,7 @@ class Pipeline:
     def side(self, part: str) -> tuple[StepSpec, int]:
         """The step and side that a part of the state belongs to (also for its marks)."""
         wanted = part.removesuffix(MARKS)
-        return next((step, i) for step in self.steps for i in SIDES if step.sides[i].part == wanted)
+        return next((step, i) for step in self.steps for i, side in enumerate(step.sides) if side.part == wanted)
 
     def parts(self) -> Mapping[str, SideSpec]:
         return {side.part: side for step in self.steps for side in step.sides}

@@ -67,17 +67,18 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One shard's work in a step; pairs are (left, right).
+    """One shard's work in a step; tuples hold a value per side: (left, right), or of sessions one.
 
     `arrivals` are prepared rows (None: none), with `$joinable` where the side is preserved; `kept` is what is in the
     state; `accept_from` the lowest event time of each side that is not late (None: nothing is); `ordered` asks for
-    ORDER_COLUMNS after the output columns.
+    ORDER_COLUMNS after the output columns. `complete` is the horizon behind which sessions go out (S5).
     """
 
-    arrivals: tuple[pa.RecordBatch | None, pa.RecordBatch | None]
-    kept: tuple[Sequence[KeptRun], Sequence[KeptRun]]
-    horizons: tuple[Horizon, Horizon]
-    accept_from: tuple[int | None, int | None] = (None, None)
+    arrivals: tuple[pa.RecordBatch | None, ...]
+    kept: tuple[Sequence[KeptRun], ...]
+    horizons: tuple[Horizon, ...]
+    accept_from: tuple[int | None, ...] = (None, None)
+    complete: Horizon = Horizon()
     ordered: bool = False
 
 
@@ -92,12 +93,17 @@ class StepResult:
     """
 
     output: Sequence[pa.RecordBatch] = ()
-    kept: tuple[Run | None, Run | None] = (None, None)
-    marks: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]] = field(default=({}, {}))
+    kept: tuple[Run | None, ...] = (None, None)
+    marks: tuple[Mapping[str, np.ndarray], ...] = field(default=({}, {}))
     finished: frozenset[str] = frozenset()
-    dropped: tuple[Mapping[str, int], Mapping[str, int]] = field(default=({}, {}))
-    lookups: tuple[int, int] = (0, 0)
+    dropped: tuple[Mapping[str, int], ...] = field(default=({}, {}))
+    lookups: tuple[int, ...] = (0, 0)
     matches: int = 0
+
+    @classmethod
+    def nothing(cls, step: StepSpec) -> StepResult:
+        sides = len(step.sides)
+        return cls(kept=(None,) * sides, marks=({},) * sides, dropped=({},) * sides, lookups=(0,) * sides)
 
 
 class Kernel(Protocol):

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from joinery_runtime.core import windows
 from joinery_runtime.core.segment import SegmentMeta
 from joinery_runtime.core.spec import (
+    COMPLETE,
     END_OF_TIME,
     LEFT,
     RIGHT,
+    SESSIONS,
     AsOf,
     Interval,
     Pipeline,
     SessionGap,
+    SessionWindow,
     StepSpec,
     TumblingWindow,
     Watermark,
@@ -38,7 +41,7 @@ class InputTime:
 
 
 Times = Mapping[str, InputTime]
-Horizons = Mapping[str, Horizon]  # by part
+Horizons = Mapping[str, Horizon]  # by part, and COMPLETE
 Floors = Mapping[str, int]  # by part: the horizons of the last committed epoch
 Lows = Mapping[str, Watermark]  # by input: the lowest event time that may still come
 
@@ -77,9 +80,8 @@ def horizons(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Hori
     lows: Lows = {}
     for step in pipeline.steps:
         lows = {**lows, **_lows(step, times)}
-        now = _horizons(step, times, lows)
-        for side, horizon in zip(step.sides, now, strict=True):
-            found[side.part] = _risen(floors.get(side.part), horizon)
+        for name, now in _horizons(step, times, lows).items():
+            found[name] = _risen(floors.get(name), now)
         lows = _handed_on(pipeline, step, lows, found)
     return found
 
@@ -87,9 +89,11 @@ def horizons(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Hori
 def settled(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horizon]:
     """The horizons that are reached in the end, when follow-up epochs have closed all that these times close."""
     reached = dict(floors)
+    found: Horizons = {}
     for _ in pipeline.steps:
-        reached |= floors_after(horizons(pipeline, times, reached))
-    return {part: Horizon(floors.get(part), reached.get(part)) for part in pipeline.parts()}
+        found = horizons(pipeline, times, reached)
+        reached |= floors_after(found)
+    return {name: Horizon(floors.get(name), reached.get(name)) for name in found}
 
 
 def floors_after(found: Horizons) -> dict[str, int]:
@@ -115,15 +119,30 @@ def _lows(step: StepSpec, times: Times) -> Lows:
     return {name: earlier(times[name].watermark, late) for name in read}
 
 
-def _horizons(step: StepSpec, times: Times, lows: Lows) -> tuple[int | None, int | None]:
-    left, right = (lows[side.time] for side in step.sides)
+def _horizons(step: StepSpec, times: Times, lows: Lows) -> dict[str, int | None]:
+    if isinstance(step.rule, SessionWindow):
+        return _session_horizons(step.rule, times[step.sides[0].time].watermark)
+    left, right = step.sides
+    now = _join_horizons(step, times, (lows[left.time], lows[right.time]))
+    return {left.part: now[LEFT], right.part: now[RIGHT]}
+
+
+def _session_horizons(rule: SessionWindow, watermark: Watermark) -> dict[str, int | None]:
+    """S4, S5: sessions whose last row is before them are not kept any more, and have gone out."""
+    complete = earlier(watermark, rule.gap)
+    evicted = earlier(complete, rule.allowed_lateness)
+    return {SESSIONS: evicted, COMPLETE: evicted if rule.drop_late else complete}
+
+
+def _join_horizons(step: StepSpec, times: Times, lows: tuple[Watermark, Watermark]) -> tuple[int | None, int | None]:
+    left, right = lows
     match step.rule:
         case Interval() as rule:
             return earlier(right, rule.upper), earlier(left, -rule.lower)
         case AsOf() as rule:
             stream, table = (times[side.time] for side in step.sides)
             return _over(stream, rule.grace), earlier(table.highest, rule.history_retention)
-        case TumblingWindow() | SessionGap():
+        case _:
             both = None if left is None or right is None else min(left, right)
             return both, both
 
@@ -209,6 +228,8 @@ def needed(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
             return horizon.before is None or meta.ts_max >= windows.keep_from(rule, horizon.before)
         case AsOf() if side == LEFT:
             return horizon.before is None or meta.ts_max > horizon.before
+        case SessionWindow():
+            return horizon.before is None or meta.ts_max >= horizon.before
         case _:
             return True
 
@@ -220,7 +241,7 @@ def expired(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
     if now is None:
         return False
     match step.rule:
-        case Interval():
+        case Interval() | SessionWindow():
             return meta.ts_max < now
         case TumblingWindow() as rule:
             return meta.ts_max < windows.keep_from(rule, now)
@@ -233,10 +254,13 @@ def expired(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
 def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
     """Whether the epoch may emit rows of the segment although nothing arrives (T3)."""
     step, side = pipeline.side(meta.part)
-    spec, horizon = step.sides[side], found[step.sides[side].part]
+    spec = step.sides[side]
+    horizon = found[COMPLETE if isinstance(step.rule, SessionWindow) else spec.part]
     if horizon.now is None or horizon.now == horizon.before or meta.part == spec.marks_part:
         return False
     match step.rule:
+        case SessionWindow():
+            return meta.ts_min < horizon.now
         case Interval():
             return spec.preserved and meta.ts_min < horizon.now and needed(pipeline, meta, found)
         case TumblingWindow() | SessionGap() as rule:
@@ -256,3 +280,5 @@ def kept_for_ms(step: StepSpec, side: int) -> int | None:
             return None  # a session may go on for ever
         case AsOf() as rule:
             return rule.grace if side == LEFT else None
+        case SessionWindow() as rule:
+            return rule.gap + rule.allowed_lateness  # after its last row

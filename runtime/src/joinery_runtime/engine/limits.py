@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from joinery_runtime.core import times
 from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import BEGIN_OF_TIME, LEFT, MARKS, AsOf, Interval, Pipeline, Watermark
+from joinery_runtime.core.spec import BEGIN_OF_TIME, LEFT, MARKS, SESSIONS, AsOf, Interval, Pipeline, Watermark
 from joinery_runtime.core.times import Horizons
 from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.errors import LimitReached
@@ -62,6 +62,8 @@ class Over:
 def side_text(pipeline: Pipeline, part: str) -> str:
     """A part of the state in words: `step 2, left side (orders, payments)`."""
     step, side = pipeline.side(part)
+    if part == SESSIONS:
+        return f"the sessions of {step.sides[side].time}"
     name = "left" if side == LEFT else "right"
     return f"step {step.number + 1}, {name} side ({', '.join(step.sides[side].inputs)})"
 

@@ -12,7 +12,7 @@ from joinery_runtime.core import compaction, times
 from joinery_runtime.core.kernels import needs_state, run_step, survivors
 from joinery_runtime.core.segment import Run, SegmentMeta, merge
 from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range
-from joinery_runtime.core.spec import LEFT, RIGHT, SIDES, AsOf, Pipeline, SideSpec, StepSpec
+from joinery_runtime.core.spec import COMPLETE, RIGHT, AsOf, Pipeline, SideSpec, StepSpec
 from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork, with_marks
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.marks import MarkBook, marks_of_live, marks_run
@@ -20,7 +20,7 @@ from joinery_runtime.engine.messages import EpochWork
 
 _EVERYWHERE = HashRange(0, HASH_SPACE - 1)
 
-Arrivals = tuple[pa.RecordBatch | None, pa.RecordBatch | None]
+Arrivals = tuple[pa.RecordBatch | None, ...]  # per side
 Groups = list[list[SegmentMeta]]
 
 
@@ -52,6 +52,7 @@ class StepTask:
         self, pipeline: Pipeline, step: StepSpec, shard: int, work: EpochWork, cache: SegmentCache, book: MarkBook
     ) -> None:
         self._pipeline, self._step, self._work, self._cache, self._book = pipeline, step, work, cache, book
+        self._sides = range(len(step.sides))
         self._owned = shard_range(shard, work.plan.shards)
         self._first = shard == 0
         self.sides = tuple(self._segments(side, side.part) for side in step.sides)
@@ -61,13 +62,13 @@ class StepTask:
 
     def run(self, arrivals: Arrivals, *, ordered: bool) -> Done | None:
         """None: nothing arrived, nothing leaves, and there is nothing to rewrite."""
-        rewrites = [rewrite for side in SIDES for rewrite in self._rewrites(side)]
-        mark_merges = {side: self._choose(side, self._marks[side], self._owned) for side in SIDES}
+        rewrites = [rewrite for side in self._sides for rewrite in self._rewrites(side)]
+        mark_merges = {side: self._choose(side, self._marks[side], self._owned) for side in self._sides}
         closing = self._closing()
-        idle = arrivals == (None, None) and not closing
+        idle = not closing and all(rows is None for rows in arrivals)
         if idle and not any((rewrites, *mark_merges.values(), self._finished_marks())):
             return None
-        result = StepResult() if idle else run_step(self._step, self._step_work(arrivals, closing, ordered=ordered))
+        result = StepResult.nothing(self._step) if idle else self._run(arrivals, closing, ordered=ordered)
         merged = [group for groups in mark_merges.values() for group in groups]
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
         return Done(
@@ -79,14 +80,15 @@ class StepTask:
 
     # --- what the kernel gets -----------------------------------------------------------------------------------------
 
-    def _step_work(self, arrivals: Arrivals, closing: bool, *, ordered: bool) -> StepWork:
-        arrived = (arrivals[LEFT] is not None, arrivals[RIGHT] is not None)
-        kept = [
-            self.kept_runs(side) if needs_state(self._step, side, arrived, closing=closing) else [] for side in SIDES
-        ]
+    def _run(self, arrivals: Arrivals, closing: bool, *, ordered: bool) -> StepResult:
+        arrived = tuple(rows is not None for rows in arrivals)
+        kept = tuple(
+            self.kept_runs(side) if needs_state(self._step, side, arrived, closing=closing) else []
+            for side in self._sides
+        )
         accept_from = times.accept_from(self._step, self._work.plan.watermarks)
-        horizons: tuple[Horizon, Horizon] = (self._horizons[LEFT], self._horizons[RIGHT])
-        return StepWork(arrivals, (kept[LEFT], kept[RIGHT]), horizons, accept_from, ordered)
+        complete = self._work.plan.horizons.get(COMPLETE, Horizon())
+        return run_step(self._step, StepWork(arrivals, kept, self._horizons, accept_from, complete, ordered))
 
     def _closing(self) -> bool:
         horizons = self._work.plan.horizons
@@ -181,7 +183,9 @@ class StepTask:
         if not self._work.plan.checkpoint:
             return set()
         live = [{meta.key for meta in side} for side in self.sides]
-        return {meta.key for side in SIDES for meta in self._marks[side] if not self._book.refers_to(meta, live[side])}
+        return {
+            meta.key for side in self._sides for meta in self._marks[side] if not self._book.refers_to(meta, live[side])
+        }
 
 
 def _marked_too(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from joinery_runtime.core.keyhash import KeyHash, key_hash
 from joinery_runtime.core.prepare import cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.segment import Run, SegmentMeta, concat, decode, describe, encode
-from joinery_runtime.core.spec import LEFT, SIDES, Pipeline, Placement, StepSpec
+from joinery_runtime.core.spec import LEFT, Pipeline, Placement, StepSpec
 from joinery_runtime.core.step import StepResult
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.dead_letters import DeadLetters
@@ -145,7 +145,7 @@ class Worker:
         task = self._task(work, step, shard)
         hottest = self._hottest(work, step, shard, task)
         last = step is self._pipeline.last
-        done = task.run(_arrivals(mine), ordered=self._parts.ordered or not last)
+        done = task.run(_arrivals(mine, len(step.sides)), ordered=self._parts.ordered or not last)
         if done is None:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
             return
@@ -202,7 +202,7 @@ class Worker:
         self._counted.add(place)
         counter = self._counters[step.number]
         counter.retain({s.key for s in work.segments})
-        return counter.count([(side, kept) for side in SIDES for kept in task.kept_runs(side)])
+        return counter.count([(side, kept) for side in range(len(step.sides)) for kept in task.kept_runs(side)])
 
     def _hand_on(self, number: int, result: StepResult, shards: int) -> Iterator[tuple[int, RowBlock]]:
         intake = self._pipeline.steps[number].sides[LEFT].intake
@@ -253,12 +253,11 @@ class Worker:
         )
 
 
-def _arrivals(blocks: Iterable[RowBlock]) -> Arrivals:
-    sides: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
+def _arrivals(blocks: Iterable[RowBlock], sides: int) -> Arrivals:
+    batches: list[list[pa.RecordBatch]] = [[] for _ in range(sides)]
     for block in blocks:
-        sides[block.side].append(decode(block.rows))
-    left, right = (concat(batches) if batches else None for batches in sides)
-    return left, right
+        batches[block.side].append(decode(block.rows))
+    return tuple(concat(of) if of else None for of in batches)
 
 
 def _block(step: int, side: int, rows: pa.RecordBatch, *, read: bool = True) -> RowBlock:
@@ -286,10 +285,15 @@ def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mappin
 
 
 def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:
-    kept, other = result.kept[side], step.sides[1 - side]
-    stored = len(kept) if kept is not None and (shard == 0 or not step.sides[side].broadcast) else 0
-    lookups = result.lookups[1 - side] if shard == 0 or not other.broadcast else 0
-    return PartCounts(stored, lookups)
+    kept, spec = result.kept[side], step.sides[side]
+    stored = len(kept) if kept is not None and (shard == 0 or not spec.broadcast) else 0
+    return PartCounts(stored, _lookups(step, side, result, shard))
+
+
+def _lookups(step: StepSpec, side: int, result: StepResult, shard: int) -> int:
+    """Arrivals of the other side that were looked up in this one; of sessions those that looked for theirs."""
+    other = 1 - side if len(step.sides) > 1 else side
+    return result.lookups[other] if shard == 0 or not step.sides[other].broadcast else 0
 
 
 def _one_batch(rows: pa.Table) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ from threading import Event
 
 from pyspark import SparkContext
 
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, Parts
 from joinery_runtime.engine.identity import compare_with_state
@@ -36,7 +36,7 @@ from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, s
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.status.executors import SparkWatch, watched
 from joinery_runtime.hosts.stores import OpenStore, PostgresAddress, open_store
-from joinery_runtime.job import StreamJoin, under_definition
+from joinery_runtime.job import Job, under_definition
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink, SinkWriter
 from joinery_runtime.sources import Decoder, decoder_for, planner_for, reader_for
@@ -55,7 +55,7 @@ class _Caller:
 
 
 def run_job(
-    job: StreamJoin,
+    job: Job,
     listener: Listener,
     stop: Event,
     *,
@@ -76,7 +76,7 @@ def run_job(
         known = run.store.record(job.name)
         if known is not None:
             # Before anything of the driver that may run is touched.
-            who = identity(job, compile_join(job), warn)
+            who = identity(job, compile_job(job), warn)
             compare_with_state(who, known)
             if known.definition is not None and not who.defines(known):
                 run.settle(under_definition(job, known.definition), known)
@@ -84,7 +84,7 @@ def run_job(
             run.go(job, settle=False)
 
 
-def _opened(job: StreamJoin, stack: ExitStack, caller: _Caller) -> OpenStore | None:
+def _opened(job: Job, stack: ExitStack, caller: _Caller) -> OpenStore | None:
     """The job's store; None if the stop came while it was waited for."""
     waits = Backoff(RECOVER_FIRST_S, RECOVER_LAST_S)
     while not caller.stop.is_set():
@@ -109,7 +109,7 @@ class _JobRun:
         self._context: SparkContext | None = None
         self._watch: SparkWatch | None = None
 
-    def settle(self, earlier: StreamJoin, known: JobRecord) -> None:
+    def settle(self, earlier: Job, known: JobRecord) -> None:
         """Ends what was begun before the job was edited, as it was then: the planned epoch, and the output of the
         newest one. Raises JoineryError."""
         try:
@@ -125,7 +125,7 @@ class _JobRun:
                 "--drop-planned; those of its rows that are in Kafka already will repeat",
             ) from error
 
-    def _publish(self, earlier: StreamJoin) -> None:
+    def _publish(self, earlier: Job) -> None:
         newest = self.store.newest_epoch(earlier.name)
         for kind, sink in (
             ("output", sink_for(earlier, self._table_store)),
@@ -139,12 +139,12 @@ class _JobRun:
     def _table_store(self) -> PostgresAddress | None:
         return self._address if isinstance(self._address, PostgresAddress) else None
 
-    def go(self, job: StreamJoin, *, settle: bool) -> None:
+    def go(self, job: Job, *, settle: bool) -> None:
         """Runs the job's epochs; with `settle` only those that are planned already. Nothing is begun after a stop."""
-        pipeline, stop = compile_join(job), self._caller.stop
+        pipeline, stop = compile_job(job), self._caller.stop
         who = identity(job, pipeline, self._caller.warn)
         with ExitStack() as stack:
-            sources = {side.name: planner_for(side, job.name) for side in job.spec.inputs}
+            sources = {side.name: planner_for(side, job.name) for side in job.inputs}
             for source in sources.values():
                 stack.callback(source.close)
             idle = idle_clock(job)
@@ -179,7 +179,7 @@ class _JobRun:
             if self._watch is None or not self._watch.gave_up:
                 raise
 
-    def _spark(self, job: StreamJoin) -> SparkContext:
+    def _spark(self, job: Job) -> SparkContext:
         if self._context is None:
             self._context = start_context(f"joinery {job.name}", dict(job.spec.spark.conf), self._master)
             self._stack.callback(stop_context, self._context)
@@ -203,7 +203,7 @@ def _running_ms() -> int:
 class WorkerBuilder:
     """Builds an executor process's worker from values that pickle."""
 
-    job: StreamJoin
+    job: Job
     store: PostgresAddress | MemoryAddress
     output: SinkWriter
     dead_letters: SinkWriter | None
@@ -213,7 +213,7 @@ class WorkerBuilder:
         return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()[:12]
 
     def __call__(self, cache: Path) -> Worker:
-        pipeline = compile_join(self.job)
+        pipeline = compile_job(self.job)
         store = self.store.connect()
         return Worker(
             WorkerParts(self.job.name, pipeline, _Inputs(self.job), store, self.output, self.dead_letters, cache)
@@ -223,8 +223,8 @@ class WorkerBuilder:
 class _Inputs:
     """Readers and decoders of a worker, opened at first use and kept."""
 
-    def __init__(self, job: StreamJoin) -> None:
-        self._sides = {side.name: side for side in job.spec.inputs}
+    def __init__(self, job: Job) -> None:
+        self._sides = {side.name: side for side in job.inputs}
         self._readers: dict[str, SourceReader] = {}
         self._decoders: dict[str, Decoder] = {}
 

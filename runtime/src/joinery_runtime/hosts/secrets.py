@@ -11,17 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
-from joinery_runtime.job import DeadLetterKafka, KafkaInput, KafkaOutput, PostgresStore, SecretRef, StreamJoin
+from joinery_runtime.job import DeadLetterKafka, Job, KafkaInput, KafkaOutput, PostgresStore, SecretRef, SessionWindow
 from joinery_runtime.job.parts import path_text
 
 _IN_A_POD = Path("/etc/joinery/secrets")
 _Client = TypeVar("_Client", KafkaInput, KafkaOutput, DeadLetterKafka)
 
 
-def with_secrets(job: StreamJoin) -> StreamJoin:
+def with_secrets(job: Job) -> Job:
     """The job with its secrets' values in place of the references to them: what a process needs that connects.
 
     Raises EnvironmentProblem, naming the paths that were looked at, where a secret cannot be read, and JobError where a
@@ -30,10 +30,7 @@ def with_secrets(job: StreamJoin) -> StreamJoin:
     filling, spec = _Filling(), job.spec
     dead = spec.dead_letter
     filled = {
-        "inputs": tuple(
-            side.model_copy(update={"kafka": filling.client(side.kafka, "inputs", i, "kafka")})
-            for i, side in enumerate(spec.inputs)
-        ),
+        **_inputs(filling, job),
         "output": spec.output.model_copy(update={"kafka": filling.client(spec.output.kafka, "output", "kafka")}),
         "dead_letter": dead and dead.model_copy(update={"kafka": filling.client(dead.kafka, "deadLetter", "kafka")}),
         "state_store": spec.state_store.model_copy(update={"postgres": _store(spec.state_store.postgres)}),
@@ -41,6 +38,17 @@ def with_secrets(job: StreamJoin) -> StreamJoin:
     if filling.twice:
         raise JobError(job.name, filling.twice)
     return job.model_copy(update={"spec": spec.model_copy(update=filled)})
+
+
+def _inputs(filling: _Filling, job: Job) -> dict[str, Any]:
+    if isinstance(job, SessionWindow):
+        of = job.spec.input
+        return {"input": of.model_copy(update={"kafka": filling.client(of.kafka, "input", "kafka")})}
+    filled = (
+        side.model_copy(update={"kafka": filling.client(side.kafka, "inputs", i, "kafka")})
+        for i, side in enumerate(job.inputs)
+    )
+    return {"inputs": tuple(filled)}
 
 
 class _Filling:

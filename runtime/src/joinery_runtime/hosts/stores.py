@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from joinery_runtime.hosts.shared_memory import MemoryAddress, serve
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
@@ -46,7 +46,7 @@ def embedded_directory() -> Path:
 
 
 @contextmanager
-def open_store(job: StreamJoin, warn: Callable[[str], None]) -> Iterator[OpenStore]:
+def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
     """The job's store, once it has answered. Raises StateError when it does not: here nobody tries again."""
     spec = job.spec.state_store
     if spec.memory is not None:
@@ -64,7 +64,7 @@ def open_store(job: StreamJoin, warn: Callable[[str], None]) -> Iterator[OpenSto
 
 
 @contextmanager
-def _postgres(job: StreamJoin, address: PostgresAddress) -> Iterator[OpenStore]:
+def _postgres(job: Job, address: PostgresAddress) -> Iterator[OpenStore]:
     store = PostgresStore(address.dsn, address.schema)
     try:
         store.record(job.name)

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.times import InputTime, watermarks_out
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, Parts
@@ -21,12 +21,12 @@ from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.hosts.trace_stage import Stage, in_order, local_stage
 from joinery_runtime.hosts.trace_steps import Step, StepLog, ToldIdleness, check_step, rows_by_input
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.state.store import StateStore
 
 
 def run_trace(
-    job: StreamJoin,
+    job: Job,
     steps: Iterable[Step],
     store: StateStore,
     shards: int | None = None,
@@ -39,15 +39,15 @@ def run_trace(
     with local_stage(store) if stage is None else nullcontext(stage) as opened:
         trace = _Trace(job, store, shards or job.spec.shards, opened)
         for number, step in enumerate(steps, start=1):
-            check_step(number, step, job.spec.inputs)
+            check_step(number, step, job.inputs)
             yield {"step": number, **trace.step(step)} | ({"stepWatermarks": trace.handed_on()} if verbose else {})
 
 
 class _Trace:
-    def __init__(self, job: StreamJoin, store: StateStore, shards: int, stage: Stage) -> None:
+    def __init__(self, job: Job, store: StateStore, shards: int, stage: Stage) -> None:
         self._job, self._store, self._shards, self._stage = job, store, shards, stage
-        self._pipeline = compile_join(job)
-        self._logs = {side.name: StepLog(side) for side in job.spec.inputs}
+        self._pipeline = compile_job(job)
+        self._logs = {side.name: StepLog(side) for side in job.inputs}
         self._told = ToldIdleness(self._logs)
         self._restart()
 

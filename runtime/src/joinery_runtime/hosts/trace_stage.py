@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.step import ORDER_COLUMNS
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_steps import StepLog
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.sinks import rows_to_json
 from joinery_runtime.sinks.base import Attempt, Receipt, Sink, Takeover
 from joinery_runtime.sources import Decoder, json_decoder_for
@@ -40,7 +40,7 @@ class Stage(Protocol):
     @property
     def dead_letters(self) -> Capture: ...
 
-    def host(self, job: StreamJoin, logs: Mapping[str, StepLog]) -> Host: ...
+    def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host: ...
 
 
 def in_order(tables: Sequence[pa.Table]) -> list[dict[str, Any]]:
@@ -55,9 +55,9 @@ def in_order(tables: Sequence[pa.Table]) -> list[dict[str, Any]]:
 
 
 class StepInputs:
-    def __init__(self, job: StreamJoin, logs: Mapping[str, StepLog]) -> None:
+    def __init__(self, job: Job, logs: Mapping[str, StepLog]) -> None:
         self._logs = logs
-        self._decoders = {side.name: json_decoder_for(side) for side in job.spec.inputs}
+        self._decoders = {side.name: json_decoder_for(side) for side in job.inputs}
 
     def reader(self, name: str) -> StepLog:
         return self._logs[name]
@@ -113,9 +113,7 @@ class _LocalStage:
     output: Captured = field(default_factory=Captured)
     dead_letters: Captured = field(default_factory=Captured)
 
-    def host(self, job: StreamJoin, logs: Mapping[str, StepLog]) -> Host:
+    def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host:
         inputs, dead = StepInputs(job, logs), self.dead_letters if job.spec.dead_letter else None
-        parts = WorkerParts(
-            job.name, compile_join(job), inputs, self.store, self.output, dead, self.cache, ordered=True
-        )
+        parts = WorkerParts(job.name, compile_job(job), inputs, self.store, self.output, dead, self.cache, ordered=True)
         return LocalHost(Worker(parts))

@@ -21,8 +21,9 @@ from joinery_runtime.job.outputs import (
     StoreSpec,
 )
 from joinery_runtime.job.pods import SparkSpec
-from joinery_runtime.job.resource import Metadata, OutputColumn, StreamJoin, StreamJoinSpec, Trigger, Upgrade
+from joinery_runtime.job.resource import Job, JobSpec, Metadata, OutputColumn, Trigger, Upgrade
 from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
+from joinery_runtime.job.session_window import Aggregate, Sessions, SessionWindow, SessionWindowSpec
 from joinery_runtime.job.signature import Comparison, compare, signature
 from joinery_runtime.job.steps import (
     AsOf,
@@ -36,9 +37,11 @@ from joinery_runtime.job.steps import (
     Session,
     Window,
 )
+from joinery_runtime.job.stream_join import StreamJoin, StreamJoinSpec
 from joinery_runtime.job.types import ColumnType, parse_type
 
 __all__ = [
+    "Aggregate",
     "AsOf",
     "AtOffsets",
     "AtTimestamp",
@@ -53,6 +56,8 @@ __all__ = [
     "Hopping",
     "Input",
     "Interval",
+    "Job",
+    "JobSpec",
     "JoinStep",
     "KafkaInput",
     "KafkaOutput",
@@ -69,6 +74,9 @@ __all__ = [
     "SecretRef",
     "SelectItem",
     "Session",
+    "SessionWindow",
+    "SessionWindowSpec",
+    "Sessions",
     "SparkSpec",
     "StoreSpec",
     "StreamJoin",

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.job.resource import StreamJoin
+from joinery_runtime.job.stream_join import StreamJoin
 
 _PARTS = {"inputs", "joins", "select", "output", "dead_letter"}
 _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}

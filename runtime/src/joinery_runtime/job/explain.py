@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from joinery_runtime.job.duration import format_duration
 from joinery_runtime.job.explain_steps import SidePlan, StepPlan, step_plans
 from joinery_runtime.job.inputs import AtTimestamp, Input, KafkaInput
-from joinery_runtime.job.resource import StreamJoin
 from joinery_runtime.job.row_sizes import RATE, assumed_columns
+from joinery_runtime.job.stream_join import StreamJoin
 from joinery_runtime.job.wording import listed
 
 # Seed 003: ten million keys of about 200 bytes, "~2 GB resident", is where a warning is due.
@@ -82,7 +82,7 @@ def explain(job: StreamJoin, stored: Mapping[str, Sequence[str]] | None = None) 
     steps = step_plans(job, stored if stored is not None else assumed_columns(job))
     return Explanation(
         job=job.name,
-        inputs=tuple(_input_plan(side) for side in job.spec.inputs),
+        inputs=tuple(_input_plan(side) for side in job.inputs),
         steps=steps,
         output=_output(job),
         dead_letters=_dead_letters(job),
@@ -168,7 +168,7 @@ def _warnings(job: StreamJoin, state_bytes: int) -> Iterator[str]:
             "MEMORY STORE: state and offsets are LOST when the job stops, and the next start reads again from "
             "startFrom. Use it for tests only; name stateStore.postgres to keep them"
         )
-    for side in job.spec.inputs:
+    for side in job.inputs:
         yield from _watermark_warnings(side)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from joinery_runtime.job.duration import format_duration
 from joinery_runtime.job.quantity import format_bytes
-from joinery_runtime.job.resource import StreamJoin
 from joinery_runtime.job.retention import kept_for
 from joinery_runtime.job.row_sizes import RATE, row_bytes
 from joinery_runtime.job.signature import part_names
 from joinery_runtime.job.steps import JoinStep
+from joinery_runtime.job.stream_join import StreamJoin
 from joinery_runtime.job.wording import listed
 
 _NAMES = {"interval": "interval", "asOf": "as-of"}

@@ -12,8 +12,9 @@ from joinery_runtime.errors import JobError, Problem
 from joinery_runtime.job.document import Document, read_documents
 from joinery_runtime.job.parts import Finding, dig, path_text
 from joinery_runtime.job.problems import findings
-from joinery_runtime.job.resource import API_VERSION, RULES_BROKEN, StreamJoin
+from joinery_runtime.job.resource import API_VERSION, RULES_BROKEN
 from joinery_runtime.job.rules import broken_rules
+from joinery_runtime.job.stream_join import StreamJoin
 
 _KINDS = ("StreamJoin", "SessionWindow")
 

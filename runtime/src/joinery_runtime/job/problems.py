@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from joinery_runtime.job.parts import Finding, Loc
-from joinery_runtime.job.resource import RULES_BROKEN, StreamJoin
+from joinery_runtime.job.resource import RULES_BROKEN
+from joinery_runtime.job.stream_join import StreamJoin
 from joinery_runtime.job.wording import listed, suggestion
 
 _BOUND = "; a one-sided bound would keep state for ever (rule J8): write both lower and upper"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from joinery_runtime.job.resource import StreamJoin
 from joinery_runtime.job.steps import Interval, JoinStep, Window
+from joinery_runtime.job.stream_join import StreamJoin
 
 
 def kept_for(job: StreamJoin) -> tuple[tuple[int, int], ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from joinery_runtime.job.resource import StreamJoin
 from joinery_runtime.job.signature import part_names, stored_type
 from joinery_runtime.job.steps import Reference
+from joinery_runtime.job.stream_join import StreamJoin
 
 RATE = 1_000  # rows per second and input that the state estimate is for
 

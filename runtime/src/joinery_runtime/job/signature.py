@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_runtime.job.resource import StreamJoin
 from joinery_runtime.job.signature_differences import refusals, warnings
 from joinery_runtime.job.steps import JoinStep, parse_reference
+from joinery_runtime.job.stream_join import StreamJoin
 from joinery_runtime.job.types import ColumnType
 
 SIGNATURE_VERSION = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.job import FileOutput, StreamJoin
+from joinery_runtime.job import FileOutput, Job
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
@@ -24,7 +24,7 @@ class StoreAddress(Protocol):
     def schema(self) -> str: ...
 
 
-def sink_for(job: StreamJoin, store: StoreAddress | None) -> Sink:
+def sink_for(job: Job, store: StoreAddress | None) -> Sink:
     """The sink of the job's output; `store` None: the state is not in Postgres."""
     output = job.spec.output
     if output.kafka is not None:
@@ -43,7 +43,7 @@ def sink_for(job: StreamJoin, store: StoreAddress | None) -> Sink:
     return _files(output.file)
 
 
-def dead_letter_sink(job: StreamJoin) -> Sink | None:
+def dead_letter_sink(job: Job) -> Sink | None:
     """The sink of the job's dead letters, or None if it names none; its rows have `DEAD_LETTER_SCHEMA`."""
     if job.spec.dead_letter is None:
         return None
@@ -55,7 +55,7 @@ def dead_letter_sink(job: StreamJoin) -> Sink | None:
     return _kafka(job, target, PartNames(job.name, dead_letters=True))
 
 
-def _kafka(job: StreamJoin, target: KafkaTarget, ids: PartNames) -> Sink:
+def _kafka(job: Job, target: KafkaTarget, ids: PartNames) -> Sink:
     return KafkaTransactionsSink(target, ids) if job.spec.delivery == "exactlyOnce" else KafkaSink(target)
 
 

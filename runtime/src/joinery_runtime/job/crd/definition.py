@@ -12,7 +12,8 @@ from ruamel.yaml import YAML
 from joinery_runtime.job.crd.shapes import Schema
 from joinery_runtime.job.crd.status import Status
 from joinery_runtime.job.crd.structural import description, object_schema
-from joinery_runtime.job.resource import API_VERSION, StreamJoin
+from joinery_runtime.job.resource import API_VERSION
+from joinery_runtime.job.stream_join import StreamJoin
 
 _GROUP, _, _VERSION = API_VERSION.partition("/")
 _HEADER = "# Generated from the resource models by `make crds`; edit those.\n"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.inputs import Input, KafkaInput
 from joinery_runtime.job.outputs import DeadLetter, Output, PostgresStore, StoreSpec
-from joinery_runtime.job.resource import StreamJoinSpec
 from joinery_runtime.job.steps import AsOf, Hopping, Interval, JoinStep, SelectItem, Session, Window
+from joinery_runtime.job.stream_join import StreamJoinSpec
 from joinery_runtime.job.wording import listed
 
 

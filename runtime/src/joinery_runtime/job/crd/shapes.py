@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput
-from joinery_runtime.job.resource import StreamJoinSpec
 from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.steps import Interval, JoinStep, Limits, SelectItem
+from joinery_runtime.job.stream_join import StreamJoinSpec
 from joinery_runtime.job.types import SIMPLE_TYPES
 
 Schema = dict[str, Any]

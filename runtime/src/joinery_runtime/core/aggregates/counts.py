@@ -1,0 +1,37 @@
+"""Counts of rows and of values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.aggregates.base import Groups, States
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """`count`: rows, whatever is in them; with a column, the rows that have a value there."""
+
+    column: str = ""
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return (pa.field(f"$count({self.column})", pa.int64()),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return pa.int64()
+
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        if values is None:
+            return (pa.array(groups.sizes),)
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        return (pa.array(np.add.reduceat(valid.astype(np.int64), groups.starts)),)
+
+    def merge(self, states: States, groups: Groups) -> States:
+        return (pa.array(np.add.reduceat(states[0].to_numpy(), groups.starts)),)
+
+    def result(self, states: States) -> pa.Array:
+        return states[0]

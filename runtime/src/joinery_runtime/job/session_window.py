@@ -1,0 +1,106 @@
+"""`SessionWindow`: the whole resource (seed 003), with the views of it that the engine asks for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from joinery_runtime.job.base import Bool, Int, Model, PositiveDuration, Text
+from joinery_runtime.job.inputs import Input
+from joinery_runtime.job.parts import Finding
+from joinery_runtime.job.resource import Job, JobSpec, OutputColumn
+from joinery_runtime.job.session_rules import broken_rules
+from joinery_runtime.job.steps import Length, Limits, Reference
+from joinery_runtime.job.types import ColumnType
+
+Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
+
+SESSION_COLUMNS = ("window_start", "window_end", "session_id")
+"""What every session's row carries after its group columns (rule S6): int64 milliseconds twice, uint64."""
+RETRACTED = "retracted"
+"""The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""
+EXACT_LIMIT = 10_000  # distinct values of a session, where `limit` is not given
+
+
+_SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where and aggregates."
+
+
+class ComputedColumn(Model):
+    """A column that an SQL expression over the input's columns makes, for `groupBy` and aggregates."""
+
+    expression: Text
+    as_: Annotated[Text, Field(alias="as")]
+
+
+class Aggregate(Model):
+    """One aggregate of a session (rule S7); NULLs are skipped. `count` counts rows, every other function needs a
+    `column`. `count_distinct` is `exact`, and fails the job at more than `limit` values in one session, or `hll`: a
+    HyperLogLog sketch with a relative standard error of about 1.6 %."""
+
+    function: Function
+    column: Text | None = None
+    method: Literal["exact", "hll"] | None = None
+    limit: Annotated[Int, Field(ge=1)] | None = None
+    as_: Annotated[Text, Field(alias="as")]
+
+
+class Sessions(Model):
+    """What the sessions of a job are: as its fields say, or as its SQL does. `gap` is milliseconds of event time;
+    `where` keeps the input's rows for which it is true."""
+
+    group_by: tuple[Text, ...]
+    gap: Length
+    compute: tuple[ComputedColumn, ...] = ()
+    where: Text | None = None
+    aggregates: tuple[Aggregate, ...] = ()
+
+
+class SessionWindowSpec(JobSpec):
+    """`gap` and `max_duration` are milliseconds of event time."""
+
+    input: Input
+    group_by: tuple[Text, ...] | None = None
+    gap: Length | None = None
+    max_duration: Length
+    compute: tuple[ComputedColumn, ...] = ()
+    where: Text | None = None
+    aggregates: tuple[Aggregate, ...] = ()
+    sql: Annotated[Text, Field(description=_SQL)] | None = None
+    late_data: Literal["drop", "reopen"] = "drop"
+    allowed_lateness: PositiveDuration = 0
+    emit_retractions: Bool = False
+    limits: Limits | None = None
+
+
+class SessionWindow(Job):
+    """Sessions of one input: rows of a group whose distance is at most `gap`, aggregated."""
+
+    kind: Literal["SessionWindow"] = "SessionWindow"
+    spec: SessionWindowSpec
+
+    @classmethod
+    def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
+        return broken_rules(data)
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return (self.spec.input,)
+
+    @property
+    def sessions(self) -> Sessions:
+        """The fields of `spec`, or what `spec.sql` says in their place."""
+        return Sessions.model_validate(self.spec.model_dump(include=set(Sessions.model_fields)))
+
+    @property
+    def output_columns(self) -> tuple[OutputColumn, ...]:
+        """Rule S6, and RETRACTED last where retractions are on."""
+        of, types = self.sessions, self.spec.input.types
+        groups = [self._group(name, types.get(name)) for name in of.group_by]
+        last = [RETRACTED] if self.spec.emit_retractions else []
+        added = [*SESSION_COLUMNS, *(aggregate.as_ for aggregate in of.aggregates), *last]
+        return (*groups, *(OutputColumn(name) for name in added))
+
+    def _group(self, name: str, kind: ColumnType | None) -> OutputColumn:
+        source = Reference(self.spec.input.name, name) if kind is not None else None
+        return OutputColumn(name, source, type=kind)
