@@ -13,7 +13,7 @@ from typing import Any
 from joinery_operator.children.errors import ChildError
 from joinery_operator.observed import Manifest
 from joinery_operator.settings import Settings
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.job.crd import Kind
 
 RESTARTED_AT = "joinery.dev/restartedAt"
@@ -38,7 +38,7 @@ def revision(kind: Kind, resource: Manifest, image: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 
 
-def resolved_image(job: StreamJoin, settings: Settings, in_force_image: str | None, changed: bool) -> str:
+def resolved_image(job: Job, settings: Settings, in_force_image: str | None, changed: bool) -> str:
     """The image of the job, else the one in force, else the installation's. `changed`: the job differs from the one in
     force, so that it restarts anyway and takes the installation's. Raises ChildError where none is named."""
     if job.spec.spark.image:

@@ -9,14 +9,14 @@ from joinery_operator.children.yaml import to_yaml
 from joinery_operator.names import Names, labels, owner_reference
 from joinery_operator.observed import Manifest
 from joinery_operator.settings import Settings
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 
 JOB_FILE = "job.yaml"
 FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
 
 
 def config_map(
-    job: StreamJoin, resource: Manifest, revision: str, image: str, settings: Settings, templates: Templates
+    job: Job, resource: Manifest, revision: str, image: str, settings: Settings, templates: Templates
 ) -> Manifest:
     """Immutable: another revision has a ConfigMap of its own. Raises ChildError."""
     return {

@@ -17,14 +17,14 @@ from joinery_operator.children.template import Templates, merged_pod, template_o
 from joinery_operator.names import labels
 from joinery_operator.observed import Manifest
 from joinery_operator.settings import Settings
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 
 # Spark takes a volume of this name for its blocks instead of one that it adds by itself.
 _BLOCKS = "spark-local-dir-1"
 
 
 def executor_template(
-    job: StreamJoin, resource: Manifest, revision: str, settings: Settings, templates: Templates
+    job: Job, resource: Manifest, revision: str, settings: Settings, templates: Templates
 ) -> dict[str, Any]:
     """A pod without a name. Executors need no secrets and no rights: the driver gives them what they work with."""
     spark = job.spec.spark

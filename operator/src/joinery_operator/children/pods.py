@@ -20,7 +20,7 @@ from joinery_operator.children.template import Templates, merged_pod, template_o
 from joinery_operator.names import Names, Role, labels, owner_reference
 from joinery_operator.observed import Manifest
 from joinery_operator.settings import Settings
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.job.crd import ENDING_FILE
 
 MAIN_CONTAINER = "joinery"
@@ -37,7 +37,7 @@ _PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
 
 
 def driver_pod(
-    job: StreamJoin,
+    job: Job,
     resource: Manifest,
     attempt: int,
     revision: str,
@@ -73,7 +73,7 @@ def driver_pod(
 
 
 def check_pod(
-    job: StreamJoin, resource: Manifest, revision: str, image: str, settings: Settings, templates: Templates
+    job: Job, resource: Manifest, revision: str, image: str, settings: Settings, templates: Templates
 ) -> Manifest:
     """Whether a changed job fits its state, and its migration works. Needs the revision's ConfigMap. Raises
     ChildError."""
@@ -82,7 +82,7 @@ def check_pod(
 
 
 def delete_state_pod(
-    job: StreamJoin, resource: Manifest, revision: str, image: str, settings: Settings, templates: Templates
+    job: Job, resource: Manifest, revision: str, image: str, settings: Settings, templates: Templates
 ) -> Manifest:
     """Deletes the state of a job that is being deleted. Needs the revision's ConfigMap. Raises ChildError."""
     container = _state_container(job, image, revision, [_COMMAND, "state", "delete", _JOB, "--yes"])
@@ -90,7 +90,7 @@ def delete_state_pod(
 
 
 def _pod(
-    job: StreamJoin,
+    job: Job,
     resource: Manifest,
     revision: str,
     settings: Settings,
@@ -126,11 +126,11 @@ def _pod(
     return merged_pod(template, ours, main=MAIN_CONTAINER, extra_containers=is_driver)
 
 
-def _name(names: Names, role: Role, revision: str, job: StreamJoin) -> str:
+def _name(names: Names, role: Role, revision: str, job: Job) -> str:
     return names.check(revision, job.spec.upgrade.mode) if role == "check" else names.delete_state
 
 
-def _container(job: StreamJoin, image: str, revision: str) -> dict[str, Any]:
+def _container(job: Job, image: str, revision: str) -> dict[str, Any]:
     return {
         "name": MAIN_CONTAINER,
         "image": image,
@@ -154,7 +154,7 @@ def _container(job: StreamJoin, image: str, revision: str) -> dict[str, Any]:
     }
 
 
-def _state_container(job: StreamJoin, image: str, revision: str, arguments: list[str]) -> dict[str, Any]:
+def _state_container(job: Job, image: str, revision: str, arguments: list[str]) -> dict[str, Any]:
     return {
         **_container(job, image, revision),
         "args": arguments,

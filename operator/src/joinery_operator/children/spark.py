@@ -13,7 +13,7 @@ from typing import Any
 from joinery_operator.children.memory import mebibytes, overhead
 from joinery_operator.names import ATTEMPT_LABEL, Names
 from joinery_operator.observed import Manifest
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.job.pods import SparkSpec
 
 MASTER = "k8s://https://kubernetes.default.svc"
@@ -26,7 +26,7 @@ UI_PORT = 4040
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 
 
-def defaults_file(job: StreamJoin, resource: Manifest, image: str) -> str:
+def defaults_file(job: Job, resource: Manifest, image: str) -> str:
     """A file of Java properties."""
     return "".join(f"{key}={_escaped(value)}\n" for key, value in _settings(job, resource, image).items())
 
@@ -52,7 +52,7 @@ def driver_memory(spark: SparkSpec) -> int:
     return heap + (overhead(heap, 1) if beside is None else mebibytes(beside, overhead_setting))
 
 
-def _settings(job: StreamJoin, resource: Manifest, image: str) -> dict[str, str]:
+def _settings(job: Job, resource: Manifest, image: str) -> dict[str, str]:
     spark = job.spec.spark
     heap = mebibytes(spark.conf.get("spark.executor.memory", spark.executor.memory), "spark.executor.memory")
     settings: dict[str, Any] = {

@@ -20,7 +20,8 @@ from joinery_operator.observed import Manifest, Observed
 from joinery_operator.revision import resolved_image, revision
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.job import Job as Model
+from joinery_runtime.job import parse_job
 from joinery_runtime.job.crd import Status
 from joinery_runtime.job.crd.status import Mode
 
@@ -34,7 +35,7 @@ _NO_STORE = (
 class Job:
     """One revision, with all that its pods are made from."""
 
-    model: StreamJoin
+    model: Model
     resource: Manifest
     revision: str
     image: str
@@ -51,7 +52,7 @@ class Job:
         return self.model.spec.upgrade.mode
 
     @property
-    def parts(self) -> tuple[StreamJoin, Manifest, str, str, Settings, Templates]:
+    def parts(self) -> tuple[Model, Manifest, str, str, Settings, Templates]:
         """What every manifest of a revision is made from, in the order that `children` takes them."""
         return self.model, self.resource, self.revision, self.image, self.settings, self.templates
 
@@ -100,11 +101,11 @@ def stored(observed: Observed, name: str, image: str) -> Job | None:
     return _job(observed, model, resource, name, image)
 
 
-def _job(observed: Observed, model: StreamJoin, resource: Manifest, name: str, image: str) -> Job:
+def _job(observed: Observed, model: Model, resource: Manifest, name: str, image: str) -> Job:
     return Job(model, resource, name, image, observed.settings, observed.templates)
 
 
-def _image(observed: Observed, model: StreamJoin, status: Status) -> str:
+def _image(observed: Observed, model: Model, status: Status) -> str:
     """The image that was decided on for this very job when it was put in force or its rollout began, so that a new
     release of the operator with another image restarts nothing."""
     rollout = status.rollout
