@@ -12,27 +12,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ruamel.yaml import YAML
-
-from job.resources import GOOD
 from joinery_operator.decision import Action, Create, Decision, Delete, Patch, SetFinalizers
+from joinery_operator.names import Names
 from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import FINALIZER, reconcile
 from joinery_operator.reconcile.look import read_status
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import KINDS, DriverStatus, Status
+from joinery_runtime.job.crd import KINDS, DriverStatus, Kind, Status
+from operator_world.resources import BY_NAME, resource_of
 
 Manifest = dict[str, Any]
 START = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 IMAGE = "joinery:1"
 
 
-def resource(**spec: Any) -> Manifest:
+def resource(kind: Kind = KINDS[0], **spec: Any) -> Manifest:
     """A job that is as small as a job can be, with its state in Postgres."""
-    found: Manifest = YAML(typ="safe").load(GOOD)
-    found["metadata"] |= {"namespace": "shop", "uid": "uid-job", "generation": 1, "name": "orders"}
-    store = {"postgres": {"dsnSecretRef": {"name": "state-db", "key": "dsn"}}}
-    found["spec"] |= {"stateStore": store, "shards": 4, **spec}
+    found = resource_of(kind, **spec)
+    found["metadata"] |= {"uid": "uid-job", "generation": 1}
     return found
 
 
@@ -142,7 +139,7 @@ class Cluster:
     def observed(self) -> Observed:
         assert self.resource is not None
         return Observed(
-            kind=KINDS[0],
+            kind=BY_NAME[self.resource["kind"]],
             resource=deepcopy(self.resource),
             children=deepcopy(Children(self.pods, self.config_maps, self.services)),
             templates=self.templates,
@@ -156,7 +153,7 @@ class Cluster:
     def _said(self) -> DriverStatus | None:
         assert self.resource is not None
         driver = read_status(self.resource).driver
-        pod = self.pods.get(f"orders-driver-{driver.number}") if driver else None
+        pod = self.pods.get(Names(self.resource).driver(driver.number)) if driver else None
         return self.said.get(pod["metadata"]["uid"]) if pod else None
 
     def step(self, killed_after: int | None = None) -> Decision:
@@ -351,7 +348,8 @@ class Cluster:
 
     def started(self, number: int) -> str:
         """The driver of that attempt runs, is ready and has been looked at; returns its pod's name."""
-        name = f"orders-driver-{number}"
+        assert self.resource is not None
+        name = Names(self.resource).driver(number)
         self.step()
         self.run(name)
         self.get_ready(name)

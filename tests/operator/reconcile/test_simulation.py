@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from joinery_operator.names import Names
-from joinery_runtime.job.crd import Status
+from joinery_runtime.job.crd import KINDS, Kind, Status
 from operator_reconcile.cluster import Cluster, Killed, Manifest, has_finalizer, resource
 
 INCOMPATIBLE_SHARDS = 13  # stands for any change that does not fit the state
@@ -41,13 +41,14 @@ class Simulation(RuleBasedStateMachine):
         cleanup=st.sampled_from(["retainState", "deleteState"]),
         mode=st.sampled_from(["stateful", "stateless"]),
         scene=st.sampled_from(SCENES),
+        kind=st.sampled_from(KINDS),
     )
-    def start(self, cleanup: str, mode: str, scene: tuple[int, Manifest, int]) -> None:
+    def start(self, cleanup: str, mode: str, scene: tuple[int, Manifest, int], kind: Kind) -> None:
         established, edit, more = scene
-        self.cluster = Cluster(resource(cleanup=cleanup, upgrade={"mode": mode}))
+        self.cluster = Cluster(resource(kind, cleanup=cleanup, upgrade={"mode": mode}))
         self.checked_pods = 0
         self.known_commits: set[str] = set()
-        self.last = deepcopy(self.cluster.resource)
+        self.last = deepcopy(self.cluster.resource) or {}
         self._go_on(established)
         self.cluster.edit(**edit)
         self._go_on(more)
@@ -199,7 +200,8 @@ class Simulation(RuleBasedStateMachine):
     def _job_text(self, name: str) -> str:
         assert self.cluster is not None
         revision = self.cluster.revision_of(name)
-        return self.cluster.config_maps.get(f"orders-job-{revision}", {}).get("data", {}).get("job.yaml", "")
+        name = Names(self.last).config_map(revision)
+        return self.cluster.config_maps.get(name, {}).get("data", {}).get("job.yaml", "")
 
     def _work(self, name: str) -> None:
         """A pod that runs does what it is for; one that is being deleted ends."""
@@ -369,10 +371,11 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("scene", SCENES)
-def test_every_scene_settles(scene: tuple[int, Manifest, int]) -> None:
+def test_every_scene_settles(scene: tuple[int, Manifest, int], kind: Kind) -> None:
     simulation = Simulation()
-    simulation.start("retainState", "stateful", scene)
+    simulation.start("retainState", "stateful", scene, kind)
     simulation.teardown()
 
 

@@ -1,0 +1,47 @@
+"""A small valid job of every kind, with its state in Postgres."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from joinery_runtime.job.crd import KINDS, Kind
+from joinery_runtime.job.resource import API_VERSION
+
+Manifest = dict[str, Any]
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+_SCHEMA = [{"name": "id", "type": "string"}, {"name": "ts", "type": "timestamp"}]
+
+
+def _input(name: str) -> Manifest:
+    kafka = {"bootstrapServers": "kafka:9092", "topic": name}
+    return {"name": name, "kafka": kafka, "format": "json", "schema": _SCHEMA, "eventTime": "ts"}
+
+
+_ALL: Manifest = {
+    "output": {"postgres": {"table": "out"}},
+    "stateStore": {"postgres": {"dsnSecretRef": {"name": "state-db", "key": "dsn"}}},
+    "shards": 4,
+}
+_JOIN = {"right": "r", "keys": {"l.id": "r.id"}, "interval": {"of": "l", "lower": "0s", "upper": "1h"}}
+_SPECS: dict[str, Manifest] = {
+    "StreamJoin": {"inputs": [_input("l"), _input("r")], "joins": [_JOIN]},
+    "SessionWindow": {
+        "input": _input("clicks"),
+        "groupBy": ["id"],
+        "gap": "30s",
+        "maxDuration": "2h",
+        "aggregates": [{"function": "count", "as": "events"}],
+    },
+}
+
+
+def resource_of(kind: Kind, name: str = "orders", namespace: str = "shop", **spec: Any) -> Manifest:
+    """As a user applies it; the same for every kind but for what the kinds are about."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind.name,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": copy.deepcopy({**_SPECS[kind.name], **_ALL, **spec}),
+    }
