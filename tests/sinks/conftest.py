@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from joinery_devkit.kafka import KafkaBroker
+from joinery_runtime.sinks.postgres import PostgresSink, Staging
+from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.state.embedded import embedded_postgres
+
+_tables = (f"target_{number}" for number in count())
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +34,24 @@ def connection(dsn: str) -> Iterator[psycopg.Connection]:
     """Stands for the store's connection."""
     with psycopg.connect(dsn, autocommit=True) as opened:
         yield opened
+
+
+@pytest.fixture
+def table() -> str:
+    return next(_tables)
+
+
+@pytest.fixture
+def make(dsn: str, table: str) -> Iterator[Callable[..., PostgresSink]]:
+    """Makes prepared sinks on this test's table: of a schema and the columns of the upsert key."""
+    made: list[PostgresSink] = []
+
+    def maker(schema: pa.Schema, *upsert_key: str, retracted: str | None = None) -> PostgresSink:
+        sink = PostgresSink(dsn, TargetTable(table, upsert_key, retracted), Staging.of("joinery_out", "job", table))
+        made.append(sink)
+        sink.prepare(schema)
+        return sink
+
+    yield maker
+    for sink in made:
+        sink.close()

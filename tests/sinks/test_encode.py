@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_rows, json_lines, rows_to_json
+from joinery_runtime.sinks.kafka_target import as_messages
 from joinery_runtime.sources import JsonDecoder
 from sinks.rows import EVERY_TYPE, ROWS
 
@@ -64,3 +65,25 @@ def test_dead_letters_keep_the_record_as_it_was() -> None:
     first, second = map(json.loads, rows_to_json(pa.Table.from_batches([batch])))
     assert first == {"input": "orders", "topic": "t", "partition": 3, "offset": 7, "reason": "no", "value": "/3s="}
     assert second["value"] is None
+
+
+def test_sessions_with_their_key_for_a_compacted_topic() -> None:
+    """The id is an exact integer up to 2^64-1, and a retraction is a row with the same key, not a tombstone."""
+    highest = 2**64 - 1
+    rows = pa.table(
+        {
+            "user": ["a", None],
+            "session_id": pa.array([highest, 2**53 + 1], pa.uint64()),
+            "retracted": [True, False],
+        }
+    )
+    assert as_messages(rows, ["user", "session_id"]) == [
+        {
+            "key": b'{"user":"a","session_id":%d}' % highest,
+            "value": b'{"user":"a","session_id":%d,"retracted":true}' % highest,
+        },
+        {
+            "key": b'{"user":null,"session_id":9007199254740993}',
+            "value": b'{"user":null,"session_id":9007199254740993,"retracted":false}',
+        },
+    ]

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import SessionWindow, StreamJoin
 from joinery_runtime.sinks import dead_letter_sink, sink_for
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink
 from joinery_runtime.sinks.postgres import PostgresSink
+from joinery_runtime.sinks.postgres_table import TargetTable
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,24 @@ def job(**spec: Any) -> StreamJoin:
     return StreamJoin.model_validate(
         {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "j"}, "spec": whole}
     )
+
+
+def sessions(**spec: Any) -> SessionWindow:
+    side = {
+        "name": "a",
+        "file": {"path": "in.jsonl"},
+        "format": "json",
+        "schema": [{"name": "k", "type": "string"}, {"name": "ts", "type": "timestamp"}],
+        "eventTime": "ts",
+    }
+    whole = {"input": side, "groupBy": ["k"], "gap": "30s", "maxDuration": "2h", **spec}
+    return SessionWindow.model_validate({"metadata": {"name": "j"}, "spec": whole})
+
+
+def table_of(job: StreamJoin | SessionWindow) -> TargetTable:
+    sink = sink_for(job, Store())
+    assert isinstance(sink, PostgresSink)
+    return sink.target
 
 
 def test_one_sink_per_kind_of_output() -> None:
@@ -62,3 +81,16 @@ def test_dead_letters() -> None:
     dead = {"kafka": {"topic": "dead"}}
     assert isinstance(dead_letter_sink(job(output=output, deadLetter=dead)), KafkaTransactionsSink)
     assert isinstance(dead_letter_sink(job(output=output, deadLetter=dead, delivery="atLeastOnce")), KafkaSink)
+
+
+def test_a_table_of_joined_rows_is_appended_to_unless_a_key_is_named() -> None:
+    assert table_of(job(output={"postgres": {"table": "t"}})) == TargetTable("t")
+    assert table_of(job(output={"postgres": {"table": "t", "upsertKey": ["left_k"]}})) == TargetTable("t", ("left_k",))
+
+
+def test_sessions_replace_each_other_in_a_table() -> None:
+    output = {"postgres": {"table": "t"}}
+    assert table_of(sessions(output=output)) == TargetTable("t", ("k", "session_id"))
+    assert table_of(sessions(output=output, emitRetractions=True)) == TargetTable("t", ("k", "session_id"), "retracted")
+    named = {"postgres": {"table": "t", "upsertKey": ["k", "window_start"]}}
+    assert table_of(sessions(output=named)) == TargetTable("t", ("k", "window_start"))

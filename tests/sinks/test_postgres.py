@@ -4,57 +4,23 @@ from __future__ import annotations
 
 import pickle
 from decimal import Decimal
-from itertools import count
-from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 
 from joinery_runtime.errors import SinkError, StoreUnavailable
-from joinery_runtime.sinks.base import Receipt
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
+from sinks.postgres import commit, content
 from sinks.rows import EMPTY, EVERY_TYPE, FULL, ROWS, attempt, takeover
 
 pytestmark = pytest.mark.services
-_names = (f"target_{number}" for number in count())
 PAIR = pa.schema({"k": pa.int64(), "v": pa.string()})
 
 
 def pairs(*rows: tuple[int | None, str]) -> pa.Table:
     return pa.Table.from_pylist([{"k": k, "v": v} for k, v in rows], schema=PAIR)
-
-
-@pytest.fixture
-def table() -> str:
-    return next(_names)
-
-
-@pytest.fixture
-def make(dsn, table):
-    """Makes prepared sinks on this test's table."""
-    made: list[PostgresSink] = []
-
-    def maker(schema: pa.Schema = PAIR, *upsert_key: str) -> PostgresSink:
-        sink = PostgresSink(dsn, TargetTable(table, upsert_key), Staging.of("joinery_out", "job", table))
-        made.append(sink)
-        sink.prepare(schema)
-        return sink
-
-    yield maker
-    for sink in made:
-        sink.close()
-
-
-def commit(connection: psycopg.Connection, sink: PostgresSink, epoch: int, *receipts: Receipt) -> None:
-    with connection.transaction():
-        sink.in_transaction(connection, epoch, receipts)
-    sink.publish(epoch, receipts)
-
-
-def content(connection: psycopg.Connection, table: str) -> list[tuple[Any, ...]]:
-    return connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall()
 
 
 def staged(connection: psycopg.Connection, sink: PostgresSink) -> int:
@@ -79,13 +45,13 @@ def test_floats_that_are_no_numbers(connection, make, table, value) -> None:
 
 
 def test_empty_text_is_not_null_and_u0000_is_replaced(connection, make, table) -> None:
-    sink = make()
+    sink = make(PAIR)
     commit(connection, sink, 1, sink.writer().write(attempt(), pairs((1, ""), (2, "a\0b"), (3, "\\N"))))
     assert content(connection, table) == [(1, ""), (2, "a\ufffdb"), (3, "\\N")]
 
 
 def test_only_named_attempts_are_moved(connection, make, table) -> None:
-    sink = make()
+    sink = make(PAIR)
     writer = sink.writer()
     writer.write(attempt(name="lost"), pairs((1, "twice")))
     named = [writer.write(attempt(name="won"), pairs((1, "once"))), writer.write(attempt(shard=1), pairs((2, "b")))]
@@ -95,7 +61,7 @@ def test_only_named_attempts_are_moved(connection, make, table) -> None:
 
 
 def test_rows_come_and_go_with_the_transaction(connection, make, table) -> None:
-    sink = make()
+    sink = make(PAIR)
     receipt = sink.writer().write(attempt(), pairs((1, "a")))
     with connection.transaction(force_rollback=True):
         sink.in_transaction(connection, 1, [receipt])
@@ -106,14 +72,14 @@ def test_rows_come_and_go_with_the_transaction(connection, make, table) -> None:
 
 
 def test_an_epoch_without_rows(connection, make, table) -> None:
-    sink = make()
+    sink = make(PAIR)
     commit(connection, sink, 1)
     commit(connection, sink, 2, sink.writer().write(attempt(epoch=2), pairs()))
     assert content(connection, table) == []
 
 
 def test_staged_rows_that_are_gone_stop_the_commit(connection, make, table) -> None:
-    sink = make()
+    sink = make(PAIR)
     receipt = sink.writer().write(attempt(), pairs((1, "a"), (2, "b")))
     connection.execute(f"TRUNCATE {sink.writer().staging.table(1).as_string(connection)}")
     with pytest.raises(SinkError, match="epoch 1 is not complete: 0 rows are there, 2 were written"):
@@ -138,7 +104,7 @@ def test_upsert_where_all_columns_are_the_key(connection, make, table) -> None:
 
 
 def test_publish_empties_a_large_staging_table_but_not_the_next_epoch_s(connection, make, table) -> None:
-    sink = make()
+    sink = make(PAIR)
     writer = sink.writer()
     first = writer.write(attempt(), pairs(*((i, "x" * 500) for i in range(10_000))))
     second = writer.write(attempt(epoch=2), pairs((1, "next")))
@@ -149,7 +115,7 @@ def test_publish_empties_a_large_staging_table_but_not_the_next_epoch_s(connecti
 
 
 def test_a_zombie_that_is_writing_does_not_hold_up_publish(connection, make, table, dsn) -> None:
-    sink = make()
+    sink = make(PAIR)
     receipt = sink.writer().write(attempt(), pairs(*((i, "x" * 500) for i in range(10_000))))
     name = sink.writer().staging.table(1).as_string(connection)
     with psycopg.connect(dsn) as zombie:
@@ -159,7 +125,7 @@ def test_a_zombie_that_is_writing_does_not_hold_up_publish(connection, make, tab
 
 
 def test_recover_sweeps_older_generations(connection, make) -> None:
-    sink = make()
+    sink = make(PAIR)
     writer = sink.writer()
     for generation, epoch in ((1, 1), (1, 2), (9, 2), (10, 3)):
         writer.write(attempt(generation=generation, epoch=epoch), pairs((generation, "x")))
@@ -168,13 +134,13 @@ def test_recover_sweeps_older_generations(connection, make) -> None:
 
 
 def test_preparing_again_keeps_what_is_staged(connection, make, table) -> None:
-    receipt = make().writer().write(attempt(), pairs((1, "a")))
-    commit(connection, make(), 1, receipt)
+    receipt = make(PAIR).writer().write(attempt(), pairs((1, "a")))
+    commit(connection, make(PAIR), 1, receipt)
     assert content(connection, table) == [(1, "a")]
 
 
 def test_preparing_for_other_columns_makes_new_staging_tables(connection, make, table) -> None:
-    make()
+    make(PAIR)
     connection.execute(f"ALTER TABLE {table} ADD COLUMN w bigint")
     sink = make(pa.schema({"k": pa.int64(), "w": pa.int64()}))
     commit(connection, sink, 1, sink.writer().write(attempt(), pa.table({"k": [1], "w": [2]})))
@@ -186,7 +152,7 @@ def test_an_existing_table_may_have_wider_types_and_more_columns(connection, mak
         f"CREATE TABLE {table} (v varchar, k numeric, id bigint GENERATED ALWAYS AS IDENTITY, at timestamptz "
         "NOT NULL DEFAULT now())"
     )
-    sink = make()
+    sink = make(PAIR)
     commit(connection, sink, 1, sink.writer().write(attempt(), pairs((1, "a"))))
     assert connection.execute(f"SELECT k, v, id FROM {table}").fetchall() == [(1, "a", 1)]
 
@@ -204,7 +170,7 @@ def test_all_that_does_not_fit_is_named_at_once(connection, make, table) -> None
 
 def test_a_constraint_of_the_table_is_named(connection, make, table) -> None:
     connection.execute(f"CREATE TABLE {table} (k bigint PRIMARY KEY, v text)")
-    sink = make()
+    sink = make(PAIR)
     receipt = sink.writer().write(attempt(), pairs((1, "a"), (1, "b")))
     with pytest.raises(SinkError, match=f"{table} refuses the rows of epoch 1: duplicate key"):
         commit(connection, sink, 1, receipt)

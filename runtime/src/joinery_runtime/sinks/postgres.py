@@ -27,9 +27,9 @@ from psycopg import sql
 
 from joinery_runtime.errors import SinkError, StoreUnavailable
 from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
-from joinery_runtime.sinks.postgres_table import TargetTable, column_type, columns_of, names
+from joinery_runtime.sinks.postgres_move import ATTEMPT, NAMED, ROW, Move, staged_type
+from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
-_ATTEMPT, _ROW = "$attempt", "$row"  # no output column starts with a dollar
 _WORTH_EMPTYING = 4 * 2**20  # bytes
 # Unlogged rows need no flush. With a lock in the way, emptying can wait for another epoch.
 _SESSION = "SET synchronous_commit = off; SET lock_timeout = '2s'"
@@ -64,7 +64,7 @@ class PostgresWriter:
     staging: Staging
 
     def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
-        columns = [_ATTEMPT, _ROW, *rows.schema.names]
+        columns = [ATTEMPT, ROW, *rows.schema.names]
         copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
             self.staging.table(attempt.id.epoch), names(columns)
         )
@@ -83,13 +83,13 @@ class PostgresSink:
     """Driver half. `in_transaction` works on the store's connection, all else on one of its own."""
 
     def __init__(self, dsn: str, target: TargetTable, staging: Staging) -> None:
-        self._dsn, self._target, self._staging = dsn, target, staging
+        self._dsn, self.target, self._staging = dsn, target, staging
         self._schema: pa.Schema = pa.schema([])
 
     def prepare(self, schema: pa.Schema) -> None:
         self._schema = schema
         with self._session("The output table cannot be prepared") as connection, connection.transaction():
-            self._target.ensure(connection, schema)
+            self.target.ensure(connection, self.target.columns(schema))
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._staging.schema)))
             for table in self._staging.tables():
                 self._ensure_staging(connection, table, schema)
@@ -106,11 +106,11 @@ class PostgresSink:
             # The lock that this takes keeps the rows there until the transaction ends.
             staged = connection.execute(self._count(epoch), attempts).fetchone()[0]
             if staged == expected:
-                connection.execute(self._move(epoch), attempts)
+                Move(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
         except psycopg.OperationalError:
             raise  # the store's connection: what became of it is for the store to judge
         except psycopg.Error as error:
-            raise _problem(f"The output table {self._target.name} refuses the rows of epoch {epoch}", error) from error
+            raise _problem(f"The output table {self.target.name} refuses the rows of epoch {epoch}", error) from error
         if staged != expected:
             raise SinkError(
                 f"The staged output of epoch {epoch} is not complete",
@@ -128,7 +128,7 @@ class PostgresSink:
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
 
     def recover(self, takeover: Takeover) -> None:
-        older = sql.SQL("split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(_ATTEMPT))
+        older = sql.SQL("split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(ATTEMPT))
         with self._session("The staging tables cannot be swept") as connection:
             for table in self._staging.tables():
                 connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, older), (takeover.generation,))
@@ -146,7 +146,7 @@ class PostgresSink:
 
     def _ensure_staging(self, connection: Connection, table: sql.Identifier, schema: pa.Schema) -> None:
         """Keeps a table that has the right columns: a task of the epoch that is about to be run again may hold it."""
-        wanted = {_ATTEMPT: "text", _ROW: "bigint", **{field.name: _staged_type(field.type) for field in schema}}
+        wanted = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field.type) for field in schema}}
         existing = columns_of(connection, table)
         if {name: column.type for name, column in existing.items()} == wanted:
             return
@@ -157,33 +157,7 @@ class PostgresSink:
         connection.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, columns))
 
     def _count(self, epoch: int) -> sql.Composed:
-        return sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self._staging.table(epoch), _NAMED)
-
-    def _move(self, epoch: int) -> sql.Composed:
-        """With an upsert key the row that its shard wrote last wins among equal keys of one epoch."""
-        columns, key = self._schema.names, self._target.upsert_key
-        query = sql.SQL(
-            "INSERT INTO {target} ({columns}) SELECT {distinct} {values} FROM {staging} WHERE {named} {last}"
-        )
-        others = [name for name in columns if name not in key]
-        update = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
-        action = sql.SQL("DO UPDATE SET {}").format(update) if others else sql.SQL("DO NOTHING")
-        return query.format(
-            target=self._target.identifier,
-            columns=names(columns),
-            values=sql.SQL(", ").join(map(_moved, self._schema)),
-            staging=self._staging.table(epoch),
-            named=_NAMED,
-            distinct=sql.SQL("DISTINCT ON ({})").format(names(key)) if key else sql.SQL(""),
-            last=sql.SQL("ORDER BY {key}, {row} DESC, {attempt} ON CONFLICT ({key}) {action}").format(
-                key=names(key), row=sql.Identifier(_ROW), attempt=sql.Identifier(_ATTEMPT), action=action
-            )
-            if key
-            else sql.SQL(""),
-        )
-
-
-_NAMED = sql.SQL("{} = ANY(%(attempts)s)").format(sql.Identifier(_ATTEMPT))
+        return sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self._staging.table(epoch), NAMED)
 
 
 class _Connections(threading.local):
@@ -212,8 +186,8 @@ _connections = _Connections()
 def _csv(attempt: str, rows: pa.Table) -> bytes:
     """Rows as CSV behind their attempt and row number: nulls empty, empty text quoted."""
     frame = pl.DataFrame(rows).select(
-        pl.lit(attempt).alias(_ATTEMPT),
-        pl.int_range(pl.len()).alias(_ROW),
+        pl.lit(attempt).alias(ATTEMPT),
+        pl.int_range(pl.len()).alias(ROW),
         cs.all(),
     )
     plain = frame.with_columns(
@@ -225,20 +199,6 @@ def _csv(attempt: str, rows: pa.Table) -> bytes:
 
 
 _REPLACEMENT = "\ufffd".encode()
-
-
-def _staged_type(arrow: pa.DataType) -> str:
-    return "bigint" if pa.types.is_timestamp(arrow) else column_type(arrow)
-
-
-def _moved(field: pa.Field) -> sql.Composable:
-    name = sql.Identifier(field.name)
-    if pa.types.is_timestamp(field.type):
-        # Postgres multiplies intervals as doubles: exact only if seconds and the rest go apart.
-        return sql.SQL(
-            "timestamptz 'epoch' + {0} / 1000 * interval '1 second' + mod({0}, 1000) * interval '1 millisecond'"
-        ).format(name)
-    return name
 
 
 def _problem(what: str, error: psycopg.Error) -> SinkError | StoreUnavailable:

@@ -43,14 +43,20 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """`name` is `table` or `schema.table`; rows replace those with the same `upsert_key`, if there is one."""
+    """`name` is `table` or `schema.table`; rows replace those with the same `upsert_key`, if there is one. `retracted`
+    names the output's column that says whether a row takes back the one with its key; it is no column of the table."""
 
     name: str
     upsert_key: tuple[str, ...] = ()
+    retracted: str | None = None
 
     @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(*self.name.split(".", 1))
+
+    def columns(self, output: pa.Schema) -> pa.Schema:
+        """What the table holds of the output's columns."""
+        return pa.schema([field for field in output if field.name != self.retracted])
 
     def ensure(self, connection: psycopg.Connection[Any], schema: pa.Schema) -> None:
         """Creates the table if it is missing, else checks its columns. Raises SinkError with all that does not fit."""

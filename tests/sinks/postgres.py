@@ -1,0 +1,20 @@
+"""What tests of the Postgres sink do and look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from joinery_runtime.sinks.base import Receipt
+from joinery_runtime.sinks.postgres import PostgresSink
+
+
+def commit(connection: psycopg.Connection, sink: PostgresSink, epoch: int, *receipts: Receipt) -> None:
+    with connection.transaction():
+        sink.in_transaction(connection, epoch, receipts)
+    sink.publish(epoch, receipts)
+
+
+def content(connection: psycopg.Connection, table: str) -> list[tuple[Any, ...]]:
+    return connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall()
