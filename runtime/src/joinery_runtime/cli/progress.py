@@ -23,7 +23,7 @@ from joinery_runtime.engine.loop import Listener, Progress
 from joinery_runtime.engine.rates import Rates
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import Job
+from joinery_runtime.job import Job, StreamJoin
 
 RATE_WINDOW_S = 10.0
 HOTTEST = 3  # keys that are told with every epoch; /status has more
@@ -166,7 +166,8 @@ class TableProgress:
                 ", ".join(f"{reason} {count:,}" for reason, count in self._dropped[side.name].items() if count),
             )
         state = f"state {report.state_rows:,} rows, {report.state_bytes / 1e6:,.1f} MB, {report.segments} segments"
-        table.add_row("joined", f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
+        made = "joined" if isinstance(self._job, StreamJoin) else "sessions"
+        table.add_row(made, f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table
 
 
@@ -185,6 +186,8 @@ def _sides(job: Job, report: EpochReport) -> Iterator[RenderableType]:
 
 
 def _side_name(job: Job, part: str) -> str:
+    if not isinstance(job, StreamJoin):
+        return f"{part}: {', '.join(side.name for side in job.inputs)}"
     for number, step in enumerate(job.joins):
         inputs = {LEFT: job.left_inputs(number), RIGHT: (step.right,)}
         for side in SIDES:

@@ -11,7 +11,7 @@ import numpy as np
 from joinery_runtime.cli.common import time_text
 from joinery_runtime.cli.state_next import NextEpoch
 from joinery_runtime.core import windows
-from joinery_runtime.core.spec import LEFT, AsOf, Interval, SessionGap, StepSpec, TumblingWindow
+from joinery_runtime.core.spec import LEFT, AsOf, Interval, SessionGap, SessionWindow, StepSpec, TumblingWindow
 
 MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
 
@@ -39,7 +39,8 @@ class Fate:
 
 
 def fates(after: NextEpoch, step: StepSpec, rows: Sequence[Row]) -> list[Fate]:
-    """One for each row; `rows` are all that are kept of the key in this step."""
+    """One for each row; `rows` are all that are kept of the key in this join step."""
+    assert not isinstance(step.rule, SessionWindow), "cli.state_sessions tells of those"
     match step.rule:
         case Interval():
             return [_interval(after, step, row) for row in rows]

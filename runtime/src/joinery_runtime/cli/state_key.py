@@ -1,4 +1,7 @@
-"""The key that `joinery state show --key COLUMN=VALUE` asks for: of which steps it is one, and its values there."""
+"""The key that `joinery state show --key COLUMN=VALUE` asks for: of which steps it is one, and its values there.
+
+Of a job of sessions it is a group.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,19 @@ import pyarrow as pa
 from joinery_runtime.core.keyhash import key_hash
 from joinery_runtime.core.schema import arrow_schema
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import KeyPair, Reference, StreamJoin
+from joinery_runtime.job import KeyPair, Reference, SessionWindow, StreamJoin
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sources import JsonDecoder
-
-_BARE = {"boolean", "int32", "int64", "float", "double"}  # JSON values without quotes
 
 
 @dataclass(frozen=True, slots=True)
 class StepKey:
-    """The key in one step (0 is the first): `values` holds per side an array of one value for each key column."""
+    """The key in one step (0 is the first): `values` holds per side (of sessions there is one) an array of one value
+    for each key column."""
 
     step: int
     hash: int
-    values: tuple[tuple[pa.Array, ...], tuple[pa.Array, ...]]
+    values: tuple[tuple[pa.Array, ...], ...]
     shown: Mapping[str, Any]
 
 
@@ -86,19 +88,29 @@ def _short(pair: KeyPair, step: int) -> str:
 
 
 def _value(job: StreamJoin, ref: Reference, text: str) -> pa.Array:
-    """The value read as in a JSON record of that input (V3)."""
     side = job.input(ref.input)
-    value = text if side.types[ref.column].name in _BARE else json.dumps(text)
     schema = arrow_schema(column for column in side.columns if column.name == ref.column)
-    decoded = JsonDecoder(schema).decode(pa.array([f"{{{json.dumps(ref.column)}:{value}}}".encode()], pa.binary()))
+    return _read(schema.field(0), text, side.name)
+
+
+def _read(field: pa.Field, text: str, name: str) -> pa.Array:
+    """The value read as in a JSON record of that input (V3)."""
+    value = text if _is_bare(field.type) else json.dumps(text)
+    record = f"{{{json.dumps(field.name)}:{value}}}".encode()
+    decoded = JsonDecoder(pa.schema([field])).decode(pa.array([record], pa.binary()))
     rows = decoded.rows.combine_chunks()
     if decoded.bad or rows.column(0).null_count:
         raise JoineryError(
-            f"The key {ref.column}={text} cannot be read",
-            facts=f"as input {side.name} declares it: {decoded.bad[0].reason if decoded.bad else 'it is null'}",
+            f"The key {field.name}={text} cannot be read",
+            facts=f"as input {name} declares it: {decoded.bad[0].reason if decoded.bad else 'it is null'}",
             todo="Write the values as they are in the records",
         )
     return rows.column(0).combine_chunks()
+
+
+def _is_bare(kind: pa.DataType) -> bool:
+    """Whether JSON writes such values without quotes."""
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _not_a_key(job: StreamJoin, texts: Sequence[str], steps: Sequence[int]) -> JoineryError:
@@ -127,3 +139,32 @@ def _keys_text(job: StreamJoin, steps: Sequence[int]) -> str:
 
 def _columns(job: StreamJoin, index: int) -> str:
     return ", ".join(_short(pair, index) for pair in job.keys_of(job.joins[index])) or "none, it joins on time only"
+
+
+# --- groups of sessions -----------------------------------------------------------------------------------------------
+
+
+def group_key(job: SessionWindow, schema: pa.Schema, texts: Sequence[str], number: int | None) -> StepKey:
+    """The group that these texts name, in `schema` (the input's columns and the computed ones): COLUMN=VALUE, or COLUMN
+    alone where it has no value. `number` can only be 1. Raises JoineryError that says what is wrong with the texts."""
+    if number not in {None, 1}:
+        raise JoineryError(f"Job {job.name} has no step {number}", facts="it has 1")
+    groups = job.sessions.group_by
+    given = {name: value if equals else None for name, equals, value in (text.partition("=") for text in texts)}
+    if len(given) < len(texts) or set(given) != set(groups):
+        raise JoineryError(
+            f"--key {' '.join(texts)} cannot be used",
+            facts=f"the sessions of job {job.name} are grouped by {', '.join(groups)}",
+            todo="Give --key COLUMN=VALUE once for each of these columns, or COLUMN alone where it has no value (NULL)",
+        )
+    values = tuple(_group_value(schema.field(name), given[name], job.spec.input.name) for name in groups)
+    shown = json.loads(rows_to_json(pa.table(dict(zip(groups, values, strict=True))))[0])
+    return StepKey(0, int(key_hash(values)[0]), (values,), shown)
+
+
+def _group_value(field: pa.Field, text: str | None, name: str) -> pa.Array:
+    if text is None:
+        return pa.nulls(1, field.type)
+    if text == "NaN" and pa.types.is_floating(field.type):
+        return pa.array([float("nan")], field.type)
+    return _read(field, text, name)

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from joinery_runtime.core import times, windows
-from joinery_runtime.core.spec import LEFT, AsOf, Interval, Pipeline, SessionGap, StepSpec, TumblingWindow, Watermark
+from joinery_runtime.core.spec import (
+    LEFT,
+    AsOf,
+    Interval,
+    Pipeline,
+    SessionGap,
+    SessionWindow,
+    StepSpec,
+    TumblingWindow,
+    Watermark,
+)
 from joinery_runtime.core.step import Horizon
 from joinery_runtime.core.times import InputTime
 from joinery_runtime.engine.plan import EpochPlan, input_states, stored_floors
@@ -54,7 +64,7 @@ def rows_go_before(step: StepSpec, side: int, horizon: int | None) -> int | None
     if horizon is None:
         return None
     match step.rule:
-        case Interval():
+        case Interval() | SessionWindow():
             return horizon
         case TumblingWindow() as rule:
             return windows.keep_from(rule, horizon)

@@ -1,4 +1,4 @@
-"""`joinery state show`: the rows that are kept for one key, and when each will go."""
+"""`joinery state show`: what is kept for one key, and when each of it will go."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import pyarrow.compute as pc
 from joinery_runtime.cli.common import time_text
 from joinery_runtime.cli.state import known
 from joinery_runtime.cli.state_fate import Fate, Row, fates
-from joinery_runtime.cli.state_key import StepKey, step_keys
+from joinery_runtime.cli.state_key import StepKey, group_key, step_keys
 from joinery_runtime.cli.state_next import NextEpoch
-from joinery_runtime.core.columns import DELETED, MARK, OFFSET, PARTITION, ROW, SEGMENT, TS
+from joinery_runtime.cli.state_rows import Segments, Wanted, flags, marked_in, marks_among, read_key
+from joinery_runtime.cli.state_sessions import KeptSession, kept_sessions
+from joinery_runtime.core.columns import DELETED, MARK, OFFSET, PARTITION, TS
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.rows import Selection, gather
-from joinery_runtime.core.segment import Run, SegmentMeta, decode
-from joinery_runtime.core.shards import HashRange
-from joinery_runtime.core.spec import MARKS, SIDES, Pipeline, StepSpec, Watermark
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.core.segment import Run, SegmentMeta
+from joinery_runtime.core.spec import SIDES, Pipeline, SessionWindow, Watermark
+from joinery_runtime.job import Job, StreamJoin
+from joinery_runtime.job import SessionWindow as SessionWindowJob
 from joinery_runtime.sinks.encode import rows_to_json
-from joinery_runtime.state import migrations
 from joinery_runtime.state.store import JobRecord, StateStore
-from joinery_runtime.state.upgrade import read_live
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,20 @@ class KeptRow:
 
 @dataclass(frozen=True, slots=True)
 class ShownStep:
-    """The rows of the key in one step (1 is the first)."""
+    """What is kept of the key in one step (1 is the first)."""
 
     step: int
     key: Mapping[str, Any]
     hash: int
     segments_read: int
-    rows: Sequence[KeptRow]
+    of_sessions: bool
+    rows: Sequence[KeptRow] | Sequence[KeptSession]
+
+    @property
+    def counted(self) -> str:
+        capped = sum(isinstance(row, KeptSession) and row.capped for row in self.rows)
+        what = "sessions" if self.of_sessions else "rows"
+        return f"{len(self.rows) - capped} {what}{f' and {capped} marks of capped ones' if capped else ''}"
 
     def document(self) -> dict[str, Any]:
         return {
@@ -87,111 +94,70 @@ class Shown:
         for step in self.steps:
             key = ", ".join(f"{name} {json.dumps(value)}" for name, value in step.key.items())
             what = f"job {self.job}, step {step.step}, key {key}"
-            yield f"{what}: {len(step.rows)} rows are kept after epoch {self.epoch}"
+            yield f"{what}: {step.counted} are kept after epoch {self.epoch}"
             for row in step.rows:
                 yield row.line()
 
 
-def show(job: StreamJoin, store: StateStore, texts: Sequence[str], step: int | None = None) -> Shown:
+def show(job: Job, store: StateStore, texts: Sequence[str], step: int | None = None) -> Shown:
     """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
     JoineryError naming what is wrong with them."""
-    pipeline, keys = compile_job(job), step_keys(job, texts, step)
-    record, segments = _read(store, known(job, store), [_Wanted(pipeline, key) for key in keys])
+    pipeline = compile_job(job)
+    wanted = [Wanted(pipeline, key) for key in _keys(job, pipeline, texts, step)]
+    record, segments = read_key(store, known(job, store), wanted)
     after = NextEpoch.of(pipeline, record)
-    shown = [_shown(after, record, segments, _Wanted(pipeline, key)) for key in keys]
+    shown = [_shown(after, record, segments, each) for each in wanted]
     return Shown(job.name, record.committed, after.watermarks, shown)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A key of one step, and which segments may hold rows of it."""
-
-    pipeline: Pipeline
-    key: StepKey
-
-    @property
-    def step(self) -> StepSpec:
-        return self.pipeline.steps[self.key.step]
-
-    def covers(self, meta: SegmentMeta) -> bool:
-        parts = {part for side in self.step.sides for part in (side.part, side.marks_part)}
-        return meta.part in parts and meta.hash_min <= self.key.hash <= meta.hash_max
+def _keys(job: Job, pipeline: Pipeline, texts: Sequence[str], step: int | None) -> list[StepKey]:
+    if isinstance(job, StreamJoin):
+        return step_keys(job, texts, step)
+    assert isinstance(job, SessionWindowJob), "there are two kinds"
+    return [group_key(job, pipeline.last.sides[0].intake.schema, texts, step)]
 
 
-Segments = Mapping[str, Run]
-
-
-def _read(store: StateStore, record: JobRecord, wanted: Sequence[_Wanted]) -> tuple[JobRecord, Segments]:
-    """The segments that cover a key, with the record that they are of: a driver may replace some meanwhile."""
-    newest = record
-    found: dict[str, Run] = {}
-
-    def covering(now: JobRecord) -> list[SegmentMeta]:
-        nonlocal newest
-        newest = now
-        return [meta for meta in now.segments if any(each.covers(meta) for each in wanted)]
-
-    for now, blobs in read_live(store, record, covering):
-        metas = {meta.key: meta for meta in now.segments}
-        found |= {key: _decoded(metas[key], blob) for key, blob in blobs.items()}
-    return newest, found
-
-
-def _decoded(meta: SegmentMeta, blob: bytes) -> Run:
-    target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
-    return Run.view(decode(migrations.migrate(blob, meta.state_version, target, chain)))
-
-
-def _shown(after: NextEpoch, record: JobRecord, segments: Segments, wanted: _Wanted) -> ShownStep:
+def _shown(after: NextEpoch, record: JobRecord, segments: Segments, wanted: Wanted) -> ShownStep:
     # A segment that was replaced while it was read is not live any more; what replaced it has its rows.
     live = [meta for meta in record.segments if wanted.covers(meta)]
-    marks = [segments[meta.key].batch for meta in live if meta.part.endswith(MARKS)]
-    step = wanted.step
+    of_sessions = isinstance(wanted.step.rule, SessionWindow)
+    told = (kept_sessions if of_sessions else _kept_rows)(after, wanted, live, segments)
+    return ShownStep(wanted.step.number + 1, wanted.key.shown, wanted.key.hash, len(live), of_sessions, told)
+
+
+def _kept_rows(after: NextEpoch, wanted: Wanted, live: Sequence[SegmentMeta], segments: Segments) -> list[KeptRow]:
+    marks, step = marks_among(live, segments), wanted.step
     rows = [
         row
         for side in SIDES
         for meta in live
         if meta.part == step.sides[side].part
-        for row in _rows(wanted, side, segments[meta.key], _marked_in(marks, meta.key))
+        for row in _rows(wanted, side, segments[meta.key], marked_in(marks, meta.key))
     ]
     rows.sort(key=lambda row: (row.side, row.ts, row.partition, row.offset))
-    told = [
+    return [
         KeptRow(" + ".join(step.sides[row.side].inputs), row, fate)
         for row, fate in zip(rows, fates(after, step, rows), strict=True)
     ]
-    return ShownStep(step.number + 1, wanted.key.shown, wanted.key.hash, len(live), told)
 
 
-def _marked_in(marks: Sequence[pa.RecordBatch], segment: str) -> np.ndarray:
-    """Row numbers of the segment that were marked after it was written."""
-    mine = [batch.filter(pc.equal(batch.column(SEGMENT), segment)).column(ROW).to_numpy() for batch in marks]
-    return np.concatenate([np.empty(0, dtype=np.int64), *mine])
-
-
-def _rows(wanted: _Wanted, side: int, run: Run, marked: np.ndarray) -> Iterator[Row]:
+def _rows(wanted: Wanted, side: int, run: Run, marked: np.ndarray) -> Iterator[Row]:
     spec = wanted.step.sides[side]
     numbers = _numbers(wanted, side, run)
     batch = run.batch.take(pa.array(numbers))
     documents = rows_to_json(pa.table(batch.select(list(spec.intake.stored))))
     places = zip(*(batch.column(name).to_pylist() for name in (TS, PARTITION, OFFSET)), strict=True)
-    marks = _flags(batch, MARK) | np.isin(numbers, marked)
-    flags = zip(marks.tolist() if spec.marks else [None] * len(numbers), _flags(batch, DELETED).tolist(), strict=True)
-    for (ts, partition, offset), document, (mark, deleted) in zip(places, documents, flags, strict=True):
+    marks = flags(batch, MARK) | np.isin(numbers, marked)
+    told = zip(marks.tolist() if spec.marks else [None] * len(numbers), flags(batch, DELETED).tolist(), strict=True)
+    for (ts, partition, offset), document, (mark, deleted) in zip(places, documents, told, strict=True):
         yield Row(side, ts, partition, offset, json.loads(document), mark, deleted)
 
 
-def _numbers(wanted: _Wanted, side: int, run: Run) -> np.ndarray:
+def _numbers(wanted: Wanted, side: int, run: Run) -> np.ndarray:
     """Which rows of a segment have this key; two keys may have one hash."""
-    rows = run.rows_in(HashRange(wanted.key.hash, wanted.key.hash))
-    numbers = np.arange(rows.start, rows.stop)
+    numbers = wanted.rows_in(run)
     spec = wanted.step.sides[side]
     for name, value in zip(spec.intake.keys, wanted.key.values[side], strict=True):
         held = gather(spec, Selection(run.batch, numbers), name)
         numbers = numbers[pc.equal(held, value[0]).to_numpy(zero_copy_only=False)]
     return numbers
-
-
-def _flags(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    if name not in batch.schema.names:
-        return np.zeros(batch.num_rows, dtype=bool)
-    return np.asarray(batch.column(name).to_numpy(zero_copy_only=False))

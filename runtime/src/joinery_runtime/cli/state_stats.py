@@ -1,4 +1,4 @@
-"""`joinery state stats`: how much state a job keeps on each side of each step, and what goes next."""
+"""`joinery state stats`: how much state a job keeps on each side of each step, or of sessions, and what goes next."""
 
 from __future__ import annotations
 
@@ -8,17 +8,29 @@ from typing import Any
 
 from joinery_runtime.cli.common import size_text, time_text
 from joinery_runtime.cli.state import known
+from joinery_runtime.cli.state_census import Census, census, read_sessions
 from joinery_runtime.cli.state_next import NextEpoch, rows_go_before
 from joinery_runtime.cli.state_savepoints import savepoint_document, savepoint_line
 from joinery_runtime.core import times
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import LEFT, AsOf, Interval, SessionGap, StepSpec, TumblingWindow, Watermark
+from joinery_runtime.core.spec import (
+    COMPLETE,
+    LEFT,
+    SESSIONS,
+    AsOf,
+    Interval,
+    SessionGap,
+    SessionWindow,
+    TumblingWindow,
+    Watermark,
+)
 from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.limits import Cap
 from joinery_runtime.engine.report import PartTotals, Totals
 from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.job import Job
+from joinery_runtime.job import SessionWindow as SessionWindowJob
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, Savepoint, StateStore
@@ -51,7 +63,8 @@ class SideStats:
 
     @property
     def name(self) -> str:
-        return f"step {self.step}, {self.side} side ({', '.join(self.inputs)})"
+        what = f"step {self.step}, {self.side} side" if self.side != SESSIONS else "rows of sessions"
+        return f"{what} ({', '.join(self.inputs)})"
 
 
 def side_stats(after: NextEpoch, record: JobRecord, totals: Totals, caps: Mapping[str, Cap]) -> list[SideStats]:
@@ -72,7 +85,7 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
     return SideStats(
         part=part,
         step=step.number + 1,
-        side="left" if side == LEFT else "right",
+        side=part.partition(".")[0],
         inputs=spec.inputs,
         rows=size.rows,
         bytes=size.bytes,
@@ -82,14 +95,16 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
         keep_from=keep_from,
         expired=sum(s.rows for s in gone),
         expiring=sum(s.rows for s in some),
-        goes=closes_text(step, side, horizon),
+        goes=closes_text(after, part),
         totals=totals,
         over=tuple(f"{name} is {most:,}, it has {held:,}" for name, held, most in cap.over(size)),
     )
 
 
-def closes_text(step: StepSpec, side: int, horizon: Watermark) -> str:
-    """What an epoch under this horizon lets go, by the kind of step."""
+def closes_text(after: NextEpoch, part: str) -> str:
+    """What the next epoch lets go, by the kind of step."""
+    step, side = after.pipeline.side(part)
+    horizon = after.horizon(part)
     if horizon is None:
         return "keeps all rows"
     match step.rule:
@@ -105,6 +120,10 @@ def closes_text(step: StepSpec, side: int, horizon: Watermark) -> str:
             return f"joins waiting rows up to {time_text(horizon)} and lets them go"
         case AsOf():
             return f"needs no version that was superseded at {time_text(horizon)} or before"
+        case SessionWindow() as rule:
+            gone = f"forgets sessions whose last row is before {time_text(horizon)}"
+            complete = time_text(after.horizon(COMPLETE))
+            return gone if rule.drop_late else f"lets those go out whose last row is before {complete}, {gone}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +134,7 @@ class Stats:
     savepoints: Sequence[Savepoint]
     store: str
     schema_version: int | None
+    sessions: Census | None = None
 
     def document(self) -> dict[str, Any]:
         record = self.record
@@ -127,6 +147,7 @@ class Stats:
             "planned": planned,
             "watermarks": dict(self.watermarks),
             "sides": [asdict(side) for side in self.sides],
+            **({} if self.sessions is None else {"sessions": self.sessions.document()}),
             "savepoints": [savepoint_document(savepoint) for savepoint in self.savepoints],
             "store": {"place": self.store, "schema_version": self.schema_version},
             "state_version": migrations.CURRENT_STATE_VERSION,
@@ -140,6 +161,8 @@ class Stats:
             yield f"epoch {record.plan['epoch']} is planned and not committed, since {since}"
         for name, watermark in self.watermarks.items():
             yield f"watermark of {name}: {time_text(watermark)}"
+        if self.sessions is not None:
+            yield from self.sessions.lines()
         for side in self.sides:
             yield from _side_lines(side)
         for savepoint in self.savepoints:
@@ -167,9 +190,13 @@ def _side_lines(side: SideStats) -> Iterator[str]:
 
 
 def stats(job: Job, store: StateStore) -> Stats:
-    record, newest = known(job, store), store.newest_epoch(job.name)
+    record, sessions = known(job, store), None
+    if isinstance(job, SessionWindowJob):
+        record, sessions = read_sessions(store, record)
+    newest = store.newest_epoch(job.name)
     after = NextEpoch.of(compile_job(job), record)
     totals = Totals.of(newest.result if newest is not None else {})
     place, version = (store.place, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
     sides = side_stats(after, record, totals, state_limits(job).caps)
-    return Stats(record, after.watermarks, sides, store.savepoints(job.name), place, version)
+    counted = None if sessions is None else census(after, sessions)
+    return Stats(record, after.watermarks, sides, store.savepoints(job.name), place, version, counted)

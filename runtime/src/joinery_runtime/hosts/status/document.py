@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Literal
 
-from joinery_runtime.core.spec import END_OF_TIME, Watermark
+from joinery_runtime.core.spec import END_OF_TIME, SESSIONS, Watermark
 from joinery_runtime.engine.report import PartTotals
 from joinery_runtime.hosts.status.board import Board, Known
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
@@ -16,6 +16,8 @@ from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
 from joinery_runtime.job.duration import format_duration
 from joinery_runtime.state.store import Savepoint
 
+Side = Literal["left", "right", "sessions"]
+SIDES: dict[str, Side] = {"left": "left", "right": "right", SESSIONS: "sessions"}
 LONGEST_ERROR = 4096  # characters: what `Words` holds
 LONGEST_NAME = 253  # characters: what `Word` holds; an earlier release made savepoints of any name
 
@@ -82,10 +84,10 @@ def _sides(known: Known) -> Iterator[SideStatus]:
             )
 
 
-def place_of(part: str) -> tuple[int, Literal["left", "right"]]:
+def place_of(part: str) -> tuple[int, Side]:
     """The step (1 is the first) and the side that a part of the state is of."""
     name, _, step = part.partition(".")
-    return int(step or 1), "left" if name == "left" else "right"
+    return int(step or 1), SIDES[name]
 
 
 def _rounded(ms: int) -> int:

@@ -96,7 +96,7 @@ def _totals(board: Board, totals: Totals) -> Iterator[Metric]:
 
 
 def _sides(known: Known, totals: Totals) -> Iterator[Metric]:
-    """By step (1 is the first) and side."""
+    """By step (1 is the first) and side, which for sessions is called so."""
     labels = ["step", "side"]
     sizes = {"rows": "Rows in the live segments.", "bytes": "Stored bytes of the live segments."}
     for name, text in sizes.items():

@@ -34,11 +34,11 @@ def _known(model: type[Model]) -> Any:
 
 
 class SideStatus(_Message):
-    """One side of a step (1 is the first): what is kept of it now, and what has happened since the job's state began.
-    `stored` rows have joined it, `expired` ones have left it; `peak` is the most after an epoch."""
+    """One side of a step (1 is the first), or sessions: what is kept of it now, and what has happened since the job's
+    state began. `stored` rows have joined it, `expired` ones have left it; `peak` is the most after an epoch."""
 
     step: Count
-    side: Literal["left", "right"]
+    side: Literal["left", "right", "sessions"]
     inputs: tuple[str, ...]
     rows: Count
     bytes: Count

@@ -1,0 +1,80 @@
+"""The stored rows of one key: which segments may hold them, and what is in those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.cli.state_key import StepKey
+from joinery_runtime.core.columns import ROW, SEGMENT
+from joinery_runtime.core.segment import Run, SegmentMeta, decode
+from joinery_runtime.core.shards import HashRange
+from joinery_runtime.core.spec import MARKS, Pipeline, StepSpec
+from joinery_runtime.state import migrations
+from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.upgrade import read_live
+
+Segments = Mapping[str, Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A key of one step, and which segments may hold rows of it."""
+
+    pipeline: Pipeline
+    key: StepKey
+
+    @property
+    def step(self) -> StepSpec:
+        return self.pipeline.steps[self.key.step]
+
+    def covers(self, meta: SegmentMeta) -> bool:
+        parts = {part for side in self.step.sides for part in (side.part, side.marks_part)}
+        return meta.part in parts and meta.hash_min <= self.key.hash <= meta.hash_max
+
+    def rows_in(self, run: Run) -> np.ndarray:
+        """The numbers of the run's rows that have the key's hash; another key may have it too."""
+        rows = run.rows_in(HashRange(self.key.hash, self.key.hash))
+        return np.arange(rows.start, rows.stop)
+
+
+def read_key(store: StateStore, record: JobRecord, wanted: Sequence[Wanted]) -> tuple[JobRecord, Segments]:
+    """The segments that cover a key, with the record that they are of: a driver may replace some meanwhile."""
+    newest = record
+    found: dict[str, Run] = {}
+
+    def covering(now: JobRecord) -> list[SegmentMeta]:
+        nonlocal newest
+        newest = now
+        return [meta for meta in now.segments if any(each.covers(meta) for each in wanted)]
+
+    for now, blobs in read_live(store, record, covering):
+        metas = {meta.key: meta for meta in now.segments}
+        found |= {key: decoded(metas[key], blob) for key, blob in blobs.items()}
+    return newest, found
+
+
+def decoded(meta: SegmentMeta, blob: bytes) -> Run:
+    target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
+    return Run.view(decode(migrations.migrate(blob, meta.state_version, target, chain)))
+
+
+def marks_among(live: Sequence[SegmentMeta], segments: Segments) -> list[pa.RecordBatch]:
+    return [segments[meta.key].batch for meta in live if meta.part.endswith(MARKS)]
+
+
+def marked_in(marks: Sequence[pa.RecordBatch], segment: str) -> np.ndarray:
+    """Row numbers of the segment that were marked after it was written."""
+    mine = [batch.filter(pc.equal(batch.column(SEGMENT), segment)).column(ROW).to_numpy() for batch in marks]
+    return np.concatenate([np.empty(0, dtype=np.int64), *mine])
+
+
+def flags(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    """bool[n]: a column of the engine's; all false where rows of this part have none."""
+    if name not in batch.schema.names:
+        return np.zeros(batch.num_rows, dtype=bool)
+    return np.asarray(batch.column(name).to_numpy(zero_copy_only=False))
