@@ -101,6 +101,7 @@ class Cluster:
     services: dict[str, Manifest] = field(default_factory=dict)
     refused: str = ""
     left_over: dict[str, Manifest] = field(default_factory=dict)
+    namesakes: list[Manifest] = field(default_factory=list)
     templates: dict[str, Manifest | None] = field(default_factory=dict)
     database: Database = field(default_factory=Database)
     said: dict[str, DriverStatus] = field(default_factory=dict)
@@ -148,6 +149,7 @@ class Cluster:
             settings=self.settings,
             left_over=deepcopy(self.left_over),
             refused=self.refused,
+            namesakes=deepcopy(self.namesakes),
         )
 
     def _said(self) -> DriverStatus | None:

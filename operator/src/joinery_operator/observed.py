@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -29,7 +29,7 @@ class Observed:
     (None: there is none of that name): those of the resource, and those of the `job.yaml` in its ConfigMaps. `driver`
     is what the driver of the attempt in `status` last said, if it answered since that pod started. `left_over`, before
     the first attempt: driver pods, by name, of an earlier resource of this name. `refused`: what the API server said
-    when it last refused to create a child, until it creates one."""
+    when it last refused to create a child, until it creates one. `namesakes`: the jobs of other kinds with its name."""
 
     kind: Kind
     resource: Manifest
@@ -40,3 +40,4 @@ class Observed:
     settings: Settings
     left_over: Mapping[str, Manifest] = field(default_factory=dict)
     refused: str = ""
+    namesakes: Sequence[Manifest] = ()

@@ -18,12 +18,12 @@ from joinery_operator.revision import RESTARTED_AT
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import explain as explain_job
 from joinery_runtime.job import parse_job
-from joinery_runtime.job.crd import ENDING_FILE
+from joinery_runtime.job.crd import ENDING_FILE, KINDS
 
 app = App(name="kubectl joinery", help="Jobs of Joinery on the cluster that kubectl talks to.",
           version=version("joinery-operator"), result_action="return_value")  # fmt: skip
 
-JobName = Annotated[str, Parameter(help="The job's name, or as in sj/NAME.")]
+JobName = Annotated[str, Parameter(help=f"The job's name, or with its kind as in {KINDS[0].short}/NAME.")]
 Flag = Annotated[bool, Parameter(negative=())]
 
 _HERE = Target()

@@ -10,6 +10,7 @@ from joinery_operator.plugin.kubectl import Target
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import KINDS
 from joinery_runtime.job.resource import API_VERSION
+from joinery_runtime.job.wording import listed
 
 _GROUP = API_VERSION.partition("/")[0]
 
@@ -56,7 +57,9 @@ def find_job(target: Target, name: str) -> Job:
     ]
     if not plurals:
         known = ", ".join(each.short for each in KINDS)
-        raise JoineryError(f"{kind!r} is no kind of job", facts=f"there are {known}", todo="Write as in sj/NAME")
+        raise JoineryError(
+            f"{kind!r} is no kind of job", facts=f"there are {known}", todo=f"Write as in {KINDS[0].short}/NAME"
+        )
     asked = ",".join(f"{plural}.{_GROUP}" for plural in plurals)
     found = target.read("get", asked, f"--field-selector=metadata.name={job}")["items"]
     if not found:
@@ -64,8 +67,9 @@ def find_job(target: Target, name: str) -> Job:
             f"There is no job {job!r}", todo="`kubectl joinery ls -A` lists all; name another -n NAMESPACE"
         )
     if len(found) > 1:
-        kinds = ", ".join(each["kind"] for each in found)
-        raise JoineryError(f"Several jobs are called {job!r}", facts=kinds, todo="Write as in sj/NAME")
+        kinds = {each["kind"] for each in found}
+        names = " or ".join(f"{each.short}/{job}" for each in KINDS if each.name in kinds)
+        raise JoineryError(f"Several jobs are called {job!r}", facts=listed(sorted(kinds)), todo=f"Write {names}")
     return Job(found[0])
 
 

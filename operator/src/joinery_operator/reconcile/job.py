@@ -17,6 +17,7 @@ from joinery_operator.children.spark import defaults_file
 from joinery_operator.children.yaml import from_yaml
 from joinery_operator.names import Names
 from joinery_operator.observed import Manifest, Observed
+from joinery_operator.reconcile.namesakes import state_taken
 from joinery_operator.revision import resolved_image, revision
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JobError
@@ -64,7 +65,7 @@ class Wanted:
     job: Job | None
     mode: Mode = "stateful"
     problems: tuple[str, ...] = ()
-    reason: Literal["Valid", "Invalid", "Incomplete"] = "Valid"
+    reason: Literal["Valid", "Invalid", "Incomplete", "StateTaken"] = "Valid"
 
 
 def wanted(observed: Observed, status: Status) -> Wanted:
@@ -76,6 +77,8 @@ def wanted(observed: Observed, status: Status) -> Wanted:
         return Wanted(None, problems=_problems(resource), reason="Invalid")
     if model.spec.state_store.kind == "embedded":
         return Wanted(None, problems=(_NO_STORE,), reason="Incomplete")
+    if taken := state_taken(observed, model.spec.state_store.postgres):
+        return Wanted(None, problems=(taken,), reason="StateTaken")
     try:
         image = _image(observed, model, status)
         job = _job(observed, model, resource, revision(observed.kind, resource, image), image)

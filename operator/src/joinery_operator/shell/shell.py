@@ -21,6 +21,7 @@ from joinery_operator.shell.auditor import Auditor
 from joinery_operator.shell.health import Health
 from joinery_operator.shell.kinds import JOBS, WATCHED, Key, Resource
 from joinery_operator.shell.metrics import Metrics
+from joinery_operator.shell.namesakes import namesakes
 from joinery_operator.shell.polling import Poller
 from joinery_operator.shell.queue import Feed
 from joinery_operator.shell.recorder import COMPONENT, Recorder
@@ -73,9 +74,7 @@ class Shell:
         self.poller = Poller(self.store, settings.status_port, metrics, self.feed.add, figures_rounds)
         suspicions = Suspicions(self.store)
         self.health = Health(suspicions, self.feed.keys.running, self.events, clock)
-        self.auditor = Auditor(
-            api, settings.namespaces, self.store, suspicions, self.events, self.feed.add, metrics, clock
-        )
+        self.auditor = Auditor(api, settings.namespaces, self.store, suspicions, self.events, self._due, metrics, clock)
         self._worker = Worker(
             settings,
             reconcile,
@@ -132,7 +131,12 @@ class Shell:
             complete, deleted = still, False
         job = self.store.job_of(complete, resource.kind)
         if self.store.watched(complete, resource.kind, deleted) and job is not None:
-            self.feed.add(job)
+            self._due(job)
+
+    def _due(self, job: Key) -> None:
+        """Something of the job has changed; what becomes of its namesakes may depend on it."""
+        for key in (job, *namesakes(job, self.store)):
+            self.feed.add(key)
 
     async def _still_there(self, resource: Resource, gone: Manifest) -> Manifest | None:
         metadata = gone["metadata"]

@@ -15,6 +15,7 @@ from joinery_operator.shell.apply import Applier, Changed, NameTaken
 from joinery_operator.shell.kinds import JOB_KINDS, Key
 from joinery_operator.shell.left_over import left_over
 from joinery_operator.shell.metrics import Metrics
+from joinery_operator.shell.namesakes import namesakes
 from joinery_operator.shell.polling import Poller
 from joinery_operator.shell.recorder import COMPONENT, Recorder
 from joinery_operator.shell.store import Store, uid_of
@@ -90,6 +91,7 @@ class Worker:
             settings=self._settings,
             left_over=left_over(job, self._store),
             refused=self._applier.refused(job),
+            namesakes=tuple(other for each in namesakes(key, self._store) if (other := self._store.get(each))),
         )
         decision = self._reconcile(observed)
         if decision.status is not None:
