@@ -61,7 +61,7 @@ def test_a_predicate_in_one_of_several_documents(joinery: Joinery, job_file: Pat
     [
         ("spec: [", ["line ", "not readable YAML"]),
         ("", ["the file is empty"]),
-        ("apiVersion: joinery.dev/v1alpha1\nkind: SessionWindow\n", ["line 2: kind", "not supported yet"]),
+        ("apiVersion: joinery.dev/v1alpha1\nkind: SessionWindw\n", ["line 2: kind", "did you mean 'SessionWindow'?"]),
     ],
 )
 def test_what_is_no_job(joinery: Joinery, job_file: Path, text: str, says: list[str]) -> None:

@@ -365,7 +365,7 @@ def test_secret_values_are_not_repeated():
         (GOOD.replace("v1alpha1", "v2"), "apiVersion", "did you mean 'joinery.dev/v1alpha1'?", 1),
         (GOOD.replace("kind: StreamJoin\n", ""), "kind", "write kind: StreamJoin", 1),
         (GOOD.replace("kind: StreamJoin", "kind: StreamJion"), "kind", "did you mean 'StreamJoin'?", 2),
-        (GOOD.replace("kind: StreamJoin", "kind: SessionWindow"), "kind", "SessionWindow is not supported yet", 2),
+        (GOOD.replace("kind: StreamJoin", "kind: SessionWindow"), "spec.inputs", "did you mean 'input'?", 6),
         (GOOD.replace("spec:", "sepc:"), "sepc", "did you mean 'spec'?", 5),
     ],
 )

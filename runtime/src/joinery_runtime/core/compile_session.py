@@ -14,7 +14,7 @@ from joinery_runtime.core.session_state import state_schema
 from joinery_runtime.core.spec import SESSIONS, InputSpec, Intake, OutputColumn, Pipeline, SideSpec, StepSpec
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, SessionWindow
-from joinery_runtime.job.session_window import EXACT_LIMIT, RETRACTED, SESSION_COLUMNS
+from joinery_runtime.job.session_window import RETRACTED, SESSION_COLUMNS
 
 SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()), strict=True))
 
@@ -80,8 +80,7 @@ class _Compiler:
 
     def _aggregate(self, of: Aggregate) -> spec.Aggregate:
         kind = self._schema.field(of.column).type if of.column is not None else None
-        limit = (of.limit or EXACT_LIMIT) if of.method == "exact" else None
-        return spec.Aggregate(of.function, of.as_, of.column or "", kind, limit)
+        return spec.Aggregate(of.function, of.as_, of.column or "", kind, of.distinct_limit)
 
     # --- expressions --------------------------------------------------------------------------------------------------
 

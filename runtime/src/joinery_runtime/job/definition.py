@@ -8,27 +8,48 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
 from joinery_runtime.errors import IncompatibleState
+from joinery_runtime.job.resource import Job
+from joinery_runtime.job.session_window import SessionWindow
 from joinery_runtime.job.stream_join import StreamJoin
 
-_PARTS = {"inputs", "joins", "select", "output", "dead_letter"}
+_TARGETS = {"output", "dead_letter"}
+_JOIN = {"inputs", "joins", "select", *_TARGETS}
+_SESSIONS = {
+    *("input", "group_by", "gap", "max_duration", "compute", "where", "aggregates"),
+    *("late_data", "allowed_lateness", "emit_retractions", "limits", *_TARGETS),
+}
 _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
 # Says how a place is reached, not which one, or what to do when it fails or grows too large: where the job still has
 # the place, what it says now is right.
-_HOW = {*_SECRET, "bootstrapServers", "onDataLoss", "limits"}
+_HOW = {*_SECRET, "bootstrapServers", "onDataLoss", "limits", "limit"}
+_ANY_JOB = TypeVar("_ANY_JOB", bound=Job)
 
 
-def definition(job: StreamJoin) -> dict[str, Any]:
+def definition(job: Job) -> dict[str, Any]:
     """JSON without secrets; equal for jobs that make the same rows of the same plan. Defaults are left out, so that a
-    release with more of them finds the definitions of an earlier one equal; SQL counts as the joins that it says."""
-    spec = job.spec.model_copy(update={"joins": job.joins, "select": job.select})
-    parts = spec.model_dump(mode="json", by_alias=True, include=_PARTS, exclude_defaults=True)
+    release with more of them finds the definitions of an earlier one equal; SQL counts as the fields that it says."""
+    included = _SESSIONS if isinstance(job, SessionWindow) else _JOIN
+    spec = job.spec.model_copy(update=_said(job))
+    parts = spec.model_dump(mode="json", by_alias=True, include=included, exclude_defaults=True)
     document: dict[str, Any] = json.loads(json.dumps(_without(_SECRET, parts)))
     return document
+
+
+def _said(job: Job) -> dict[str, Any]:
+    """What the job's fields or its SQL say, by the names of the fields."""
+    match job:
+        case StreamJoin():
+            return {"joins": job.joins, "select": job.select}
+        case SessionWindow():
+            return dict(job.sessions)
+        case _:
+            raise TypeError(f"no definition of {job.kind}")
 
 
 def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -41,21 +62,20 @@ def _dead_letter(of: Mapping[str, Any]) -> dict[str, Any]:
     return {key: of[key] for key in ("deadLetter",) if key in of}
 
 
-def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
+def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
     """The job as it was under a stored definition, with the settings that `job` has now for what has the same name."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec = document["spec"]
-    now = {side["name"]: side for side in spec["inputs"]}
-    inputs = [_with_settings(side, now.get(side["name"])) for side in stored["inputs"]]
     targets = {
         part: {kind: _with_settings({kind: target}, spec.get(part))[kind] for kind, target in stored[part].items()}
         for part in ("output", "deadLetter")
         if part in stored
     }
     kept = {key: value for key, value in spec.items() if key not in _ALIASES}
-    document["spec"] = {**kept, **_dead_letter(spec), **stored, "inputs": inputs, **targets, **_steps(job, stored)}
+    with_settings = _sessions(job, spec, stored) if isinstance(job, SessionWindow) else _join(job, spec, stored)
+    document["spec"] = {**kept, **_dead_letter(spec), **stored, **targets, **with_settings}
     try:
-        return StreamJoin.model_validate(document)
+        return type(job).model_validate(document)
     except ValidationError as error:
         raise IncompatibleState(
             f"a plan of job {job.name} was made by a job that this release does not take",
@@ -64,16 +84,33 @@ def under_definition(job: StreamJoin, stored: Mapping[str, Any]) -> StreamJoin:
         ) from error
 
 
-def _steps(job: StreamJoin, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored steps with the limits that the job has now: a limit that stops a plan can be raised to end it."""
+def _join(job: Job, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored inputs with their settings, and the stored steps with the limits that the job has now: a limit that
+    stops a plan can be raised to end it."""
+    assert isinstance(job, StreamJoin), "the other kind is asked for first"
+    now = {side["name"]: side for side in spec["inputs"]}
+    inputs = [_with_settings(side, now.get(side["name"])) for side in stored["inputs"]]
     limits = {
         step.right: step.model_dump(mode="json", by_alias=True, include={"limits"}, exclude_defaults=True)
         for step in job.joins
     }
-    return {"joins": [{**_without({"limits"}, step), **limits.get(step.get("right"), {})} for step in stored["joins"]]}
+    joins = [{**_without({"limits"}, step), **limits.get(step.get("right"), {})} for step in stored["joins"]]
+    return {"inputs": inputs, "joins": joins}
 
 
-_ALIASES = {"inputs", "joins", "select", "sql", "output", "deadLetter"}
+def _sessions(job: SessionWindow, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """As `_join`; the limits of exact counts stop plans too."""
+    now = spec["input"] if spec["input"]["name"] == stored["input"]["name"] else None
+    limits = {(of.function, of.column, of.as_): {"limit": of.limit} for of in job.sessions.aggregates if of.limit}
+    aggregates = [
+        {**_without({"limit"}, of), **limits.get((of["function"], of.get("column"), of["as"]), {})}
+        for of in stored.get("aggregates", ())
+    ]
+    caps = {key: spec[key] for key in ("limits",) if key in spec}
+    return {"input": _with_settings(stored["input"], now), "aggregates": aggregates, "limits": None, **caps}
+
+
+_ALIASES = {to_camel(name) for name in (*_JOIN, *_SESSIONS, "sql")}
 
 
 def _without(names: Set[str], value: Any) -> Any:

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from joinery_runtime.job.duration import format_duration
+from joinery_runtime.job.explain_sessions import session_plan, session_warnings
 from joinery_runtime.job.explain_steps import SidePlan, StepPlan, step_plans
 from joinery_runtime.job.inputs import AtTimestamp, Input, KafkaInput
+from joinery_runtime.job.resource import Job
 from joinery_runtime.job.row_sizes import RATE, assumed_columns
+from joinery_runtime.job.session_window import SessionWindow
 from joinery_runtime.job.stream_join import StreamJoin
 from joinery_runtime.job.wording import listed
 
 # Seed 003: ten million keys of about 200 bytes, "~2 GB resident", is where a warning is due.
 LARGE_STATE_BYTES = 2 * 1024**3
-
-_SHORTER = {"interval": "narrow the interval", "asOf": "shorten historyRetention and grace"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +67,24 @@ class Explanation:
 
     def _state_lines(self) -> Iterator[str]:
         for side in self.sides:
-            yield f"  {side.rows_of} rows are kept until {side.kept_until}"
-            yield f"    in steady flow for {format_duration(side.kept_for_ms)} of event time after their own"
+            sessions = side.holds == "sessions"
+            what = f"sessions of {side.rows_of}" if sessions else f"{side.rows_of} rows"
+            after = "after their last row" if sessions else "after their own"
+            yield f"  {what} are kept until {side.kept_until}"
+            yield f"    in steady flow for {format_duration(side.kept_for_ms)} of event time {after}"
+            most = "at most, each row a session of its own, " if sessions else ""
             yield (
-                f"    at {RATE:,} rows/s: {side.rows:,} rows of about {side.row_bytes} bytes = "
+                f"    at {RATE:,} rows/s: {most}{side.rows:,} {side.holds} of about {side.row_bytes} bytes = "
                 f"{_size(side.bytes)} before compression"
             )
         also = " (and as many joined rows)" if len(self.steps) > 1 else ""
         yield f"  expected state at {RATE:,} rows/s per input{also}: {_size(self.state_bytes)}"
 
 
-def explain(job: StreamJoin, stored: Mapping[str, Sequence[str]] | None = None) -> Explanation:
+def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Explanation:
     """The plan of a valid job. `stored` names, per part of the state, the columns that segments keep; without it every
-    column is counted where the job has an SQL expression, else the keys and the selected columns."""
-    steps = step_plans(job, stored if stored is not None else assumed_columns(job))
+    column is counted where a join has an SQL expression, else the keys and the selected columns."""
+    steps = _steps(job, stored)
     return Explanation(
         job=job.name,
         inputs=tuple(_input_plan(side) for side in job.inputs),
@@ -87,8 +92,18 @@ def explain(job: StreamJoin, stored: Mapping[str, Sequence[str]] | None = None) 
         output=_output(job),
         dead_letters=_dead_letters(job),
         store=_store(job),
-        warnings=tuple(_warnings(job, sum(side.bytes for step in steps for side in step.sides))),
+        warnings=tuple(_warnings(job, steps)),
     )
+
+
+def _steps(job: Job, stored: Mapping[str, Sequence[str]] | None) -> tuple[StepPlan, ...]:
+    match job:
+        case StreamJoin():
+            return step_plans(job, stored if stored is not None else assumed_columns(job))
+        case SessionWindow():
+            return (session_plan(job),)
+        case _:
+            raise TypeError(f"no explanation of {job.kind}")
 
 
 def _input_plan(side: Input) -> InputPlan:
@@ -122,7 +137,7 @@ def _watermark(side: Input) -> str:
     )
 
 
-def _output(job: StreamJoin) -> str:
+def _output(job: Job) -> str:
     output = job.spec.output
     columns = ", ".join(column.name for column in job.output_columns)
     if output.kafka:
@@ -132,13 +147,13 @@ def _output(job: StreamJoin) -> str:
     return f"JSON lines under {output.file.path if output.file else ''}, exactly once; columns {columns}"
 
 
-def _into_kafka(job: StreamJoin) -> str:
+def _into_kafka(job: Job) -> str:
     if job.spec.delivery == "exactlyOnce":
         return "exactly once for readers with isolation.level read_committed"
     return "at least once: a crash may repeat them"
 
 
-def _dead_letters(job: StreamJoin) -> str:
+def _dead_letters(job: Job) -> str:
     target = job.spec.dead_letter
     if target is None:
         return "stop the job, which names them (no deadLetter is given)"
@@ -147,7 +162,7 @@ def _dead_letters(job: StreamJoin) -> str:
     return f"go to {target.file.path if target.file else ''}"
 
 
-def _store(job: StreamJoin) -> str:
+def _store(job: Job) -> str:
     store = job.spec.state_store
     if store.postgres:
         where = f"Postgres, schema {store.postgres.schema_name}"
@@ -156,18 +171,22 @@ def _store(job: StreamJoin) -> str:
     return f"{where}; {job.spec.shards} shards; compacted every {format_duration(store.checkpoint_interval)}"
 
 
-def _warnings(job: StreamJoin, state_bytes: int) -> Iterator[str]:
+def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
+    state_bytes = sum(side.bytes for step in steps for side in step.sides)
     if state_bytes > LARGE_STATE_BYTES:
-        todo = listed(dict.fromkeys(_SHORTER.get(step.kind, "make the windows shorter") for step in job.joins))
+        todo = listed(dict.fromkeys(step.shorter for step in steps))
+        fewer = ", or select fewer columns" if isinstance(job, StreamJoin) else ""
         yield (
             f"LARGE STATE: about {_size(state_bytes)} at {RATE:,} rows/s per input, over {_size(LARGE_STATE_BYTES)}. "
-            f"To have less, {todo}, shorten allowedLateness or the watermark delays, or select fewer columns"
+            f"To have less, {todo}, shorten allowedLateness or the watermark delays{fewer}"
         )
     if job.spec.state_store.memory is not None:
         yield (
             "MEMORY STORE: state and offsets are LOST when the job stops, and the next start reads again from "
             "startFrom. Use it for tests only; name stateStore.postgres to keep them"
         )
+    if isinstance(job, SessionWindow):
+        yield from session_warnings(job)
     for side in job.inputs:
         yield from _watermark_warnings(side)
 

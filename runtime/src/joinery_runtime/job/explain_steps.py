@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from joinery_runtime.job.duration import format_duration
 from joinery_runtime.job.quantity import format_bytes
 from joinery_runtime.job.retention import kept_for
 from joinery_runtime.job.row_sizes import RATE, row_bytes
 from joinery_runtime.job.signature import part_names
-from joinery_runtime.job.steps import JoinStep
+from joinery_runtime.job.steps import JoinStep, Limits
 from joinery_runtime.job.stream_join import StreamJoin
 from joinery_runtime.job.wording import listed
 
 _NAMES = {"interval": "interval", "asOf": "as-of"}
+_SHORTER = {"interval": "narrow the interval", "asOf": "shorten historyRetention and grace"}
 
 
 @dataclass(frozen=True, slots=True)
 class SidePlan:
     """How long rows of one side wait. `rows_of` names their input, or the inputs whose joined rows they are;
     `kept_for_ms` is event time after the row's own, in steady flow; `rows` and `bytes` are the state expected at RATE
-    rows per second, uncompressed."""
+    rows per second, uncompressed. Where it `holds` sessions, that is the most, each row being a session of its own."""
 
     part: str
     rows_of: str
     kept_until: str
     kept_for_ms: int
     row_bytes: int
+    holds: Literal["rows", "sessions"] = "rows"
 
     @property
     def rows(self) -> int:
@@ -40,11 +43,13 @@ class SidePlan:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: `title` says what it is, `facts` are (name, text) in the order they are told."""
+    """One step: `title` says what it is, `facts` are (name, text) in the order they are told, `shorter` is what makes
+    its state smaller."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
-    sides: tuple[SidePlan, SidePlan]
+    sides: tuple[SidePlan, ...]
+    shorter: str
 
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
@@ -65,7 +70,8 @@ class _Step:
             SidePlan(part, self._labels[i], until[i], kept[i], row_bytes(self._job, self._number, i, stored[part]))
             for i, part in enumerate(part_names(self._number))
         ]
-        return StepPlan(self.title, tuple(self._facts()), (sides[0], sides[1]))
+        shorter = _SHORTER.get(self._step.kind, "make the windows shorter")
+        return StepPlan(self.title, tuple(self._facts()), tuple(sides), shorter)
 
     @property
     def title(self) -> str:
@@ -83,7 +89,7 @@ class _Step:
             yield "unmatched", f"{sides} rows go out padded with nulls, {self._padded()}"
         yield "late rows", self._late()
         if step.limits is not None:
-            yield "limits", self._limits()
+            yield "limits", limits_text(step.limits, "a side")
 
     def _keys(self) -> str:
         pairs = [f"{pair.left} = {pair.right}" for pair in self._job.keys_of(self._step)]
@@ -179,14 +185,15 @@ class _Step:
         inputs = listed(self._labels if self._number == 0 else self._labels[1:])
         return f"of {inputs}, dropped and counted when ts < the input's own watermark - {late}"
 
-    def _limits(self) -> str:
-        limits = self._step.limits
-        assert limits is not None, "asked of steps with limits"
-        sizes = [format_bytes(limits.max_state_bytes)] if limits.max_state_bytes else []
-        sizes += [f"{limits.max_records:,} rows"] if limits.max_records else []
-        then = "the job fails" if limits.on_limit == "fail" else "no more of that side is read until it has shrunk"
-        cap = f"a side holds at most {listed(sizes)}, else {then}; " if sizes else ""
-        return f"{cap}a key with more than {limits.hot_key_warning:,} rows is warned about"
+
+def limits_text(limits: Limits, of: str) -> str:
+    """`of` is what the caps are on."""
+    sizes = [format_bytes(limits.max_state_bytes)] if limits.max_state_bytes else []
+    sizes += [f"{limits.max_records:,} rows"] if limits.max_records else []
+    read = "of that side is read" if of == "a side" else "is read"
+    then = "the job fails" if limits.on_limit == "fail" else f"no more {read} until it has shrunk"
+    cap = f"{of} holds at most {listed(sizes)}, else {then}; " if sizes else ""
+    return f"{cap}a key with more than {limits.hot_key_warning:,} rows is warned about"
 
 
 def _waits(name: str, grace: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +12,15 @@ from joinery_runtime.errors import JobError, Problem
 from joinery_runtime.job.document import Document, read_documents
 from joinery_runtime.job.parts import Finding, dig, path_text
 from joinery_runtime.job.problems import findings
-from joinery_runtime.job.resource import API_VERSION, RULES_BROKEN
-from joinery_runtime.job.rules import broken_rules
+from joinery_runtime.job.resource import API_VERSION, RULES_BROKEN, Job
+from joinery_runtime.job.session_window import SessionWindow
 from joinery_runtime.job.stream_join import StreamJoin
+from joinery_runtime.job.wording import either, suggestion
 
-_KINDS = ("StreamJoin", "SessionWindow")
+_MODELS: Mapping[str, type[Job]] = {model.__name__: model for model in (StreamJoin, SessionWindow)}
 
 
-def load_job(path: str | Path) -> StreamJoin:
+def load_job(path: str | Path) -> Job:
     """The job in a YAML or JSON file; relative file paths in it count from its folder. Raises JobError."""
     path = Path(path)
     try:
@@ -41,14 +42,14 @@ def located(error: JobError, path: str | Path) -> JobError:
     return JobError(str(path), [replace(problem, line=lines.get(problem.path)) for problem in error.problems])
 
 
-def parse_job(text: str, source: str, *, base: Path | None = None) -> StreamJoin:
+def parse_job(text: str, source: str, *, base: Path | None = None) -> Job:
     """The job in `text`. `source` names it in messages; `base` is the folder that relative file paths count from
     (None: they stay as written). Raises JobError with every problem, ordered by line."""
     document = _the_resource(read_documents(text, source), source)
     found = list(_identity(document))
     if not found:
         job = _validated(document, base)
-        if isinstance(job, StreamJoin) and not document.repeated:
+        if isinstance(job, Job) and not document.repeated:
             return job
         found = job if isinstance(job, list) else []
     problems = [_problem(document, finding) for finding in found] + list(_repeated_keys(document))
@@ -56,12 +57,14 @@ def parse_job(text: str, source: str, *, base: Path | None = None) -> StreamJoin
 
 
 def _the_resource(documents: list[Document], source: str) -> Document:
-    ours = [document for document in documents if dig(document.data, "kind") in _KINDS]
+    ours = [document for document in documents if dig(document.data, "kind") in _MODELS]
     if len(documents) == 1:
         return documents[0]
     if len(ours) == 1:
         return ours[0]
-    message = "the file is empty" if not documents else f"there are {len(documents)} documents, none a StreamJoin"
+    message = (
+        "the file is empty" if not documents else f"there are {len(documents)} documents, none a {either(_MODELS)}"
+    )
     line = None
     if ours:
         line = ours[1].lines[()]
@@ -74,23 +77,23 @@ def _identity(document: Document) -> Iterator[Finding]:
     data = document.data
     if not isinstance(data, dict):
         yield (), "a resource is a mapping with apiVersion, kind, metadata and spec"
-    elif data.get("kind") == "SessionWindow":
-        yield ("kind",), "SessionWindow is not supported yet; this release runs StreamJoin"
-    else:
-        wanted = {"apiVersion": API_VERSION, "kind": "StreamJoin"}
-        yield from (
-            ((name,), f"is missing; write {name}: {value}") for name, value in wanted.items() if name not in data
-        )
+        return
+    wanted = {"apiVersion": API_VERSION, "kind": either(_MODELS)}
+    yield from (((name,), f"is missing; write {name}: {value}") for name, value in wanted.items() if name not in data)
+    if "kind" in data and data["kind"] not in _MODELS:
+        hint = suggestion(data["kind"], _MODELS)
+        yield ("kind",), f"{data['kind']!r} is not allowed{hint}; write {either(_MODELS)}"
 
 
-def _validated(document: Document, base: Path | None) -> StreamJoin | list[Finding]:
+def _validated(document: Document, base: Path | None) -> Job | list[Finding]:
+    model = _MODELS[document.data["kind"]]
     try:
-        return StreamJoin.model_validate(document.data, by_alias=True, by_name=False, context={"base": base})
+        return model.model_validate(document.data, by_alias=True, by_name=False, context={"base": base})
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    found = list(findings(errors))
+    found = list(findings(errors, model))
     if not any(error["type"] == RULES_BROKEN for error in errors):
-        found += broken_rules(document.data)
+        found += model.broken_rules(document.data)
     return found
 
 

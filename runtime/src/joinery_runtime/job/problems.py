@@ -11,7 +11,6 @@ from pydantic_core import ErrorDetails
 
 from joinery_runtime.job.parts import Finding, Loc
 from joinery_runtime.job.resource import RULES_BROKEN
-from joinery_runtime.job.stream_join import StreamJoin
 from joinery_runtime.job.wording import listed, suggestion
 
 _BOUND = "; a one-sided bound would keep state for ever (rule J8): write both lower and upper"
@@ -24,20 +23,22 @@ _PATTERNS = {
 }
 
 
-def findings(errors: Sequence[ErrorDetails]) -> Iterator[Finding]:
-    """Every error as (path, message)."""
+def findings(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> Iterator[Finding]:
+    """Every error of validating a resource of this kind, as (path, message)."""
     for error in errors:
         if error["type"] == RULES_BROKEN:
             yield from error["ctx"]["found"]
         else:
-            yield _place(error), _message(error)
+            yield _place(error), _message(error, model)
 
 
 def _place(error: ErrorDetails) -> Loc:
     return tuple(step for step in error["loc"] if not (isinstance(step, str) and step[:1] in {"<", "["}))
 
 
-def _message(error: ErrorDetails) -> str:
+def _message(error: ErrorDetails, model: type[BaseModel]) -> str:
+    if error["type"] == "extra_forbidden":
+        return _unknown(error, model)
     say = _SAY.get(error["type"])
     return say(error) if say is not None else error["msg"][:1].lower() + error["msg"][1:]
 
@@ -46,8 +47,8 @@ def _missing(error: ErrorDetails) -> str:
     return f"is missing{_MISSING.get(str(error['loc'][-1]), '')}"
 
 
-def _unknown(error: ErrorDetails) -> str:
-    fields = _fields(error["loc"][:-1])
+def _unknown(error: ErrorDetails, model: type[BaseModel]) -> str:
+    fields = _fields(error["loc"][:-1], model)
     return f"is not a field{suggestion(error['loc'][-1], fields)}; fields here are {listed(fields)}"
 
 
@@ -90,7 +91,6 @@ def _shown(value: object) -> str:
 
 _SAY: dict[str, Callable[[ErrorDetails], str]] = {
     "missing": _missing,
-    "extra_forbidden": _unknown,
     "literal_error": _literal,
     "value_error": _own,
     "string_pattern_mismatch": _pattern,
@@ -111,9 +111,9 @@ _SAY: dict[str, Callable[[ErrorDetails], str]] = {
 }
 
 
-def _fields(at: Loc) -> list[str]:
+def _fields(at: Loc, model: type[BaseModel]) -> list[str]:
     """YAML names of the fields that the model at this place has."""
-    kind: Any = StreamJoin
+    kind: Any = model
     for step in at:
         kind = _inner(kind, step)
     return [info.alias or name for name, info in kind.model_fields.items()]

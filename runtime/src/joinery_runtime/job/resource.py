@@ -96,6 +96,16 @@ class Job(Model):
     def output_columns(self) -> tuple[OutputColumn, ...]:
         """What goes out, in order."""
 
+    @property
+    @abstractmethod
+    def has_expressions(self) -> bool:
+        """Whether SQL expressions say what matches or goes out, which only the core can check."""
+
+    @property
+    @abstractmethod
+    def upsert_key(self) -> tuple[str, ...]:
+        """The output columns whose row a Postgres table holds once; empty: every row is inserted."""
+
     @model_validator(mode="after")
     def _rules(self) -> Self:
         found = self.broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))

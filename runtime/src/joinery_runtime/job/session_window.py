@@ -16,12 +16,12 @@ from joinery_runtime.job.types import ColumnType
 
 Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
 
-SESSION_COLUMNS = ("window_start", "window_end", "session_id")
+SESSION_ID = "session_id"
+SESSION_COLUMNS = ("window_start", "window_end", SESSION_ID)
 """What every session's row carries after its group columns (rule S6): int64 milliseconds twice, uint64."""
 RETRACTED = "retracted"
 """The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""
 EXACT_LIMIT = 10_000  # distinct values of a session, where `limit` is not given
-
 
 _SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where and aggregates."
 
@@ -35,14 +35,20 @@ class ComputedColumn(Model):
 
 class Aggregate(Model):
     """One aggregate of a session (rule S7); NULLs are skipped. `count` counts rows, every other function needs a
-    `column`. `count_distinct` is `exact`, and fails the job at more than `limit` values in one session, or `hll`: a
-    HyperLogLog sketch with a relative standard error of about 1.6 %."""
+    `column`. `count_distinct` is `exact`, and fails the job at more than `limit` (10,000 if not given) values in one
+    session, or `hll`: a HyperLogLog sketch with a relative standard error of about 1.6 %."""
 
     function: Function
     column: Text | None = None
     method: Literal["exact", "hll"] | None = None
     limit: Annotated[Int, Field(ge=1)] | None = None
     as_: Annotated[Text, Field(alias="as")]
+
+    @property
+    def distinct_limit(self) -> int | None:
+        """How many distinct values an exact count takes; None for a sketch, and other functions."""
+        exact = self.function == "count_distinct" and self.method != "hll"
+        return (self.limit or EXACT_LIMIT) if exact else None
 
 
 class Sessions(Model):
@@ -91,6 +97,19 @@ class SessionWindow(Job):
     def sessions(self) -> Sessions:
         """The fields of `spec`, or what `spec.sql` says in their place."""
         return Sessions.model_validate(self.spec.model_dump(include=set(Sessions.model_fields)))
+
+    @property
+    def has_expressions(self) -> bool:
+        of = self.sessions
+        return of.where is not None or bool(of.compute)
+
+    @property
+    def upsert_key(self) -> tuple[str, ...]:
+        """`output.postgres.upsertKey`, else the group columns and session_id (rule S6)."""
+        target = self.spec.output.postgres
+        if target is None:
+            return ()
+        return target.upsert_key or (*self.sessions.group_by, SESSION_ID)
 
     @property
     def output_columns(self) -> tuple[OutputColumn, ...]:

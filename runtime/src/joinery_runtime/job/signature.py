@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from joinery_runtime.job.resource import Job
+from joinery_runtime.job.session_signature import session_fields
+from joinery_runtime.job.session_window import SessionWindow
 from joinery_runtime.job.signature_differences import refusals, warnings
 from joinery_runtime.job.steps import JoinStep, parse_reference
 from joinery_runtime.job.stream_join import StreamJoin
@@ -33,18 +36,28 @@ def part_names(step_index: int) -> tuple[str, str]:
     return left, right
 
 
-def signature(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """What the job's state depends on. `stored` names, per part of the state, the columns that segments keep (in
-    `left.2` and later as `<input>.<column>`); durations are milliseconds."""
+    `left.2` and later as `<input>.<column>`, of sessions as `session_fields` says); durations are milliseconds."""
     return {
         "version": SIGNATURE_VERSION,
         "kind": job.kind,
         "inputs": [
             {"name": side.name, "eventTime": side.event_time, "table": list(side.table.key) if side.table else None}
-            for side in job.spec.inputs
+            for side in job.inputs
         ],
-        "steps": [_step(job, index, step, stored) for index, step in enumerate(job.joins)],
+        **_of_kind(job, stored),
     }
+
+
+def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    match job:
+        case StreamJoin():
+            return {"steps": [_step(job, index, step, stored) for index, step in enumerate(job.joins)]}
+        case SessionWindow():
+            return session_fields(job, stored)
+        case _:
+            raise TypeError(f"no signature of {job.kind}")
 
 
 def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:

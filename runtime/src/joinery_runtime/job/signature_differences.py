@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from joinery_runtime.job.duration import format_duration
+from joinery_runtime.job.session_signature import session_refusals, session_warnings
 from joinery_runtime.job.wording import listed
 
 Signed = Mapping[str, Any]
@@ -15,7 +16,8 @@ _SIZES = {"size": "window's size", "slide": "window's slide", "gap": "session ga
 
 def refusals(old: Signed, new: Signed) -> Iterator[str]:
     """Why the state cannot be used; what follows from an earlier difference is not said too."""
-    for stage in (_kinds, _inputs, _shape, _details):
+    of_kind = (_of_sessions,) if new["kind"] == "SessionWindow" else (_shape, _of_steps)
+    for stage in (_kinds, _inputs, *of_kind):
         found = list(stage(old, new))
         if found:
             yield from found
@@ -24,6 +26,9 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
 
 def warnings(old: Signed, new: Signed) -> Iterator[str]:
     """What stays gone, or is lost, where the state can be used."""
+    if new["kind"] == "SessionWindow":
+        yield from session_warnings(old, new)
+        return
     for before, after, where in _steps(old, new):
         yield from (f"{text}{where}" for text in (*_longer(before, after), *_dropped_padding(before, after)))
 
@@ -49,14 +54,23 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
                 yield f"the {words} was {was[field]}, it is now {now[field]}{where}"
 
 
-def _details(old: Signed, new: Signed) -> Iterator[str]:
+def _of_sessions(old: Signed, new: Signed) -> Iterator[str]:
+    yield from _times_and_tables(old, new)
+    yield from session_refusals(old, new)
+
+
+def _of_steps(old: Signed, new: Signed) -> Iterator[str]:
+    yield from _times_and_tables(old, new)
+    for number, (was, now, where) in enumerate(_steps(old, new)):
+        yield from (f"{text}{where}" for text in (*_matching(was, now), *_columns(was, now, new, number)))
+
+
+def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
     for was, now in zip(old["inputs"], new["inputs"], strict=True):
         if was["eventTime"] != now["eventTime"]:
             yield f"the event time of {now['name']} was {was['eventTime']}, it is now {now['eventTime']}"
         if was["table"] != now["table"]:
             yield f"the table key of {now['name']} was {_key(was['table'])}, it is now {_key(now['table'])}"
-    for number, (was, now, where) in enumerate(_steps(old, new)):
-        yield from (f"{text}{where}" for text in (*_matching(was, now), *_columns(was, now, new, number)))
 
 
 def _key(columns: list[str] | None) -> str:

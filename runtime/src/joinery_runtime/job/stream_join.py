@@ -84,8 +84,11 @@ class StreamJoin(Job):
 
     @property
     def has_expressions(self) -> bool:
-        """Whether SQL expressions say what matches or goes out, which only the core can check."""
         return any(step.where for step in self.joins) or any(item.expression for item in self.select or ())
+
+    @property
+    def upsert_key(self) -> tuple[str, ...]:
+        return self.spec.output.postgres.upsert_key if self.spec.output.postgres is not None else ()
 
     @property
     def output_columns(self) -> tuple[OutputColumn, ...]:

@@ -13,6 +13,7 @@ from joinery_runtime.job.crd.shapes import Schema
 from joinery_runtime.job.crd.status import Status
 from joinery_runtime.job.crd.structural import description, object_schema
 from joinery_runtime.job.resource import API_VERSION
+from joinery_runtime.job.session_window import SessionWindow
 from joinery_runtime.job.stream_join import StreamJoin
 
 _GROUP, _, _VERSION = API_VERSION.partition("/")
@@ -32,7 +33,7 @@ class Kind:
         return self.model.__name__
 
 
-KINDS = (Kind(StreamJoin, "streamjoins", "sj"),)
+KINDS = (Kind(StreamJoin, "streamjoins", "sj"), Kind(SessionWindow, "sessionwindows", "sw"))
 
 _COLUMNS = (
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},

@@ -11,6 +11,7 @@ from typing import Any
 
 from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput
 from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
+from joinery_runtime.job.session_window import Aggregate, ComputedColumn, SessionWindowSpec
 from joinery_runtime.job.steps import Interval, JoinStep, Limits, SelectItem
 from joinery_runtime.job.stream_join import StreamJoinSpec
 from joinery_runtime.job.types import SIMPLE_TYPES
@@ -67,6 +68,15 @@ FIELDS: Mapping[Place, Schema] = {
     (StreamJoinSpec, "joins"): {"maxItems": 16},
     (StreamJoinSpec, "select"): {"maxItems": 1024},
     (StreamJoinSpec, "sql"): {"maxLength": _LONG_TEXT},
+    (SessionWindowSpec, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
+    (SessionWindowSpec, "compute"): {**list_map("as"), "maxItems": 256},
+    (SessionWindowSpec, "where"): {"maxLength": _LONG_TEXT},
+    (SessionWindowSpec, "aggregates"): {**list_map("as"), "maxItems": 256},
+    (SessionWindowSpec, "sql"): {"maxLength": _LONG_TEXT},
+    (ComputedColumn, "expression"): {"maxLength": _LONG_TEXT},
+    (ComputedColumn, "as"): {"maxLength": 1024},
+    (Aggregate, "column"): {"maxLength": 1024},
+    (Aggregate, "as"): {"maxLength": 1024},
     (Input, "name"): {"maxLength": 253},
     (Input, "schema"): {**list_map("name"), "maxItems": 1024},
     (Input, "eventTime"): {"maxLength": 1024},

@@ -1,0 +1,91 @@
+"""The fingerprint of a job of sessions, and what a changed one may do with its state (rule M2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from joinery_runtime.job.duration import format_duration
+from joinery_runtime.job.session_window import SessionWindow
+from joinery_runtime.job.wording import listed
+
+SESSIONS_PART = "sessions"  # the part of the state that holds them
+_ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<column>.*)\)[^()]*", re.DOTALL)
+
+
+def session_fields(job: SessionWindow, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """`stored` names the columns of the part SESSIONS_PART: groups, then accumulators as `$sum(amount)`."""
+    of = job.sessions
+    return {
+        "groups": [[name, origin(job, name)] for name in of.group_by],
+        "gap": of.gap,
+        "maxDuration": job.spec.max_duration,
+        "allowedLateness": job.spec.allowed_lateness,
+        "lateData": job.spec.late_data,
+        "stored": {
+            name: origin(job, column)
+            for name in stored[SESSIONS_PART]
+            if (column := accumulated_column(name)) is not None
+        },
+    }
+
+
+def accumulated_column(name: str) -> str | None:
+    """The column that an accumulator's column of the state is about, empty for a count of rows; None for a group."""
+    found = _ACCUMULATOR.fullmatch(name)
+    return found["column"] if found is not None else None
+
+
+def origin(job: SessionWindow, column: str) -> str:
+    """What a column of sessions holds: its declared type, or the expression that makes it with the types that this
+    reads; empty for no column."""
+    types = job.spec.input.types
+    if column in types or not column:
+        return str(types.get(column, ""))
+    text = next(made.expression for made in job.sessions.compute if made.as_ == column)
+    try:
+        read = sorted({part.name for part in sqlglot.parse_one(text).find_all(exp.Column)})
+    except SqlglotError:
+        read = []  # the core refuses the expression and says why
+    return f"{text} of {listed(f'{name} {types[name]}' for name in read if name in types)}"
+
+
+# --- comparison ---------------------------------------------------------------------------------------------------
+
+Signed = Mapping[str, Any]
+
+
+def session_refusals(old: Signed, new: Signed) -> Iterator[str]:
+    """Why the state cannot be used, where inputs are the same."""
+    was, now = ([f"{name} ({what})" for name, what in each["groups"]] for each in (old, new))
+    if was != now:
+        yield f"groupBy was {listed(was)}, it is now {listed(now)}"
+    for name, what in new["stored"].items():
+        kept = old["stored"].get(name)
+        text = name.removeprefix("$")
+        if kept is None:
+            yield f"{text} is not in the stored sessions, and the job now needs it"
+        elif kept != what:
+            yield f"{text} is stored over {kept}, the job now makes it of {what}"
+
+
+def session_warnings(old: Signed, new: Signed) -> Iterator[str]:
+    for field, words in (("gap", "gap"), ("maxDuration", "maxDuration")):
+        if old[field] != new[field]:
+            yield f"{words} went from {_times(old, new, field)}: sessions that were formed before stay as they are"
+    if new["allowedLateness"] > old["allowedLateness"]:
+        yield (
+            f"allowedLateness went from {_times(old, new, 'allowedLateness')}: sessions that were evicted before stay "
+            "gone, so rows that belong to them open new ones"
+        )
+    if (old["lateData"], new["lateData"]) == ("reopen", "drop"):
+        yield "lateData went from reopen to drop: sessions that have gone out and are kept do not go out again"
+
+
+def _times(old: Signed, new: Signed, field: str) -> str:
+    return f"{format_duration(old[field])} to {format_duration(new[field])}"
