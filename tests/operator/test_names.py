@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joinery_operator.names import Names, labels, owner_reference
+from joinery_runtime.job.crd import KINDS
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
@@ -12,7 +13,7 @@ REVISION = "0123456789"
 
 part = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,80}[a-z0-9])?", fullmatch=True)
 job_names = st.lists(part, min_size=1, max_size=4).map(".".join).filter(lambda name: len(name) <= 253)
-kinds = st.sampled_from(["StreamJoin", "SessionWindow"])
+kinds = st.sampled_from([kind.name for kind in KINDS])
 attempts = st.integers(1, 9_999_999_999)
 
 
@@ -64,8 +65,17 @@ def test_names_that_are_cut_or_cleaned_stay_apart(first, second):
 
 
 def test_the_same_name_in_another_kind_is_another_job():
-    assert Names(resource("orders", "SessionWindow")).service != "orders-driver"
     assert Names(resource("orders", "SessionWindow")).service.startswith("orders-")
+    every = [resource("orders", kind.name) for kind in KINDS]
+    assert len(every) > 1
+    of_each = [
+        {*pods_of(names, 1), names.config_map(REVISION), f"{names.executor_prefix(1)}-exec-1"}
+        for names in map(Names, every)
+    ]
+    assert len(set().union(*of_each)) == sum(map(len, of_each))
+    assert len({Names(each).service for each in every}) == len(every)
+    # Services, probes and the metrics' monitors find pods by labels.
+    assert len({tuple(sorted(labels(each, "driver").items())) for each in every}) == len(every)
 
 
 @given(job_names, kinds, attempts)

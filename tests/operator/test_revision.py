@@ -12,8 +12,10 @@ from joinery_operator.revision import resolved_image, revision
 from joinery_operator.settings import Settings
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.crd import KINDS
+from operator_world.resources import BY_NAME, resource_of
 
-KIND = next(kind for kind in KINDS if kind.name == "StreamJoin")
+KIND = BY_NAME["StreamJoin"]
+SESSIONS = BY_NAME["SessionWindow"]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders-payments.yaml"
 RESOURCE = YAML(typ="safe", pure=True).load(EXAMPLE.read_text())
 IMAGE = "joinery:1"
@@ -107,6 +109,36 @@ def test_all_defaults_filled_in_as_the_api_server_does_change_nothing():
     filled = StreamJoin.model_validate(RESOURCE).model_dump(mode="json", by_alias=True, exclude_none=True)
     assert filled["spec"]["trigger"]
     assert of({**RESOURCE, "spec": filled["spec"]}) == BASE
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_jobs_of_every_kind_have_revisions(kind):
+    base = revision(kind, resource_of(kind), IMAGE)
+    filled = kind.model.model_validate(resource_of(kind)).model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert revision(kind, {**resource_of(kind), "spec": filled["spec"]}, IMAGE) == base
+    same = ({"suspend": True}, {"cleanup": "deleteState"}, {"upgrade": {"mode": "stateless"}})
+    assert {revision(kind, resource_of(kind, **spec), IMAGE) for spec in same} == {base}
+    other = ({"shards": 5}, {"spark": {"executor": {"instances": 3}}}, {"trigger": {"maxRecordsPerEpoch": 1}})
+    assert len({base, *(revision(kind, resource_of(kind, **spec), IMAGE) for spec in other)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [
+        ({"gap": "30000ms"}, True),
+        ({"gap": 30_000}, True),
+        ({"lateData": "drop", "emitRetractions": False}, True),
+        ({"gap": "31s"}, False),
+        ({"maxDuration": "1h"}, False),
+        ({"lateData": "reopen"}, False),
+        ({"emitRetractions": True}, False),
+        ({"where": "clicks.id <> ''"}, False),
+        ({"aggregates": [{"function": "count", "as": "other"}]}, False),
+    ],
+)
+def test_what_a_session_windows_driver_sees_makes_another_revision(spec, same):
+    base = revision(SESSIONS, resource_of(SESSIONS), IMAGE)
+    assert (revision(SESSIONS, resource_of(SESSIONS, **spec), IMAGE) == base) == same
 
 
 def test_another_image_is_another_revision():

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from joinery_operator.plugin.app import main
+from joinery_runtime.job.crd import KINDS
 
 # The shell of a program that reads `answers.json` beside it: a list of [words that must occur, exit code, out, err].
 _KUBECTL = f"""#!{sys.executable} -S
@@ -49,12 +50,15 @@ class FakeKubectl:
         self._write([*answers, [words, code, text, err]])
 
     def knows(self, *jobs: Manifest) -> None:
-        for job in jobs:
-            name = job["metadata"]["name"]
-            self.answer(
-                "get", f"--field-selector=metadata.name={name}", "streamjoins.joinery.dev", out={"items": [job]}
-            )
-        self.answer("get", "streamjoins.joinery.dev", out={"items": []})
+        """Jobs of any kinds; whoever asks for others, by name or kind, is told that there are none."""
+        plurals = [kind.plural for kind in KINDS]
+        for asked in [plurals, *([plural] for plural in plurals)]:
+            words = ",".join(f"{plural}.joinery.dev" for plural in asked)
+            kinds = {kind.name for kind in KINDS if kind.plural in asked}
+            for name in {job["metadata"]["name"] for job in jobs}:
+                found = [job for job in jobs if job["metadata"]["name"] == name and job["kind"] in kinds]
+                self.answer("get", f"--field-selector=metadata.name={name}", words, out={"items": found})
+            self.answer("get", words, out={"items": []})
 
     def has_pod(self, name: str, phase: str = "Running", **metadata: str) -> None:
         pod = {"metadata": {"name": name, **metadata}, "status": {"phase": phase}}

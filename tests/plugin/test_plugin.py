@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from joinery_runtime.job.crd import ENDING_FILE
+from joinery_operator.names import Names
+from joinery_runtime.job.crd import ENDING_FILE, KINDS, Kind
+from operator_world.resources import resource_of
 from plugin.conftest import FakeKubectl, Manifest, Run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes" / "orders-payments.yaml"
@@ -190,6 +192,45 @@ def test_what_is_not_there_is_named(kubectl: FakeKubectl, plugin: Run) -> None:
     kubectl.knows(_job())
     assert "There is no job 'clicks'" in plugin("status", "clicks").err
     assert "'xy' is no kind of job: there are sj" in plugin("status", "xy/clicks").err
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_job_of_every_kind_is_found_by_its_name_and_with_its_kind(
+    kubectl: FakeKubectl, plugin: Run, kind: Kind
+) -> None:
+    kubectl.knows(resource_of(kind, "orders", "jobs"))
+    for name in ("orders", f"{kind.short}/orders", f"{kind.plural}/orders", f"{kind.name}/orders"):
+        assert plugin("status", name).out == f"{kind.name} jobs/orders: not seen by the operator yet\n"
+
+
+def test_jobs_of_one_name_are_told_apart_by_their_kinds(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(*(resource_of(kind, "orders", "jobs") for kind in KINDS))
+    ended = plugin("status", "orders")
+    assert ended.code == 1
+    assert "Several jobs are called 'orders': SessionWindow and StreamJoin. Write sj/orders or sw/orders" in ended.err
+    assert plugin("status", "sj/orders").out.startswith("StreamJoin jobs/orders:")
+    assert plugin("status", "sw/orders").out.startswith("SessionWindow jobs/orders:")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_driver_of_every_kind_is_found(kubectl: FakeKubectl, plugin: Run, kind: Kind) -> None:
+    job = {**resource_of(kind, "orders", "jobs"), "status": {"driver": _attempt(2)}}
+    driver = Names(job).driver(2)
+    kubectl.knows(job)
+    kubectl.has_pod(driver)
+    kubectl.answer("exec", out="rows\n")
+    assert plugin("state", "orders", "stats").out == "rows\n"
+    assert driver in kubectl.asked[-1]
+    kubectl.answer("patch", f"{kind.name.lower()}.joinery.dev/orders")
+    assert plugin("suspend", "orders").code == 0
+
+
+def test_a_session_window_is_explained(kubectl: FakeKubectl, plugin: Run) -> None:
+    (kind,) = (kind for kind in KINDS if kind.name == "SessionWindow")
+    kubectl.knows(resource_of(kind, "clicks", "jobs"))
+    ended = plugin("explain", "clicks")
+    assert ended.code == 0, ended.err
+    assert "30s" in ended.out
 
 
 def test_errors_of_kubectl_are_its_own(kubectl: FakeKubectl, plugin: Run) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from joinery_operator import children
+from joinery_operator.names import Names
 from joinery_operator.settings import Settings
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.crd import KINDS, Kind
+from operator_world.resources import BY_NAME, resource_of
 
 KAFKA = {"bootstrapServers": "kafka:9092", "propertiesSecretRef": {"name": "kafka-client"}}
 SIDE = {
@@ -20,34 +22,21 @@ SIDE = {
     "schema": [{"name": "id", "type": "string"}, {"name": "ts", "type": "timestamp"}],
     "eventTime": "ts",
 }
-RESOURCE: dict[str, Any] = {
-    "apiVersion": "joinery.dev/v1alpha1",
-    "kind": "StreamJoin",
-    "metadata": {
-        "name": "orders",
-        "namespace": "shop",
-        "uid": "7c1e",
-        "generation": 3,
-        "resourceVersion": "12",
-        "labels": {"argocd.argoproj.io/instance": "app", "app.kubernetes.io/instance": "app", "team": "a"},
-        "annotations": {"argocd.argoproj.io/tracking-id": "x"},
-        "managedFields": [{"manager": "kubectl"}],
-    },
-    "spec": {
-        "inputs": [{**SIDE, "name": "l"}, {**SIDE, "name": "r"}],
-        "joins": [
-            {
-                "right": "r",
-                "type": "inner",
-                "keys": {"l.id": "r.id"},
-                "interval": {"of": "l", "lower": "0s", "upper": "1h"},
-            }
-        ],
-        "output": {"kafka": {**KAFKA, "topic": "out", "propertiesSecretRef": {"name": "kafka.writer"}}},
-        "deadLetter": {"kafka": {**KAFKA, "topic": "dead", "propertiesSecretRef": {"name": "kafka-dead"}}},
-        "stateStore": {"postgres": {"dsnSecretRef": {"name": "state-db", "key": "dsn"}}},
-    },
-    "status": {"phase": "Running"},
+METADATA: dict[str, Any] = {
+    "uid": "7c1e",
+    "generation": 3,
+    "resourceVersion": "12",
+    "labels": {"argocd.argoproj.io/instance": "app", "app.kubernetes.io/instance": "app", "team": "a"},
+    "annotations": {"argocd.argoproj.io/tracking-id": "x"},
+    "managedFields": [{"manager": "kubectl"}],
+}
+OUTPUTS: dict[str, Any] = {
+    "output": {"kafka": {**KAFKA, "topic": "out", "propertiesSecretRef": {"name": "kafka.writer"}}},
+    "deadLetter": {"kafka": {**KAFKA, "topic": "dead", "propertiesSecretRef": {"name": "kafka-dead"}}},
+}
+INPUTS: dict[str, dict[str, Any]] = {
+    "StreamJoin": {"inputs": [{**SIDE, "name": "l"}, {**SIDE, "name": "r"}]},
+    "SessionWindow": {"input": {**SIDE, "name": "clicks"}},
 }
 IMAGE = "images.example/joinery:1"
 
@@ -62,8 +51,12 @@ class Job:
     image: str = IMAGE
 
     @property
-    def model(self) -> StreamJoin:
-        return StreamJoin.model_validate(self.resource, by_alias=True, by_name=False)
+    def names(self) -> Names:
+        return Names(self.resource)
+
+    @property
+    def model(self) -> Any:
+        return BY_NAME[self.resource["kind"]].model.model_validate(self.resource, by_alias=True, by_name=False)
 
     def with_spark(self, **spark: Any) -> Job:
         resource = copy.deepcopy(self.resource)
@@ -89,9 +82,17 @@ class Job:
         return children.delete_state_pod(*common)
 
 
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
 @pytest.fixture
-def job() -> Job:
-    return Job(copy.deepcopy(RESOURCE))
+def job(kind: Kind) -> Job:
+    resource = resource_of(kind, **OUTPUTS, **INPUTS[kind.name])
+    metadata = {**METADATA, **resource["metadata"]}
+    return Job(copy.deepcopy({**resource, "metadata": metadata, "status": {"phase": "Running"}}))
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def executor(job):
 def test_it_is_immutable_and_belongs_to_the_job_and_revision(job):
     found = job.config_map()
     assert found["immutable"] is True
-    assert found["metadata"]["name"] == "orders-job-abc"
+    assert found["metadata"]["name"] == job.names.config_map("abc")
     assert found["metadata"]["namespace"] == "shop"
     assert found["metadata"]["ownerReferences"][0]["uid"] == "7c1e"
     assert found["metadata"]["labels"]["joinery.dev/revision"] == "abc"

@@ -31,7 +31,7 @@ def test_it_meets_the_restricted_standard(job, violations, before):
 
 def test_it_is_one_attempts_and_the_jobs(job):
     found = job.driver(3)["metadata"]
-    assert (found["name"], found["namespace"]) == ("orders-driver-3", "shop")
+    assert (found["name"], found["namespace"]) == (job.names.driver(3), "shop")
     assert found["ownerReferences"][0]["uid"] == "7c1e"
     assert found["labels"]["joinery.dev/attempt"] == "3"
     assert found["labels"]["joinery.dev/revision"] == "abc"
@@ -71,8 +71,8 @@ def test_its_executors_belong_to_this_attempt(job):
     assert arguments[-1] == "pyspark-shell"
     assert arguments[:-1:2] == ["--conf"] * 3
     assert dict(each.split("=", 1) for each in arguments[1:-1:2]) == {
-        "spark.kubernetes.driver.pod.name": "orders-driver-3",
-        "spark.kubernetes.executor.podNamePrefix": "orders-3",
+        "spark.kubernetes.driver.pod.name": job.names.driver(3),
+        "spark.kubernetes.executor.podNamePrefix": job.names.executor_prefix(3),
         "spark.kubernetes.executor.label.joinery.dev/attempt": "3",
     }
 

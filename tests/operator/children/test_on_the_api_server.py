@@ -13,7 +13,6 @@ from cluster.kubectl import KubectlFailed
 from joinery_operator.children import drifted, service
 from joinery_operator.children.yaml import from_yaml
 from joinery_operator.revision import revision
-from joinery_runtime.job.crd import KINDS
 
 pytestmark = pytest.mark.services
 
@@ -52,7 +51,7 @@ def stored(job, kubectl, api_namespace):
     kubectl.apply(
         {"apiVersion": written["apiVersion"], "kind": written["kind"], "metadata": about, "spec": written["spec"]}
     )
-    resource = kubectl.get("streamjoin", "orders", api_namespace)
+    resource = kubectl.get(written["kind"].lower(), "orders", api_namespace)
     return replace(job, resource=resource, templates={"extra": {"data": {"pod.yaml": TEMPLATE}}})
 
 
@@ -105,8 +104,7 @@ def test_what_others_changed_is_repaired_by_the_patch(kubectl, stored, api_names
         assert drifted(expected, as_kept(kubectl, expected)) is None
 
 
-def test_defaults_of_the_crd_make_no_other_revision(job, stored):
-    kind = next(kind for kind in KINDS if kind.name == "StreamJoin")
+def test_defaults_of_the_crd_make_no_other_revision(job, stored, kind):
     written = job.with_spark(**SPARK).resource
     assert stored.resource["spec"] != written["spec"]
     assert revision(kind, stored.resource, "i") == revision(kind, written, "i")

@@ -23,7 +23,7 @@ def found(expected):
 
 def test_the_service_finds_drivers_before_they_are_ready(expected, job):
     spec = expected["spec"]
-    assert expected["metadata"]["name"] == "orders-driver"
+    assert expected["metadata"]["name"] == job.names.service
     assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
     assert {port["name"]: port["port"] for port in spec["ports"]} == {"status": 8998, "spark-ui": 4040}
     assert spec["selector"].items() <= job.driver()["metadata"]["labels"].items()
@@ -48,23 +48,23 @@ def test_labels_that_others_changed_come_back(job):
     found["metadata"]["labels"]["joinery.dev/role"] = "nobody"
     del found["metadata"]["labels"]["joinery.dev/attempt"]
     body = {"metadata": {"labels": {"joinery.dev/role": "driver", "joinery.dev/attempt": "1"}}}
-    assert drifted(expected, found) == Patch("Pod", "orders-driver-1", body)
+    assert drifted(expected, found) == Patch("Pod", job.names.driver(1), body)
 
 
 def test_labels_and_owners_that_are_gone_altogether_come_back(job):
     expected = job.config_map()
-    patch = drifted(expected, {"metadata": {"name": "orders-job-abc"}})
+    patch = drifted(expected, {"metadata": {"name": job.names.config_map("abc")}})
     assert patch is not None
     assert patch.body["metadata"]["labels"] == expected["metadata"]["labels"]
     assert patch.body["metadata"]["ownerReferences"] == expected["metadata"]["ownerReferences"]
 
 
-def test_the_owner_comes_back_and_others_that_own_it_too_stay(expected, found):
+def test_the_owner_comes_back_and_others_that_own_it_too_stay(job, expected, found):
     ours = expected["metadata"]["ownerReferences"][0]
     other, usurper = {"kind": "Other", "uid": "o"}, {"kind": "Other", "uid": "u", "controller": True}
     found["metadata"]["ownerReferences"] = [{**ours, "controller": False}, other, usurper]
     patch = drifted(expected, found)
-    assert patch == Patch("Service", "orders-driver", {"metadata": {"ownerReferences": [ours, other]}})
+    assert patch == Patch("Service", job.names.service, {"metadata": {"ownerReferences": [ours, other]}})
 
 
 def test_a_services_spec_comes_back(expected, found):

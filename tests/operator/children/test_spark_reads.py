@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from joinery_runtime.job.crd import KINDS
+
 pytestmark = pytest.mark.services
 
 TEMPLATE = """
@@ -36,6 +38,12 @@ print(json.dumps(dict(context.getConf().getAll())), flush=True)
 sys.stdin.read()
 stop_context(context)
 """
+
+
+@pytest.fixture
+def kind():
+    """One: Spark is told nothing of kinds."""
+    return KINDS[0]
 
 
 @dataclass

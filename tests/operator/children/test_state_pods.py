@@ -27,14 +27,14 @@ def test_they_see_the_revisions_job_and_all_secrets(pod, job):
 
 def test_the_check(job):
     pod = job.check()
-    assert pod["metadata"]["name"] == "orders-check-abc"
+    assert pod["metadata"]["name"] == job.names.check("abc")
     assert pod["metadata"]["labels"]["joinery.dev/role"] == "check"
     assert shlex.join(pod["spec"]["containers"][0]["args"]) == "joinery state check /etc/joinery/job.yaml"
 
 
 def test_the_end_of_the_state(job):
     pod = job.delete_state()
-    assert pod["metadata"]["name"] == "orders-delete-state"
+    assert pod["metadata"]["name"] == job.names.delete_state
     assert pod["metadata"]["labels"]["joinery.dev/role"] == "delete-state"
     assert shlex.join(pod["spec"]["containers"][0]["args"]) == "joinery state delete /etc/joinery/job.yaml --yes"
 

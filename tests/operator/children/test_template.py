@@ -79,7 +79,7 @@ def test_what_the_operator_does_not_set_is_kept(pod, main):
 def test_what_the_operator_sets_wins(pod, main, job):
     spec, plain = pod["spec"], job.driver()
     assert pod["metadata"].keys() == {"name", "namespace", "labels", "annotations", "ownerReferences"}
-    assert (pod["metadata"]["name"], pod["metadata"]["namespace"]) == ("orders-driver-1", "shop")
+    assert (pod["metadata"]["name"], pod["metadata"]["namespace"]) == (job.names.driver(1), "shop")
     assert pod["metadata"]["labels"]["joinery.dev/role"] == "driver"
     for key in ("restartPolicy", "serviceAccountName", "automountServiceAccountToken", "terminationGracePeriodSeconds"):
         assert spec[key] == plain["spec"][key]
