@@ -10,6 +10,7 @@ the command line ends with.
     |   +-- DataLoss        a stored offset that the broker no longer has
     |   +-- PartitionsLost  another member of the consumer group took partitions that the epoch reads
     +-- RecordError         a record cannot be used and there is no dead-letter output
+    +-- AggregateError      an aggregate has no value: an overflow, or more distinct values than its limit
     +-- StateError          the state store cannot do what was asked
     |   +-- StoreUnavailable    may pass: the caller may recover and try again
     |   +-- Fenced              a newer driver owns the job
@@ -94,6 +95,10 @@ class PartitionsLost(SourceError):
 
 
 class RecordError(JoineryError):
+    pass
+
+
+class AggregateError(JoineryError):
     pass
 
 

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Literal
 
 from joinery_runtime.errors import (
+    AggregateError,
     CommittedSince,
     ExpressionError,
     IncompatibleState,
@@ -29,6 +30,7 @@ LONGEST = 4096  # bytes: what Kubernetes keeps of a termination message
 _CUT = " [...] "
 _LONGEST_ERROR = 4000  # characters
 _IN_VAIN = (
+    AggregateError,
     JobError,
     ExpressionError,
     IncompatibleState,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from joinery_runtime.core import asof, join, session_join, window
+from joinery_runtime.core import asof, join, session_join, session_window, window
 from joinery_runtime.core.spec import LEFT, AsOf, Interval, Rule, SessionGap, SessionWindow, StepSpec, TumblingWindow
 from joinery_runtime.core.step import Horizon, KeptRun, Kernel, StepResult, StepWork, Survivors
 
@@ -21,6 +21,7 @@ _KERNELS: dict[type[Rule], _Functions] = {
     TumblingWindow: _Functions(window.run, window.survivors),
     SessionGap: _Functions(session_join.run, session_join.survivors),
     AsOf: _Functions(asof.run, asof.survivors),
+    SessionWindow: _Functions(session_window.run, session_window.survivors),
 }
 
 

@@ -60,11 +60,13 @@ def _key_columns(step: StepSpec, rows: Sequence[SideRows]) -> list[pa.Array]:
 
 
 def tell_apart(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
-    """int64[n]: 0 where a hash belongs to one key; where several keys have it, the number of the row's key."""
+    """int64[n]: 0 where a hash belongs to one key; where several keys have it, the number of the row's key. NULLs are
+    equal here, and so are NaNs: what must not match them has left them out before."""
     numbers = np.zeros(len(hashes), dtype=np.int64)
-    among = np.flatnonzero(np.isin(hashes, _shared(hashes, keys)))
+    plain = [_canonical(key) for key in keys]
+    among = np.flatnonzero(np.isin(hashes, _shared(hashes, plain)))
     if len(among):
-        numbers[among] = _number_keys([key.take(pa.array(among)) for key in keys])
+        numbers[among] = _number_keys([key.take(pa.array(among)) for key in plain])
     return numbers
 
 
@@ -75,19 +77,30 @@ def _shared(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
     differs = np.zeros(max(len(order) - 1, 0), dtype=bool)
     for key in keys:
         values = key.take(pa.array(order))
-        differs |= pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+        differs |= _differ(values[1:], values[:-1])
     return np.asarray(by_hash[1:][differs & (by_hash[1:] == by_hash[:-1])])
+
+
+def _differ(a: pa.Array, b: pa.Array) -> np.ndarray:
+    differ = pc.fill_null(pc.not_equal(a, b), False).to_numpy(zero_copy_only=False)
+    if a.null_count or b.null_count:
+        differ = differ | pc.not_equal(a.is_null(), b.is_null()).to_numpy(zero_copy_only=False)
+    return np.asarray(differ)
 
 
 def _number_keys(keys: Sequence[pa.Array]) -> np.ndarray:
     numbers = np.zeros(len(keys[0]), dtype=np.int64)
     for key in keys:
-        encoded = _one_zero(key).dictionary_encode()
+        encoded = key.dictionary_encode(null_encoding="encode")
         together = numbers * len(encoded.dictionary) + encoded.indices.to_numpy()
         numbers = np.unique(together, return_inverse=True)[1]
     return numbers
 
 
-def _one_zero(key: pa.Array) -> pa.Array:
-    """-0.0 equals 0.0, but a dictionary holds both."""
-    return pc.add(key, pa.scalar(0, key.type)) if pa.types.is_floating(key.type) else key
+def _canonical(key: pa.Array) -> pa.Array:
+    """Floats as the bits of one zero and one NaN."""
+    if not pa.types.is_floating(key.type):
+        return key
+    values = pc.fill_null(key.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
+    bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
+    return pa.array(bits, mask=key.is_null().to_numpy(zero_copy_only=False))
