@@ -14,7 +14,7 @@ from joinery_runtime.core.session_state import state_schema
 from joinery_runtime.core.spec import SESSIONS, InputSpec, Intake, OutputColumn, Pipeline, SideSpec, StepSpec
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, SessionWindow
-from joinery_runtime.job.session_window import RETRACTED, SESSION_COLUMNS
+from joinery_runtime.job.sessions import RETRACTED, SESSION_COLUMNS
 
 SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()), strict=True))
 

@@ -23,7 +23,8 @@ from joinery_runtime.job.outputs import (
 from joinery_runtime.job.pods import SparkSpec
 from joinery_runtime.job.resource import Job, JobSpec, Metadata, OutputColumn, Trigger, Upgrade
 from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
-from joinery_runtime.job.session_window import Aggregate, Sessions, SessionWindow, SessionWindowSpec
+from joinery_runtime.job.session_window import SessionWindow, SessionWindowSpec
+from joinery_runtime.job.sessions import Aggregate, Sessions
 from joinery_runtime.job.signature import Comparison, compare, signature
 from joinery_runtime.job.steps import (
     AsOf,

@@ -8,7 +8,8 @@ from joinery_runtime.job.duration import format_duration
 from joinery_runtime.job.explain_steps import SidePlan, StepPlan, limits_text
 from joinery_runtime.job.row_sizes import session_bytes
 from joinery_runtime.job.session_signature import SESSIONS_PART
-from joinery_runtime.job.session_window import Aggregate, SessionWindow
+from joinery_runtime.job.session_window import SessionWindow
+from joinery_runtime.job.sessions import Aggregate
 
 
 def session_plan(job: SessionWindow) -> StepPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from joinery_runtime.job.parts import Finding, Parts, dig, exactly_one, items
 from joinery_runtime.job.select_rules import output_names
@@ -10,7 +10,11 @@ from joinery_runtime.job.wording import listed, suggestion
 
 
 def _output_columns_known(parts: Parts) -> Iterator[Finding]:
-    known = output_names(parts)
+    yield from unknown_columns(parts, output_names(parts))
+
+
+def unknown_columns(parts: Parts, known: Sequence[str] | None) -> Iterator[Finding]:
+    """Keys that name no output column. `known` are all that there are, None while one is hidden."""
     if known is None:
         return
     for steps in (("kafka", "key"), ("postgres", "upsertKey")):
@@ -60,9 +64,9 @@ def _dead_letter_address(parts: Parts) -> Iterator[Finding]:
         yield ("spec", "deadLetter", "kafka"), f"it is not clear which Kafka is meant: {facts}; write bootstrapServers"
 
 
-RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
-    _output_columns_known,
+TARGETS: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     _one_target,
     _postgres_beside_the_state,
     _dead_letter_address,
 )
+RULES = (_output_columns_known, *TARGETS)

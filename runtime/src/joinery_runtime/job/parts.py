@@ -105,7 +105,7 @@ def items(data: object, *steps: str | int) -> Sequence[Any]:
 
 
 def take_apart(data: Mapping[str, Any]) -> Parts:
-    inputs = tuple(_input_part(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
+    inputs = tuple(input_part(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
     return Parts(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))))
 
 
@@ -125,7 +125,7 @@ def reference(text: object) -> Reference | None:
     return parse_reference(text) if isinstance(text, str) else None
 
 
-def _input_part(at: Loc, raw: object) -> InputPart:
+def input_part(at: Loc, raw: object) -> InputPart:
     data = raw if isinstance(raw, Mapping) else {}
     name = data.get("name")
     return InputPart(at, data, name if isinstance(name, str) else None, _types(items(data, "schema")))

@@ -6,60 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.base import Bool, Int, Model, PositiveDuration, Text
+from joinery_runtime.job.base import Bool, PositiveDuration, Text
 from joinery_runtime.job.inputs import Input
 from joinery_runtime.job.parts import Finding
 from joinery_runtime.job.resource import Job, JobSpec, OutputColumn
 from joinery_runtime.job.session_rules import broken_rules
+from joinery_runtime.job.sessions import RETRACTED, SESSION_COLUMNS, SESSION_ID, Aggregate, ComputedColumn, Sessions
 from joinery_runtime.job.steps import Length, Limits, Reference
 from joinery_runtime.job.types import ColumnType
 
-Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
-
-SESSION_ID = "session_id"
-SESSION_COLUMNS = ("window_start", "window_end", SESSION_ID)
-"""What every session's row carries after its group columns (rule S6): int64 milliseconds twice, uint64."""
-RETRACTED = "retracted"
-"""The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""
-EXACT_LIMIT = 10_000  # distinct values of a session, where `limit` is not given
-
 _SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where and aggregates."
-
-
-class ComputedColumn(Model):
-    """A column that an SQL expression over the input's columns makes, for `groupBy` and aggregates."""
-
-    expression: Text
-    as_: Annotated[Text, Field(alias="as")]
-
-
-class Aggregate(Model):
-    """One aggregate of a session (rule S7); NULLs are skipped. `count` counts rows, every other function needs a
-    `column`. `count_distinct` is `exact`, and fails the job at more than `limit` (10,000 if not given) values in one
-    session, or `hll`: a HyperLogLog sketch with a relative standard error of about 1.6 %."""
-
-    function: Function
-    column: Text | None = None
-    method: Literal["exact", "hll"] | None = None
-    limit: Annotated[Int, Field(ge=1)] | None = None
-    as_: Annotated[Text, Field(alias="as")]
-
-    @property
-    def distinct_limit(self) -> int | None:
-        """How many distinct values an exact count takes; None for a sketch, and other functions."""
-        exact = self.function == "count_distinct" and self.method != "hll"
-        return (self.limit or EXACT_LIMIT) if exact else None
-
-
-class Sessions(Model):
-    """What the sessions of a job are: as its fields say, or as its SQL does. `gap` is milliseconds of event time;
-    `where` keeps the input's rows for which it is true."""
-
-    group_by: tuple[Text, ...]
-    gap: Length
-    compute: tuple[ComputedColumn, ...] = ()
-    where: Text | None = None
-    aggregates: tuple[Aggregate, ...] = ()
 
 
 class SessionWindowSpec(JobSpec):

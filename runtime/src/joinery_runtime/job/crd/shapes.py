@@ -11,7 +11,8 @@ from typing import Any
 
 from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput
 from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
-from joinery_runtime.job.session_window import Aggregate, ComputedColumn, SessionWindowSpec
+from joinery_runtime.job.session_window import SessionWindowSpec
+from joinery_runtime.job.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.steps import Interval, JoinStep, Limits, SelectItem
 from joinery_runtime.job.stream_join import StreamJoinSpec
 from joinery_runtime.job.types import SIMPLE_TYPES
