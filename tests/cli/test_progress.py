@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from cli.session_jobs import session_job
 from job.resources import job
 from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time
 from joinery_runtime.core.spec import END_OF_TIME
@@ -18,6 +19,7 @@ from joinery_runtime.engine.loop import Progress
 from joinery_runtime.engine.report import EpochReport, PartTotals, Totals
 from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.errors import StoreUnavailable
+from joinery_runtime.job import Job
 
 JOB = job()
 TROUBLE = StoreUnavailable("The state store is not available (host [::1])", facts="refused")
@@ -120,11 +122,11 @@ def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None
 class Screen:
     """A terminal that is recorded; its clock stands still until `at` moves it."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job = JOB) -> None:
         self.console = Console(file=io.StringIO(), record=True, width=160)
         self.now = 100.0
         self.live = Live(console=self.console, auto_refresh=False)
-        self.progress = TableProgress(JOB, self.live, lambda: self.now)
+        self.progress = TableProgress(job, self.live, lambda: self.now)
 
     def commit(self, at: float, seconds: float, **changes: Any) -> None:
         self.now = at
@@ -158,6 +160,22 @@ def test_the_table_shows_rate_total_lag_watermark_and_drops_per_input(screen: Sc
     hottest = "hottest keys: order_id=a 1,234 rows (step 1), order_id=b 9 rows (step 1)"
     assert f"0.50 rows out per record in; {hottest}" in screen.text()
     assert "orders-payments, epoch 7 (2000 ms)" in screen.text()
+
+
+def test_the_table_of_sessions() -> None:
+    screen = Screen(session_job())
+    screen.progress.listener.started(FakeDriver())  # type: ignore[arg-type]
+    one = {"rows_in": {"clicks": 3000}, "watermarks": {"clicks": None}, "backlog": {"clicks": 0}, "dead": {}}
+    parts = {
+        "totals": Totals(parts={"sessions": PartTotals(700, 20, 3000)}),
+        "parts": {"sessions": StateSize(3, 680, 0)},
+    }
+    screen.commit(at=102, seconds=2, **one, **parts, dropped={"clicks": {"closed": 1}})
+    assert screen.table() == {
+        "clicks": ["1,500", "3,000", "0", "-", "closed 1"],
+        "sessions": ["750", "1,500", "", "state 3,000 rows, 2.5 MB, 4 segments", ""],
+        "sessions: clicks": ["680", "0.0", "700", "20", "3,000", "0", "0"],
+    }
 
 
 def test_totals_and_drops_add_up(screen: Screen) -> None:

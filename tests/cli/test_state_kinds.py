@@ -99,7 +99,9 @@ class TestOuterJoin:
         assert words.endswith("may still match; has not matched: goes out padded unless it still does")
 
     def test_statistics_and_what_goes(self) -> None:
-        left, right = stats(self.JOB, self.STORE).document()["sides"]
+        document = stats(self.JOB, self.STORE).document()
+        assert "sessions" not in document
+        left, right = document["sides"]
         assert (left["part"], left["step"], left["side"], left["inputs"]) == ("left", 1, "left", ("a",))
         assert left["goes"].startswith("keeps rows from 1970-01-01T00:00:00.102Z, older ones that never matched go out")
         assert left["totals"] == {"stored": 3, "expired": 0, "lookups": 1, "matches": 1, "peak": 3}

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cli.session_jobs import session_job
 from job.resources import job
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile import compile_job, compile_join
 from joinery_runtime.core.spec import END_OF_TIME, SideSpec
 from joinery_runtime.core.watermark import InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
@@ -183,6 +184,22 @@ def test_the_sides_of_a_later_step(scene: Scene) -> None:
     scene.driver.parts = {"right.12": StateSize(1, 5, 500)}
     scene.listener.started(scene.driver)
     assert [(side.step, side.side) for side in scene.status.sides] == [(12, "right")]
+
+
+def test_sessions_are_a_part_with_a_name_of_its_own(scene: Scene, site: Site) -> None:
+    size, counts = StateSize(2, 20, 900), PartTotals(stored=30, expired=9, lookups=100, peak=21)
+    scene.driver.sides = compile_job(session_job()).parts()
+    scene.driver.parts = {"sessions": size}
+    scene.driver.totals = Totals(parts={"sessions": counts})
+    scene.listener.started(scene.driver)
+    told = SideStatus(
+        step=1, side="sessions", inputs=("clicks",), rows=20, bytes=900, stored=30, expired=9, lookups=100, peak=21
+    )
+    assert scene.status.sides == (told,)
+    assert DriverStatus.model_validate_json(scene.status.model_dump_json(by_alias=True)).sides == (told,)
+    found = metrics(site)
+    assert found['joinery_side_rows{side="sessions",step="1"}'] == 20
+    assert found['joinery_side_stored_total{side="sessions",step="1"}'] == 30
 
 
 def test_the_amplification_is_of_the_newest_epoch_that_read_something(scene: Scene) -> None:

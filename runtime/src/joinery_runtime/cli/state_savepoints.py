@@ -156,12 +156,13 @@ def _planned(record: JobRecord) -> int | None:
 
 
 def output_text(job: Job, record: JobRecord) -> str:
-    """Where rows went, by the job as it was when the newest epoch was committed."""
+    """Where rows went, by the job as it was when the newest epoch was committed. A key that it does not name is the one
+    that follows from the job: its groups cannot have changed."""
     output: Json = (record.definition or definition(job))["output"]
     if "kafka" in output:
         return f"the topic {output['kafka']['topic']}"
     if "postgres" in output:
-        upserts = output["postgres"].get("upsertKey")
+        upserts = output["postgres"].get("upsertKey") or job.upsert_key
         by = f" (rows of the same {', '.join(upserts)} are replaced)" if upserts else ""
         return f"the table {output['postgres']['table']}{by}"
     return f"the folder {output['file']['path']}"

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from joinery_runtime.cli.common import time_text
 from joinery_runtime.cli.state_next import NextEpoch
 from joinery_runtime.cli.state_rows import Segments, Wanted, flags, marked_in, marks_among
-from joinery_runtime.core.aggregates import accumulator
 from joinery_runtime.core.columns import EMITTED, FORCED, MARK, START, TS
 from joinery_runtime.core.keyhash import key_hash
 from joinery_runtime.core.segment import SegmentMeta, concat
+from joinery_runtime.core.session_state import Folding
 from joinery_runtime.core.spec import COMPLETE, SESSIONS, SessionWindow, StepSpec
 from joinery_runtime.sinks.encode import rows_to_json
 
@@ -181,11 +181,7 @@ def _results(step: StepSpec, rows: pa.RecordBatch, forced: np.ndarray) -> list[d
     found: list[dict[str, Any]] = [{} for _ in forced]
     numbers = np.flatnonzero(~forced)
     if of and len(numbers):
-        chosen = rows.take(pa.array(numbers))
-        made = {each.name: accumulator(each) for each in of}
-        results = {
-            name: each.result(tuple(chosen.column(field.name) for field in each.fields)) for name, each in made.items()
-        }
-        for number, text in zip(numbers.tolist(), rows_to_json(pa.table(results)), strict=True):
+        results = pa.table(Folding(of).results(rows.take(pa.array(numbers))), names=[each.name for each in of])
+        for number, text in zip(numbers.tolist(), rows_to_json(results), strict=True):
             found[number] = json.loads(text)
     return found
