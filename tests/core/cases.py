@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from hypothesis import strategies as st
 
 from core.random_jobs import KEY_TYPES, Job, jobs
-from joinery_devkit.oracle import Row
+from joinery_devkit.oracle import Oracle, Row, SessionOracle
+from joinery_runtime.job import Job as Resource
 from joinery_runtime.job import StreamJoin
 
 START = 1_700_000_000_000
@@ -33,11 +34,22 @@ class Epoch:
     followed: bool = True
 
 
+class Subject(Protocol):
+    """A random job, and what its expressions mean."""
+
+    @property
+    def job(self) -> Resource: ...
+
+    def oracle(self) -> Oracle | SessionOracle:
+        """A fresh one."""
+        ...
+
+
 @dataclass(frozen=True)
 class Case:
     """A job and its epochs; `partitions` are known from the start, per input."""
 
-    job: Job
+    job: Subject
     partitions: Mapping[str, tuple[int, ...]]
     epochs: tuple[Epoch, ...] = ()
 

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from core.cases import Case, Epoch
-from joinery_devkit.oracle import EpochExpectation, Oracle, Row, WatermarkOracle, differences
-from joinery_runtime.core.compile import compile_join
+from joinery_devkit.oracle import EpochExpectation, Row, WatermarkOracle, differences
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.keyhash import KeyHash, key_hash
 from joinery_runtime.core.schema import arrow_schema
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
@@ -28,7 +28,7 @@ from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_stage import Captured
 from joinery_runtime.hosts.trace_steps import StepLog
-from joinery_runtime.job import Input, StreamJoin
+from joinery_runtime.job import Input, Job
 from joinery_runtime.sources import Decoder
 from joinery_runtime.sources.base import Bounds, RawBatch
 from joinery_runtime.sources.records import Decoded
@@ -68,7 +68,7 @@ class RowDecoder:
 
 @dataclass
 class RowInputs:
-    job: StreamJoin
+    job: Job
     logs: Mapping[str, RowLog]
 
     def reader(self, name: str) -> RowLog:
@@ -111,8 +111,8 @@ class Engine:
     def __init__(self, case: Case, cache: Path, hasher: KeyHash) -> None:
         self._job, self._hasher, self._cache = case.job.job, hasher, cache
         self._store, self._told, self._output = MemoryStore(), Told(), Captured()
-        self._pipeline = compile_join(self._job)
-        self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.spec.inputs}
+        self._pipeline = compile_job(self._job)
+        self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.inputs}
         self._shards, self._now_ms, self._last, self._crash = 1, 0, False, False
         self.start()
 
@@ -178,8 +178,8 @@ class Check:
 
     def __init__(self, case: Case, engine: Engine) -> None:
         self._case, self._engine = case, engine
-        self._oracle: Oracle = case.job.oracle()
-        delays = {side.name: side.watermark.delay for side in case.job.job.spec.inputs}
+        self._oracle = case.job.oracle()
+        delays = {side.name: side.watermark.delay for side in case.job.job.inputs}
         known = {name: [f"{name}/{p}" for p in partitions] for name, partitions in case.partitions.items()}
         self._marks = WatermarkOracle(delays, known)
 
@@ -201,7 +201,7 @@ class Check:
     def _check_nothing_waits(self) -> None:
         """T3: what can go out has gone out."""
         marks, oracle = deepcopy((self._marks, self._oracle))
-        for _ in oracle.steps:
+        for _ in range(oracle.depth):
             watermarks = marks.watermarks(self._engine.idle, self._engine.ended)
             assert not oracle.epoch(watermarks, {}).rows, "rows wait for the next epoch with rows"
 
@@ -254,3 +254,12 @@ def _counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]
     """Without zeros and empty inputs."""
     found = {name: {reason: n for reason, n in reasons.items() if n} for name, reasons in counts.items()}
     return {name: reasons for name, reasons in found.items() if reasons}
+
+
+def few_hashes(count: int) -> KeyHash:
+    """The real hash, folded onto `count` values that lie far apart."""
+
+    def folded(columns: Sequence[pa.Array]) -> np.ndarray:
+        return (key_hash(columns) % np.uint64(count)) * np.uint64(2**64 // (count + 1))
+
+    return folded

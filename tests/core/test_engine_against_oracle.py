@@ -3,22 +3,19 @@ histories: late rows, NULL and NaN keys, idle and ended inputs, restarts, other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.cases import Case, cases, cuts, punctual
-from core.harness import check_against_oracle, run
+from core.harness import check_against_oracle, few_hashes, run
 from core.random_jobs import KINDS
 from joinery_devkit.oracle import brute_force, multiset, output_columns, output_row
 from joinery_runtime.core import compaction
-from joinery_runtime.core.keyhash import KeyHash, key_hash
 
 # The shared two-core machine makes any deadline a lottery; the fixture below is the same for all examples.
 quick = settings(
@@ -46,15 +43,6 @@ def search(kind: str, examples: int, check: Callable[[Case], object]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_epoch_gives_the_oracles_rows_and_counts(kind: str) -> None:
     search(kind, 120, check_against_oracle)
-
-
-def few_hashes(count: int) -> KeyHash:
-    """The real hash, folded onto `count` values that lie far apart."""
-
-    def folded(columns: Sequence[pa.Array]) -> np.ndarray:
-        return (key_hash(columns) % np.uint64(count)) * np.uint64(2**64 // (count + 1))
-
-    return folded
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "broadcast"])

@@ -1,7 +1,8 @@
 """A second, slow opinion on what a job must give: semantics.md written down row by row in plain Python.
 
 It shares no code with the core. It replays epochs (the plan's watermarks and the rows of each input) and says which
-rows every epoch must emit and which it must drop; `brute_force` says the same of a whole history at once;
+rows every epoch must emit and which it must drop; `brute_force` says the same of a whole history at once
+(`SessionOracle` and `sessions_at_once` of a SessionWindow);
 `WatermarkOracle` says which watermarks the plans must hold; `multiset` and `differences` compare rows whatever their
 order.
 
@@ -28,6 +29,8 @@ from joinery_devkit.oracle.model import (
     output_row,
 )
 from joinery_devkit.oracle.rows import END, Joined, Row, Values, differences, multiset
+from joinery_devkit.oracle.session_rows import SessionShape, sessions_at_once
+from joinery_devkit.oracle.sessions import SessionOracle
 from joinery_devkit.oracle.watermarks import WatermarkOracle
 
 __all__ = [
@@ -43,6 +46,8 @@ __all__ = [
     "Predicates",
     "Residual",
     "Row",
+    "SessionOracle",
+    "SessionShape",
     "Sessions",
     "Step",
     "Values",
@@ -53,4 +58,5 @@ __all__ = [
     "multiset",
     "output_columns",
     "output_row",
+    "sessions_at_once",
 ]

@@ -61,6 +61,11 @@ class Oracle:
         self.inputs, self.steps, self._columns = tuple(inputs), tuple(steps), tuple(columns)
         self._rules = _rules(self.inputs, self.steps)
 
+    @property
+    def depth(self) -> int:
+        """How many epochs it takes until what the first one closes has come through all steps."""
+        return len(self.steps)
+
     @classmethod
     def of_job(
         cls,

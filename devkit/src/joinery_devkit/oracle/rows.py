@@ -71,7 +71,7 @@ def is_nan(value: object) -> bool:
 
 def multiset(rows: Iterable[Values]) -> Counter[tuple[tuple[str, Hashable], ...]]:
     """Rows counted by value, whatever the order of rows and columns; NaN is one value, -0.0 is 0.0."""
-    return Counter(tuple(sorted((name, _comparable(value)) for name, value in row.items())) for row in rows)
+    return Counter(tuple(sorted((name, comparable(value)) for name, value in row.items())) for row in rows)
 
 
 def differences(expected: Iterable[Values], actual: Iterable[Values], *, show: int = 5) -> str:
@@ -86,10 +86,11 @@ def _described(what: str, rows: Counter[tuple[tuple[str, Hashable], ...]], show:
     return f"{rows.total()} {what} row(s):{examples}"
 
 
-def _comparable(value: Any) -> Hashable:
+def comparable(value: Any) -> Hashable:
+    """Equal for values that are one: NaN and NaN, -0.0 and 0.0."""
     if isinstance(value, float):
         return "NaN" if is_nan(value) else value + 0.0
     if isinstance(value, list):
-        return tuple(_comparable(item) for item in value)
+        return tuple(comparable(item) for item in value)
     hashable: Hashable = value
     return hashable

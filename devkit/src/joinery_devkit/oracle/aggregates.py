@@ -1,0 +1,87 @@
+"""The aggregates of a session (S7), from all of its rows' values at once: exact numbers, sets, sorting, no states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from decimal import ROUND_HALF_UP, Decimal, localcontext
+from fractions import Fraction
+from typing import Any
+
+from joinery_devkit.oracle.rows import comparable, is_nan
+from joinery_runtime.job import Aggregate, ColumnType
+
+Sketch = Callable[[Sequence[Any]], int]
+"""The estimate of how many distinct values there are."""
+
+_DIGITS = 38  # of a decimal
+
+
+def aggregate(of: Aggregate, values: Sequence[Any], kind: ColumnType | None, sketch: Sketch) -> Any:
+    """`values` are those of the aggregate's column in the order of (event time, arrival), one for each row; `kind` is
+    the column's type."""
+    there = [value for value in values if value is not None]
+    match of.function:
+        case "count":
+            return len(values)
+        case "count_col":
+            return len(there)
+        case "count_distinct":
+            return sketch(there) if of.method == "hll" else exact(there)
+        case "first":
+            return there[0] if there else None
+        case "last":
+            return there[-1] if there else None
+        case "min":
+            return min(there, key=_rank, default=None)
+        case "max":
+            return max(there, key=_rank, default=None)
+        case "sum":
+            return _sum(there) if there else None
+        case "avg":
+            return _average(there, kind) if there else None
+
+
+def exact(values: Sequence[Any]) -> int:
+    """How many distinct values there are; NaN is one value, -0.0 is 0.0."""
+    return len({comparable(value) for value in values})
+
+
+def _rank(value: Any) -> tuple[bool, Any]:
+    """NaN is greater than every number."""
+    return (True, 0) if is_nan(value) else (False, value)
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], float):
+        return _float_sum(values)
+    if isinstance(values[0], Decimal):
+        return _decimal_sum(values)
+    return sum(values)
+
+
+def _float_sum(values: Sequence[float]) -> float:
+    if all(math.isfinite(value) for value in values):
+        return float(sum(map(Fraction, values)))
+    return sum(value for value in values if not math.isfinite(value))
+
+
+def _decimal_sum(values: Sequence[Decimal]) -> Decimal:
+    with localcontext(prec=4 * _DIGITS):
+        return sum(values, Decimal(0))
+
+
+def _average(values: Sequence[Any], kind: ColumnType | None) -> Any:
+    if isinstance(values[0], Decimal):
+        assert kind is not None, "a decimal column has a type"
+        return _decimal_average(values, kind)
+    total = _sum(values)
+    return total / len(values) if not math.isfinite(total) else float(sum(map(Fraction, values)) / len(values))
+
+
+def _decimal_average(values: Sequence[Decimal], kind: ColumnType) -> Decimal:
+    """Four digits more than the column has, as far as 38 in all go, rounded half up."""
+    precision = min(_DIGITS, (kind.precision or 0) + 4)
+    scale = min((kind.scale or 0) + 4, precision)
+    with localcontext(prec=4 * _DIGITS):
+        return (_decimal_sum(values) / len(values)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)

@@ -1,0 +1,90 @@
+"""What goes into sessions and what comes out of them, as plain values; and what a whole history gives at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from joinery_devkit.oracle.aggregates import Sketch, aggregate, exact
+from joinery_devkit.oracle.rows import Row, Values, comparable
+from joinery_runtime.job import SessionWindow
+
+Identify = Callable[[Sequence[Any]], int]
+"""The hash (V1) of the group's values and the start of the session."""
+Output = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A row that belongs to a session: `place` is its arrival (epoch, partition, offset), `values` are its columns,
+    computed ones too."""
+
+    ts: int
+    place: tuple[int, int, int]
+    values: Values
+
+
+@dataclass(frozen=True)
+class SessionShape:
+    """What a job's rows and sessions look like. `where` and `computed` say in Python what its expressions say, of a
+    row's columns."""
+
+    job: SessionWindow
+    identify: Identify
+    where: Callable[[Values], bool | None] | None = None
+    computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
+    sketch: Sketch = exact
+
+    @property
+    def retracts(self) -> bool:
+        return self.job.spec.emit_retractions
+
+    def passes(self, values: Values) -> bool:
+        return self.where is None or self.where(values) is True
+
+    def arrived(self, row: Row, epoch: int) -> Arrived:
+        values = {**row.values, **{name: of(row.values) for name, of in self.computed.items()}}
+        return Arrived(row.ts, (epoch, row.partition, row.offset), values)
+
+    def group(self, row: Arrived) -> Values:
+        return {name: row.values[name] for name in self.job.sessions.group_by}
+
+    def key(self, row: Arrived) -> Hashable:
+        """NULL is a group like others, NaN too (S1)."""
+        return tuple(comparable(value) for value in self.group(row).values())
+
+    def output(self, rows: Iterable[Arrived]) -> Output:
+        """A session's row (S6), with its aggregates (S7)."""
+        ordered = sorted(rows, key=lambda row: (row.ts, row.place))
+        group, start = self.group(ordered[0]), ordered[0].ts
+        return {
+            **group,
+            "window_start": start,
+            "window_end": ordered[-1].ts,
+            "session_id": self.identify([*group.values(), start]),
+            **self._aggregates(ordered),
+            **({"retracted": False} if self.retracts else {}),
+        }
+
+    def _aggregates(self, rows: Sequence[Arrived]) -> Output:
+        types = self.job.spec.input.types
+        found = {}
+        for of in self.job.sessions.aggregates:
+            values = [None if of.column is None else row.values[of.column] for row in rows]
+            found[of.as_] = aggregate(of, values, types.get(of.column or ""), self.sketch)
+        return found
+
+
+def sessions_at_once(shape: SessionShape, rows: Iterable[Row]) -> list[Output]:
+    """What is there in the end, of a whole history in which no row is late and no session reaches the cap: all rows
+    sorted, and cut where the gap is wider. Where epochs are cut cannot change that (T9)."""
+    groups: dict[Hashable, list[list[Arrived]]] = defaultdict(list)
+    arrived = [shape.arrived(row, 0) for row in rows if shape.passes(row.values)]
+    for row in sorted(arrived, key=lambda row: (row.ts, row.place)):
+        sessions = groups[shape.key(row)]
+        if not sessions or row.ts - sessions[-1][-1].ts > shape.job.sessions.gap:
+            sessions.append([])
+        sessions[-1].append(row)
+    return [shape.output(session) for sessions in groups.values() for session in sessions]

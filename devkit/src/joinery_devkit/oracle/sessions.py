@@ -1,0 +1,193 @@
+"""The oracle of a `SessionWindow`: S of semantics.md and docs/design/sessions.md, one row at a time. A session is the
+list of its rows; whatever is asked of it is worked out from them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from joinery_devkit.oracle.horizons import UNKNOWN, Time, as_time
+from joinery_devkit.oracle.joins import LATE, Arrivals, EpochExpectation, Watermarks
+from joinery_devkit.oracle.rows import END, Row
+from joinery_devkit.oracle.session_rows import Arrived, Output, SessionShape
+from joinery_runtime.job import SessionWindow
+
+CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class OpenSession:
+    """`out` holds, by id, the rows that have gone out for it or for sessions that are part of it now."""
+
+    rows: list[Arrived]
+    out: dict[int, Output] = field(default_factory=dict)
+    changed: bool = True
+
+    @property
+    def start(self) -> int:
+        return min(row.ts for row in self.rows)
+
+    @property
+    def last(self) -> int:
+        return max(row.ts for row in self.rows)
+
+    def with_row(self, ts: int) -> int:
+        """How long it would be with a row at this time."""
+        return max(self.last, ts) - min(self.start, ts)
+
+
+@dataclass(slots=True)
+class _Key:
+    """`sessions` are open; `marks` (start, last) of those that reached the cap."""
+
+    sessions: list[OpenSession] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Horizon:
+    before: Time = UNKNOWN
+    now: Time = UNKNOWN
+
+    def rise(self, to: Time) -> None:
+        self.before, self.now = self.now, max(self.now, to)
+
+
+class SessionOracle:
+    """`depth` is how many epochs it takes until what the first one closes has come out."""
+
+    depth = 1
+
+    def __init__(self, shape: SessionShape) -> None:
+        self.inputs = (shape.job.spec.input.name,)
+        self._keys: dict[Hashable, _Key] = defaultdict(_Key)
+        self._kept, self._complete = _Horizon(), _Horizon()
+        self._epoch = 0
+        self._use(shape)
+
+    def edit(self, job: SessionWindow) -> None:
+        """The job goes on with another cap, lateness or retractions."""
+        self._use(replace(self.shape, job=job))
+
+    def _use(self, shape: SessionShape) -> None:
+        spec, self.shape = shape.job.spec, shape
+        self._gap, self._cap = shape.job.sessions.gap, spec.max_duration
+        self._lateness, self._drops = spec.allowed_lateness, spec.late_data == "drop"
+
+    def epoch(self, watermarks: Watermarks, rows: Arrivals) -> EpochExpectation:
+        """Replays one epoch, as `Oracle.epoch` does."""
+        self._epoch += 1
+        (name,) = self.inputs
+        dropped: Counter[str] = Counter()
+        complete = as_time(watermarks[name]) - self._gap
+        self._kept.rise(complete - self._lateness)
+        self._complete.rise(complete - self._lateness if self._drops else complete)
+        out = [row for key in self._keys.values() for row in self._close(key)]
+        for arrived in self._in_order(rows.get(name, ()), dropped):
+            key = self._keys[self.shape.key(arrived)]
+            out += self._take(key, arrived, dropped)
+        out += [row for key in self._keys.values() for row in self._changed(key)]
+        late = dropped.pop(LATE, 0)
+        return EpochExpectation((), tuple(out), {name: late}, {name: dropped})
+
+    def end(self) -> Iterator[EpochExpectation]:
+        """The epoch that ends the input (T7)."""
+        yield self.epoch(dict.fromkeys(self.inputs, END), {})
+
+    def _in_order(self, rows: Iterable[Row], dropped: Counter[str]) -> list[Arrived]:
+        """By event time, then arrival; what `where` keeps."""
+        listed = []
+        for row in rows:
+            if self.shape.passes(row.values):
+                listed.append(self.shape.arrived(row, self._epoch))
+            else:
+                dropped["filtered"] += 1
+        return sorted(listed, key=lambda row: (row.ts, row.place))
+
+    # --- what the horizons end ----------------------------------------------------------------------------------------
+
+    def _close(self, key: _Key) -> Iterator[Output]:
+        for session in key.sessions:
+            if self._complete.before <= session.last < self._complete.now and not session.out:
+                yield from self._emit(session)
+            session.changed = False
+        key.sessions = [session for session in key.sessions if session.last >= self._kept.now]
+        key.marks = [(start, last) for start, last in key.marks if last >= self._kept.now]
+
+    # --- a row --------------------------------------------------------------------------------------------------------
+
+    def _take(self, key: _Key, row: Arrived, dropped: Counter[str]) -> Iterator[Output]:
+        if self._late(key, row.ts):
+            dropped[LATE] += 1
+        elif any(start <= row.ts <= last for start, last in key.marks):
+            dropped[CLOSED] += 1
+        else:
+            yield from self._join(key, row)
+
+    def _late(self, key: _Key, ts: int) -> bool:
+        """Rule 1. Reopened is only what the row can be part of: one that could not be kept is not let in."""
+        if self._drops:
+            return ts < self._kept.now + self._gap
+        return ts < self._kept.now and not any(self._may_join(session, ts) for session in key.sessions)
+
+    def _may_join(self, session: OpenSession, ts: int) -> bool:
+        near = session.start - self._gap <= ts <= session.last + self._gap
+        return near and session.with_row(ts) < self._cap
+
+    def _join(self, key: _Key, row: Arrived) -> Iterator[Output]:
+        """Rules 3 and 4."""
+        inside = next((s for s in key.sessions if s.start <= row.ts <= s.last), None)
+        earlier, later = self._neighbours(key, row.ts)
+        if inside is not None:
+            self._add(inside, row)
+        elif earlier is not None and later is not None and later.last - earlier.start < self._cap:
+            self._add(earlier, row)
+            earlier.rows += later.rows
+            earlier.out |= later.out
+            key.sessions.remove(later)
+        elif earlier is not None and earlier.with_row(row.ts) < self._cap:
+            self._add(earlier, row)
+        elif later is not None and later.with_row(row.ts) < self._cap:
+            self._add(later, row)
+        else:
+            if earlier is not None:
+                yield from self._force(key, earlier)
+            key.sessions.append(OpenSession([row]))
+
+    def _neighbours(self, key: _Key, ts: int) -> tuple[OpenSession | None, OpenSession | None]:
+        """The last session that ends before, and the first that starts after, where they are near."""
+        earlier = max((s for s in key.sessions if s.last < ts), key=lambda s: s.last, default=None)
+        later = min((s for s in key.sessions if s.start > ts), key=lambda s: s.start, default=None)
+        return (
+            earlier if earlier is not None and ts - earlier.last <= self._gap else None,
+            later if later is not None and later.start - ts <= self._gap else None,
+        )
+
+    def _add(self, session: OpenSession, row: Arrived) -> None:
+        session.rows.append(row)
+        session.changed = True
+
+    def _force(self, key: _Key, session: OpenSession) -> Iterator[Output]:
+        """S2. What has gone out as it is does not go out again."""
+        key.sessions.remove(session)
+        key.marks.append((session.start, session.last))
+        if session.changed or not session.out:
+            yield from self._emit(session)
+
+    # --- what goes out ------------------------------------------------------------------------------------------------
+
+    def _changed(self, key: _Key) -> Iterator[Output]:
+        """S5: what has gone out before, or is complete already."""
+        for session in key.sessions:
+            if session.changed and (session.out or session.last < self._complete.now):
+                yield from self._emit(session)
+
+    def _emit(self, session: OpenSession) -> Iterator[Output]:
+        row = self.shape.output(session.rows)
+        identifier = row["session_id"]
+        if self.shape.retracts:
+            replaced = [before for known, before in session.out.items() if known != identifier]
+            yield from ({**before, "retracted": True} for before in replaced)
+        session.out = {identifier: row}
+        yield row

@@ -1,0 +1,239 @@
+"""Hypothesis strategies: random SessionWindows with what their expressions mean in Python, and random histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from core.cases import STARTS, Case, Epoch, idle_partitions
+from core.random_jobs import KEY_TYPES, NAN, ms
+from core.reference_keyhash import reference_hash
+from joinery_devkit.oracle import Row, SessionOracle, SessionShape
+from joinery_runtime.core.aggregates import Groups, accumulator
+from joinery_runtime.core.schema import arrow_type
+from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.job import SessionWindow, parse_type
+
+Values = Mapping[str, Any]
+
+INPUT = "c"
+NO_CAP = 10_000  # longer than any history
+
+# What is aggregated, by type. Sums of floats are exact in any order, but for those that are no numbers.
+VALUES: dict[str, list[Any]] = {
+    "boolean": [True, False],
+    "int32": [-(2**31), 0, 7],
+    "int64": [-(2**40), 0, 1, 7],
+    "float": [0.0, -0.0, NAN, 1.5],
+    "double": [0.0, -0.0, NAN, float("inf"), float("-inf"), 0.25],
+    "string": ["", "a", "\u00e9", "e\u0301", "\U0001f600"],
+    "binary": [b"", b"\x00", b"\xff"],
+    "decimal(9,2)": [Decimal("0.00"), Decimal("-1.50"), Decimal("0.01")],
+    "decimal(38,0)": [Decimal(0), Decimal(10**36 - 1), Decimal(-1)],
+    "date": [date(1969, 12, 31), date(2024, 2, 29)],
+    "timestamp": [datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)],
+}
+NUMBERS = {"int32", "int64", "float", "double", "decimal(9,2)", "decimal(38,0)"}
+OF_NUMBERS = ("sum", "avg")
+OF_ORDERED = ("min", "max")
+OF_ANY = ("count_col", "first", "last", "count_distinct")
+
+
+@dataclass(frozen=True, repr=False)
+class SessionJob:
+    """`types` are the types of the columns of which rows have random values."""
+
+    job: SessionWindow
+    types: Mapping[str, str]
+    where: Callable[[Values], bool | None] | None = None
+    computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> SessionShape:
+        return SessionShape(self.job, reference_hash, self.where, self.computed, self._sketched)
+
+    def oracle(self) -> SessionOracle:
+        """A fresh one."""
+        return SessionOracle(self.shape)
+
+    def edited(self, **spec: Any) -> SessionJob:
+        """The job with other fields in its spec, by their YAML names."""
+        document = self.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        document["spec"] |= spec
+        return replace(self, job=SessionWindow.model_validate(document))
+
+    def _sketched(self, values: Sequence[Any]) -> int:
+        """The estimate of one sketch that sees all values."""
+        return estimate(values, self.types["w"])
+
+    def __repr__(self) -> str:
+        """What of the job a failing example is about."""
+        shown = self.job.model_dump(mode="json", by_alias=True, exclude_unset=True)["spec"]
+        parts = {name: value for name, value in shown.items() if name not in ("input", "output")}
+        return f"<{parts}, delay {self.job.spec.input.watermark.delay}, {dict(self.types)}>"
+
+
+def estimate(values: Sequence[Any], kind: str) -> int:
+    if not values:
+        return 0
+    of_type = arrow_type(parse_type(kind))
+    sketch = accumulator(Aggregate("count_distinct", "n", "w", of_type))
+    one = Groups(np.zeros(1, dtype=np.int64), len(values))
+    states = sketch.fold(pa.array(values, of_type), np.zeros(len(values), dtype=np.int64), one)
+    return int(sketch.result(states)[0].as_py())
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+WHERES: list[tuple[str, Callable[[Values], bool | None]]] = [
+    ("v > 0", lambda row: None if row["v"] is None else row["v"] > 0),
+    ("v IS NOT NULL", lambda row: row["v"] is not None),
+    ("NOT (v = 2)", lambda row: None if row["v"] is None else row["v"] != 2),
+]
+COMPUTED = "v + 1"
+GROUPS = (["k"], ["k"], ["k"], ["k", "n"], ["n", "k"], ["p"], ["p", "k"])
+
+
+def _plus_one(row: Values) -> Any:
+    return None if row["v"] is None else row["v"] + 1
+
+
+@st.composite
+def aggregates(draw: Any, kind: str) -> list[dict[str, Any]]:
+    """Of `w`, which is of this type, of the computed column `p`, of the event time, and of rows."""
+    of_w = [
+        *OF_ANY,
+        *(OF_NUMBERS if kind in NUMBERS else ()),
+        *(OF_ORDERED if kind not in ("boolean", "binary") else ()),
+    ]
+    choices = [
+        *[{"function": "count"}] * 4,
+        *({"function": function, "column": "w"} for function in of_w),
+        {"function": "count_distinct", "column": "w", "method": "hll"},
+        {"function": "sum", "column": "p"},
+        {"function": "avg", "column": "p"},
+        {"function": "last", "column": "ts"},
+        {"function": "first", "column": "v"},
+    ]
+    chosen = draw(st.lists(st.sampled_from(choices), max_size=4))
+    return [{**each, "as": f"a{number}"} for number, each in enumerate(chosen)]
+
+
+@st.composite
+def session_jobs(draw: Any, *, capped: bool = True) -> SessionJob:
+    kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
+    types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
+    where = draw(st.sampled_from([None, None, None, None, *WHERES]))
+    spec = {
+        "input": {
+            "name": INPUT,
+            "file": {"path": "c.jsonl"},
+            "format": "json",
+            "schema": [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()],
+            "eventTime": "ts",
+            "watermark": {"delay": ms(draw(st.sampled_from([0, 0, 3, 8])))},
+        },
+        "groupBy": draw(st.sampled_from(GROUPS)),
+        "gap": ms(draw(st.integers(1, 5))),
+        "maxDuration": ms(draw(st.sampled_from([*range(2, 13), NO_CAP])) if capped else NO_CAP),
+        "compute": [{"expression": COMPUTED, "as": "p"}],
+        "aggregates": draw(aggregates(kinds["w"])),
+        "lateData": draw(st.sampled_from(["drop", "reopen", "reopen"])),
+        "allowedLateness": ms(draw(st.sampled_from([0, 1, 5, 12]))),
+        "emitRetractions": draw(st.booleans()),
+        "output": {"file": {"path": "out.jsonl"}, "format": "json"},
+        **({"where": where[0]} if where else {}),
+    }
+    job = SessionWindow.model_validate({"metadata": {"name": "random"}, "spec": spec})
+    return SessionJob(job, types, where[1] if where else None, {"p": _plus_one})
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def session_rows(draw: Any, job: SessionJob, place: tuple[int, int], ts: int) -> Row:
+    """Few keys and often the same, so that sessions have several rows."""
+    known = KEY_TYPES["integers" if job.types["k"] == "int32" else job.types["k"]][1]
+    values = {
+        "k": draw(st.sampled_from([*known[:1] * 8, *known, None])),
+        "n": draw(st.sampled_from([0, 0, 0, 1, None])),
+        "v": draw(st.sampled_from([1, 1, 1, 2, 0, None])),
+        "w": draw(st.sampled_from([*VALUES[job.types["w"]], None])),
+        "ts": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts),
+    }
+    return Row(*place, ts, values)
+
+
+JITTER = [-25, -12, -7, *range(-4, 6), *range(-4, 6), 9]
+
+
+@st.composite
+def session_cases(draw: Any, longest: int = 6, capped: bool = True) -> Case:
+    """Anything goes: disorder, late rows, idle partitions, an early end, restarts, other shard counts."""
+    job = draw(session_jobs(capped=capped))
+    partitions = tuple(range(draw(st.sampled_from([1, 1, 2]))))
+    offsets = dict.fromkeys(partitions, 0)
+    epochs: list[Epoch] = []
+    start = draw(st.sampled_from(STARTS))
+    pace = draw(st.sampled_from([2, 4, 7]))
+    for number in range(draw(st.integers(2, longest))):
+        arrivals: list[Row] = []
+        for _ in range(draw(st.integers(0, 10))):
+            partition = draw(st.sampled_from(partitions))
+            ts = start + pace * number + draw(st.sampled_from(JITTER))
+            arrivals.append(draw(session_rows(job, (partition, offsets[partition]), ts)))
+            offsets[partition] += 1
+        epochs.append(
+            Epoch(
+                rows={INPUT: arrivals},
+                shards=draw(st.sampled_from([1, 1, 1, 2, 3, 8])),
+                idle={INPUT: draw(idle_partitions(partitions))},
+                checkpoint=draw(st.booleans()),
+                restart=draw(st.booleans()),
+                crash=draw(st.integers(0, 4)) == 0,
+                followed=draw(st.booleans()),
+            )
+        )
+    epochs.append(Epoch({}, final=(INPUT,)))
+    return Case(job, {INPUT: partitions}, tuple(epochs))
+
+
+@st.composite
+def punctual_sessions(draw: Any) -> tuple[Case, list[Row]]:
+    """A history in which no row is late however it is cut (T2), and no session reaches the cap: (a case without epochs,
+    its rows in arrival order). Of one partition: of rows with one time, the first is the one that comes first."""
+    job = draw(session_jobs(capped=False))
+    history: list[Row] = []
+    highest = draw(st.sampled_from(STARTS))
+    for offset in range(draw(st.integers(2, 14))):
+        ts = highest + draw(st.integers(-job.job.spec.input.watermark.delay, 6))
+        highest = max(highest, ts)
+        history.append(draw(session_rows(job, (0, offset), ts)))
+    return Case(job, {INPUT: (0,)}), history
+
+
+@st.composite
+def session_cuts(draw: Any, history: Sequence[Row]) -> tuple[Epoch, ...]:
+    """One way to cut a history into epochs, with shards and restarts of its own."""
+    edges = sorted(draw(st.lists(st.integers(0, len(history)), max_size=4)))
+    pieces = [history[first:last] for first, last in pairwise([0, *edges, len(history)])]
+    epochs = [
+        Epoch(
+            {INPUT: piece},
+            draw(st.sampled_from([1, 2, 3])),
+            checkpoint=draw(st.booleans()),
+            restart=draw(st.booleans()),
+            followed=draw(st.booleans()),
+        )
+        for piece in pieces
+    ]
+    return (*epochs, Epoch({}, final=(INPUT,)))
