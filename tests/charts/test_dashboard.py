@@ -15,6 +15,7 @@ from joinery_runtime.engine.report import StateSize, Totals
 from joinery_runtime.hosts.status.board import Board, Known
 from joinery_runtime.hosts.status.metrics import registry_of
 from joinery_runtime.hosts.status.pulse import Pulse
+from joinery_runtime.job.crd import KINDS
 
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 # What Prometheus' operator adds to samples of a pod, and the PodMonitor's relabelings.
@@ -34,9 +35,10 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     )
     monkeypatch.setattr(Board, "known", known)
     operator = Metrics()
-    operator.jobs.labels("StreamJoin", "Running")
-    operator.reconciles.labels("StreamJoin", "done")
-    operator.reconcile_seconds.labels("StreamJoin")
+    for kind in KINDS:
+        operator.jobs.labels(kind.name, "Running")
+        operator.reconciles.labels(kind.name, "done")
+        operator.reconcile_seconds.labels(kind.name)
     operator.api_calls.labels("get", "Pod", "200")
     operator.watch_time.labels("Pod")
     found: dict[str, set[str]] = {}
@@ -47,8 +49,12 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     return found
 
 
+def _targets() -> list[dict[str, str]]:
+    return [target for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+
+
 def _expressions() -> list[str]:
-    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    return [target["expr"] for target in _targets()]
 
 
 def test_every_panel_asks_for_metrics_that_exist(samples: dict[str, set[str]]) -> None:
@@ -61,6 +67,15 @@ def test_every_panel_asks_for_metrics_that_exist(samples: dict[str, set[str]]) -
             asked = {each.partition("=")[0].strip(" ~!") for each in selector.split(",") if each}
             grouped = {each.strip() for by in _GROUPING.findall(expression) for each in by.split(",")}
             assert asked | grouped <= labels, expression
+
+
+def test_jobs_of_one_name_have_series_of_their_own() -> None:
+    """Two kinds may share a name."""
+    by_job = [targets for targets in _targets() if "job_name" in "".join(_GROUPING.findall(targets["expr"]))]
+    assert len(by_job) > 5
+    for target in by_job:
+        assert "job_kind" in "".join(_GROUPING.findall(target["expr"])), target["expr"]
+        assert "{{job_kind}}" in target["legendFormat"]
 
 
 SHOWN = [

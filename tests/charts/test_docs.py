@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
@@ -12,7 +12,8 @@ import yaml
 from charts.rendering import CHART, ROOT
 from joinery_operator.plugin.app import app
 from joinery_operator.reconcile import ensure, facts
-from joinery_runtime.job.crd import Refusal
+from joinery_operator.reconcile.job import Wanted
+from joinery_runtime.job.crd import KINDS, Refusal
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 GITOPS = (ROOT / "docs" / "gitops.md").read_text()
@@ -20,6 +21,7 @@ REASONS = {
     *get_args(Refusal.model_fields["reason"].annotation),
     *(facts.IMAGE_PULL, facts.UNSCHEDULABLE, facts.NOT_CREATED, facts.NOT_READY, facts.CREATE_REFUSED),
     *(ensure.LOST, ensure.TEMPLATE),
+    *({*get_args(get_type_hints(Wanted)["reason"])} - {"Valid"}),
 }
 
 
@@ -36,6 +38,13 @@ def test_every_command_of_the_plugin_is_told_and_no_other() -> None:
     assert told == commands
     for command in re.findall(r"kubectl joinery (\w+)", OPERATIONS + GITOPS):
         assert command in commands | {"state"}, command
+
+
+def test_flux_looks_at_every_kind_in_the_same_way() -> None:
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", GITOPS, re.DOTALL)]
+    (looks,) = [block["spec"]["healthCheckExprs"] for block in blocks if "healthCheckExprs" in block.get("spec", {})]
+    assert [each.pop("kind") for each in looks] == [kind.name for kind in KINDS]
+    assert all(each == looks[0] for each in looks)
 
 
 def test_values_that_are_named_exist() -> None:

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import yaml
+import pytest
 
 from charts.health import health
-from charts.rendering import ROOT
 from joinery_operator.children import MAIN_CONTAINER
 from joinery_operator.decision import Create
 from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import reconcile
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import KINDS, Ending, StateCheck, Status
+from joinery_runtime.job.crd import KINDS, Ending, Kind, StateCheck, Status
+from operator_world.resources import resource_of
 
-KIND = KINDS[0]
 BEGIN = datetime(2026, 11, 21, 10, tzinfo=UTC)
 SETTINGS = Settings(runtime_image="joinery-runtime:1")
 
@@ -27,14 +26,16 @@ SETTINGS = Settings(runtime_image="joinery-runtime:1")
 class World:
     """A job and its pods; `look` is one reconcile whose status and new pods are kept."""
 
+    kind: Kind
     resource: dict[str, Any] = field(default_factory=dict)
     pods: dict[str, Any] = field(default_factory=dict)
     config_maps: dict[str, Any] = field(default_factory=dict)
     now: datetime = BEGIN
+    namesakes: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        self.resource = yaml.safe_load((ROOT / "examples/kubernetes/orders-payments.yaml").read_text())
-        self.resource["metadata"] |= {"namespace": "jobs", "uid": "u", "generation": 1, "resourceVersion": "1"}
+        self.resource = resource_of(self.kind, namespace="jobs")
+        self.resource["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
 
     def edit(self, **spec: Any) -> None:
         self.resource["spec"] |= spec
@@ -43,7 +44,8 @@ class World:
     def look(self) -> str:
         self.now += timedelta(seconds=1)
         children = Children(deepcopy(self.pods), deepcopy(self.config_maps), {})
-        decision = reconcile(Observed(KIND, deepcopy(self.resource), children, {}, None, self.now, SETTINGS))
+        of = (self.kind, deepcopy(self.resource), children, {}, None, self.now, SETTINGS)
+        decision = reconcile(Observed(*of, namesakes=self.namesakes))
         if decision.status is not None:
             self.resource["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         for action in decision.actions:
@@ -80,8 +82,14 @@ class World:
         return self.now.isoformat()
 
 
-def _running() -> World:
-    world = World()
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def world(request: pytest.FixtureRequest) -> World:
+    """A new job."""
+    return World(request.param)
+
+
+@pytest.fixture
+def running(world: World) -> World:
     world.look()
     world.look()
     world.ready("-driver-1")
@@ -89,8 +97,7 @@ def _running() -> World:
     return world
 
 
-def test_from_the_first_look_to_running() -> None:
-    world = World()
+def test_from_the_first_look_to_running(world: World) -> None:
     assert health(world.resource)["status"] == "Progressing"
     assert world.look() == "Progressing"
     world.ready("-driver-1")
@@ -98,41 +105,50 @@ def test_from_the_first_look_to_running() -> None:
     assert world.status.phase == "Running"
 
 
-def test_an_edit_is_progressing_from_the_start_and_degraded_when_it_is_refused() -> None:
-    world = _running()
-    world.edit(shards=16, select=[{"column": "orders.order_id"}])
-    assert health(world.resource)["status"] == "Progressing"
-    assert world.look() == "Progressing"
+def test_an_edit_is_progressing_from_the_start_and_degraded_when_it_is_refused(running: World) -> None:
+    running.edit(shards=16)
+    assert health(running.resource)["status"] == "Progressing"
+    assert running.look() == "Progressing"
     refused = StateCheck(fits=False, refused=("keys differ",), target_version=1)
-    world.ended("-check-", refused, 1)
-    assert world.look() == "Degraded"
-    assert world.status.phase == "Running"
-    assert health(world.resource)["message"] == "IncompatibleState: keys differ"
+    running.ended("-check-", refused, 1)
+    assert running.look() == "Degraded"
+    assert running.status.phase == "Running"
+    assert health(running.resource)["message"] == "IncompatibleState: keys differ"
 
 
-def test_an_invalid_edit_is_degraded_though_the_driver_runs() -> None:
-    world = _running()
-    world.edit(joins=[{"right": "nobody"}])
-    assert world.look() == "Degraded"
-    assert health(world.resource)["message"].startswith("Invalid: ")
-    assert world.status.phase == "Running"
+def test_an_invalid_edit_is_degraded_though_the_driver_runs(running: World) -> None:
+    running.edit(shards="many")
+    assert running.look() == "Degraded"
+    assert health(running.resource)["message"].startswith("Invalid: ")
+    assert running.status.phase == "Running"
 
 
-def test_a_driver_that_fails_is_degraded_and_a_finished_one_is_healthy() -> None:
-    world = _running()
-    world.ended("-driver-1", Ending(outcome="failed", error="no broker", kind="SourceError"), 1)
-    assert world.look() == "Degraded"
-    world = _running()
-    world.ended("-driver-1", Ending(outcome="finished"), 0)
-    assert world.look() == "Healthy"
-    assert world.status.phase == "Finished"
+def test_a_driver_that_fails_is_degraded(running: World) -> None:
+    running.ended("-driver-1", Ending(outcome="failed", error="no broker", kind="SourceError"), 1)
+    assert running.look() == "Degraded"
 
 
-def test_suspension() -> None:
-    world = _running()
-    world.edit(suspend=True)
-    assert world.look() == "Progressing"
-    world.pods.clear()
-    assert world.look() == "Suspended"
-    world.edit(suspend=False)
-    assert world.look() == "Progressing"
+def test_a_driver_that_has_finished_is_healthy(running: World) -> None:
+    running.ended("-driver-1", Ending(outcome="finished"), 0)
+    assert running.look() == "Healthy"
+    assert running.status.phase == "Finished"
+
+
+def test_suspension(running: World) -> None:
+    running.edit(suspend=True)
+    assert running.look() == "Progressing"
+    running.pods.clear()
+    assert running.look() == "Suspended"
+    running.edit(suspend=False)
+    assert running.look() == "Progressing"
+
+
+def test_a_job_whose_state_is_another_kinds_is_degraded(running: World) -> None:
+    """The older one of two that share a name is not."""
+    (other,) = [kind for kind in KINDS if kind != running.kind]
+    second = World(other)
+    second.resource["metadata"]["creationTimestamp"] = BEGIN.isoformat()
+    second.namesakes = (running.resource,)
+    assert second.look() == "Degraded"
+    assert health(second.resource)["message"].startswith("StateTaken: ")
+    assert running.look() == "Healthy"

@@ -254,8 +254,9 @@ def test_monitors_find_operator_and_drivers(chart: Chart) -> None:
     assert operator["podMetricsEndpoints"][0]["port"] == "metrics"
     drivers = rendered.one("PodMonitor", "joinery-drivers")["spec"]
     assert drivers["namespaceSelector"] == {"any": True}
-    resource = {"kind": "StreamJoin", "metadata": {"name": "j"}}
-    assert drivers["selector"]["matchLabels"].items() <= driver_labels(resource, "driver").items()
+    for job in JOBS:
+        resource = {"kind": job.kind, "metadata": {"name": "j"}}
+        assert drivers["selector"]["matchLabels"].items() <= driver_labels(resource, "driver").items()
     assert drivers["podMetricsEndpoints"][0]["port"] == "status"
     namespaced = chart.render({**on, "watch.namespaces": ["jobs"]})
     assert namespaced.one("PodMonitor", "joinery-drivers")["spec"]["namespaceSelector"] == {"matchNames": ["jobs"]}

@@ -16,10 +16,12 @@ import yaml
 from charts.rendering import CHART, ROOT, Chart
 from cluster.api_server import ApiServer
 from cluster.kubectl import Kubectl, KubectlFailed
+from joinery_operator.shell import kinds
 
 pytestmark = pytest.mark.services
 
 EXAMPLES = ROOT / "examples" / "kubernetes"
+JOBS = [f"{job.plural}.{job.group}" for job in kinds.JOBS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,14 @@ def test_rights_cluster_wide(release: Release, tmp_path: Path) -> None:
     release.install()
     operator = release.kubectl.log_in_as(release.operator, release.namespace, tmp_path / "operator")
     for place in (["-n", "default"], ["--all-namespaces"]):
-        assert _may(operator, "watch", "streamjoins.joinery.dev", *place)
+        assert all(_may(operator, "watch", job, *place) for job in JOBS)
         assert _may(operator, "list", "pods", *place)
-    assert _may(operator, "update", "streamjoins.joinery.dev", "--subresource=status", "-n", "default")
+    for job in JOBS:
+        assert _may(operator, "patch", job, "-n", "default")
+        assert _may(operator, "update", job, "--subresource=status", "-n", "default")
+        assert not _may(operator, "update", job, "-n", "default")
     assert not _may(operator, "create", "pods", "--subresource=exec", "-n", "default")
-    for verb, resource in (("get", "secrets"), ("update", "streamjoins.joinery.dev"), ("create", "roles")):
+    for verb, resource in (("get", "secrets"), ("create", "roles")):
         assert not _may(operator, verb, resource, "-n", "default")
 
 
@@ -133,13 +138,14 @@ def test_rights_in_namespaces_only(release: Release, tmp_path: Path) -> None:
     release.install(watch__namespaces=[release.namespace])
     operator = release.kubectl.log_in_as(release.operator, release.namespace, tmp_path / "operator")
     driver = release.kubectl.log_in_as("joinery-driver", release.namespace, tmp_path / "driver")
-    assert _may(operator, "watch", "streamjoins.joinery.dev", "-n", release.namespace)
-    assert not _may(operator, "watch", "streamjoins.joinery.dev", "-n", "default")
+    for job in JOBS:
+        assert _may(operator, "watch", job, "-n", release.namespace)
+        assert not _may(operator, "watch", job, "-n", "default")
     assert not _may(operator, "list", "pods", "--all-namespaces")
     for verb in ("get", "list", "watch", "create", "delete", "deletecollection"):
         assert _may(driver, verb, "pods", "-n", release.namespace)
         assert not _may(driver, verb, "pods", "-n", "default")
-    for resource in ("streamjoins.joinery.dev", "configmaps", "secrets", "services"):
+    for resource in (*JOBS, "configmaps", "secrets", "services"):
         assert not _may(driver, "get", resource, "-n", release.namespace)
 
 
@@ -171,28 +177,30 @@ def _versions(kubectl: Kubectl, folder: Path) -> list[str]:
     return [each["metadata"]["resourceVersion"] for each in items]
 
 
-def test_a_synced_job_shows_no_difference(api_server: ApiServer, api_namespace: str) -> None:
+@pytest.mark.parametrize("name", ["orders-payments", "session-window"])
+def test_a_synced_job_shows_no_difference(api_server: ApiServer, api_namespace: str, name: str) -> None:
     """What ArgoCD and Flux compare: the object, and what a server-side dry run of the same file makes of it, also after
     the operator has written its status and finalizer."""
     kubectl = api_server.kubectl
     kubectl.define(ROOT / "crds")
-    kubectl.apply(EXAMPLES / "orders-payments.yaml", api_namespace)
-    _as_the_operator(kubectl, api_namespace)
-    live = kubectl.get("streamjoin", "orders-payments", api_namespace)
+    manifest = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    job = f"{manifest['kind'].lower()}/{manifest['metadata']['name']}"
+    kubectl.apply(EXAMPLES / f"{name}.yaml", api_namespace)
+    _as_the_operator(kubectl, api_namespace, job)
+    live = json.loads(kubectl("get", job, "-n", api_namespace, "-o", "json"))
     dry_run = kubectl(
         "apply", "--server-side", "--dry-run=server", "-n", api_namespace, "-o", "json",
-        "-f", str(EXAMPLES / "orders-payments.yaml"),
+        "-f", str(EXAMPLES / f"{name}.yaml"),
     )  # fmt: skip
-    assert live is not None
     assert live["status"]["phase"] == "Running"
     assert json.loads(dry_run) == live
 
 
-def _as_the_operator(kubectl: Kubectl, namespace: str) -> None:
+def _as_the_operator(kubectl: Kubectl, namespace: str, job: str) -> None:
     status = {"status": {"phase": "Running", "observedGeneration": 1, "lag": 5, "executors": 2}}
     finalizers = {"metadata": {"finalizers": ["joinery.dev/delete-state"]}}
     for body, more in ((status, ["--subresource=status"]), (finalizers, [])):
         kubectl(
-            "patch", "streamjoin", "orders-payments", "-n", namespace, "--type=merge",
+            "patch", job, "-n", namespace, "--type=merge",
             "--field-manager=joinery-operator", f"--patch={json.dumps(body)}", *more,
         )  # fmt: skip
