@@ -11,12 +11,19 @@ from typing import Any
 
 import pytest
 
+from joinery_runtime.job import load_job
+
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXPECTED = FOLDER / "data" / "expected"
 # The examples in SQL are the same jobs as these: tests/job/test_examples.py.
-NAMES = sorted(path.stem for path in FOLDER.glob("*-join.yaml") if not path.stem.startswith("sql-"))
+NAMES = sorted(
+    path.stem
+    for pattern in ("*-join.yaml", "*-window-files.yaml")
+    for path in FOLDER.glob(pattern)
+    if not path.stem.startswith("sql-")
+)
 
 # One process for all of them: Spark's Java process starts once.
 RUN_ALL = """
@@ -56,6 +63,8 @@ def test_every_example_has_its_rows_beside_its_data() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_gives_its_rows(name: str, outputs: Path) -> None:
-    written = sorted((outputs / f"{name}-joined").glob("*.jsonl"))
+    target = load_job(outputs / f"{name}.yaml").spec.output.file
+    assert target is not None
+    written = sorted(Path(target.path).glob("*.jsonl"))
     wanted = (EXPECTED / f"{name}.jsonl").read_text()
     assert rows("".join(path.read_text() for path in written)) == rows(wanted)
