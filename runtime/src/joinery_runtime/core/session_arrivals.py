@@ -107,7 +107,7 @@ def _line_up(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch) -> Line
 
 
 def _touches_nothing(lined: Lined, rule: SessionWindow, evicted: int | None) -> np.ndarray:
-    """bool[n]: rows that would be a session that is not kept any more, near none that is (S5)."""
+    """bool[n]: rows that would be a session that is not kept any more, where none that is can take them (S5)."""
     if evicted is None or rule.drop_late:
         return np.zeros(len(lined.start), dtype=bool)
     old = lined.row & (lined.start < evicted)
@@ -117,7 +117,10 @@ def _touches_nothing(lined: Lined, rule: SessionWindow, evicted: int | None) -> 
     earlier_one, later = latest(session), following(session, lined.first)
     near = (earlier_one >= latest(lined.first)) & (lined.start - lined.end[earlier_one] <= rule.gap)
     there = later < len(later)
-    near |= there & (lined.start[np.where(there, later, 0)] - lined.start <= rule.gap)
+    later = np.where(there, later, 0)
+    near |= (
+        there & (lined.start[later] - lined.start <= rule.gap) & (lined.end[later] - lined.start < rule.max_duration)
+    )
     return np.asarray(old & ~near)
 
 
