@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -19,7 +20,8 @@ from cluster.kubectl import Kubectl
 pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).parents[2]
-NAME = "orders-payments"
+EXAMPLES = ROOT / "examples" / "kubernetes"
+JOBS = [("orders-payments", "sj", "interval join"), ("session-window", "sw", "sessions")]
 
 
 @pytest.fixture
@@ -32,27 +34,31 @@ def kubectl(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return api_server.kubectl
 
 
-def test_a_job_is_listed_suspended_restarted_and_explained(kubectl: Kubectl, api_namespace: str) -> None:
+@pytest.mark.parametrize(("name", "short", "plan"), JOBS)
+def test_a_job_is_listed_suspended_restarted_and_explained(
+    kubectl: Kubectl, api_namespace: str, name: str, short: str, plan: str
+) -> None:
     kubectl.define(ROOT / "crds")
-    kubectl.apply(ROOT / "examples" / "kubernetes" / f"{NAME}.yaml", api_namespace)
+    for each, _, _ in JOBS:
+        kubectl.apply(EXAMPLES / f"{each}.yaml", api_namespace)
 
     def joinery(*words: str) -> str:
         # kubectl hands a plugin no flags of its own: the kubeconfig comes by the environment.
         command = ["kubectl", "joinery", *words, "--namespace", api_namespace]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
-    assert re.search(rf"^{NAME} ", joinery("ls"), re.MULTILINE)
-    assert "interval join" in joinery("explain", NAME)
-    assert joinery("status", NAME) == f"StreamJoin {api_namespace}/{NAME}: not seen by the operator yet\n"
-    joinery("suspend", NAME)
-    assert _job(kubectl, api_namespace)["spec"]["suspend"] is True
-    joinery("resume", NAME)
-    assert _job(kubectl, api_namespace)["spec"]["suspend"] is False
-    joinery("restart", f"sj/{NAME}")
-    assert re.fullmatch(r"\S+Z", _job(kubectl, api_namespace)["metadata"]["annotations"]["joinery.dev/restartedAt"])
+    def found() -> dict[str, Any]:
+        return json.loads(kubectl("get", f"{short}/{name}", "-n", api_namespace, "-o", "json"))
 
-
-def _job(kubectl: Kubectl, namespace: str) -> dict[str, Any]:
-    found = kubectl.get("streamjoin", NAME, namespace)
-    assert found is not None
-    return found
+    _, *lines = joinery("ls").splitlines()
+    (listed,) = [line.split()[0] for line in lines if line.split()[0].endswith(f"/{name}")]
+    assert len(lines) == len(JOBS)
+    assert plan in joinery("explain", name)
+    told = f"{found()['kind']} {api_namespace}/{name}: not seen by the operator yet\n"
+    assert joinery("status", name) == joinery("status", listed) == told
+    joinery("suspend", name)
+    assert found()["spec"]["suspend"] is True
+    joinery("resume", name)
+    assert found()["spec"]["suspend"] is False
+    joinery("restart", f"{short}/{name}")
+    assert re.fullmatch(r"\S+Z", found()["metadata"]["annotations"]["joinery.dev/restartedAt"])

@@ -199,7 +199,7 @@ def test_a_job_of_every_kind_is_found_by_its_name_and_with_its_kind(
     kubectl: FakeKubectl, plugin: Run, kind: Kind
 ) -> None:
     kubectl.knows(resource_of(kind, "orders", "jobs"))
-    for name in ("orders", f"{kind.short}/orders", f"{kind.plural}/orders", f"{kind.name}/orders"):
+    for name in ("orders", f"{kind.short}/orders", f"{kind.name}/orders", f"{kind.name.lower()}.joinery.dev/orders"):
         assert plugin("status", name).out == f"{kind.name} jobs/orders: not seen by the operator yet\n"
 
 

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
 from cluster.api_server import ApiServer
 from cluster.kubectl import wait_until
+from joinery_operator.names import Names
+from joinery_runtime.job.crd import KINDS, Kind
 from operator_world.cluster import Cluster, Kubelet, end_pod
 from operator_world.drivers import Drivers
+from operator_world.resources import resource_of
 
 pytestmark = pytest.mark.services
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "orders-payments.yaml"
-JOB = "orders-payments"
+JOB = "orders"
 
 
 class World:
-    """A namespace where an operator, a kubelet and drivers work; `said` is what the drivers say, by field."""
+    """A namespace where an operator, a kubelet and drivers work, and a job of a kind; `said` is what the drivers say,
+    by field."""
 
-    def __init__(self, server: ApiServer, cluster: Cluster, namespace: str) -> None:
-        self.kubectl, self.cluster, self.namespace = server.kubectl, cluster, namespace
+    def __init__(self, server: ApiServer, cluster: Cluster, namespace: str, kind: Kind) -> None:
+        self.kubectl, self.cluster, self.namespace, self.kind = server.kubectl, cluster, namespace, kind
+        self.manifest = _manifest(kind)
+        self.names = Names(self.manifest)
         self.said: dict[str, object] = {"ready": True, "committed": 1, "epoch": 7, "job_generation": 3}
         self.kubelet: Kubelet
 
@@ -36,12 +40,18 @@ class World:
         environment = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         return {"revision": environment["JOINERY_REVISION"], **self.said}
 
-    def apply(self, manifest: dict) -> None:
-        self.kubectl.apply(manifest, self.namespace)
+    def apply(self) -> None:
+        self.kubectl.apply(self.manifest, self.namespace)
+
+    def edit(self, **spec: object) -> None:
+        self.cluster.patch(self.kind.name, self.namespace, JOB, {"spec": spec})
+
+    def delete(self) -> None:
+        self.cluster.delete(self.kind.name, self.namespace, JOB)
 
     @property
     def job(self) -> dict:
-        found = self.cluster.get("StreamJoin", self.namespace, JOB)
+        found = self.cluster.get(self.kind.name, self.namespace, JOB)
         assert found is not None
         return found
 
@@ -64,21 +74,26 @@ class World:
         return self.cluster.ours(self.namespace)["Pod"]
 
     def driver(self, attempt: int) -> dict:
-        found = self.cluster.get("Pod", self.namespace, f"{JOB}-driver-{attempt}")
+        found = self.cluster.get("Pod", self.namespace, self.names.driver(attempt))
         assert found is not None
         return found
 
 
-@pytest.fixture
-def manifest() -> dict:
-    found = yaml.safe_load(EXAMPLE.read_text())
-    found["spec"]["stateStore"] = {"postgres": {"dsn": "postgresql://nowhere/state", "schema": "joinery"}}
+def _manifest(kind: Kind) -> dict:
+    found = resource_of(kind, JOB)
+    del found["metadata"]["namespace"]
     return found
 
 
 @pytest.fixture
-def world(with_crds: ApiServer, cluster: Cluster, shop: str, start) -> Iterator[World]:
-    world = World(with_crds, cluster, shop)
+def kind() -> Kind:
+    """Of the job in `world`."""
+    return KINDS[0]
+
+
+@pytest.fixture
+def world(with_crds: ApiServer, cluster: Cluster, shop: str, start, kind: Kind) -> Iterator[World]:
+    world = World(with_crds, cluster, shop, kind)
     with (
         Drivers(world.answer) as drivers,
         Kubelet(cluster.kubeconfig, shop) as world.kubelet,
@@ -90,10 +105,11 @@ def world(with_crds: ApiServer, cluster: Cluster, shop: str, start) -> Iterator[
         assert "Traceback" not in operator.log
 
 
-def test_a_job_runs_is_suspended_resumed_and_deleted(world, manifest):
-    world.apply(manifest)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
+    world.apply()
     world.wait_for("Running")
-    owner = {"kind": "StreamJoin", "name": JOB, "uid": world.job["metadata"]["uid"], "controller": True}
+    owner = {"kind": kind.name, "name": JOB, "uid": world.job["metadata"]["uid"], "controller": True}
     for kind in ("Pod", "ConfigMap", "Service"):
         (name,) = world.cluster.ours(world.namespace)[kind]
         (reference,) = world.cluster.get(kind, world.namespace, name)["metadata"]["ownerReferences"]
@@ -105,27 +121,27 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, manifest):
 
     world.said |= {"rows_per_second": 1200, "inputs": [{"name": "orders", "lag": 34}, {"name": "payments", "lag": 8}]}
     wait_until("figures", lambda: world.job["status"].get("lag") == 42)
-    columns = world.kubectl("get", "sj", JOB, "-n", world.namespace).splitlines()[1].split()
+    columns = world.kubectl("get", kind.short, JOB, "-n", world.namespace).splitlines()[1].split()
     assert columns[:4] == [JOB, "Running", "1200", "42"]
 
-    world.cluster.patch("StreamJoin", world.namespace, JOB, {"spec": {"suspend": True}})
+    world.edit(suspend=True)
     world.wait_for("Suspended")
     assert world.pods() == []
-    world.cluster.patch("StreamJoin", world.namespace, JOB, {"spec": {"suspend": False}})
+    world.edit(suspend=False)
     world.wait_for("Running")
-    assert world.pods() == [f"{JOB}-driver-2"]
+    assert world.pods() == [world.names.driver(2)]
 
-    world.cluster.delete("StreamJoin", world.namespace, JOB)
+    world.delete()
     wait_until("nothing is left", lambda: not any(world.cluster.ours(world.namespace).values()), 120)
 
 
-def test_applying_the_same_again_is_no_difference(world, manifest):
+def test_applying_the_same_again_is_no_difference(world):
     """What GitOps tools look at: a dry run of the manifest returns what is there."""
-    world.apply(manifest)
+    world.apply()
     world.wait_for("Running")
     there = world.job
     command = ["apply", "--server-side", "--dry-run=server", "--namespace", world.namespace, "-f", "-", "-o", "json"]
-    again = json.loads(world.kubectl(*command, stdin=yaml.safe_dump(manifest)))
+    again = json.loads(world.kubectl(*command, stdin=yaml.safe_dump(world.manifest)))
     for each in (there, again):
         # When a manager last applied is not a difference.
         each["metadata"].pop("managedFields", None)
@@ -135,10 +151,10 @@ def test_applying_the_same_again_is_no_difference(world, manifest):
     assert "finalizers" not in there["metadata"]
 
 
-def test_what_others_did_to_children_is_put_right(world, manifest):
-    world.apply(manifest)
+def test_what_others_did_to_children_is_put_right(world):
+    world.apply()
     world.wait_for("Running")
-    pod, (service,) = f"{JOB}-driver-1", world.cluster.ours(world.namespace)["Service"]
+    pod, (service,) = world.names.driver(1), world.cluster.ours(world.namespace)["Service"]
     world.cluster.delete("Service", world.namespace, service)
     wait_until("the Service is back", lambda: world.cluster.ours(world.namespace)["Service"] == [service])
     labels = world.driver(1)["metadata"]["labels"]
@@ -146,11 +162,11 @@ def test_what_others_did_to_children_is_put_right(world, manifest):
     wait_until("the labels are back", lambda: world.driver(1)["metadata"].get("labels") == labels)
     assert world.pods() == [pod]
     world.cluster.delete("Pod", world.namespace, pod)
-    wait_until("another driver", lambda: world.pods() == [f"{JOB}-driver-2"])
+    wait_until("another driver", lambda: world.pods() == [world.names.driver(2)])
 
 
-def test_a_driver_that_failed_waits_and_one_that_is_done_is_not_started_again(world, manifest):
-    world.apply(manifest)
+def test_a_driver_that_failed_waits_and_one_that_is_done_is_not_started_again(world):
+    world.apply()
     world.wait_for("Running")
     ending = {"outcome": "failed", "error": "the broker is away", "kind": "SourceError", "retry": True}
     end_pod(world.cluster, world.driver(1), 1, json.dumps(ending))
@@ -160,10 +176,30 @@ def test_a_driver_that_failed_waits_and_one_that_is_done_is_not_started_again(wo
     )
     assert "the broker is away" in world.job["status"]["lastError"]
     assert world.job["status"]["driver"]["failures"] == 1
-    wait_until("the next attempt", lambda: f"{JOB}-driver-2" in world.pods(), 30)
+    wait_until("the next attempt", lambda: world.names.driver(2) in world.pods(), 30)
     wait_until("it runs", lambda: world.driver(2)["status"]["phase"] == "Running")
     end_pod(world.cluster, world.driver(2), 0, json.dumps({"outcome": "finished"}))
     world.wait_for("Finished")
-    assert f"{JOB}-driver-3" not in world.pods()
+    assert world.names.driver(3) not in world.pods()
     reasons = {each["reason"] for each in world.cluster.list("Event", world.namespace)}
     assert len(reasons) >= 3, reasons
+
+
+@pytest.mark.parametrize("kind", [KINDS[1]], ids=lambda kind: kind.name)
+def test_jobs_of_one_name_run_side_by_side_or_the_younger_one_waits_for_the_others_end(world, with_crds):
+    """Names of children never meet; the state would."""
+    world.apply()
+    world.wait_for("Running")
+    other = World(with_crds, world.cluster, world.namespace, KINDS[0])
+    other.apply()
+    wait_until("it is refused", lambda: other.phase == "Failed")
+    assert other.condition("Valid") == ("False", "StateTaken")
+    other.edit(stateStore={"postgres": {"schema": "other"}})
+    other.wait_for("Running")
+    assert world.pods() == sorted([world.names.driver(1), other.names.driver(1)])
+    other.delete()
+    wait_until("it is gone", lambda: world.pods() == [world.names.driver(1)])
+    other.apply()
+    wait_until("it is refused", lambda: other.phase == "Failed")
+    world.delete()
+    other.wait_for("Running")

@@ -10,6 +10,7 @@ import yaml
 
 from cluster.api_server import ApiServer
 from cluster.kubectl import wait_until
+from joinery_operator.shell.kinds import JOBS
 from operator_world.cluster import Cluster, Kubelet, end_pod
 from operator_world.operator_process import KILLED
 from operator_world.running import Running
@@ -168,7 +169,8 @@ def test_what_is_missing_is_named(tmp_path):
         kubeconfig.write_text(bare.kubeconfig.read_text())
         code, said = ended(kubeconfig, tmp_path)
         assert code == 1
-        assert "CustomResourceDefinitions are missing: streamjoins.joinery.dev (v1alpha1). Apply them" in said
+        both = ", ".join(f"{job.plural}.joinery.dev (v1alpha1)" for job in JOBS)
+        assert f"CustomResourceDefinitions are missing: {both}. Apply them" in said
     code, said = ended(kubeconfig, tmp_path)
     assert code == 1
     assert "The API server does not answer the operator: " in said

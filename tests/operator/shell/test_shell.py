@@ -1,8 +1,6 @@
 """The whole shell on an API server in memory, without kopf: the test is the watch."""
 
 import asyncio
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 
 import pytest
 
@@ -10,36 +8,14 @@ from joinery_devkit.processes import free_port
 from joinery_operator.decision import Create, Decision
 from joinery_operator.names import owner_reference
 from joinery_operator.settings import Settings
-from joinery_operator.shell.kinds import BY_KIND, Key
+from joinery_operator.shell.kinds import Key
 from joinery_operator.shell.metrics import Metrics
 from joinery_operator.shell.shell import Shell
 from operator_world.memory_server import MemoryApi, MemoryServer
+from operator_world.memory_shell import settled, shell_on, tell
 from operator_world.stand_in import job, reconcile
 
 JOB = Key("StreamJoin", "shop", "orders")
-
-
-@asynccontextmanager
-async def shell_on(server, decide=reconcile, clock=None):
-    metrics = Metrics()
-    async with MemoryApi(server, metrics) as api:
-        settings = Settings(metrics_port=free_port(), poll_seconds=1000.0)
-        loop = asyncio.get_running_loop()
-        async with Shell(settings, api, decide, metrics, clock=clock or loop.time, now=lambda: NOW) as shell:
-            yield shell
-
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-async def settled(shell):
-    """Until no job waits for a look."""
-    while shell.feed.keys.waiting() or shell.feed.keys.running():
-        await asyncio.sleep(0)
-
-
-def tell(shell, manifest, deleted=False):
-    return shell.told(BY_KIND[manifest["kind"]], manifest, deleted)
 
 
 def pod_status(phase):

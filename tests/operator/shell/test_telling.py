@@ -17,6 +17,7 @@ from joinery_operator.shell import preflight
 from joinery_operator.shell.audit import Suspicions
 from joinery_operator.shell.connection import load_connection
 from joinery_operator.shell.health import Health
+from joinery_operator.shell.kinds import JOBS, WATCHED
 from joinery_operator.shell.logs import log_json
 from joinery_operator.shell.metrics import Metrics
 from joinery_operator.shell.recorder import Recorder
@@ -129,14 +130,14 @@ def test_missing_rights_are_named_all_at_once():
         attributes = (body or {}).get("spec", {}).get("resourceAttributes", {})
         refused = (attributes.get("namespace"), attributes.get("verb"), attributes.get("resource")) in {
             ("shop", "delete", "pods"),
-            ("shop", "update", "streamjoins"),
+            ("shop", "update", "sessionwindows"),
         }
         return (201, {"status": {"allowed": False}}) if refused else served(method, address, body)
 
     server.serve = serve
     with pytest.raises(EnvironmentProblem) as caught:
         check(server, "shop", "farm")
-    assert "update streamjoins.joinery.dev/status in namespace shop; delete pods in namespace shop." in str(
+    assert "update sessionwindows.joinery.dev/status in namespace shop; delete pods in namespace shop." in str(
         caught.value
     )
     check(server)
@@ -146,7 +147,9 @@ def test_missing_rights_are_named_all_at_once():
 def test_missing_definitions_are_named():
     server = MemoryServer()
     server.before = lambda method, path: (404, {"reason": "NotFound"}) if path.endswith("v1alpha1") else None
-    with pytest.raises(EnvironmentProblem, match=r"streamjoins\.joinery\.dev \(v1alpha1\).*joinery crds"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"streamjoins\.joinery\.dev .*, sessionwindows\.joinery\.dev .*joinery crds"
+    ):
         check(server)
 
 
@@ -200,9 +203,10 @@ def test_kopf_keeps_nothing_on_objects_and_sees_only_ours():
     made = registry(nothing, nothing, nothing)
     for kind in (made._changing, made._spawning, made._indexing, made._webhooks):
         assert kind.get_all_handlers() == []
-    assert len(made._watching.get_all_handlers()) == 4
+    assert len(made._watching.get_all_handlers()) == len(WATCHED)
     settings = kopf_settings()
     pods = kopf._cogs.structs.references.Resource("", "v1", "pods", kind="Pod", namespaced=True)
-    jobs = kopf._cogs.structs.references.Resource("joinery.dev", "v1alpha1", "streamjoins", namespaced=True)
     assert settings.watching.label_selectors.collect(pods) == [SELECTOR]
-    assert settings.watching.label_selectors.collect(jobs) == []
+    for job in JOBS:
+        watched = kopf._cogs.structs.references.Resource(job.group, job.version, job.plural, namespaced=True)
+        assert settings.watching.label_selectors.collect(watched) == []

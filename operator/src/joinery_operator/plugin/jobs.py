@@ -47,14 +47,14 @@ class Job:
 
 
 def find_job(target: Target, name: str) -> Job:
-    """The job that `name` says, as `orders` or, where several kinds have one of that name, `sj/orders`.
+    """The job that `name` says, as `orders` or, where several kinds have one of that name, `sj/orders`. What kubectl
+    prints (`streamjoin.joinery.dev/orders`) is taken too.
 
     Raises JoineryError when there is none, or more than one.
     """
     kind, slash, job = name.rpartition("/")
-    plurals = [
-        each.plural for each in KINDS if not slash or kind.lower() in {each.short, each.plural, each.name.lower()}
-    ]
+    called = kind.lower().removesuffix(f".{_GROUP}")
+    plurals = [each.plural for each in KINDS if not slash or called in {each.short, each.plural, each.name.lower()}]
     if not plurals:
         known = ", ".join(each.short for each in KINDS)
         raise JoineryError(
