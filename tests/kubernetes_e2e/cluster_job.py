@@ -1,23 +1,22 @@
-"""A StreamJoin on a cluster while records arrive, and the check of all that came out of it."""
+"""A job on a cluster while records arrive, and the check of all that came out of it."""
 
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
-from ruamel.yaml import YAML
-
+from cluster.binaries import program
 from cluster.kubectl import Kubectl
-from e2e.kill_harness import INPUTS, Feeder, Job, Log, judge, topic_rows
-from joinery_devkit.verify import Verdict
+from e2e.kill_harness import Log
 from joinery_runtime.engine.plan import InputState, input_offsets
-from joinery_runtime.job import load_job
+from kubernetes_e2e.works import STORE_SCHEMA, Manifest, Work
 
 PATIENCE_S = 240
 _LOOK_S = 0.5
@@ -27,14 +26,12 @@ SPARK = {
     "imagePullPolicy": "IfNotPresent",
 }
 
-Manifest = dict[str, Any]
-
 
 @dataclass
 class ClusterJob:
-    """`job` says topics, store and outputs; `image` runs it. Records come from `feeder` while it is entered."""
+    """`work` says what it is about; `image` runs it. Records come from `feeder` while it is entered."""
 
-    job: Job
+    work: Work
     namespace: str
     kubectl: Kubectl
     image: str
@@ -42,17 +39,27 @@ class ClusterJob:
     manifest: Manifest = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.feeder = Feeder(self.job.bootstrap, self.job.name, seed=5)
-        self.log = Log(f"{self.namespace}/{self.job.name}", self.job.dsn, self.job.schema)
-        text = self.job.write(self.folder / f"{self.job.name}.yaml").read_text()
-        self.manifest = YAML(typ="safe").load(text)
+        self.name = self.work.name
+        self.feeder = self.work.feeder()
+        self.log = Log(f"{self.namespace}/{self.name}", self.work.dsn, STORE_SCHEMA)
+        self.manifest = self.work.manifest(self.folder)
         self.manifest["metadata"]["namespace"] = self.namespace
         spec = self.manifest["spec"]
         spec["stateStore"]["postgres"] = {
             "dsnSecretRef": {"name": "state-db", "key": "dsn"},
-            "schema": self.job.schema,
+            "schema": STORE_SCHEMA,
         }
         spec["spark"] = {**SPARK, "image": self.image}
+
+    @property
+    def kind(self) -> str:
+        """As kubectl takes it."""
+        return str(self.manifest["kind"]).lower()
+
+    @property
+    def labels(self) -> str:
+        """A selector of all that the job has."""
+        return f"joinery.dev/job={self.name},joinery.dev/kind={self.manifest['kind']}"
 
     # --- what is done to it -----------------------------------------------------------------------------------------
 
@@ -65,14 +72,24 @@ class ClusterJob:
         self.apply(spark={**self.manifest["spec"]["spark"], **changes})
 
     def delete(self) -> None:
-        name = f"streamjoin/{self.job.name}"
-        self.kubectl("delete", name, "-n", self.namespace, timeout_seconds=PATIENCE_S)
+        self.kubectl("delete", f"{self.kind}/{self.name}", "-n", self.namespace, timeout_seconds=PATIENCE_S)
+
+    def joinery(self, *arguments: str) -> str:
+        """What `kubectl joinery` prints."""
+        command = [Path(sys.executable).with_name("kubectl-joinery"), *arguments]
+        where = [f"--kubeconfig={self.kubectl.kubeconfig}", f"--namespace={self.namespace}"]
+        environment = {**os.environ, "PATH": f"{program('kubectl').parent}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            [*command[:2], *where, *command[2:]], check=False, capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     # --- what is seen of it -----------------------------------------------------------------------------------------
 
     @property
     def resource(self) -> Manifest:
-        return self.kubectl.get("streamjoin", self.job.name, self.namespace) or {}
+        return self.kubectl.get(self.kind, self.name, self.namespace) or {}
 
     @property
     def status(self) -> Manifest:
@@ -84,7 +101,7 @@ class ClusterJob:
 
     def pods(self, role: str) -> list[Manifest]:
         """Pods of the job that are not being deleted."""
-        found = self.kubectl.list("pods", self.namespace, f"joinery.dev/job={self.job.name},joinery.dev/role={role}")
+        found = self.kubectl.list("pods", self.namespace, f"{self.labels},joinery.dev/role={role}")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def running(self, role: str) -> list[Manifest]:
@@ -93,6 +110,18 @@ class ClusterJob:
     def driver(self) -> Manifest:
         (pod,) = self.running("driver")
         return pod
+
+    def images(self) -> list[str]:
+        return [pod["spec"]["containers"][0]["image"] for pod in self.running("driver")]
+
+    def state_versions(self) -> set[int]:
+        record = self.log.record()
+        assert record is not None
+        return {segment.state_version for segment in record.segments}
+
+    def children(self) -> list[str]:
+        """Of every kind that the operator or Spark makes in a namespace, executors included."""
+        return self.kubectl.names("pods,services,configmaps,persistentvolumeclaims", self.namespace, self.labels)
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +145,7 @@ class ClusterJob:
 
     def wait_until_read(self) -> None:
         """Nothing may be arriving any more."""
-        ends = _ends(self.job)
+        ends = self.work.ends()
         self.wait("all records are read", lambda: self._positions() == ends)
 
     def _positions(self) -> dict[tuple[str, int], int]:
@@ -126,20 +155,15 @@ class ClusterJob:
 
     # --- the check --------------------------------------------------------------------------------------------------
 
-    def judge(self) -> Verdict:
-        """Every pair exactly once, of all records so far: reads everything there is."""
+    def judge(self) -> None:
+        """What came out of all records so far: reads everything there is."""
         self.wait_until_read()
-        path = self.folder / f"{self.job.name}-now.yaml"
-        text = StringIO()
-        YAML().dump({**self.manifest, "metadata": {"name": self.job.name}}, text)
-        path.write_text(text.getvalue())
-        out, dead = (topic_rows(self.job.bootstrap, f"{self.job.name}.{name}") for name in ("out", "dead"))
-        return judge(load_job(path), self.job.bootstrap, self.log.entries(), out, dead)
+        self.work.judge(self.manifest, self.log.entries(), self.folder)
 
     def told(self) -> str:
         """What a person would look at first."""
         listed = self.kubectl("get", "pods", "-n", self.namespace, "-o", "wide")
-        described = self.kubectl("get", "streamjoins", "-n", self.namespace, "-o", "yaml")
+        described = self.kubectl("get", "joinery", "-n", self.namespace, "-o", "yaml")
         logs = [self._tail(pod) for pod in self.kubectl.names("pods", self.namespace, "joinery.dev/role=driver")]
         return "\n".join([listed, described, *logs])
 
@@ -157,19 +181,3 @@ def _is_running(status: Mapping[str, Any], generation: int) -> bool:
         and "rollout" not in status
         and any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions", ()))
     )
-
-
-def _ends(job: Job) -> dict[tuple[str, int], int]:
-    """Last stable offsets of the inputs' partitions."""
-    settings = {"bootstrap.servers": job.bootstrap, "group.id": "ends", "isolation.level": "read_committed"}
-    consumer = Consumer({**settings, "enable.auto.commit": False})
-    try:
-        return {
-            (f"{job.name}.{name}", number): consumer.get_watermark_offsets(
-                TopicPartition(f"{job.name}.{name}", number), 10
-            )[1]
-            for name, partitions in INPUTS.items()
-            for number in range(partitions)
-        }
-    finally:
-        consumer.close()

@@ -18,10 +18,11 @@ from cluster.image_build import (
     runtime_image,
 )
 from cluster.providers import Cluster
-from e2e.kill_harness import Job, create_topics
 from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.core.segment import STATE_VERSION
+from joinery_runtime.job.crd import KINDS
 from kubernetes_e2e.cluster_job import ClusterJob
+from kubernetes_e2e.works import Work
 
 CHART = Path(__file__).parents[2] / "charts" / "joinery"
 OPERATOR_NAMESPACE = "joinery-system"
@@ -79,7 +80,8 @@ def operator(cluster: Cluster, images: Images, namespace: str) -> Iterator[None]
     )
     helm(cluster, "test", "joinery")
     yield
-    cluster.kubectl("delete", "streamjoins", "--all", "-n", namespace, timeout_seconds=_INSTALL_S)
+    for kind in KINDS:
+        cluster.kubectl("delete", kind.plural, "--all", "-n", namespace, timeout_seconds=_INSTALL_S)
     helm(cluster, "uninstall", "joinery", "--wait")
 
 
@@ -106,7 +108,7 @@ def make_job(
     cluster_postgres: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> MakeJob:
-    """Makes a job with topics of its own, both outputs in Kafka, exactly once. It is applied by the test."""
+    """Makes a job with topics of its own, exactly once. It is applied by the test."""
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -115,9 +117,8 @@ def make_job(
     }
     cluster.kubectl.apply(secret, namespace)
 
-    def make(name: str) -> ClusterJob:
-        job = Job(name, cluster_kafka.bootstrap, cluster_postgres)
-        create_topics(cluster_kafka, job)
-        return ClusterJob(job, namespace, cluster.kubectl, images.runtime, tmp_path_factory.mktemp(name))
+    def make(name: str, about: type[Work]) -> ClusterJob:
+        work = about(name, cluster_kafka, cluster_postgres)
+        return ClusterJob(work, namespace, cluster.kubectl, images.runtime, tmp_path_factory.mktemp(name))
 
     return make

@@ -6,17 +6,13 @@ The tests go on from one another, in this order.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from cluster.binaries import program
 from kubernetes_e2e.cluster_job import PATIENCE_S, ClusterJob
 from kubernetes_e2e.conftest import OPERATOR_NAMESPACE, Images, MakeJob
+from kubernetes_e2e.works import Pairs, Sessions
 
 # The first one waits for images that are built from nothing.
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
@@ -24,7 +20,7 @@ pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def job(make_job: MakeJob) -> Iterator[ClusterJob]:
-    job = make_job("life")
+    job = make_job("life", Pairs)
     yield job
     job.log.close()
 
@@ -34,7 +30,7 @@ def test_it_runs_with_two_executors(job: ClusterJob) -> None:
     with job.feeder:
         job.wait_until_running()
         assert len(job.running("executor")) == 2
-    assert job.judge().ok
+    job.judge()
     job.wait("its status has its epochs", lambda: job.status.get("epoch", 0) > 0)
 
 
@@ -61,7 +57,7 @@ def test_its_node_is_drained(job: ClusterJob) -> None:
     before = job.driver()["metadata"]["uid"]
     (node,) = job.kubectl.names("nodes")
     with job.feeder:
-        who = f"--pod-selector=joinery.dev/job={job.job.name},joinery.dev/role=driver"
+        who = f"--pod-selector={job.labels},joinery.dev/role=driver"
         job.kubectl("drain", node, who, "--force", "--delete-emptydir-data", timeout_seconds=PATIENCE_S)
         job.kubectl("uncordon", node)
         job.wait_until_running()
@@ -71,22 +67,12 @@ def test_its_node_is_drained(job: ClusterJob) -> None:
 
 
 def test_kubectl_joinery_looks_into_it(job: ClusterJob) -> None:
-    def joinery(*arguments: str) -> str:
-        command = [Path(sys.executable).with_name("kubectl-joinery"), *arguments]
-        where = [f"--kubeconfig={job.kubectl.kubeconfig}", f"--namespace={job.namespace}"]
-        environment = {**os.environ, "PATH": f"{program('kubectl').parent}:{os.environ['PATH']}"}
-        done = subprocess.run(
-            [*command[:2], *where, *command[2:]], check=False, capture_output=True, text=True, env=environment
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert job.job.name in joinery("ls")
-    assert "Ready" in joinery("status", job.job.name)
-    assert '"event": "epoch"' in joinery("logs", job.job.name)
-    assert json.loads(joinery("state", job.job.name, "stats"))["epoch"] > 0
-    joinery("savepoint", job.job.name, "by-hand")
-    assert "by-hand" in joinery("state", job.job.name, "savepoint", "--list")
+    assert job.name in job.joinery("ls")
+    assert "Ready" in job.joinery("status", job.name)
+    assert '"event": "epoch"' in job.joinery("logs", job.name)
+    assert json.loads(job.joinery("state", job.name, "stats"))["epoch"] > 0
+    job.joinery("savepoint", job.name, "by-hand")
+    assert "by-hand" in job.joinery("state", job.name, "savepoint", "--list")
 
 
 def test_an_executor_is_deleted(job: ClusterJob) -> None:
@@ -162,11 +148,11 @@ def test_an_image_that_fails_after_its_migration_is_rolled_back(job: ClusterJob,
     with job.feeder:
         job.apply_spark(image=images.failing_start)
         job.wait("it is refused", lambda: job.status.get("refused") is not None and "rollout" not in job.status)
-        job.wait("the old image runs", lambda: _images(job) == [images.runtime])
+        job.wait("the old image runs", lambda: job.images() == [images.runtime])
         job.wait_for_more_epochs(3)
         assert "does not start" in job.status["refused"]["message"]
         assert job.condition("Degraded")["status"] == "True"
-        assert images.next_version not in _state_versions(job)
+        assert images.next_version not in job.state_versions()
         job.apply_spark(image=images.runtime)
         job.wait_until_running()
     job.judge()
@@ -178,26 +164,26 @@ def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, images: Images
         job.apply_spark(image=images.migrating)
         job.wait_until_running()
     job.judge()
-    assert _images(job) == [images.migrating]
-    assert _state_versions(job) == {images.next_version}
+    assert job.images() == [images.migrating]
+    assert job.state_versions() == {images.next_version}
 
 
 def test_deleted_with_its_state_it_leaves_nothing(job: ClusterJob) -> None:
     assert job.log.record() is not None
     job.delete()
-    job.wait("its children are gone", lambda: not _children(job))
+    job.wait("its children are gone", lambda: not job.children())
     assert job.log.record() is None
 
 
 def test_deleted_without_its_state_it_goes_on_when_it_is_back(make_job: MakeJob) -> None:
-    job = make_job("back")
+    job = make_job("back", Sessions)
     for _ in range(2):
         job.apply()
         with job.feeder:
             job.wait_until_running()
         job.wait_until_read()
         job.delete()
-        job.wait("its children are gone", lambda job=job: not _children(job))
+        job.wait("its children are gone", lambda job=job: not job.children())
     job.judge()
     job.log.close()
 
@@ -210,19 +196,3 @@ def _scale_operator(job: ClusterJob, replicas: int) -> None:
 
 def _operators(job: ClusterJob) -> int:
     return len(job.kubectl.names("pods", OPERATOR_NAMESPACE, "app.kubernetes.io/name=joinery-operator"))
-
-
-def _images(job: ClusterJob) -> list[str]:
-    return [pod["spec"]["containers"][0]["image"] for pod in job.running("driver")]
-
-
-def _state_versions(job: ClusterJob) -> set[int]:
-    record = job.log.record()
-    assert record is not None
-    return {segment.state_version for segment in record.segments}
-
-
-def _children(job: ClusterJob) -> list[str]:
-    """Of every kind that the operator or Spark makes in a namespace, executors included."""
-    kinds = "pods,services,configmaps,persistentvolumeclaims"
-    return job.kubectl.names(kinds, job.namespace, f"joinery.dev/job={job.job.name}")
