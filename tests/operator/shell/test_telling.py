@@ -207,6 +207,6 @@ def test_kopf_keeps_nothing_on_objects_and_sees_only_ours():
     settings = kopf_settings()
     pods = kopf._cogs.structs.references.Resource("", "v1", "pods", kind="Pod", namespaced=True)
     assert settings.watching.label_selectors.collect(pods) == [SELECTOR]
-    for job in JOBS:
-        watched = kopf._cogs.structs.references.Resource(job.group, job.version, job.plural, namespaced=True)
+    for each in JOBS:
+        watched = kopf._cogs.structs.references.Resource(each.group, each.version, each.plural, namespaced=True)
         assert settings.watching.label_selectors.collect(watched) == []
