@@ -10,11 +10,12 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from joinery_runtime.job.parts import Finding, Loc
-from joinery_runtime.job.resource import RULES_BROKEN
+from joinery_runtime.job.resource import RULES_BROKEN, Job
 from joinery_runtime.job.wording import listed, suggestion
 
 _BOUND = "; a one-sided bound would keep state for ever (rule J8): write both lower and upper"
-_MISSING = {"lower": _BOUND, "upper": _BOUND}
+_CAP = "; sessions need a hard cap, so that none is kept for ever (rule S2): write for example maxDuration: 2h"
+_MISSING = {"lower": _BOUND, "upper": _BOUND, "maxDuration": _CAP}
 _PATTERNS = {
     "topic": "a topic name has 1 to 249 letters, digits, '.', '_' and '-'",
     "metadata": "a name has lower-case letters, digits, '-' and '.', and starts and ends with a letter or digit",
@@ -23,7 +24,7 @@ _PATTERNS = {
 }
 
 
-def findings(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> Iterator[Finding]:
+def findings(errors: Sequence[ErrorDetails], model: type[Job]) -> Iterator[Finding]:
     """Every error of validating a resource of this kind, as (path, message)."""
     for error in errors:
         if error["type"] == RULES_BROKEN:
@@ -36,7 +37,7 @@ def _place(error: ErrorDetails) -> Loc:
     return tuple(step for step in error["loc"] if not (isinstance(step, str) and step[:1] in {"<", "["}))
 
 
-def _message(error: ErrorDetails, model: type[BaseModel]) -> str:
+def _message(error: ErrorDetails, model: type[Job]) -> str:
     if error["type"] == "extra_forbidden":
         return _unknown(error, model)
     say = _SAY.get(error["type"])
@@ -47,7 +48,9 @@ def _missing(error: ErrorDetails) -> str:
     return f"is missing{_MISSING.get(str(error['loc'][-1]), '')}"
 
 
-def _unknown(error: ErrorDetails, model: type[BaseModel]) -> str:
+def _unknown(error: ErrorDetails, model: type[Job]) -> str:
+    if error["loc"][:-1] == ("spec",) and error["loc"][-1] in model.no_fields:
+        return f"is not a field: {model.no_fields[str(error['loc'][-1])]}"
     fields = _fields(error["loc"][:-1], model)
     return f"is not a field{suggestion(error['loc'][-1], fields)}; fields here are {listed(fields)}"
 
@@ -111,7 +114,7 @@ _SAY: dict[str, Callable[[ErrorDetails], str]] = {
 }
 
 
-def _fields(at: Loc, model: type[BaseModel]) -> list[str]:
+def _fields(at: Loc, model: type[Job]) -> list[str]:
     """YAML names of the fields that the model at this place has."""
     kind: Any = model
     for step in at:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
@@ -72,7 +73,10 @@ class OutputColumn:
 
 
 class Job(Model):
-    """A valid resource. Constructing one in Python applies the same rules as loading a file."""
+    """A valid resource. Constructing one in Python applies the same rules as loading a file. `no_fields` says of fields
+    that `spec` has not, but might be thought to have, why not."""
+
+    no_fields: ClassVar[Mapping[str, str]] = {}
 
     api_version: Literal["joinery.dev/v1alpha1"] = API_VERSION
     kind: str

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from joinery_runtime.job import input_rules, output_rules, select_rules, step_rules, time_rules
-from joinery_runtime.job.parts import Finding, Loc, Parts, dig, take_apart
+from joinery_runtime.job.parts import Finding, InputPart, Loc, Parts, dig, take_apart
 from joinery_runtime.job.sql import Table, check_shape, translate
 
 _RULES = (
@@ -49,11 +49,14 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
 
 def _tables(parts: Parts) -> tuple[Table, ...] | None:
     """None unless all of every input is known that SQL may name."""
-    tables = []
-    for part in parts.inputs:
-        time = part.data.get("eventTime")
-        kind = part.types.get(time) if part.types is not None and isinstance(time, str) else None
-        if part.name is None or part.types is None or not isinstance(time, str) or kind is None:
-            return None
-        tables.append(Table(part.name, tuple(part.types), time, integer_time=kind.name == "int64"))
-    return tuple(tables) if parts.all_named else None
+    tables = tuple(table for part in parts.inputs if (table := table_of(part)) is not None)
+    return tables if parts.all_named and len(tables) == len(parts.inputs) else None
+
+
+def table_of(part: InputPart) -> Table | None:
+    """None unless all of the input is known that SQL may name."""
+    time = part.data.get("eventTime")
+    kind = part.types.get(time) if part.types is not None and isinstance(time, str) else None
+    if part.name is None or part.types is None or not isinstance(time, str) or kind is None:
+        return None
+    return Table(part.name, tuple(part.types), time, integer_time=kind.name == "int64")

@@ -8,20 +8,43 @@ from typing import Any
 from joinery_runtime.job import aggregate_rules, input_rules, output_rules
 from joinery_runtime.job.aggregate_rules import unknown
 from joinery_runtime.job.parts import Finding, Loc, Parts, dig, input_part, items, repeats
-from joinery_runtime.job.sessions import RETRACTED, SESSION_COLUMNS
+from joinery_runtime.job.rules import table_of
+from joinery_runtime.job.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS
+from joinery_runtime.job.sql import check_session_shape, translate_sessions
 
+_SQL: Loc = ("spec", "sql")
 _GROUPS: Loc = ("spec", "groupBy")
 _ENGINE = (*SESSION_COLUMNS, RETRACTED)
 
 
 def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
     """Every finding as (path, message), for a resource with its YAML field names."""
-    return _broken(data)
+    sql = dig(data, *_SQL)
+    return _broken(data) if not isinstance(sql, str) or not sql else list(_broken_sql(data, sql))
 
 
 def _broken(data: Mapping[str, Any]) -> list[Finding]:
     parts = _take_apart(data)
     return [finding for rule in _RULES for finding in rule(parts)]
+
+
+def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
+    """The rules on what the SQL says, each finding at the SQL."""
+    spec, inputs = data["spec"], _take_apart(data).inputs
+    for name in FROM_SQL:
+        if spec.get(name):
+            yield _SQL, f"{name} and sql are both named; keep one"
+    table = table_of(inputs[0]) if inputs else None
+    translation = translate_sessions(sql, table) if table is not None else None
+    problems = translation.problems if translation is not None else check_session_shape(sql)
+    yield from ((_SQL, problem) for problem in problems)
+    rest = {name: value for name, value in spec.items() if name not in FROM_SQL}
+    said = translation.fields if translation is not None and not problems else {}
+    for at, message in _broken({**data, "spec": {**rest, **said}}):
+        if at[1:2] and at[1] in FROM_SQL:
+            yield from [(_SQL, message)] if said else ()
+        else:
+            yield at, message
 
 
 def _take_apart(data: Mapping[str, Any]) -> Parts:

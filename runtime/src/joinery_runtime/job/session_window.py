@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from joinery_runtime.job.base import Bool, PositiveDuration, Text
 from joinery_runtime.job.inputs import Input
@@ -12,10 +14,31 @@ from joinery_runtime.job.parts import Finding
 from joinery_runtime.job.resource import Job, JobSpec, OutputColumn
 from joinery_runtime.job.session_rules import broken_rules
 from joinery_runtime.job.sessions import RETRACTED, SESSION_COLUMNS, SESSION_ID, Aggregate, ComputedColumn, Sessions
+from joinery_runtime.job.sql import Table, translate_sessions
 from joinery_runtime.job.steps import Length, Limits, Reference
 from joinery_runtime.job.types import ColumnType
 
 _SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where and aggregates."
+
+
+_NO_WIDTH = "a session has no width, it grows with its rows; write gap, and maxDuration for the most"
+_NO_FIELDS = {
+    **dict.fromkeys(("width", "widthMs", "width_ms", "hop", "hopMs", "hop_ms"), _NO_WIDTH),
+    **dict.fromkeys(("size", "slide", "tumbling", "hopping", "window"), _NO_WIDTH),
+    **dict.fromkeys(("gapMs", "gap_ms"), "write gap, as 30s or milliseconds"),
+    **dict.fromkeys(("maxSessionDuration", "max_session_duration_ms"), "write maxDuration, as 2h or milliseconds"),
+    **dict.fromkeys(("joins", "select"), "it is of a StreamJoin; sessions have groupBy and aggregates"),
+}
+
+
+def _no_dead_letters(value: object) -> object:
+    if value == "dlq":
+        facts = "it needs a dead-letter output for late rows, a second way out that sessions do not have"
+        raise PydanticCustomError("not_yet", "{text}", {"text": f"dlq is not offered for sessions: {facts}; {_LATE}"})
+    return value
+
+
+_LATE = "write drop, which drops and counts late rows, or reopen (deadLetter takes records that cannot be read)"
 
 
 class SessionWindowSpec(JobSpec):
@@ -29,7 +52,7 @@ class SessionWindowSpec(JobSpec):
     where: Text | None = None
     aggregates: tuple[Aggregate, ...] = ()
     sql: Annotated[Text, Field(description=_SQL)] | None = None
-    late_data: Literal["drop", "reopen"] = "drop"
+    late_data: Annotated[Literal["drop", "reopen"], BeforeValidator(_no_dead_letters)] = "drop"
     allowed_lateness: PositiveDuration = 0
     emit_retractions: Bool = False
     limits: Limits | None = None
@@ -37,6 +60,8 @@ class SessionWindowSpec(JobSpec):
 
 class SessionWindow(Job):
     """Sessions of one input: rows of a group whose distance is at most `gap`, aggregated."""
+
+    no_fields: ClassVar[Mapping[str, str]] = _NO_FIELDS
 
     kind: Literal["SessionWindow"] = "SessionWindow"
     spec: SessionWindowSpec
@@ -52,7 +77,11 @@ class SessionWindow(Job):
     @property
     def sessions(self) -> Sessions:
         """The fields of `spec`, or what `spec.sql` says in their place."""
-        return Sessions.model_validate(self.spec.model_dump(include=set(Sessions.model_fields)))
+        if self.spec.sql is None:
+            return Sessions.model_validate(self.spec.model_dump(include=set(Sessions.model_fields)))
+        side = self.spec.input
+        table = Table(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
+        return Sessions.model_validate(translate_sessions(self.spec.sql, table).fields)
 
     @property
     def has_expressions(self) -> bool:

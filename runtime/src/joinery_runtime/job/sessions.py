@@ -33,6 +33,10 @@ def takes_text(function: str) -> str:
     return "numbers" if function in {"sum", "avg"} else "all types but boolean and binary"
 
 
+FROM_SQL = ("groupBy", "gap", "compute", "where", "aggregates")
+"""The fields of `spec` in whose place `sql` may stand."""
+
+
 class ComputedColumn(Model):
     """A column that an SQL expression over the input's columns makes, for `groupBy` and aggregates."""
 

@@ -8,47 +8,19 @@ the path before each message.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from joinery_runtime.job.crd.cel import TARGETS, Rule, exactly_one, positive, time
+from joinery_runtime.job.crd.session_rules import SESSION_RULES
 from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.inputs import Input, KafkaInput
 from joinery_runtime.job.outputs import DeadLetter, Output, PostgresStore, StoreSpec
 from joinery_runtime.job.steps import AsOf, Hopping, Interval, JoinStep, SelectItem, Session, Window
 from joinery_runtime.job.stream_join import StreamJoinSpec
-from joinery_runtime.job.wording import listed
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """`rule` holds for good resources; `at` is the field below the rule's own place that a finding points to."""
-
-    rule: str
-    message: str
-    at: str = ""
-
-    def schema(self) -> Schema:
-        return {"rule": self.rule, "message": self.message, **({"fieldPath": self.at} if self.at else {})}
-
-
-def _exactly_one(*names: str) -> Rule:
-    given = ", ".join(f"has(self.{name})" for name in names)
-    return Rule(f"[{given}].exists_one(named, named)", f"needs exactly one of {listed(names)}")
-
-
-def _time(name: str) -> str:
-    return f"(type(self.{name}) == int ? duration(string(self.{name}) + 'ms') : duration(string(self.{name})))"
-
-
-def _positive() -> tuple[Rule, ...]:
-    """Of durations; the schema's minimum sees numbers only."""
-    return (Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),)
-
 
 # The models take all steps apart once every input is known by its own name: rules on names are silent before.
 _STEPS = "has(self.sql) || !has(self.joins) || "
 _ADDRESS = "i.kafka.bootstrapServers == j.kafka.bootstrapServers"
 _SAME_ADDRESS = f"self.inputs.all(i, !has(i.kafka) || self.inputs.all(j, !has(j.kafka) || {_ADDRESS}))"
-_STATE_DSN = "has(self.stateStore) && has(self.stateStore.postgres) && has(self.stateStore.postgres.dsn)"
 
 _LENGTHS = ((Window, "tumbling"), (Hopping, "size"), (Hopping, "slide"), (Session, "gap"), (AsOf, "historyRetention"))
 
@@ -119,19 +91,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             "a column is written <input>.<column>, and one here does not begin with the name of an input",
             ".select",
         ),
-        Rule(
-            "!has(self.output.postgres) || !has(self.stateStore) || !has(self.stateStore.memory)",
-            "a Postgres output cannot be exactly once with the memory store: its rows are committed in one transaction "
-            "with the state; name a Postgres stateStore",
-            ".output.postgres",
-        ),
-        Rule(
-            "!has(self.output.postgres) || !has(self.output.postgres.dsn) || "
-            f"({_STATE_DSN} && self.output.postgres.dsn == self.stateStore.postgres.dsn)",
-            "an output in another database than the state's cannot be exactly once: its rows are committed in one "
-            "transaction with the state; leave dsn out and let stateStore.postgres name that database",
-            ".output.postgres.dsn",
-        ),
+        *TARGETS,
         Rule(
             "!has(self.deadLetter) || !has(self.deadLetter.kafka) || has(self.deadLetter.kafka.bootstrapServers) || "
             f"has(self.output.kafka) || (self.inputs.exists(i, has(i.kafka)) && {_SAME_ADDRESS})",
@@ -147,7 +107,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         ),
     ),
     Input: (
-        _exactly_one("kafka", "file"),
+        exactly_one("kafka", "file"),
         Rule(
             "self.schema.exists(column, column.name == self.eventTime)",
             "event time must name a column of the schema",
@@ -159,7 +119,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".eventTime",
         ),
     ),
-    KafkaInput: (_exactly_one("topic", "topicPattern"),),
+    KafkaInput: (exactly_one("topic", "topicPattern"),),
     JoinStep: (
         Rule(
             "has(self.interval) || has(self.window) || has(self.asOf)",
@@ -201,7 +161,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".lateData",
         ),
         Rule(
-            f"!has(self.asOf) || {_time('allowedLateness')} == duration('0s')",
+            f"!has(self.asOf) || {time('allowedLateness')} == duration('0s')",
             "an asOf step drops no row as late (rule A3); to wait for late versions write asOf.grace instead",
             ".allowedLateness",
         ),
@@ -211,35 +171,36 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".type",
         ),
     ),
-    Interval: (Rule(f"{_time('lower')} <= {_time('upper')}", "lower is above upper, so nothing can match; swap them"),),
-    Window: (_exactly_one("tumbling", "hopping", "session"),),
+    Interval: (Rule(f"{time('lower')} <= {time('upper')}", "lower is above upper, so nothing can match; swap them"),),
+    Window: (exactly_one("tumbling", "hopping", "session"),),
     Hopping: (
         Rule(
-            f"{_time('slide')} <= {_time('size')}",
+            f"{time('slide')} <= {time('size')}",
             "slide is longer than size, so rows between windows would be lost; write at most the size",
             ".slide",
         ),
     ),
     AsOf: (
         Rule(
-            f"{_time('grace')} < {_time('historyRetention')}",
+            f"{time('grace')} < {time('historyRetention')}",
             "grace is not below historyRetention, so versions would go before the rows that wait; keep them longer",
             ".grace",
         ),
     ),
-    **{(kind, name): _positive() for kind, name in _LENGTHS},
+    **{(kind, name): positive() for kind, name in _LENGTHS},
     SelectItem: (
-        _exactly_one("column", "expression"),
+        exactly_one("column", "expression"),
         Rule("!has(self.expression) || has(self.as)", "an expression has no name of its own; add one: as: <name>"),
     ),
     (SelectItem, "as"): (
         Rule("!self.startsWith('$')", "starts with `$`, which engine columns do; choose another name"),
     ),
-    Output: (_exactly_one("kafka", "postgres", "file"),),
-    DeadLetter: (_exactly_one("kafka", "file"),),
+    Output: (exactly_one("kafka", "postgres", "file"),),
+    DeadLetter: (exactly_one("kafka", "file"),),
     StoreSpec: (Rule("!has(self.postgres) || !has(self.memory)", "postgres and memory are both named; keep one"),),
-    (StoreSpec, "checkpointInterval"): _positive(),
-    PostgresStore: (_exactly_one("dsn", "dsnSecretRef"),),
+    (StoreSpec, "checkpointInterval"): positive(),
+    PostgresStore: (exactly_one("dsn", "dsnSecretRef"),),
+    **SESSION_RULES,
 }
 
 

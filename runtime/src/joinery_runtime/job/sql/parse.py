@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import sqlglot
@@ -14,7 +14,30 @@ from sqlglot.tokenizer_core import Token, TokenType
 from joinery_runtime.job.sql.report import Place, Report, token_place
 from joinery_runtime.job.sql.windows import KINDS, Window, read_window
 
-_EXAMPLE = "write SELECT <columns> FROM <input> JOIN <input> ON <conditions>"
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Words about the SQL of one kind of job: `example` is its shape, `before` what the clauses follow, `final` says
+    why rows do not wait. `window_inside`: WINDOW stands behind FROM, as in ksqlDB, or at the end."""
+
+    example: str
+    before: str
+    final: str
+    window_inside: bool = False
+
+
+JOINS = Form(
+    example="write SELECT <columns> FROM <input> JOIN <input> ON <conditions>",
+    before="the join",
+    final="pairs go out as they are found",
+)
+SESSIONS = Form(
+    example="write SELECT <groups and aggregates> FROM <input> GROUP BY <columns>, "
+    "SESSION(<event time>, INTERVAL '30' SECOND)",
+    before="GROUP BY",
+    final="lateData says when sessions go out, and whether again",
+    window_inside=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +50,7 @@ class Parsed:
     window: Window | None
 
 
-def parse_select(sql: str, report: Report) -> Parsed | None:
+def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
     """None where the text is no SELECT at all; the report says why."""
     try:
         tokens = sqlglot.tokenize(sql)
@@ -38,12 +61,14 @@ def parse_select(sql: str, report: Report) -> Parsed | None:
         tokens.pop()
     if not tokens or tokens[0].token_type != TokenType.SELECT:
         at = token_place(tokens[0]) if tokens else Place(0, sql.strip())
-        report.add(at, f"the SQL of a job is one SELECT; {_EXAMPLE}")
+        report.add(at, f"the SQL of a job is one SELECT; {form.example}")
         return None
-    body, clauses = _without_clauses(tokens, report)
+    body, clauses = _without_clauses(_window_last(tokens) if form.window_inside else tokens, report, form)
     tree = _tree(body, sql, report)
     if tree is not None and not isinstance(tree, exp.Select):
-        report.add(token_place(tokens[0]), f"the SQL of a job is one SELECT, this is {tree.key.upper()}; {_EXAMPLE}")
+        report.add(
+            token_place(tokens[0]), f"the SQL of a job is one SELECT, this is {tree.key.upper()}; {form.example}"
+        )
     return Parsed(tree, body, clauses.options, clauses.window) if isinstance(tree, exp.Select) else None
 
 
@@ -55,7 +80,7 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
         )
         return None
     try:
-        return Dialect.get_or_raise(None).parser().parse(tokens, sql)[0]
+        return Dialect.get_or_raise(None).parser().parse([*_with_session(tokens)], sql)[0]
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         highlight = str(first.get("highlight") or "")
@@ -63,6 +88,24 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
         start = _offset(sql, int(first.get("line") or 1), int(first.get("col") or 1) - len(highlight))
         report.add(Place(start, highlight), f"is not SQL that is understood here: {what}; see docs/sql.md")
         return None
+
+
+def _with_session(tokens: list[Token]) -> Iterator[Token]:
+    """SESSION before a bracket is the name of a function, not sqlglot's keyword."""
+    for i, token in enumerate(tokens):
+        if token.token_type == TokenType.SESSION and _word(tokens, i + 1) == "(":
+            yield Token(TokenType.VAR, token.text, line=token.line, col=token.col, start=token.start, end=token.end)
+        else:
+            yield token
+
+
+def _window_last(tokens: list[Token]) -> list[Token]:
+    """With the first clause WINDOW behind all others, where clauses stand."""
+    first = next((i for i in _outside_brackets(tokens) if _is_clause(tokens, i) and _word(tokens, i) == "WINDOW"), None)
+    if first is None:
+        return tokens
+    end = _end(tokens, first)
+    return [*tokens[:first], *tokens[end:], *tokens[first:end]]
 
 
 def _offset(sql: str, line: int, column: int) -> int:
@@ -76,7 +119,7 @@ class _Clauses:
     window: Window | None = None
 
 
-def _without_clauses(tokens: list[Token], report: Report) -> tuple[list[Token], _Clauses]:
+def _without_clauses(tokens: list[Token], report: Report, form: Form) -> tuple[list[Token], _Clauses]:
     """The tokens before the first streaming clause, and what the clauses say."""
     first = next((i for i in _outside_brackets(tokens) if _is_clause(tokens, i)), len(tokens))
     clauses = _Clauses()
@@ -84,14 +127,15 @@ def _without_clauses(tokens: list[Token], report: Report) -> tuple[list[Token], 
     while i < len(tokens):
         end = _end(tokens, i)
         if not _is_clause(tokens, i):
-            report.add(token_place(tokens[i]), "is not understood here; see docs/sql.md for what may follow the join")
+            text = f"is not understood here; see docs/sql.md for what may follow {form.before}"
+            report.add(token_place(tokens[i]), text)
             break
-        _read_clause(tokens[i:end], clauses, report)
+        _read_clause(tokens[i:end], clauses, report, form)
         i = end
     return tokens[:first], clauses
 
 
-def _read_clause(clause: list[Token], clauses: _Clauses, report: Report) -> None:
+def _read_clause(clause: list[Token], clauses: _Clauses, report: Report, form: Form) -> None:
     word, following = _word(clause, 0), _word(clause, 1)
     if word == "WITH":
         clauses.options += clause[2:-1]
@@ -100,7 +144,7 @@ def _read_clause(clause: list[Token], clauses: _Clauses, report: Report) -> None
     elif word == "WINDOW":
         clauses.window = read_window(clause, report)
     elif following == "FINAL":
-        text = f"EMIT {following} is not supported: pairs go out as they are found; write EMIT CHANGES"
+        text = f"EMIT {following} is not supported: {form.final}; write EMIT CHANGES"
         report.add(token_place(clause[0]), text)
 
 

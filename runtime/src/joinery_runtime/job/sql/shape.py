@@ -73,7 +73,7 @@ def shape_of(parsed: Parsed, report: Report) -> Shape:
     select = parsed.select
     _refuse_other_parts(parsed, report)
     start, where = select.args.get("from_"), select.args.get("where")
-    first = _source(start.this, report) if start is not None else None
+    first = source_of(start.this, report) if start is not None else None
     joined = tuple(_joined(join, report) for join in select.args.get("joins") or [])
     if not select.expressions:
         report.add(token_place(parsed.tokens[0]), "selects nothing; write the columns that go out, or *")
@@ -107,8 +107,13 @@ def _refuse_other_parts(parsed: Parsed, report: Report) -> None:
             token = next((token for token in parsed.tokens if token.text.upper() == word), parsed.tokens[0])
             at = Place(token.start, word)
             report.add(at, "is not supported: a job puts out every pair as it is found; leave it out")
-    for query in parsed.select.find_all(exp.Query):
-        if query is not parsed.select and not (isinstance(query.parent, exp.Query) or _is_source(query)):
+    refuse_queries(parsed.select, report)
+
+
+def refuse_queries(select: exp.Select, report: Report) -> None:
+    """All but those in the place of an input, of which `source_of` speaks."""
+    for query in select.find_all(exp.Query):
+        if query is not select and not (isinstance(query.parent, exp.Query) or _is_source(query)):
             report.add(place_of(query), "a sub-query is not supported; use columns of the inputs")
 
 
@@ -126,11 +131,12 @@ def _joined(join: exp.Join, report: Report) -> Joined:
     if using:
         report.add(at, "USING is not supported; write ON with the equality of the columns")
     return Joined(
-        _source(join.this, report), _TYPES.get(join.side, "inner"), join.args.get("on"), bool(using or not known)
+        source_of(join.this, report), _TYPES.get(join.side, "inner"), join.args.get("on"), bool(using or not known)
     )
 
 
-def _source(table: exp.Expr, report: Report) -> Source:
+def source_of(table: exp.Expr, report: Report) -> Source:
+    """An input as FROM and JOIN name it; the report says what it is else."""
     plain = isinstance(table, exp.Table) and isinstance(table.this, exp.Identifier)
     version = table.args.get("version")
     as_of = version.expression if isinstance(version, exp.Version) and _is_system_time(version) else None

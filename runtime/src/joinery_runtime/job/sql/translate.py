@@ -18,7 +18,7 @@ from joinery_runtime.job.sql.shape import Shape, shape_of
 from joinery_runtime.job.sql.steps import steps_of
 from joinery_runtime.job.wording import listed
 
-_TOO_DEEP = "is nested too deep, or has too many conditions, to be read; write fewer"
+TOO_DEEP = "is nested too deep, or has too many conditions, to be read; write fewer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def check_shape(sql: str) -> tuple[str, ...]:
     try:
         _read(sql, report)
     except RecursionError:
-        return (_TOO_DEEP,)
+        return (TOO_DEEP,)
     return report.problems
 
 
@@ -47,7 +47,7 @@ def translate(sql: str, tables: tuple[Table, ...]) -> Translation:
     try:
         return _translate(sql, tables)
     except RecursionError:
-        return Translation((), [], (_TOO_DEEP,))
+        return Translation((), [], (TOO_DEEP,))
 
 
 def _translate(sql: str, tables: Sequence[Table]) -> Translation:

@@ -93,6 +93,8 @@ def _read(argument: list[Token], position: int, window: Window) -> None:
 
 
 def _length(tokens: list[Token]) -> int:
+    if len(tokens) == 2 and tokens[0].token_type == TokenType.NUMBER:  # ksqlDB's way: 30 SECONDS
+        tokens = [Token(TokenType.INTERVAL, "INTERVAL"), *tokens]
     try:
         nodes = Dialect.get_or_raise(None).parser().parse(tokens, "")
     except ParseError:

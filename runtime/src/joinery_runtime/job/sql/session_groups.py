@@ -1,0 +1,145 @@
+"""GROUP BY of sessions: the group columns, and the gap as SESSION(<event time>, <INTERVAL>) or WINDOW SESSION(...)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
+from joinery_runtime.job.sql.names import Names, Table
+from joinery_runtime.job.sql.report import Place, Report, place_of
+from joinery_runtime.job.sql.session_parts import SessionParts
+from joinery_runtime.job.sql.windows import Window
+
+_GAP = "write SESSION({time}, INTERVAL '30' SECOND) into GROUP BY"
+_OTHERS = {
+    **dict.fromkeys(("TUMBLE", "HOP", "CUMULATE", "TUMBLING", "HOPPING"), "a session has no width"),
+    "SESSION_WINDOW": "this is called SESSION here",
+}
+
+
+@dataclass(slots=True)
+class Group:
+    """One group: `text` is its expression with the input's own name before columns, `column` the column that it is, if
+    it is one, `name` what goes out (None: not known yet)."""
+
+    text: str
+    column: str | None
+    at: Place
+    name: str | None = None
+
+
+@dataclass(slots=True)
+class Groups:
+    """`gap` is milliseconds, None where the report says what is wrong."""
+
+    gap: int | None = None
+    by_text: dict[str, Group] = field(default_factory=dict)
+
+
+def read_groups(parts: SessionParts, table: Table, names: Names, report: Report) -> Groups:
+    found = Groups()
+    aliases = {item.alias: item.this for item in parts.items if isinstance(item, exp.Alias)}
+    sessions = [node for node in parts.groups if _function(node) == "SESSION"]
+    others = [node for node in parts.groups if node not in sessions]
+    for node in others:
+        _read_group(node, aliases, table, found, names, report)
+    _read_gap(sessions, parts, table, found, names, report)
+    if not others and parts.groups:
+        facts = "there is no group column: one session of the whole stream would not be bounded by key (rule S1)"
+        report.add(parts.group_at, f"{facts}; name at least one")
+    return found
+
+
+def column_name(value: exp.Expr, names: Names) -> str | None:
+    """The input's column that this is; None for another expression, and for a name that is wrong (the report says)."""
+    found = names.find(value) if isinstance(value, exp.Column) and not isinstance(value.this, exp.Star) else None
+    return found[1] if found is not None else None
+
+
+def _function(node: exp.Expr) -> str:
+    return node.name.upper() if isinstance(node, exp.Anonymous) else ""
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+def _read_group(
+    node: exp.Expr, aliases: Mapping[str, exp.Expr], table: Table, found: Groups, names: Names, report: Report
+) -> None:
+    at, value = place_of(node), _named(node.unnest(), aliases, table).copy()
+    problem = _problem(value, table)
+    if problem:
+        report.add(at, problem)
+        return
+    column = column_name(value, names) if isinstance(value, exp.Column) else None
+    if (isinstance(value, exp.Column) and column is None) or not names.qualify(value):
+        return
+    text = value.sql(comments=False)
+    if text in found.by_text:
+        report.add(at, "is grouped by twice; keep one")
+    found.by_text.setdefault(text, Group(text, column, at))
+
+
+def _named(value: exp.Expr, aliases: Mapping[str, exp.Expr], table: Table) -> exp.Expr:
+    """What the select list calls so, where no column of the input has the name."""
+    alone = isinstance(value, exp.Column) and not value.table and value.name not in table.columns
+    return aliases.get(value.name, value).unnest() if alone else value
+
+
+def _problem(value: exp.Expr, table: Table) -> str:
+    if isinstance(value, exp.Literal) and not value.is_string:
+        return "the number of a column is not supported; write the column"
+    if value.find(exp.AggFunc, exp.Window, exp.Query) is not None:
+        return "is computed over many rows, and a group is known of each; leave it out"
+    other = _OTHERS.get(_function(value))
+    return f"{other}; {_GAP.format(time=table.event_time)}" if other else ""
+
+
+# --- the gap ------------------------------------------------------------------------------------------------------
+
+
+def _read_gap(
+    sessions: Sequence[exp.Expr], parts: SessionParts, table: Table, found: Groups, names: Names, report: Report
+) -> None:
+    window = parts.window
+    todo = _GAP.format(time=table.event_time)
+    for node in sessions[0 if window is not None else 1 :]:
+        report.add(place_of(node), "the gap is said twice; keep one SESSION")
+    if window is not None:
+        found.gap = _of_window(window, report)
+    elif sessions:
+        found.gap = _of_function(sessions[0], table, names, report)
+    elif parts.groups:
+        report.add(parts.group_at, f"nothing says which rows are of one session (rule S1); {todo}")
+
+
+def _of_window(window: Window, report: Report) -> int | None:
+    if window.kind != "session":
+        report.add(window.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
+    return window.lengths.get("GAP")
+
+
+def _of_function(node: exp.Expr, table: Table, names: Names, report: Report) -> int | None:
+    at, given, todo = place_of(node), node.expressions, _GAP.format(time=table.event_time)
+    if len(given) != 2 or not isinstance(given[1], exp.Interval):
+        report.add(at, f"takes the event time and an INTERVAL; {todo}")
+        return None
+    if not isinstance(given[0], exp.Column):
+        report.add(at, f"gaps are between event times, this is an expression; {todo}")
+        return None
+    column = column_name(given[0], names)
+    if column is not None and column != table.event_time:
+        facts = f"gaps are between event times, and the eventTime of {table.name!r} is {table.event_time}"
+        report.add(place_of(given[0]), f"{facts}; {todo}")
+    try:
+        ms = interval_ms(given[1])
+    except NoBoundError as error:
+        report.add(at, str(error))
+        return None
+    if ms <= 0 or ms.denominator != 1:
+        report.add(at, "the gap must be whole milliseconds, more than none")
+        return None
+    return int(ms)

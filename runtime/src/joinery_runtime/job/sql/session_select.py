@@ -1,0 +1,123 @@
+"""The select list of sessions: groups, the columns that sessions have of their own, and aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlglot import exp
+
+from joinery_runtime.job.sessions import SESSION_COLUMNS
+from joinery_runtime.job.sql.names import Names
+from joinery_runtime.job.sql.report import Place, Report, place_of
+from joinery_runtime.job.sql.session_aggregates import KNOWN, BadAggregateError, is_aggregate, read_call
+from joinery_runtime.job.sql.session_groups import Group, Groups, column_name
+
+_ELSEWHERE = {
+    **dict.fromkeys(("SESSION_START", "WINDOWSTART"), "window_start"),
+    **dict.fromkeys(("SESSION_END", "WINDOWEND"), "window_end"),
+}
+
+
+@dataclass(slots=True)
+class Chosen:
+    """`computed` are expressions by the names of their columns, `aggregates` entries of `spec.aggregates`."""
+
+    computed: dict[str, str] = field(default_factory=dict)
+    aggregates: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_items(items: Sequence[exp.Expr], groups: Groups, names: Names, report: Report) -> Chosen:
+    """Gives groups their names too."""
+    chosen = Chosen()
+    for item in items:
+        _read_item(item, chosen, groups, names, report)
+    for group in groups.by_text.values():
+        if group.name is None and group.column is None:
+            report.add(group.at, "this group has no name; select it with AS")
+    return chosen
+
+
+def _read_item(item: exp.Expr, chosen: Chosen, groups: Groups, names: Names, report: Report) -> None:
+    at, value = place_of(item), item.unalias().unnest()
+    renamed = item.alias if isinstance(item, exp.Alias) else ""
+    own = _own_column(value, names)
+    if own:
+        if own != value.name or renamed not in {"", own}:
+            report.add(at, f"sessions carry it as {own} (rule S6); write just {own}")
+    elif value.is_star:
+        report.add(at, "a star is not supported: a session holds many rows; name groups and aggregates")
+    elif is_aggregate(value):
+        _read_aggregate(value, renamed, at, chosen, names, report)
+    elif value.find(exp.AggFunc, exp.Window) is not None:
+        report.add(at, "aggregates go out as they are; select each by itself and compute with the job's output")
+    else:
+        _read_group_item(value, renamed, at, groups, names, report)
+
+
+def _own_column(value: exp.Expr, names: Names) -> str:
+    """Which column of sessions this names, also in other systems' words."""
+    plain = isinstance(value, exp.Column) and not value.table and not names.has_column(value.name)
+    if plain and value.name in SESSION_COLUMNS:
+        return value.name
+    return _ELSEWHERE.get(value.name.upper(), "") if plain or isinstance(value, exp.Anonymous) else ""
+
+
+def _read_group_item(value: exp.Expr, renamed: str, at: Place, groups: Groups, names: Names, report: Report) -> None:
+    qualified = value.copy()
+    if qualified.find(exp.Query) is not None or not names.qualify(qualified):
+        return
+    group = groups.by_text.get(qualified.sql(comments=False))
+    if group is None and (groups.by_text or isinstance(value, exp.Anonymous)):
+        known = f"is not an aggregate of sessions; these are {KNOWN}"
+        many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
+        report.add(at, known if isinstance(value, exp.Anonymous) else many)
+    elif group is not None and group.name is not None:
+        report.add(at, "this group is selected twice; keep one")
+    elif group is not None:
+        group.name = renamed or group.column
+
+
+def _read_aggregate(value: exp.Expr, renamed: str, at: Place, chosen: Chosen, names: Names, report: Report) -> None:
+    try:
+        call = read_call(value)
+    except BadAggregateError as error:
+        report.add(at, str(error))
+        return
+    entry: dict[str, Any] = {"function": call.function, "as": renamed}
+    if call.argument is not None:
+        column = _argument_column(call.argument, chosen, names)
+        if column is None:
+            return
+        entry["column"] = column
+    if call.method is not None:
+        entry["method"] = call.method
+    if renamed:
+        chosen.aggregates.append(entry)
+    else:
+        report.add(at, "an aggregate has no name of its own; write <aggregate> AS <name>")
+
+
+def _argument_column(argument: exp.Expr, chosen: Chosen, names: Names) -> str | None:
+    """A column of the input, or one that is computed, called by its expression; None where a name is wrong."""
+    if isinstance(argument, exp.Column):
+        return column_name(argument, names)
+    qualified = argument.copy()
+    if qualified.find(exp.Query) is not None or not names.qualify(qualified):
+        return None
+    plain = qualified.copy()
+    for column in plain.find_all(exp.Column):
+        column.set("table", None)
+    name = plain.sql(comments=False)
+    chosen.computed[name] = qualified.sql(comments=False)
+    return name
+
+
+def computed_groups(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """What `spec.compute` says of groups that are not called as a column of the input is."""
+    return [
+        {"expression": group.text, "as": group.name}
+        for group in groups
+        if group.name is not None and group.name != group.column
+    ]

@@ -1,0 +1,94 @@
+"""An SQL text and the input of its job, to what the fields of a SessionWindow would say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from sqlglot import exp
+
+from joinery_runtime.job.sql.names import Names, Table
+from joinery_runtime.job.sql.parse import SESSIONS, parse_select
+from joinery_runtime.job.sql.report import Report, place_of
+from joinery_runtime.job.sql.session_groups import read_groups
+from joinery_runtime.job.sql.session_parts import SessionParts, session_parts
+from joinery_runtime.job.sql.session_select import computed_groups, read_items
+from joinery_runtime.job.sql.translate import TOO_DEEP
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTranslation:
+    """`fields` are groupBy, gap, compute, where and aggregates as YAML would hold them. With `problems` they are not to
+    be used."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def check_session_shape(sql: str) -> tuple[str, ...]:
+    """What is wrong with the text whatever the input is."""
+    report = Report(sql)
+    try:
+        _read(sql, report)
+    except RecursionError:
+        return (TOO_DEEP,)
+    return report.problems
+
+
+@lru_cache(maxsize=64)
+def translate_sessions(sql: str, table: Table) -> SessionTranslation:
+    """`table` is the job's input."""
+    try:
+        return _translate(sql, table)
+    except RecursionError:
+        return SessionTranslation(problems=(TOO_DEEP,))
+
+
+def _read(sql: str, report: Report) -> SessionParts | None:
+    parsed = parse_select(sql, report, SESSIONS)
+    return session_parts(parsed, report) if parsed is not None else None
+
+
+def _translate(sql: str, table: Table) -> SessionTranslation:
+    report = Report(sql)
+    parts = _read(sql, report)
+    if parts is None:
+        return SessionTranslation(problems=report.problems)
+    names = Names((parts.source,), (table,), report)
+    _refuse_unknown_functions(parts, report)
+    groups = read_groups(parts, table, names, report)
+    chosen = read_items(parts.items, groups, names, report)
+    where = _where(parts, names, report)
+    named = list(groups.by_text.values())
+    fields = {
+        "groupBy": [group.name or group.column for group in named],
+        "gap": groups.gap,
+        "compute": [
+            *computed_groups(named),
+            *({"expression": text, "as": name} for name, text in chosen.computed.items()),
+        ],
+        **({"where": where} if where is not None else {}),
+        "aggregates": chosen.aggregates,
+    }
+    return SessionTranslation(fields, report.problems)
+
+
+def _where(parts: SessionParts, names: Names, report: Report) -> str | None:
+    if parts.where is None:
+        return None
+    condition = parts.where.copy()
+    if condition.find(exp.AggFunc, exp.Window) is not None:
+        report.add(place_of(condition), "WHERE is about rows before they are aggregated; filter the job's output")
+        return None
+    return condition.sql(comments=False) if names.qualify(condition) else None
+
+
+def _refuse_unknown_functions(parts: SessionParts, report: Report) -> None:
+    """Functions of one row that nobody knows; what the others may be, the core says."""
+    roots = [*(item.unalias().unnest() for item in parts.items), *parts.groups]
+    inside = [node for root in roots for node in root.find_all(exp.Anonymous) if node is not root]
+    if parts.where is not None:
+        inside += parts.where.find_all(exp.Anonymous)
+    for node in inside:
+        report.add(place_of(node), f"{node.name} is not a function that is known here; see docs/expressions.md")
