@@ -22,7 +22,7 @@ STARTS = (START, START, 6)  # event times are one of these and a few millisecond
 class Epoch:
     """What one epoch gets. `rows` by input, in any order; `idle` partitions at its plan; `final`: these inputs get no
     row after this epoch. `crash`: it is run, not committed, and run again. `followed`: what its rows imply counts in
-    epochs without rows before the next one."""
+    epochs without rows before the next one. `job`: from here on the job has been edited to this."""
 
     rows: Mapping[str, Sequence[Row]]
     shards: int = 1
@@ -32,6 +32,7 @@ class Epoch:
     restart: bool = False
     crash: bool = False
     followed: bool = True
+    job: Resource | None = None
 
 
 class Subject(Protocol):

@@ -111,7 +111,6 @@ class Engine:
     def __init__(self, case: Case, cache: Path, hasher: KeyHash) -> None:
         self._job, self._hasher, self._cache = case.job.job, hasher, cache
         self._store, self._told, self._output = MemoryStore(), Told(), Captured()
-        self._pipeline = compile_job(self._job)
         self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.inputs}
         self._shards, self._now_ms, self._last, self._crash = 1, 0, False, False
         self.start()
@@ -125,6 +124,7 @@ class Engine:
         return [name for name, log in self.logs.items() if log.final]
 
     def start(self) -> None:
+        self._pipeline = compile_job(self._job)
         who = identity(self._job, self._pipeline, lambda _: None)
         settings = replace(plan_settings(self._job, who), shards=self._shards, max_records=2**62)
         self._planner = Planner(settings, self.logs, input_clocks(self._job), self._told)
@@ -149,7 +149,9 @@ class Engine:
         self._shards, self._last, self._crash = epoch.shards, not epoch.followed, epoch.crash
         if epoch.checkpoint:
             self._now_ms += self._job.spec.state_store.checkpoint_interval
-        if epoch.restart:
+        if epoch.job is not None:
+            self._job = epoch.job
+        if epoch.restart or epoch.job is not None:
             self.start()
         self._planner.rescale(self._shards)
 
@@ -186,6 +188,8 @@ class Check:
     def history(self) -> Iterator[Result]:
         for epoch in self._case.epochs:
             self._engine.prepare(epoch)
+            if epoch.job is not None:
+                self._oracle.edit(epoch.job)
             yield from self._epoch(always=True)
             if epoch.followed:
                 yield from self._following()

@@ -37,7 +37,7 @@ VALUES: dict[str, list[Any]] = {
     "string": ["", "a", "\u00e9", "e\u0301", "\U0001f600"],
     "binary": [b"", b"\x00", b"\xff"],
     "decimal(9,2)": [Decimal("0.00"), Decimal("-1.50"), Decimal("0.01")],
-    "decimal(38,0)": [Decimal(0), Decimal(10**36 - 1), Decimal(-1)],
+    "decimal(38,0)": [Decimal(0), Decimal(10**33 - 1), Decimal(-1)],
     "date": [date(1969, 12, 31), date(2024, 2, 29)],
     "timestamp": [datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)],
 }

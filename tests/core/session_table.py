@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from joinery_devkit.oracle import Row, SessionShape, differences, multiset, sessions_at_once
+from joinery_devkit.oracle import Row, SessionShape, differences, sessions_at_once
 from joinery_devkit.oracle.rows import comparable
 from joinery_runtime.job import SessionWindow
 
@@ -16,9 +16,9 @@ class UpsertTable:
 
     def __init__(self, job: SessionWindow) -> None:
         self._groups = job.sessions.group_by
-        # Without a count a session that has changed may look as before.
-        self._counts = any(of.function == "count" for of in job.sessions.aggregates)
+        self._counts = [of.as_ for of in job.sessions.aggregates if of.function == "count"]
         self._rows: dict[Hashable, dict[str, Any]] = {}
+        self._taken_back: set[Hashable] = set()
 
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
@@ -26,16 +26,25 @@ class UpsertTable:
 
     def apply(self, rows: Iterable[dict[str, Any]]) -> None:
         for row in rows:
-            values = _values(row)
             key = (*self._group(row), row["session_id"])
-            before = self._rows.pop(key, None)
             if row.get("retracted"):
-                assert before is not None, f"{row} takes back what is not there"
-                assert not differences([before], [values]), f"{row} takes back another row than {before}"
+                self._take_back(key, row)
             else:
-                unchanged = before is not None and multiset([before]) == multiset([values])
-                assert not (self._counts and unchanged), f"{row} goes out twice"
-                self._rows[key] = values
+                self._put(key, row)
+
+    def _take_back(self, key: Hashable, row: dict[str, Any]) -> None:
+        before = self._rows.pop(key, None)
+        assert before is not None, f"{row} takes back what is not there"
+        assert not differences([before], [_values(row)]), f"{row} takes back another row than {before}"
+        self._taken_back.add(key)
+
+    def _put(self, key: Hashable, row: dict[str, Any]) -> None:
+        """Sessions only grow: a second one of one id that is no larger has lost rows, or says nothing new."""
+        before = self._rows.get(key)
+        for count in self._counts if before is not None else ():
+            assert row[count] > before[count], f"{row} replaces {before}"
+        assert key not in self._taken_back, f"{row} had been taken back"
+        self._rows[key] = _values(row)
 
     def check_apart(self) -> None:
         """No two sessions of a group share a moment: for jobs that take back what they replace."""

@@ -1,0 +1,98 @@
+"""The engine (driver, planner, worker, kernel, store) against the oracle of sessions, on random jobs and histories:
+late rows, caps, NULL and NaN groups, idle and ended inputs, crashes, restarts, rescales, compaction, edits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.cases import Case
+from core.harness import check_against_oracle, few_hashes, run
+from core.random_sessions import punctual_sessions, session_cases, session_cuts
+from core.session_table import UpsertTable
+from joinery_devkit.oracle import multiset
+from joinery_runtime.core import compaction
+from joinery_runtime.core.keyhash import KeyHash, key_hash
+
+quick = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(autouse=True)
+def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories are short: with the real thresholds hardly any two segments would ever merge."""
+    monkeypatch.setattr(compaction, "FAN_IN", 3)
+    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+
+
+def check(case: Case, hasher: KeyHash = key_hash) -> None:
+    """Every epoch as the oracle says, and a reader can follow it."""
+    table = UpsertTable(case.job.job)
+    for result in check_against_oracle(case, hasher):
+        table.apply(result.rows)
+    jobs = [case.job.job, *(epoch.job for epoch in case.epochs if epoch.job is not None)]
+    # A cap below twice the gap lets a session grow over the mark of one that was full.
+    wide = min(job.spec.max_duration for job in jobs) >= 2 * max(job.sessions.gap for job in jobs)
+    if case.job.job.spec.emit_retractions and wide:
+        table.check_apart()
+
+
+@settings(quick, max_examples=250)
+@given(case=session_cases())
+def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
+    check(case)
+
+
+@settings(quick, max_examples=80)
+@given(case=session_cases())
+def test_colliding_hashes_change_nothing(case: Case) -> None:
+    check(case, few_hashes(2))
+
+
+@settings(quick, max_examples=25)
+@given(case=session_cases())
+def test_the_number_of_shards_changes_nothing(case: Case) -> None:
+    def rows(shards: int) -> list[Any]:
+        epochs = tuple(replace(epoch, shards=shards) for epoch in case.epochs)
+        # Whether an epoch without rows has something to close is judged by segments, of which there are more then.
+        results = [(multiset(found.rows), found.report.dropped) for found in run(replace(case, epochs=epochs))]
+        return [result for result in results if any(result)]
+
+    assert rows(1) == rows(3) == rows(8)
+
+
+@settings(quick, max_examples=80)
+@given(data=st.data(), punctual=punctual_sessions())
+def test_where_epochs_are_cut_changes_nothing_in_the_end(data: Any, punctual: Any) -> None:
+    """T9, against all rows at once."""
+    case, arrivals = punctual
+    table = UpsertTable(case.job.job)
+    for found in run(replace(case, epochs=data.draw(session_cuts(arrivals)))):
+        table.apply(found.rows)
+        assert not any("late" in dropped for dropped in found.report.dropped.values())
+    table.compare(case.job.shape, arrivals)
+
+
+EDITS: dict[str, list[Any]] = {
+    "allowedLateness": ["0ms", "1ms", "5ms", "12ms", "40ms"],
+    "lateData": ["drop", "reopen"],
+    "maxDuration": ["2ms", "6ms", "12ms"],
+    "gap": ["1ms", "3ms", "9ms"],
+}
+
+
+@settings(quick, max_examples=80)
+@given(data=st.data(), case=session_cases())
+def test_an_edited_job_goes_on_and_gives_nothing_twice(data: Any, case: Case) -> None:
+    """What had been forgotten before an edit does not come again as something new (M2)."""
+    edit = data.draw(st.fixed_dictionaries({}, optional={of: st.sampled_from(to) for of, to in EDITS.items()}))
+    at = data.draw(st.integers(1, len(case.epochs) - 1))
+    epochs = list(case.epochs)
+    epochs[at] = replace(epochs[at], job=case.job.edited(**edit).job)
+    check(replace(case, epochs=tuple(epochs)))
