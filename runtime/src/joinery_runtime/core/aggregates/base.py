@@ -1,4 +1,20 @@
-"""What an aggregate of sessions is to the kernel: columns in the state, and three vectorised functions over groups."""
+"""What an aggregate of sessions is to the kernel: columns in the state, and three vectorised functions over groups.
+
+| function | takes | gives |
+|---|---|---|
+| `count` | no column | int64 |
+| `count_col`, `count_distinct` | every type | int64 |
+| `sum` | int32, int64 | int64 |
+| | float, double | double |
+| | decimal(p, s) | decimal(38, s) |
+| `avg` | int32, int64, float, double | double |
+| | decimal(p, s) | decimal(P, S): P = min(38, p + 4), S = min(s + 4, P) |
+| `min`, `max` | every type but boolean and binary | the same |
+| `first`, `last` | every type | the same |
+
+NaN is one value that is greater than every number, and -0.0 is 0.0, as in Postgres and Spark. A sum that leaves its
+type is an error also where later rows would bring it back: what is in the state has to fit.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +78,8 @@ class Accumulator(Protocol):
         ...
 
     def merge(self, states: States, groups: Groups) -> States:
-        """One state for each group of states."""
+        """One state for each group of states, which are given in order of arrival: of two `first` or `last` values
+        with one time, that of the earlier state arrived earlier."""
         ...
 
     def result(self, states: States) -> pa.Array:

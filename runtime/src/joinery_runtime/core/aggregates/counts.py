@@ -12,23 +12,23 @@ from joinery_runtime.core.aggregates.base import Groups, States
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`count`: rows, whatever is in them; with a column, the rows that have a value there."""
+    """`count`: rows, whatever is in them; `count_col`: of a column, the rows that have a value there."""
 
-    column: str = ""
+    name: str
 
     @property
     def fields(self) -> tuple[pa.Field, ...]:
-        return (pa.field(f"$count({self.column})", pa.int64()),)
+        return (pa.field(self.name, pa.int64()),)
 
     @property
     def result_type(self) -> pa.DataType:
         return pa.int64()
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
-        if values is None:
+        if values is None or not values.null_count:
             return (pa.array(groups.sizes),)
         valid = values.is_valid().to_numpy(zero_copy_only=False)
-        return (pa.array(np.add.reduceat(valid.astype(np.int64), groups.starts)),)
+        return (pa.array(np.add.reduceat(valid, groups.starts, dtype=np.int64)),)
 
     def merge(self, states: States, groups: Groups) -> States:
         return (pa.array(np.add.reduceat(states[0].to_numpy(), groups.starts)),)

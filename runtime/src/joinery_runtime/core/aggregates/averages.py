@@ -1,0 +1,108 @@
+"""Averages: a sum, a count, and how one is divided by the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.aggregates.base import GroupError, Groups, States
+from joinery_runtime.core.aggregates.counts import Count
+from joinery_runtime.core.aggregates.sums import TODO, DoubleSum, WholeSum
+from joinery_runtime.core.aggregates.wide import Wide
+
+_EXACT = 2**53  # whole numbers up to it are doubles
+
+Quotient = Callable[[pa.Array, pa.Array], pa.Array]
+"""Averages of type `result_type` from the sums (NULL where there is none) and counts of groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """NULL where no value was seen. The state is that of the sum, and the count of values. `tight`: averages may leave
+    `result_type`, of decimals whose 38 digits do not hold four more places."""
+
+    sum: WholeSum | DoubleSum
+    count: Count
+    result_type: pa.DataType
+    quotient: Quotient
+    tight: bool = False
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return (*self.sum.fields, *self.count.fields)
+
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        return self._fitting((*self.sum.fold(values, times, groups), *self.count.fold(values, times, groups)))
+
+    def merge(self, states: States, groups: Groups) -> States:
+        sums, counts = states[:-1], states[-1:]
+        return self._fitting((*self.sum.merge(sums, groups), *self.count.merge(counts, groups)))
+
+    def result(self, states: States) -> pa.Array:
+        return self.quotient(states[0], states[-1]).cast(self.result_type)
+
+    def _fitting(self, states: States) -> States:
+        """The states; raises GroupError where an average leaves its type, for want of digits before the point."""
+        if self.tight:
+            kind, averages = self.result_type, self.quotient(states[0], states[-1])
+            least = pa.scalar(Decimal(10 ** (kind.precision - kind.scale)), averages.type)
+            beyond = pc.greater_equal(pc.abs(averages), least)
+            misfits = np.flatnonzero(pc.fill_null(beyond, False).to_numpy(zero_copy_only=False))
+            if len(misfits):
+                facts = f"the average does not fit decimal({kind.precision}, {kind.scale})"
+                raise GroupError(int(misfits[0]), facts, TODO["decimal"])
+        return states
+
+
+def of_integers(name: str) -> Average:
+    """As doubles: the nearest one to the exact average."""
+    return _average(name, WholeSum(f"{name}.sum", pa.decimal128(38, 0)), pa.float64(), _of_whole)
+
+
+def of_doubles(name: str) -> Average:
+    return _average(name, DoubleSum(f"{name}.sum"), pa.float64(), _of_doubles)
+
+
+def of_decimals(name: str, kind: pa.DataType) -> Average:
+    """With four more decimal places, where 38 digits hold them; halves are rounded away from zero."""
+    precision = min(38, kind.precision + 4)
+    result = pa.decimal128(precision, min(kind.scale + 4, precision))
+    tight = result.precision - result.scale < kind.precision - kind.scale
+    total = WholeSum(f"{name}.sum", pa.decimal128(38, kind.scale))
+    return _average(name, total, result, partial(_of_decimals, result.scale), tight=tight)
+
+
+def _average(
+    name: str, total: WholeSum | DoubleSum, kind: pa.DataType, quotient: Quotient, *, tight: bool = False
+) -> Average:
+    return Average(total, Count(f"{name}.count"), kind, quotient, tight)
+
+
+def _of_doubles(sums: pa.Array, counts: pa.Array) -> pa.Array:
+    return pc.divide(sums, _divisors(sums, counts).cast(pa.float64()))
+
+
+def _of_whole(sums: pa.Array, counts: pa.Array) -> pa.Array:
+    """Doubles divide rightly what they hold exactly; where a sum is longer, Python's integers do."""
+    wide, divisor = Wide.of(sums.fill_null(0)), np.maximum(counts.to_numpy(), 1)
+    averages = wide.low.view(np.int64) / divisor
+    long = np.flatnonzero(~(wide.narrow & (np.abs(wide.low.view(np.int64)) <= _EXACT)))
+    averages[long] = wide.take(long).objects() / divisor[long].astype(object)
+    return pa.array(averages, mask=sums.is_null().to_numpy(zero_copy_only=False))
+
+
+def _of_decimals(places: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
+    """Arrow cuts the quotient off 20 places behind the sum's own: enough to tell where a half is."""
+    exact = sums.cast(pa.decimal256(38, sums.type.scale))
+    quotient = pc.divide(exact, _divisors(sums, counts).cast(pa.decimal256(19, 0)))
+    return pc.round(quotient, ndigits=places, round_mode="half_towards_infinity")
+
+
+def _divisors(sums: pa.Array, counts: pa.Array) -> pa.Array:
+    return pc.if_else(sums.is_valid(), counts, None)

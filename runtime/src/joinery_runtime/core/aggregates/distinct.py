@@ -1,0 +1,96 @@
+"""Exact counts of distinct values, which have a limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.aggregates.base import GroupError, Groups, States
+from joinery_runtime.core.aggregates.present import Present
+
+_SORTED_AS = {
+    **{kind: kind for kind in (pa.int32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64())},
+    pa.date32(): pa.int32(),
+    pa.timestamp("ms", tz="UTC"): pa.int64(),
+}
+
+
+def distinct(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarray, pa.Array]:
+    """The distinct values of each of m groups, sorted, behind each other, and before them the offsets (int64[m + 1])
+    at which those of each group begin and end. `group` is int64[n], the group of each value; there are no NULLs.
+    Floating numbers are equal where their bits are."""
+    if values.type in _SORTED_AS:
+        return _distinct_numbers(values, group, groups)
+    encoded = values.dictionary_encode()
+    order = pc.array_sort_indices(encoded.dictionary)
+    count = max(1, len(order))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order.to_numpy()] = np.arange(len(order))
+    pairs = np.sort(group * count + rank[encoded.indices.to_numpy()])
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+    offsets = np.searchsorted(pairs, np.arange(groups + 1) * count)
+    return offsets, encoded.dictionary.take(order.take(pa.array(pairs % count)))
+
+
+def _distinct_numbers(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarray, pa.Array]:
+    """Numbers are sorted faster than looked up in a dictionary."""
+    plain = pl.from_arrow(values.view(_SORTED_AS[values.type]))
+    rows = pl.DataFrame({"group": group, "value": plain}).sort("group", "value")
+    number, found = rows["group"].to_numpy(), rows["value"].to_arrow().view(values.type)
+    bits = found.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy()
+    first = (np.diff(number, prepend=-1) != 0) | (np.diff(bits, prepend=0) != 0)
+    return np.searchsorted(number[first], np.arange(groups + 1)), found.filter(pa.array(first))
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """`count_distinct` with `method: exact`: NaN is one value, and so are 0.0 and -0.0. More than `limit` values in a
+    group raise GroupError. The state is the list of the values, sorted."""
+
+    name: str
+    type: pa.DataType
+    limit: int
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return (pa.field(self.name, pa.list_(self.type)),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return pa.int64()
+
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        present = Present.of(values, groups)
+        number = groups.number[present.rows]
+        return self._lists(one_zero(present.values), number, groups.count)
+
+    def merge(self, states: States, groups: Groups) -> States:
+        sizes = pc.list_value_length(states[0]).to_numpy()
+        return self._lists(states[0].flatten(), np.repeat(groups.number, sizes), groups.count)
+
+    def result(self, states: States) -> pa.Array:
+        return pc.list_value_length(states[0]).cast(pa.int64())
+
+    def _lists(self, values: pa.Array, group: np.ndarray, groups: int) -> States:
+        offsets, found = distinct(values, group, groups)
+        sizes = np.diff(offsets)
+        if sizes.max(initial=0) > self.limit:
+            worst = int(np.argmax(sizes > self.limit))
+            raise GroupError(
+                worst,
+                f"there are {sizes[worst]} distinct values, and the limit is {self.limit}",
+                "Raise `limit`, or count with `method: hll`, which has none",
+            )
+        return (pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), found, type=self.fields[0].type),)
+
+
+def one_zero(values: pa.Array) -> pa.Array:
+    """Of floating numbers one zero and one NaN."""
+    if not pa.types.is_floating(values.type):
+        return values
+    numbers = values.to_numpy() + values.type.to_pandas_dtype()(0)
+    return pa.array(np.where(np.isnan(numbers), np.nan, numbers), values.type)

@@ -1,0 +1,44 @@
+"""The values of groups without their NULLs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.aggregates.base import Groups
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The n values that are no NULLs, and the k groups that have one: `groups` says where each begins among `values`,
+    `rows` (int64[n] or slice) where the values were among all rows, and `which` (int64[k]) which of the `given` groups
+    each is."""
+
+    values: pa.Array
+    rows: np.ndarray | slice
+    groups: Groups
+    which: np.ndarray
+    given: int
+
+    @classmethod
+    def of(cls, values: pa.Array, groups: Groups) -> Present:
+        if not values.null_count:
+            return cls(values, slice(None), groups, np.arange(groups.count), groups.count)
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        sizes = np.add.reduceat(valid, groups.starts, dtype=np.int64)
+        which = np.flatnonzero(sizes)
+        starts = np.cumsum(sizes[which]) - sizes[which]
+        found = values.drop_null()
+        return cls(found, np.flatnonzero(valid), Groups(starts, len(found)), which, groups.count)
+
+    def spread(self, found: pa.Array) -> pa.Array:
+        """A value for each of the given groups, of the k values that were found: NULL for the others."""
+        if len(self.which) == self.given:
+            return found
+        at = np.zeros(self.given, dtype=np.int64)
+        at[self.which] = np.arange(len(self.which))
+        absent = np.ones(self.given, dtype=bool)
+        absent[self.which] = False
+        return found.take(pa.array(at, mask=absent))

@@ -1,0 +1,139 @@
+"""Estimated counts of distinct values: HyperLogLog sketches of Apache DataSketches (lg_k = 12).
+
+A value counts by its key hash (`core/keyhash.py`, version 1), which is the canonical form of every type: int32 = int64,
+decimals by value, strings and binary by their bytes, -0.0 = 0.0, NaN one value. A hash goes into a sketch as int64.
+
+A state is binary. Up to EXACT hashes stand there as they are, sorted, 8 bytes each, little-endian: then the count is
+exact, and 100,000 small sessions are a few vectorised steps. More are the byte 1 and a sketch of type HLL_8 in its
+compact form: such a state has an odd length. Of a sketch up to 384 values are nearly exact; beyond, it is 4,137 bytes
+(a third of it or two, compressed in segments) and the relative standard error is 1.04 / sqrt(4096), about 1.6 %. HLL_4
+would be half as long, but its unions take 20 times as long (60 and 3 microseconds).
+
+Estimates come from a sketch's registers only, never from the order in which it was filled: batches, restarts and
+merges in any order give the same number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasketches import HLL_8, hll_sketch, hll_union
+
+from joinery_runtime.core.aggregates.base import Groups, States
+from joinery_runtime.core.aggregates.distinct import distinct
+from joinery_runtime.core.aggregates.present import Present
+from joinery_runtime.core.keyhash import key_hash
+
+LG_K = 12
+EXACT = 32
+
+_WORD = 8
+_TAG = b"\1"
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """`count_distinct` with `method: hll`, of any type."""
+
+    name: str
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return (pa.field(self.name, pa.binary()),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return pa.int64()
+
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        present = Present.of(values, groups)
+        return (_states(key_hash([present.values]), groups.number[present.rows], groups.count, {}),)
+
+    def merge(self, states: States, groups: Groups) -> States:
+        """A group of one state keeps it as it is."""
+        merged = np.flatnonzero(groups.sizes > 1)
+        if not len(merged):
+            return states
+        rows = np.flatnonzero(np.repeat(groups.sizes > 1, groups.sizes))
+        number = np.repeat(np.arange(len(merged)), groups.sizes[merged])
+        made = _merge(states[0].take(pa.array(rows)), number, len(merged))
+        at = groups.starts.copy()
+        at[merged] = len(states[0]) + np.arange(len(merged))
+        return (pa.concat_arrays([states[0], made]).take(pa.array(at)),)
+
+    def result(self, states: States) -> pa.Array:
+        counts = _lengths(states[0]) // _WORD
+        for row in np.flatnonzero(_sketched(states[0])).tolist():
+            counts[row] = _estimate(states[0][row].as_py())
+        return pa.array(counts)
+
+
+def _merge(states: pa.Array, group: np.ndarray, groups: int) -> pa.Array:
+    sketched = _sketched(states)
+    sketches: dict[int, list[bytes]] = {}
+    for row in np.flatnonzero(sketched).tolist():
+        sketches.setdefault(int(group[row]), []).append(states[row].as_py())
+    plain = states.filter(pa.array(~sketched))
+    hashes = np.frombuffer(b"".join(plain.to_pylist()), dtype="<u8")
+    return _states(hashes, np.repeat(group[~sketched], _lengths(plain) // _WORD), groups, sketches)
+
+
+def _states(hashes: np.ndarray, group: np.ndarray, groups: int, sketches: Mapping[int, Sequence[bytes]]) -> pa.Array:
+    """A state per group, of hashes (uint64[n], `group` says whose) and, where a group has them, of sketched states."""
+    offsets, found = distinct(pa.array(hashes), group, groups)
+    words, sizes = found.to_numpy(), np.diff(offsets)
+    large = {*np.flatnonzero(sizes > EXACT).tolist(), *sketches}
+    if not large:
+        return _binary(words, offsets)
+    small = np.ones(groups, dtype=bool)
+    small[list(large)] = False
+    kept = np.where(small, sizes, 0)
+    plain = _binary(words[np.repeat(small, sizes)], np.append(0, np.cumsum(kept)))
+    at = np.arange(groups)
+    at[~small] = groups + np.arange(len(large))
+    made = [_sketch(words[offsets[g] : offsets[g + 1]], sketches.get(g, ())) for g in sorted(large)]
+    return pa.concat_arrays([plain, pa.array(made, pa.binary())]).take(pa.array(at))
+
+
+def _sketch(hashes: np.ndarray, others: Sequence[bytes]) -> bytes:
+    sketch = hll_sketch(LG_K, HLL_8)
+    deque(map(sketch.update, hashes.view(np.int64).tolist()), maxlen=0)
+    if others:
+        union = hll_union(LG_K)
+        for each in (sketch, *map(_read, others)):
+            union.update(each)
+        sketch = union.get_result(HLL_8)
+    return _TAG + bytes(sketch.serialize_compact())
+
+
+def _estimate(state: bytes) -> int:
+    """A union of a sketch with itself forgets the order in which it was filled."""
+    union, sketch = hll_union(LG_K), _read(state)
+    union.update(sketch)
+    union.update(sketch)
+    estimate: float = union.get_estimate()
+    return round(estimate)
+
+
+def _read(state: bytes) -> hll_sketch:
+    return hll_sketch.deserialize(state[len(_TAG) :])
+
+
+def _binary(words: np.ndarray, offsets: np.ndarray) -> pa.Array:
+    """Binary values of 8 bytes per word; `offsets` count words."""
+    buffers = [None, pa.py_buffer((offsets * _WORD).astype(np.int32)), pa.py_buffer(words.astype("<u8"))]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _lengths(states: pa.Array) -> np.ndarray:
+    lengths: np.ndarray = pc.binary_length(states).to_numpy()
+    return lengths.astype(np.int64)
+
+
+def _sketched(states: pa.Array) -> np.ndarray:
+    return np.asarray(_lengths(states) % 2 == 1)

@@ -1,0 +1,120 @@
+"""Every function of every type it takes: folded at once, and folded in epochs and merged in any steps."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.aggregates.cases import ALL, DOUBLE, FLOAT, NUMBERS, ORDERED, SPECIAL, Rows, merged, rows
+from core.aggregates.reference import exact_sum, reference
+from joinery_runtime.core.aggregates import Accumulator, accumulator
+from joinery_runtime.core.spec import Aggregate
+
+FUNCTIONS = ("count_col", "first", "last", "count_distinct", "min", "max", "sum", "avg")
+
+
+def aggregate(function: str, kind: pa.DataType, limit: int | None = None) -> Accumulator:
+    return accumulator(Aggregate(function, "out", "v", kind, limit))
+
+
+def agree(given_rows: Rows, function: str, found: pa.Array) -> None:
+    for values, value in zip(given_rows.values(), found.to_pylist(), strict=True):
+        wanted = reference(function, given_rows.kind, values)
+        if function in ("sum", "avg") and found.type == pa.float64() and values:
+            assert near(value, wanted, values)
+        else:
+            assert same(value, wanted)
+
+
+def same(value: Any, wanted: Any) -> bool:
+    """-0.0 is 0.0, NaN is NaN."""
+    if isinstance(wanted, float) and math.isnan(wanted):
+        return isinstance(value, float) and math.isnan(value)
+    return bool(value == wanted)
+
+
+def near(value: float, wanted: Any, values: list[Any]) -> bool:
+    """Within one unit of the last place, and 2^-95 of all that was added."""
+    if isinstance(wanted, float):  # not finite
+        return same(value, wanted)
+    room = Fraction(math.ulp(float(wanted))) + exact_sum([abs(v) for v in values]) / 2**95
+    return abs(Fraction(value) - wanted) <= room
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", ALL, ids=str)
+def test_every_value_as_in_plain_python(kind: pa.DataType, data: st.DataObject) -> None:
+    case = data.draw(rows(kind, ALL[kind]))
+    for function in FUNCTIONS[: 6 if kind in ORDERED else 4]:
+        check(function, case, data)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", NUMBERS, ids=str)
+def test_sums_and_averages_as_in_plain_python(kind: pa.DataType, data: st.DataObject) -> None:
+    case = data.draw(rows(kind, NUMBERS[kind]))
+    for function in ("sum", "avg"):
+        check(function, case, data)
+
+
+def check(function: str, case: Rows, data: st.DataObject) -> None:
+    of = aggregate(function, case.kind, limit=100)
+    states, _ = case.folded(of, epochs=False)
+    parts, groups = case.folded(of, epochs=True)
+    for each in (states, merged(data.draw, of, parts, groups)):
+        assert [state.type for state in each] == [field.type for field in of.fields]
+        assert of.result(each).type == of.result_type
+        agree(case, function, of.result(each))
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", [FLOAT, DOUBLE], ids=str)
+def test_infinities_and_nan_add_up_as_in_ieee(kind: pa.DataType, data: st.DataObject) -> None:
+    case = data.draw(rows(kind, NUMBERS[kind] | SPECIAL))
+    for function in ("sum", "avg"):
+        check(function, case, data)
+
+
+@given(data=st.data())
+def test_averages_of_integers_are_the_nearest_doubles(data: st.DataObject) -> None:
+    of = aggregate("avg", pa.int64())
+    case = data.draw(rows(pa.int64(), ORDERED[pa.int64()]))
+    states, groups = case.folded(of, epochs=True)
+    found = of.result(merged(data.draw, of, states, groups)).to_pylist()
+    assert found == [sum(values) / len(values) if values else None for values in case.values()]
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", ALL, ids=str)
+def test_sketches_of_few_values_count_exactly(kind: pa.DataType, data: st.DataObject) -> None:
+    of = aggregate("count_distinct", kind)
+    case = data.draw(rows(kind, ALL[kind]))
+    states, groups = case.folded(of, epochs=True)
+    agree(case, "count_distinct", of.result(merged(data.draw, of, states, groups)))
+
+
+@given(data=st.data())
+def test_count_counts_rows_whatever_is_in_them(data: st.DataObject) -> None:
+    of = accumulator(Aggregate("count", "out"))
+    case = data.draw(rows(pa.null(), st.none()))
+    states, groups = case.folded(of, epochs=True)
+    found = of.result(merged(data.draw, of, states, groups)).to_pylist()
+    assert found == [sum(row.group == n for row in case.rows) for n in range(len(found))]
+
+
+def test_columns_of_the_state_tell_aggregates_apart() -> None:
+    each = [aggregate(function, pa.int64(), limit=5) for function in FUNCTIONS]
+    each += [aggregate("count_distinct", pa.int64()), accumulator(Aggregate("count", "out"))]
+    names = [field.name for of in each for field in of.fields]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("$") for name in names)
