@@ -65,7 +65,9 @@ def document(*steps: dict[str, Any], inputs: Any = None, **spec: Any) -> dict[st
 
 
 def parsed(resource: dict[str, Any]) -> StreamJoin:
-    return parse_job(json.dumps(resource), "job.json")
+    job = parse_job(json.dumps(resource), "job.json")
+    assert isinstance(job, StreamJoin)
+    return job
 
 
 def load(*steps: dict[str, Any], **more: Any) -> StreamJoin:
@@ -81,7 +83,7 @@ def said_of(resource: dict[str, Any]) -> dict[str, str]:
     """What is wrong with a resource, by path; several messages of one path run together."""
     found: dict[str, str] = {}
     try:
-        parsed(resource)
+        parse_job(json.dumps(resource), "job.json")
     except JobError as error:
         for problem in error.problems:
             found[problem.path] = f"{found.get(problem.path, '')}{problem.message}"

@@ -15,6 +15,7 @@ from joinery_runtime.job.sql import check_session_shape, translate_sessions
 _SQL: Loc = ("spec", "sql")
 _GROUPS: Loc = ("spec", "groupBy")
 _ENGINE = (*SESSION_COLUMNS, RETRACTED)
+_NO_KEY = f"{RETRACTED!r} is not an output column that rows can be told by: it says which are taken back; drop it"
 
 
 def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
@@ -127,7 +128,9 @@ def _taken(name: str) -> str:
 
 
 def _keys_known(parts: Parts) -> Iterator[Finding]:
-    yield from output_rules.unknown_columns(parts, output_names(parts))
+    known = output_names(parts)
+    for at, message in output_rules.unknown_columns(parts, known):
+        yield at, message if dig(parts.data, *at) != RETRACTED else _NO_KEY
 
 
 def output_names(parts: Parts) -> list[str] | None:

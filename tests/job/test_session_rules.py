@@ -1,0 +1,229 @@
+"""Sessions: the good ones load, and each rule refuses at its place, alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from job.chains import said_of
+from job.sessions import CLICKS, COUNT, document, in_sql, load, mistakes, of
+from joinery_runtime.job import SessionWindow
+from joinery_runtime.job.sessions import takes
+
+LOWER = {"expression": "LOWER(page)", "as": "low"}
+POSTGRES = {"postgres": {"table": "sessions"}}
+KAFKA = {"kafka": {"bootstrapServers": "k:9092", "topic": "sessions"}}
+SQL = "SELECT user_id, COUNT(*) AS n FROM clicks GROUP BY user_id, SESSION(ts, INTERVAL '30' SECOND)"
+
+GOOD: list[tuple[list[Any], dict[str, Any]]] = [
+    ([], {}),
+    ([], {"aggregates": None}),
+    ([of("sum", "price"), of("avg", "qty"), of("min", "day"), of("max", "page"), of("count_col", "raw")], {}),
+    ([of("first", "raw"), of("last", "seen"), of("sum", "cents"), of("min", "ts")], {}),
+    ([of("count_distinct", "page"), of("count_distinct", "page", method="hll", **{"as": "about"})], {}),
+    ([of("count_distinct", "raw", method="exact", limit=5)], {}),
+    ([of("count_distinct", "raw", limit=5)], {}),
+    ([of("sum", "twice")], {"compute": [{"expression": "qty * 2", "as": "twice"}]}),
+    ([], {"groupBy": ["low", "user_id"], "compute": [LOWER]}),
+    ([], {"groupBy": ["price", "seen", "raw", "ts"]}),
+    ([of("first", "page", **{"as": "page"})], {}),
+    ([], {"where": "clicks.page <> 'x'"}),
+    ([], {"lateData": "reopen", "allowedLateness": "1m", "emitRetractions": True}),
+    ([], {"gap": 1, "maxDuration": 1}),
+    ([], {"output": {"kafka": {**KAFKA["kafka"], "key": ["user_id", "session_id", "window_start", "events"]}}}),
+    ([], {"output": {"postgres": {"table": "t", "upsertKey": ["session_id"]}}}),
+    ([], {"output": KAFKA, "deadLetter": {"kafka": {"topic": "dead"}}}),
+    ([], {"limits": {"maxRecords": 5, "onLimit": "pause"}, "stateStore": {"memory": {}}}),
+]
+GOOD_SQL = [
+    SQL,
+    f"{SQL} EMIT CHANGES",
+    "SELECT user_id, COUNT(*) AS n FROM clicks WINDOW SESSION (30 SECONDS) GROUP BY user_id EMIT CHANGES",
+]
+
+TWICE = {"expression": "qty * 2", "as": "twice"}
+BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
+    ([], {"groupBy": None}, "groupBy", "would not be bounded by key (rule S1); name at least one column"),
+    ([], {"groupBy": []}, "groupBy", "one session of the whole stream would hardly ever end"),
+    ([], {"groupBy": ["user_id", "user_id"]}, "groupBy[1]", "names column 'user_id' twice; drop one"),
+    ([], {"groupBy": ["usr_id"]}, "groupBy[0]", "no column 'usr_id' (did you mean 'user_id'?); columns are user_id"),
+    (
+        [],
+        {"gap": None},
+        "gap",
+        "how far apart consecutive rows of a session may be (rule S1); write for example gap: 30s",
+    ),
+    ([], {"gap": 0}, "gap", "must be more than 0"),
+    ([], {"gap": "0s"}, "gap", "must be more than 0"),
+    ([], {"maxDuration": None}, "maxDuration", "a hard cap, so that none is kept for ever (rule S2)"),
+    ([], {"maxDuration": "0s"}, "maxDuration", "must be more than 0"),
+    (
+        [],
+        {"lateData": "dlq"},
+        "lateData",
+        "dlq is not offered for sessions: it needs a dead-letter output for late rows",
+    ),
+    ([], {"lateData": "keep"}, "lateData", "'keep' is not allowed; write drop or reopen"),
+    ([], {"allowedLateness": "-1s"}, "allowedLateness", "must be at least 0"),
+    ([], {"emitRetractions": "yes"}, "emitRetractions", "must be true or false"),
+    ([of("total", "price")], {}, "aggregates[0].function", "'total' is not allowed; write count, count_col"),
+    ([of("count", "page")], {}, "aggregates[0].column", "count counts rows and takes no column; drop `column`, or"),
+    ([of("sum")], {}, "aggregates[0].column", "is missing: sum is of a column; name one"),
+    ([of("count_col")], {}, "aggregates[0].column", "is missing: count_col is of a column"),
+    ([of("sum", "prize")], {}, "aggregates[0].column", "no column 'prize' (did you mean 'price'?)"),
+    ([of("sum", "page")], {}, "aggregates[0].column", "sum takes numbers, and column 'page' is string"),
+    ([of("avg", "ts")], {}, "aggregates[0].column", "avg takes numbers, and column 'ts' is timestamp"),
+    ([of("min", "raw")], {}, "aggregates[0].column", "min takes all types but boolean and binary"),
+    ([of("max", "seen")], {}, "aggregates[0].column", "and column 'seen' is boolean; choose another function"),
+    ([of("sum", "qty", method="hll")], {}, "aggregates[0].method", "is for count_distinct, and this is sum; drop it"),
+    ([of("first", "qty", limit=5)], {}, "aggregates[0].limit", "is for count_distinct, and this is first; drop it"),
+    ([of("count_distinct", "page", method="hll", limit=5)], {}, "aggregates[0].limit", "a sketch takes any number"),
+    ([of("count_distinct", "page", limit=0)], {}, "aggregates[0].limit", "must be at least 1"),
+    ([of("count_distinct", "page", method="fm")], {}, "aggregates[0].method", "write exact or hll"),
+    ([{"function": "count"}], {}, "aggregates[0].as", "is missing"),
+    ([COUNT, COUNT], {}, "aggregates[1].as", "two aggregates are named 'events' (rule S6); rename one"),
+    ([of("count", **{"as": "user_id"})], {}, "aggregates[0].as", "is the name of a group column, which goes out too"),
+    ([of("count", **{"as": "session_id"})], {}, "aggregates[0].as", "sessions have a column 'session_id' of their own"),
+    ([of("count", **{"as": "retracted"})], {}, "aggregates[0].as", "sessions have a column 'retracted' of their own"),
+    ([of("count", **{"as": "$n"})], {}, "aggregates[0].as", "starts with `$`, which engine columns do"),
+    ([], {"compute": [LOWER, LOWER]}, "compute[1].as", "two computed columns are named 'low'; rename one"),
+    ([], {"compute": [{**LOWER, "as": "page"}]}, "compute[0].as", "has a column 'page' already; choose another name"),
+    ([], {"compute": [{**LOWER, "as": "$low"}]}, "compute[0].as", "starts with `$`"),
+    ([], {"compute": [{"as": "low"}]}, "compute[0].expression", "is missing"),
+    (
+        [],
+        {"groupBy": ["window_end"], "compute": [{**LOWER, "as": "window_end"}]},
+        "groupBy[0]",
+        "sessions have a column 'window_end' of their own (rule S6); give it another one with compute",
+    ),
+    ([], {"input": {**CLICKS, "table": {"key": ["user_id"]}}}, "input.table", "a session holds events; drop `table`"),
+    ([], {"input": {**CLICKS, "eventTime": "page"}}, "input.eventTime", "event time must be timestamp, or int64"),
+    (
+        [],
+        {"input": {**CLICKS, "kafka": {"bootstrapServers": "k", "topic": "t"}}},
+        "input",
+        "exactly one of kafka and file",
+    ),
+    ([], {"input": None}, "input", "is missing"),
+    ([], {"inputs": [CLICKS]}, "inputs", "did you mean 'input'?"),
+    ([], {"output": {"kafka": {**KAFKA["kafka"], "key": ["user"]}}}, "output.kafka.key[0]", "is not an output column"),
+    (
+        [],
+        {"output": {"postgres": {"table": "t", "upsertKey": ["retracted"]}}, "emitRetractions": True},
+        "output.postgres.upsertKey[0]",
+        "'retracted' is not an output column that rows can be told by",
+    ),
+    (
+        [],
+        {"output": POSTGRES, "stateStore": {"memory": {}}},
+        "output.postgres",
+        "cannot be exactly once with the memory",
+    ),
+    ([], {"output": {"postgres": {"table": "t", "dsn": "d"}}}, "output.postgres.dsn", "in another database"),
+    ([], {"deadLetter": {"kafka": {"topic": "dead"}}}, "deadLetter.kafka", "it is not clear which Kafka is meant"),
+    ([], {"sql": SQL, "aggregates": None, "groupBy": None}, "sql", "gap and sql are both named; keep one"),
+    ([], {"sql": SQL, "aggregates": None, "gap": None}, "sql", "groupBy and sql are both named; keep one"),
+    ([], {"sql": SQL, "gap": None, "groupBy": None}, "sql", "aggregates and sql are both named; keep one"),
+    (
+        [],
+        {"sql": SQL, "gap": None, "groupBy": None, "aggregates": None, "where": "true"},
+        "sql",
+        "where and sql are both",
+    ),
+    (
+        [],
+        {"sql": SQL, "gap": None, "groupBy": None, "aggregates": None, "compute": [TWICE]},
+        "sql",
+        "compute and sql are both named; keep one",
+    ),
+    *[([], {name: "1m"}, name, "a session has no width") for name in ("width", "widthMs", "hop", "size", "slide")],
+    ([], {"window": {"tumbling": "1h"}}, "window", "a session has no width, it grows with its rows; write gap"),
+    ([], {"gap_ms": 30_000}, "gap_ms", "write gap"),
+    ([], {"max_session_duration_ms": 30_000}, "max_session_duration_ms", "write maxDuration"),
+    ([], {"select": []}, "select", "it is of a StreamJoin"),
+    ([], {"aggregations": []}, "aggregations", "did you mean 'aggregates'?"),
+]
+
+
+@pytest.mark.parametrize(("aggregates", "more"), GOOD)
+def test_good_sessions_load(aggregates: list[Any], more: dict[str, Any]) -> None:
+    assert mistakes(*aggregates, **more) == {}
+
+
+@pytest.mark.parametrize("sql", GOOD_SQL)
+def test_good_sql_loads(sql: str) -> None:
+    assert said_of(in_sql(sql)) == {}
+
+
+@pytest.mark.parametrize(("aggregates", "more", "path", "words"), BAD, ids=lambda value: str(value)[:50])
+def test_each_rule_refuses_at_its_place_alone(
+    aggregates: list[Any], more: dict[str, Any], path: str, words: str
+) -> None:
+    found = mistakes(*aggregates, **more)
+    assert list(found) == [f"spec.{path}"], found
+    assert words in found[f"spec.{path}"]
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    found = mistakes(of("sum", "page"), of("count", "page"), groupBy=[], gap=None, maxDuration=None, width=5)
+    assert set(found) == {
+        *(f"spec.{name}" for name in ("groupBy", "gap", "maxDuration", "width")),
+        *("spec.aggregates[0].column", "spec.aggregates[1].column"),
+    }
+
+
+def test_what_a_mistake_hides_is_not_guessed() -> None:
+    """A type that is none says nothing of aggregates, an unknown group nothing of keys."""
+    schema = [{"name": "user_id", "type": "strng"}, {"name": "ts", "type": "timestamp"}]
+    assert list(mistakes(of("sum", "user_id"), input={**CLICKS, "schema": schema})) == ["spec.input.schema[0].type"]
+    key = {"kafka": {**KAFKA["kafka"], "key": ["user_id"]}}
+    assert list(mistakes(groupBy=[5], output=key)) == ["spec.groupBy[0]"]
+
+
+def test_constructing_a_job_applies_the_rules() -> None:
+    data = document(of("sum", "page"), width=None)
+    with pytest.raises(ValueError, match="sum takes numbers"):
+        SessionWindow.model_validate(data, by_alias=True)
+
+
+@pytest.mark.parametrize(
+    ("output", "key"),
+    [
+        (POSTGRES, ("user_id", "page", "session_id")),
+        ({"postgres": {"table": "t", "upsertKey": ["session_id"]}}, ("session_id",)),
+        (KAFKA, ()),
+    ],
+)
+def test_rows_of_postgres_replace_each_other_by_group_and_id(output: Any, key: tuple[str, ...]) -> None:
+    assert load(output=output, groupBy=["user_id", "page"]).upsert_key == key
+
+
+def test_what_goes_out() -> None:
+    job = load(COUNT, of("first", "page", **{"as": "page"}), groupBy=["low", "user_id"], compute=[LOWER])
+    names = ["low", "user_id", "window_start", "window_end", "session_id", "events", "page"]
+    assert [column.name for column in job.output_columns] == names
+    assert [column.name for column in load(emitRetractions=True).output_columns][-2:] == ["events", "retracted"]
+    assert (job.has_expressions, load().has_expressions, load(where="TRUE").has_expressions) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "limit"),
+    [
+        (of("count_distinct", "page"), 10_000),
+        (of("count_distinct", "page", method="exact", limit=7), 7),
+        (of("count_distinct", "page", method="hll"), None),
+        (COUNT, None),
+    ],
+)
+def test_distinct_values_are_counted_exactly_unless_told_otherwise(aggregate: Any, limit: int | None) -> None:
+    assert load(aggregate).sessions.aggregates[0].distinct_limit == limit
+
+
+@given(st.sampled_from(["sum", "avg", "min", "max", "first", "last", "count_col", "count_distinct"]), st.data())
+def test_an_aggregate_loads_for_the_types_that_it_takes(function: str, data: st.DataObject) -> None:
+    column = data.draw(st.sampled_from(CLICKS["schema"]))
+    taken = takes(function, column["type"].partition("(")[0])
+    assert (mistakes(of(function, column["name"])) == {}) == taken

@@ -1,0 +1,263 @@
+"""SQL of sessions: what it means, and each refusal at its line and column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from job.chains import said_of
+from job.sessions import document, in_sql, parsed
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.job import Sessions, definition, explain, parse_job
+
+SESSION = "SESSION(ts, INTERVAL '30' SECOND)"
+GROUPED = f"GROUP BY user_id, {SESSION}"
+
+
+def counted(group_by: str, select: str = "user_id, COUNT(*) AS n", rest: str = "") -> str:
+    return f"SELECT {select} FROM clicks GROUP BY {group_by} {rest}".rstrip()
+
+
+def selected(items: str) -> str:
+    return f"SELECT user_id, {items} FROM clicks {GROUPED}"
+
+
+def aggregate(function: str, column: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"function": function, "as": "x", **({"column": column} if column else {}), **more}
+
+
+def test_a_job_in_sql_is_the_job_of_its_fields() -> None:
+    sql = """
+        SELECT user_id, LOWER(page) AS low, COUNT(*) AS events, SUM(price * qty) AS total, FIRST(page) AS first_page,
+               COUNT(DISTINCT page) AS pages, window_start, window_end, session_id
+        FROM clicks AS c
+        WHERE price > 1 AND c.page <> 'x'
+        GROUP BY user_id, LOWER(c.page), SESSION(c.ts, INTERVAL '90' SECOND)
+        EMIT CHANGES
+    """
+    same = document(
+        {"function": "count", "as": "events"},
+        {"function": "sum", "column": "price * qty", "as": "total"},
+        {"function": "first", "column": "page", "as": "first_page"},
+        {"function": "count_distinct", "column": "page", "as": "pages"},
+        groupBy=["user_id", "low"],
+        gap="90s",
+        where="clicks.price > 1 AND clicks.page <> 'x'",
+        compute=[
+            {"expression": "LOWER(clicks.page)", "as": "low"},
+            {"expression": "clicks.price * clicks.qty", "as": "price * qty"},
+        ],
+    )
+    job, twin = parsed(in_sql(sql)), parsed(same)
+    assert job.sessions == twin.sessions
+    assert definition(job) == definition(twin)
+    assert job.output_columns == twin.output_columns
+    assert job.has_expressions
+    assert explain(job).steps == explain(twin).steps
+    assert compile_job(job) == compile_job(twin)
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        ("COUNT(*)", aggregate("count")),
+        ("COUNT(1)", aggregate("count")),
+        ("COUNT(page)", aggregate("count_col", "page")),
+        ("COUNT(DISTINCT page)", aggregate("count_distinct", "page")),
+        ("APPROX_COUNT_DISTINCT(page)", aggregate("count_distinct", "page", method="hll")),
+        ("sum((price))", aggregate("sum", "price")),
+        ("AVG(clicks.qty)", aggregate("avg", "qty")),
+        ("MIN(day)", aggregate("min", "day")),
+        ("MAX(ts)", aggregate("max", "ts")),
+        ("FIRST(page)", aggregate("first", "page")),
+        ("FIRST_VALUE(page)", aggregate("first", "page")),
+        ("LAST(page) IGNORE NULLS", aggregate("last", "page")),
+        ("LAST_VALUE(page IGNORE NULLS)", aggregate("last", "page")),
+    ],
+)
+def test_aggregates(call: str, meant: dict[str, Any]) -> None:
+    (found,) = parsed(in_sql(selected(f"{call} AS x"))).sessions.aggregates
+    assert found == Sessions.model_validate({"groupBy": [], "gap": 1, "aggregates": [meant]}).aggregates[0]
+
+
+def test_arguments_that_are_expressions_are_computed_once() -> None:
+    of = parsed(in_sql(selected("SUM(qty*2) AS a, AVG(clicks.qty * 2) AS b, MAX(qty + 1) AS c"))).sessions
+    assert [(made.expression, made.as_) for made in of.compute] == [
+        ("clicks.qty * 2", "qty * 2"),
+        ("clicks.qty + 1", "qty + 1"),
+    ]
+    assert [each.column for each in of.aggregates] == ["qty * 2", "qty * 2", "qty + 1"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "group_by", "computed"),
+    [
+        (counted(f"user_id, {SESSION}"), ("user_id",), {}),
+        (counted(f"{SESSION}, (clicks.user_id)", "COUNT(*) AS n"), ("user_id",), {}),
+        (counted(f"user_id, {SESSION}", "user_id AS u, COUNT(*) AS n"), ("u",), {"u": "clicks.user_id"}),
+        (counted(f"UPPER(page), {SESSION}", "upper(page) AS p"), ("p",), {"p": "UPPER(clicks.page)"}),
+        (counted(f"p, qty, {SESSION}", "upper(page) AS p"), ("p", "qty"), {"p": "UPPER(clicks.page)"}),
+        (counted(f"page, {SESSION}", "page, UPPER(page) AS page_"), ("page",), None),
+    ],
+)
+def test_groups(sql: str, group_by: tuple[str, ...], computed: dict[str, str] | None) -> None:
+    if computed is None:
+        assert "is not in GROUP BY" in said_of(in_sql(sql))["spec.sql"]
+        return
+    of = parsed(in_sql(sql)).sessions
+    assert of.group_by == group_by
+    assert {made.as_: made.expression for made in of.compute} == computed
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        counted(f"user_id, {SESSION}"),
+        counted(f"user_id, {SESSION}", rest="EMIT CHANGES;"),
+        counted("user_id, session(ts, INTERVAL 30 SECONDS)"),
+        counted("user_id, SESSION(clicks.ts, INTERVAL '0.5' MINUTE)"),
+        counted("user_id", rest="WINDOW SESSION(INTERVAL '30' SECOND)"),
+        "SELECT user_id, COUNT(*) AS n FROM clicks WINDOW SESSION (30 SECONDS) GROUP BY user_id EMIT CHANGES",
+        "SELECT user_id, COUNT(*) AS n FROM clicks WINDOW SESSION (GAP 30 SECONDS) WHERE qty > 1 GROUP BY user_id",
+    ],
+)
+def test_the_gap(sql: str) -> None:
+    assert parsed(in_sql(sql)).sessions.gap == 30_000
+
+
+REFUSED = [
+    ("SELECT user_id FROM clicks", "1, column 1, `SELECT`: there is no GROUP BY; write SELECT <groups"),
+    ("SELECT 1 AS x", "1, column 1, `SELECT`: no input is named; write SELECT <groups and aggregates> FROM <input>"),
+    ("INSERT INTO a VALUES (1)", "1, column 1, `INSERT`: the SQL of a job is one SELECT; write SELECT <groups"),
+    (counted("user_id"), "1, column 43, `GROUP BY`: nothing says which rows are of one session (rule S1)"),
+    (counted(SESSION, "COUNT(*) AS n"), "1, column 34, `GROUP BY`: there is no group column"),
+    (
+        counted("user_id, SESSION(day, INTERVAL '30' SECOND)"),
+        "1, column 69, `day`: gaps are between event times, and the eventTime of 'clicks' is ts",
+    ),
+    (counted("user_id, SESSION(ts + qty, INTERVAL '1' SECOND)"), "are between event times, this is an expression"),
+    (counted("user_id, SESSION(ts, 30)"), "takes the event time and an INTERVAL; write SESSION(ts, INTERVAL"),
+    (counted("user_id, SESSION(ts)"), "takes the event time and an INTERVAL"),
+    (counted("user_id, SESSION(tz, INTERVAL '1' SECOND)"), "no input has a column 'tz'"),
+    (counted("user_id, SESSION(ts, INTERVAL '1' MONTH)"), "the unit is MILLISECOND, SECOND, MINUTE, HOUR or DAY"),
+    (counted("user_id, SESSION(ts, INTERVAL '0' SECOND)"), "must be whole milliseconds, more than none"),
+    (counted(f"user_id, {SESSION}, {SESSION}"), "the gap is said twice; keep one SESSION"),
+    (counted(f"user_id, {SESSION}", rest="WINDOW SESSION(INTERVAL '1' SECOND)"), "the gap is said twice"),
+    (counted("user_id", rest="WINDOW TUMBLING(INTERVAL '1' HOUR)"), "`TUMBLING`: a session has no width; write WINDOW"),
+    (counted("user_id, TUMBLE(ts, INTERVAL '1' HOUR)"), "a session has no width; write SESSION(ts, INTERVAL"),
+    (counted("user_id, SESSION_WINDOW(ts, '30 seconds')"), "this is called SESSION here; write SESSION(ts, INTERVAL"),
+    (counted(f"1, {SESSION}"), "`1`: the number of a column is not supported; write the column"),
+    (counted(f"user_id, user_id, {SESSION}"), "is grouped by twice; keep one"),
+    (counted(f"user_id, SUM(qty), {SESSION}"), "`SUM(qty)`: is computed over many rows, and a group is known of each"),
+    (counted(f"CUBE(user_id), {SESSION}"), "`GROUP BY`: groups are columns and expressions with commas between them"),
+    (counted("ALL"), "`GROUP BY`: groups are columns and expressions with commas between them"),
+    (counted(f"LOWER(page), {SESSION}", "COUNT(*) AS n"), "`LOWER(page)`: this group has no name; select it with AS"),
+    (counted(f"usr, {SESSION}"), "no input has a column 'usr' (did you mean 'user_id'?)"),
+    (f"SELECT user_id FROM clicks {GROUPED} HAVING COUNT(*) > 1", "`HAVING`: is not supported: a job puts out every"),
+    (f"SELECT user_id FROM clicks {GROUPED} ORDER BY user_id", "`ORDER BY`: is not supported: sessions go out as they"),
+    (f"SELECT user_id FROM clicks {GROUPED} LIMIT 5", "`LIMIT`: is not supported"),
+    (f"SELECT DISTINCT user_id FROM clicks {GROUPED}", "`DISTINCT`: is not supported: sessions differ in any case"),
+    (f"WITH a AS (SELECT 1) SELECT user_id FROM clicks {GROUPED}", "the SQL of a job is one SELECT"),
+    (f"SELECT user_id FROM clicks c JOIN clicks d ON c.ts = d.ts {GROUPED}", "sessions are of one input; join in a"),
+    (f"SELECT user_id FROM klicks {GROUPED}", "'klicks' is not an input of the job (did you mean 'clicks'?)"),
+    (f"SELECT user_id FROM (SELECT 1) {GROUPED}", "a sub-query is not supported here; name an input"),
+    (f"SELECT user_id FROM clicks FOR SYSTEM_TIME AS OF ts {GROUPED}", "is for a table that is joined; leave it out"),
+    (f"SELECT user_id FROM clicks {GROUPED} EMIT FINAL", "EMIT FINAL is not supported: lateData says when sessions"),
+    (f"SELECT user_id FROM clicks {GROUPED} WITH ('a' = 'b')", "`a`: options are of joins; write lateData"),
+    (f"SELECT user_id FROM clicks WHERE COUNT(*) > 1 {GROUPED}", "WHERE is about rows before they are aggregated"),
+    (f"SELECT user_id FROM clicks WHERE foo(page) {GROUPED}", "foo is not a function that is known here"),
+    (f"SELECT user_id FROM clicks WHERE page IN (SELECT 1) {GROUPED}", "a sub-query is not supported; use columns"),
+    (f"SELECT user_id FROM clicks WHERE prize > 1 {GROUPED}", "no input has a column 'prize' (did you mean 'price'?)"),
+    (f"SELECT * FROM clicks {GROUPED}", "`*`: a star is not supported: a session holds many rows"),
+    (f"SELECT clicks.* FROM clicks {GROUPED}", "a star is not supported"),
+    (
+        selected("page"),
+        "1, column 17, `page`: is not in GROUP BY, and a session holds many rows of it; group by it, or",
+    ),
+    (selected("user_id AS again"), "this group is selected twice; keep one"),
+    (selected("1 AS one"), "is not in GROUP BY"),
+    (
+        selected("COUNT(*)"),
+        "1, column 17, `COUNT(*)`: an aggregate has no name of its own; write <aggregate> AS <name>",
+    ),
+    (selected("MEDIAN(price) AS x"), "is not an aggregate of sessions; these are COUNT(*), COUNT(x)"),
+    (selected("FOO(price) AS x"), "is not an aggregate of sessions; these are COUNT(*)"),
+    (selected("SUM(foo(price)) AS x"), "foo is not a function that is known here; see docs/expressions.md"),
+    (selected("SUM(COUNT(*)) AS x"), "an aggregate of an aggregate has no meaning in one session"),
+    (selected("SUM(price) / COUNT(*) AS x"), "select each by itself and compute with the job's output"),
+    (selected("SUM(DISTINCT price) AS x"), "DISTINCT is for COUNT; leave it out"),
+    (selected("COUNT(DISTINCT page, price) AS x"), "COUNT(DISTINCT ...) takes one value"),
+    (selected("COUNT(page, price) AS x"), "takes one value; write an expression"),
+    (selected("MIN(price, qty) AS x"), "takes one value; write an expression"),
+    (selected("APPROX_COUNT_DISTINCT(page, 0.1) AS x"), "takes one value; write an expression"),
+    (selected("SUM(*) AS x"), "takes a value, not a star; name a column"),
+    (selected("SUM(prize) AS x"), "no input has a column 'prize' (did you mean 'price'?)"),
+    (selected("COUNT(*) FILTER (WHERE qty > 1) AS x"), "FILTER is not supported; write CASE WHEN <condition> THEN"),
+    (selected("SUM(qty) OVER (PARTITION BY page) AS x"), "OVER is not supported: the session is what is aggregated"),
+    (selected("FIRST(page) RESPECT NULLS AS x"), "RESPECT NULLS is not supported: aggregates skip NULLs (rule S7)"),
+    (selected("window_start AS begin"), "sessions carry it as window_start (rule S6); write just window_start"),
+    (selected("WINDOWSTART AS begin"), "sessions carry it as window_start (rule S6)"),
+    (selected("SESSION_END(ts, INTERVAL '30' SECOND) AS x"), "sessions carry it as window_end (rule S6)"),
+    (selected("(SELECT 1) AS x"), "a sub-query is not supported; use columns of the inputs"),
+    (selected("SUM(page) AS x"), "sum takes numbers, and column 'page' is string"),
+    (selected("COUNT(*) AS session_id"), "sessions have a column 'session_id' of their own"),
+    (selected("COUNT(*) AS user_id"), "'user_id' is the name of a group column"),
+    (selected("COUNT(*) AS x, SUM(qty) AS x"), "two aggregates are named 'x'"),
+    (counted(f"LOWER(page), {SESSION}", "LOWER(page) AS page"), "has a column 'page' already; choose another name"),
+]
+
+
+@pytest.mark.parametrize(("sql", "words"), REFUSED, ids=lambda value: str(value)[-70:])
+def test_refused_with_the_reason(sql: str, words: str) -> None:
+    found = said_of(in_sql(sql))
+    assert list(found) == ["spec.sql"]
+    assert words in found["spec.sql"]
+
+
+def test_every_problem_is_told_with_its_place_in_the_text() -> None:
+    sql = "SELECT page,\n  SUM(prize) AS x\nFROM clicks\nGROUP BY user_id, SESSION(ts, INTERVAL '1' YEAR)"
+    said = said_of(in_sql(sql))["spec.sql"]
+    assert [place in said for place in ("line 1, column 8", "line 2, column 7", "line 4, column 19")] == [True] * 3
+
+
+def test_without_a_known_input_the_shape_is_still_checked() -> None:
+    resource = in_sql(f"SELECT user_id FROM clicks {GROUPED} HAVING 1")
+    resource["spec"]["input"] = {**resource["spec"]["input"], "eventTime": "tz"}
+    found = said_of(resource)
+    assert set(found) == {"spec.sql", "spec.input.eventTime"}
+    assert "HAVING" in found["spec.sql"]
+    assert "groupBy" not in found["spec.sql"]
+
+
+def test_sql_nested_too_deep_is_no_crash() -> None:
+    deep = "(" * 3_000 + "page" + ")" * 3_000
+    assert list(said_of(in_sql(selected(f"FIRST({deep}) AS x")))) == ["spec.sql"]
+
+
+def test_output_keys_of_sql_are_known() -> None:
+    output = {"kafka": {"bootstrapServers": "k:9092", "topic": "t", "key": ["u", "n", "user_id"]}}
+    sql = counted(f"user_id, {SESSION}", "user_id AS u, COUNT(*) AS n")
+    assert list(said_of(in_sql(sql, output=output))) == ["spec.output.kafka.key[2]"]
+
+
+def test_sql_as_yaml_writes_it() -> None:
+    text = f"""
+apiVersion: joinery.dev/v1alpha1
+kind: SessionWindow
+metadata: {{name: clicks}}
+spec:
+  input:
+    name: clicks
+    file: {{path: clicks.jsonl}}
+    format: json
+    schema: [{{name: user_id, type: string}}, {{name: ts, type: timestamp}}]
+    eventTime: ts
+  sql: |
+    SELECT user_id, COUNT(*) AS n
+    FROM clicks
+    {GROUPED}
+  maxDuration: 2h
+  output: {{file: {{path: out.jsonl}}}}
+"""
+    assert [column.name for column in parse_job(text, "job.yaml").output_columns][-1] == "n"
