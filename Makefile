@@ -64,12 +64,14 @@ e2e: setup ## the operator on a real Kubernetes node, brought up here (root; the
 	$(BIN)/pytest -m node --durations=10
 
 .PHONY: soak
-soak: setup ## the kill test with every point hit three times (half an hour)
-	JOINERY_KILLS=3 $(BIN)/pytest tests/e2e/test_kill.py
+soak: setup ## the kill tests with every point hit three times (half an hour)
+	JOINERY_KILLS=3 $(BIN)/pytest tests/e2e/test_kill.py tests/e2e/test_kill_sessions.py
+
+KIND ?= joins
 
 .PHONY: demo
-demo: setup ## a streaming join on real Kafka, Spark and Postgres, checked against an independent computation
-	@$(BIN)/python -m joinery_devkit.demo
+demo: setup ## a join (KIND=sessions: sessions) on real Kafka, Spark and Postgres, checked by an independent computation
+	@$(BIN)/python -m joinery_devkit.demo --kind $(KIND)
 
 .PHONY: bench
 bench: setup ## throughput beside Spark's own join and the raw read, and latency (minutes; wants a quiet machine)

@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 
 from joinery_devkit.datagen import DELAY_MS, INTERVAL_MS, LATENESS_MS, MALFORMED, Kind, Made, kinds, make
-from joinery_devkit.demo import JOB
+from joinery_devkit.demo_joins import job_text
 from joinery_devkit.topics import milliseconds, readable
-from joinery_runtime.job import StreamJoin, format_duration, parse_job
+from joinery_runtime.job import StreamJoin, parse_job
 
 ORDERS = 20_000
 
@@ -20,17 +20,7 @@ def made() -> list[Made]:
 
 @pytest.fixture(scope="module")
 def job() -> StreamJoin:
-    lower, upper, delay, lateness = map(format_duration, (*INTERVAL_MS, DELAY_MS, LATENESS_MS))
-    text = JOB.format(
-        bootstrap="b:1",
-        dsn="postgresql://",
-        dead_letters="dead",
-        lower=lower,
-        upper=upper,
-        delay=delay,
-        lateness=lateness,
-    )
-    return parse_job(text, "demo.yaml")
+    return parse_job(job_text("b:1", "postgresql://"), "demo.yaml")
 
 
 def of_kind(made: list[Made], kind: Kind) -> list[Made]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-DEMO = [sys.executable, "-m", "joinery_devkit.demo", "--orders", "2000", "--seconds", "4"]
+DEMO = [sys.executable, "-m", "joinery_devkit.demo", "--records", "2000", "--seconds", "4"]
 PATIENCE_SECONDS = 300.0
 
 
-def run(temporary: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(temporary: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        DEMO,
+        [*DEMO, *arguments],
         check=False,
         capture_output=True,
         text=True,
@@ -31,11 +32,22 @@ def left_behind(temporary: Path) -> list[Path]:
 
 @pytest.mark.services
 @pytest.mark.slow
-def test_it_verifies_its_output_and_cleans_up(tmp_path: Path) -> None:
-    done = run(tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "job", "said"),
+    [
+        ("joins", "StreamJoin", r"^VERIFIED: 1,\d\d\d joined rows, each exactly once, "),
+        (
+            "sessions",
+            "SessionWindow",
+            r"^VERIFIED: 298 sessions of 2,000 rows, each as brute force finds it, [1-9]",
+        ),
+    ],
+)
+def test_it_verifies_its_output_and_cleans_up(kind: str, job: str, said: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "--kind", kind)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "VERIFIED: 1," in done.stdout
-    assert "kind: StreamJoin" in done.stdout
+    assert re.search(said, done.stdout, re.MULTILINE), done.stdout
+    assert f"kind: {job}" in done.stdout
     assert left_behind(tmp_path) == []
 
 
@@ -59,3 +71,10 @@ def test_without_java_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = run(tmp_path, PATH=str(tmp_path))
     assert done.returncode == 3
     assert done.stderr.startswith("joinery demo: Java is missing")
+
+
+def test_another_kind_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    done = run(tmp_path, "--kind", "windows")
+    assert done.returncode == 2
+    assert "argument --kind: invalid choice: 'windows' (choose from" in done.stderr
+    assert "Kafka" not in done.stdout

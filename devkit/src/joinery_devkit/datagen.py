@@ -54,15 +54,20 @@ _METHODS = ("card",) * 5 + ("transfer", "wallet", "wallet", "invoice")
 _MINUTE = 60_000
 
 
+ANY = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One record to send; `arrival_ms` is event time's clock when it is sent, and what the records are sorted by."""
+    """One record to send; `arrival_ms` is event time's clock when it is sent, and what the records are sorted by. With
+    `partition` ANY the producer decides, by the key."""
 
     topic: str
     key: bytes
     value: bytes | None
     kind: Kind
     arrival_ms: int
+    partition: int = ANY
 
 
 def make(seed: int, orders: int) -> list[Made]:
@@ -126,7 +131,7 @@ def _told(chance: random.Random, topic: str, row: Mapping[str, Any], ts: int, ki
     if kind == "usual":
         kind = _accident(chance)
     key = str(row["order_id"]).encode()
-    return Made(topic, key, _value(row, kind), kind, ts + _way_ms(chance, kind))
+    return Made(topic, key, told_as(row, kind, _CHANGES), kind, ts + _way_ms(chance, kind))
 
 
 def _accident(chance: random.Random) -> Kind:
@@ -155,22 +160,26 @@ def _way_ms(chance: random.Random, kind: Kind) -> int:
     return min(int(chance.expovariate(1 / 800)), DELAY_MS - 1)
 
 
-def _value(row: Mapping[str, Any], kind: Kind) -> bytes | None:
-    text = json.dumps(_changed(row, kind)).encode()
+Changes = Mapping[Kind, Mapping[str, Any]]  # columns that records of a kind have in place of their own
+
+
+def told_as(row: Mapping[str, Any], kind: Kind, changes: Changes) -> bytes | None:
+    """The row's record; its event time is the column `ts`."""
+    text = json.dumps(_changed(row, kind, changes)).encode()
     if kind == "no_value":
         return None
     return text[: len(text) * 2 // 3] if kind == "cut_off" else text
 
 
-def _changed(row: Mapping[str, Any], kind: Kind) -> Any:
+def _changed(row: Mapping[str, Any], kind: Kind, changes: Changes) -> Any:
     if kind == "no_object":
         return list(row.values())
     if kind == "no_time":
         return {name: value for name, value in row.items() if name != "ts"}
-    return {**row, **_CHANGES.get(kind, {})}
+    return {**row, **changes.get(kind, {})}
 
 
-_CHANGES: Mapping[Kind, Mapping[str, Any]] = {
+_CHANGES: Changes = {
     "null_key": {"order_id": None},
     "wrong_type": {"amount": "a lot"},
     "null_time": {"ts": None},

@@ -14,10 +14,21 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from joinery_runtime.core.spec import END_OF_TIME
+
 _RATE_SECONDS = 5.0
 _LINE_SECONDS = 2.0
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the job does with the records, what rows are that have gone out, and those in its table."""
+
+    does: str
+    out: str
+    title: str
 
 
 @dataclass(slots=True)
@@ -28,7 +39,7 @@ class Progress:
     epoch: int = 0
     seconds: float = 0.0
     read: Counter[str] = field(default_factory=Counter)
-    joined: int = 0
+    out: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     dead: int = 0
     watermarks: Mapping[str, int | None] = field(default_factory=dict)
@@ -42,7 +53,7 @@ class Progress:
             return
         self.epoch, self.seconds = event["epoch"], event["seconds"]
         self.read.update(event["rows_in"])
-        self.joined += event["rows_out"]
+        self.out += event["rows_out"]
         for counts in event["dropped"].values():
             self.dropped.update(counts)
         self.dead += sum(event["dead"].values())
@@ -54,7 +65,7 @@ class Progress:
             self._recent.popleft()
 
     def rates(self) -> tuple[float, float]:
-        """Rows read and rows joined per second, lately."""
+        """Rows read and rows that went out per second, lately."""
         if not self._recent:
             return 0.0, 0.0
         span = max(time.monotonic() - self._recent[0][0], self.seconds, 0.1)
@@ -62,28 +73,30 @@ class Progress:
 
 
 class View:
-    def __init__(self, console: Console, live: Live | None) -> None:
-        self._console, self._live = console, live
+    def __init__(self, console: Console, words: Words, live: Live | None) -> None:
+        self._console, self._words, self._live = console, words, live
         self._line_at = time.monotonic() + _LINE_SECONDS
 
     def update(self, progress: Progress, sent: int, sample: Rows) -> None:
         if self._live is not None:
-            self._live.update(Group(_table(progress, sent), joined_table("joined rows, the newest", sample)))
+            self._live.update(
+                Group(_table(progress, self._words, sent), table_of(f"{self._words.title}, the newest", sample))
+            )
         elif time.monotonic() >= self._line_at:
             self._line_at = time.monotonic() + _LINE_SECONDS
-            self._console.print(_line(progress, sent), highlight=False, soft_wrap=True)
+            self._console.print(_line(progress, self._words, sent), highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def open_view(console: Console) -> Iterator[View]:
+def open_view(console: Console, words: Words) -> Iterator[View]:
     if not console.is_terminal:
-        yield View(console, None)
+        yield View(console, words, None)
         return
     with Live(console=console, refresh_per_second=4) as live:
-        yield View(console, live)
+        yield View(console, words, live)
 
 
-def joined_table(title: str, rows: Rows) -> Table:
+def table_of(title: str, rows: Rows) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False)
     for name in rows[0] if rows else ():
         table.add_column(name, no_wrap=True)
@@ -96,8 +109,8 @@ def _shown(value: object) -> str:
     return value.astimezone(UTC).strftime("%H:%M:%S") if isinstance(value, datetime) else str(value)
 
 
-def _table(progress: Progress, sent: int) -> Table:
-    read_rate, joined_rate = progress.rates()
+def _table(progress: Progress, words: Words, sent: int) -> Table:
+    read_rate, out_rate = progress.rates()
     table = Table(title=f"epoch {progress.epoch}, {progress.seconds * 1000:.0f} ms", title_justify="left")
     for heading in ("", "rows", "rows/s", "lag", "watermark"):
         table.add_column(heading, justify="left" if heading == "" else "right")
@@ -105,7 +118,7 @@ def _table(progress: Progress, sent: int) -> Table:
     for name, mark in progress.watermarks.items():
         table.add_row(f"read from {name}", f"{progress.read[name]:,}", "", f"{progress.backlog[name]:,}", _clock(mark))
     table.add_row("read", f"{progress.read.total():,}", f"{read_rate:,.0f}", "", "")
-    table.add_row("joined, in Postgres", f"{progress.joined:,}", f"{joined_rate:,.0f}", "", "")
+    table.add_row(f"{words.out}, in Postgres", f"{progress.out:,}", f"{out_rate:,.0f}", "", "")
     table.add_row("kept as state", f"{progress.state_rows:,}", "", "", "")
     for reason, count in sorted(progress.dropped.items()):
         table.add_row(f"dropped: {reason}", f"{count:,}", "", "", "")
@@ -113,7 +126,7 @@ def _table(progress: Progress, sent: int) -> Table:
     return table
 
 
-def _line(progress: Progress, sent: int) -> str:
+def _line(progress: Progress, words: Words, sent: int) -> str:
     if not progress.started:
         return "  Spark is starting"
     marks = ", ".join(f"{name} {_clock(mark)}" for name, mark in progress.watermarks.items())
@@ -122,10 +135,12 @@ def _line(progress: Progress, sent: int) -> str:
         return f"  {sent:,} sent, the first epoch is running"
     return (
         f"  epoch {progress.epoch} ({progress.seconds * 1000:.0f} ms): {sent:,} sent, {progress.read.total():,} read, "
-        f"{progress.joined:,} joined, state {progress.state_rows:,} rows{drops}, {progress.dead:,} dead letters; "
+        f"{progress.out:,} {words.out}, state {progress.state_rows:,} rows{drops}, {progress.dead:,} dead letters; "
         f"watermarks {marks}"
     )
 
 
 def _clock(mark: int | None) -> str:
+    if mark == END_OF_TIME:
+        return "at the end"
     return "-" if mark is None else datetime.fromtimestamp(mark / 1000, UTC).strftime("%H:%M:%S")

@@ -19,7 +19,7 @@ from sqlglot import exp
 
 from joinery_devkit.topics import Record, readable
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import Input, OutputColumn, Reference, StreamJoin
+from joinery_runtime.job import Input, Job, OutputColumn, Reference, StreamJoin
 
 Log = Sequence[Mapping[str, Any]]  # entries as `joinery state epochs` prints them
 Values = tuple[Any, ...]
@@ -57,14 +57,14 @@ class Reading:
     unread: int
 
 
-def read(records: Mapping[str, Iterable[Record]], log: Log, job: StreamJoin) -> Reading:
+def read(records: Mapping[str, Iterable[Record]], log: Log, job: Job) -> Reading:
     """Every record decoded and put into its epoch."""
     epoch_of = _epochs_of_offsets(log)
-    rows: dict[str, list[Row]] = {side.name: [] for side in job.spec.inputs}
+    rows: dict[str, list[Row]] = {side.name: [] for side in job.inputs}
     dead: set[Place] = set()
     unusable: set[Place] = set()
     unread = 0
-    for side in job.spec.inputs:
+    for side in job.inputs:
         for record in records[side.name]:
             epoch, columns = epoch_of(side.name, record), readable(side, record.value)
             place = (record.topic, record.partition, record.offset)

@@ -11,17 +11,15 @@ watermarks of every plan are computed again from the records, and each row of th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_devkit.expectation import Expectation, Log, Reading, Values, expect, read
-from joinery_devkit.oracle import WatermarkOracle
+from joinery_devkit.expectation import Expectation, Log, Values, expect, read
 from joinery_devkit.topics import Record, milliseconds
+from joinery_devkit.verify_plan import dead_letter_problems, letters_once, named, range_problems, watermark_problems
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import ColumnType, StreamJoin
-
-SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +76,13 @@ def verify(
     extra = surplus - duplicates
     names = [column.name for column in job.output_columns]
     problems = [
-        *_range_problems(log),
-        *_watermark_problems(reading, log, job),
-        *_named("joined rows are missing", missing, names),
-        *_named("joined rows should not be there", extra, names),
-        *_named("joined rows came more than once", duplicates, names),
+        *range_problems(log),
+        *watermark_problems(reading, log, job),
+        *named("joined rows are missing", missing, names),
+        *named("joined rows should not be there", extra, names),
+        *named("joined rows came more than once", duplicates, names),
         *_count_problems(expectation, log),
-        *_dead_letter_problems(reading, dead_letters, exactly_once=_letters_once(job)),
+        *dead_letter_problems(reading, dead_letters, exactly_once=letters_once(job)),
     ]
     if complete and reading.unread:
         problems.append(f"{reading.unread:,} records were never read")
@@ -99,54 +97,6 @@ def verify(
         epochs=len(log),
         problems=tuple(problems),
     )
-
-
-# --- plans ----------------------------------------------------------------------------------------------------------
-
-
-def _range_problems(log: Log) -> Iterator[str]:
-    """Each partition is read without a gap and without an overlap, by epochs whose numbers go up (M3)."""
-    ends: dict[Values, tuple[int, int]] = {}
-    last = 0
-    for entry in log:
-        epoch = entry["epoch"]
-        if epoch <= last:
-            yield f"epoch {epoch} comes after epoch {last} in the log"
-        last = epoch
-        for name, topic, partition, start, end in entry["plan"]["ranges"]:
-            before, end_before = ends.get((name, topic, partition), (0, start))
-            if start != end_before:
-                where = f"input {name}, {topic}-{partition}"
-                yield f"{where}: epoch {epoch} starts at offset {start}, epoch {before} ended at {end_before}"
-            ends[name, topic, partition] = epoch, end
-
-
-def _watermark_problems(reading: Reading, log: Log, job: StreamJoin) -> Iterator[str]:
-    """T1, T3, T5: what the rows of all earlier epochs imply is what the plan says."""
-    for side in job.spec.inputs:
-        if side.watermark.explicit or side.watermark.on_idle == "advance":
-            raise NotImplementedError(f"input {side.name}: only watermarks that follow from records can be verified")
-    oracle = WatermarkOracle({side.name: side.watermark.delay for side in job.spec.inputs})
-    times = _times(reading)
-    for entry in log:
-        plan = entry["plan"]
-        for name, topic, partition, _, _ in plan["ranges"]:
-            oracle.saw(name, f"{topic}/{partition}", ())
-        expected = oracle.watermarks(plan["idle"], plan["ended"])
-        if expected != plan["watermarks"]:
-            yield f"epoch {entry['epoch']}: the watermarks are {plan['watermarks']}, the records imply {expected}"
-        for (name, partition), seen in times.get(entry["epoch"], {}).items():
-            oracle.saw(name, partition, seen)
-        oracle.settle(plan["idle"])
-
-
-def _times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[int]]]:
-    """Event times by epoch and partition."""
-    found: dict[int, dict[tuple[str, str], list[int]]] = {}
-    for name, rows in reading.rows.items():
-        for row in rows:
-            found.setdefault(row.epoch, {}).setdefault((name, f"{row.topic}/{row.partition}"), []).append(row.ts)
-    return found
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -181,29 +131,3 @@ def _totals(expectation: Expectation) -> dict[str, int]:
         for counts in inputs.values():
             totals.update(counts)
     return dict(totals)
-
-
-def _letters_once(job: StreamJoin) -> bool:
-    """Files never repeat, a topic only at least once."""
-    return job.dead_letter_kafka is None or job.spec.delivery == "exactlyOnce"
-
-
-def _dead_letter_problems(
-    reading: Reading, rows: Iterable[Mapping[str, Any]] | None, *, exactly_once: bool
-) -> Iterator[str]:
-    if rows is None:
-        return
-    got = Counter((row["topic"], row["partition"], row["offset"]) for row in rows)
-    names = ["topic", "partition", "offset"]
-    yield from _named("records are not among the dead letters", Counter(reading.dead - set(got)), names)
-    yield from _named("dead letters are of usable records", Counter(set(got) - reading.unusable), names)
-    if exactly_once:
-        again = Counter({place: count - 1 for place, count in got.items() if count > 1})
-        yield from _named("dead letters came more than once", again, names)
-
-
-def _named(what: str, rows: Counter[Any], names: Sequence[str]) -> Iterator[str]:
-    """One sentence with samples, or none."""
-    if rows:
-        samples = [str(dict(zip(names, row, strict=True))) for row in list(rows)[:SAMPLES]]
-        yield f"{rows.total():,} {what}, such as:" + "".join(f"\n      {sample}" for sample in samples)

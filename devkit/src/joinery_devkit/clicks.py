@@ -1,0 +1,164 @@
+"""Clicks of visitors of a web site, in bursts: what sessions are made of.
+
+`make` gives the demo's records, some of which meet with an accident, in the order in which they are to be sent. `draw`
+gives any number of clicks as arrays, within seconds for millions, and `records` gives them as JSON. The same seed gives
+the same clicks.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import polars as pl
+
+from joinery_devkit.datagen import Changes, Kind, Made, told_as
+from joinery_runtime.job import parse_duration
+
+TOPIC = "clicks"
+FIRST_CLICK_MS = int(datetime(2026, 3, 2, 9, tzinfo=UTC).timestamp() * 1000)
+
+# What examples/session-window.yaml says; the clicks are meant against it.
+GAP_MS = parse_duration("30s")
+DELAY_MS = parse_duration("10s")
+LATENESS_MS = parse_duration("1m")
+
+CLICKS_PER_VISIT = 6
+BETWEEN_CLICKS_MS = 5_000  # on average; less than GAP_MS for all but a few
+PAGES = 500
+
+
+# --- any number, as arrays ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`clicks` of `users`, `per_second` of event time, each up to `disorder_ms` late on its way to its topic."""
+
+    clicks: int = 3_000_000
+    users: int = 100_000
+    partitions: int = 2
+    seed: int = 1
+    per_second: int = 1_000
+    disorder_ms: int = 2_000
+
+    @property
+    def span_ms(self) -> int:
+        return self.clicks * 1000 // self.per_second
+
+
+@dataclass(frozen=True, slots=True)
+class Clicks:
+    """In the order of sending; int64 arrays of one length. `ts` are event times in milliseconds, `user` and `page`
+    numbers that stand for names (`u000042`, `/p7`)."""
+
+    user: np.ndarray
+    page: np.ndarray
+    ts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ts)
+
+    def where(self, chosen: np.ndarray) -> Clicks:
+        return Clicks(self.user[chosen], self.page[chosen], self.ts[chosen])
+
+
+def draw(load: Load) -> Clicks:
+    """Visits begin at any time; a visitor's clicks are about BETWEEN_CLICKS_MS apart, so that visits are sessions but
+    where they meet or pause."""
+    chance = np.random.default_rng(load.seed)
+    visits = -(-load.clicks // CLICKS_PER_VISIT)
+    sizes = chance.geometric(1 / CLICKS_PER_VISIT, visits)
+    visit = np.repeat(np.arange(visits), sizes)[: load.clicks]
+    while len(visit) < load.clicks:  # the sizes fell short: the last visits have one click more
+        visit = np.concatenate([visit, np.arange(visits)[-(load.clicks - len(visit)) :]])
+    begins = chance.integers(0, load.span_ms, visits)
+    ts = FIRST_CLICK_MS + begins[visit] + _since_begin(visit, chance)
+    users = chance.integers(0, load.users, visits)[visit]
+    # Most clicks are on few pages.
+    pages = np.minimum(chance.zipf(1.3, load.clicks), PAGES)
+    order = np.argsort(ts + chance.integers(0, load.disorder_ms + 1, load.clicks), kind="stable")
+    return Clicks(users, pages, ts).where(order)
+
+
+def _since_begin(visit: np.ndarray, chance: np.random.Generator) -> np.ndarray:
+    """Milliseconds from the beginning of its visit to each click; clicks of a visit are neighbours."""
+    waits = chance.exponential(BETWEEN_CLICKS_MS, len(visit)).astype(np.int64)
+    first = np.diff(visit, prepend=-1) != 0
+    waits[first] = 0
+    total = np.cumsum(waits)
+    starts = np.flatnonzero(first)
+    return total - np.repeat(total[starts], np.diff(starts, append=len(visit)))
+
+
+def records(clicks: Clicks) -> list[bytes]:
+    """Each as a JSON object with `user_id`, `page` and `ts` (milliseconds)."""
+    names = {
+        "user_id": pl.lit("u") + pl.col("user").cast(pl.String).str.zfill(6),
+        "page": pl.lit("/p") + pl.col("page").cast(pl.String),
+        "ts": pl.col("ts"),
+    }
+    frame = pl.DataFrame({"user": clicks.user, "page": clicks.page, "ts": clicks.ts}).select(**names)
+    return frame.write_ndjson().encode().split(b"\n")[:-1]
+
+
+def by_partition(clicks: Clicks, partitions: int) -> list[Clicks]:
+    """A user's clicks are all in one partition, as with a topic that is keyed by user."""
+    return [clicks.where(clicks.user % partitions == number) for number in range(partitions)]
+
+
+# --- the demo's records -----------------------------------------------------------------------------------------------
+
+_MALFORMED: Sequence[Kind] = ("cut_off", "no_object", "null_time", "no_time", "unreadable_time", "no_value")
+_ACCIDENTS: Sequence[Kind] = ("usual", "slow", "null_key", *_MALFORMED)
+_SHARES = (0.0, 0.02, 0.0005, *(0.0002 for _ in _MALFORMED))
+_LATE_SHARE = 0.003
+
+
+def make(seed: int, clicks: int, partitions: int) -> list[Made]:
+    """`clicks` clicks over an hour, in sending order, each with its partition; `kind` says what became of it.
+
+    Those that are `slow` come after the watermark, but in time (S5): into sessions that have gone out already, between
+    two of them, or before one. Those that are `late` come too late, of visitors who have no other clicks.
+    """
+    load = Load(clicks, max(1, clicks // 40), partitions, seed, max(1, clicks // 3600), disorder_ms=0)
+    drawn, chance = draw(load), random.Random(seed)
+    shares = (1 - sum(_SHARES), *_SHARES[1:])
+    kinds = chance.choices(_ACCIDENTS, shares, k=len(drawn))
+    rows = zip(drawn.user.tolist(), drawn.page.tolist(), drawn.ts.tolist(), kinds, strict=True)
+    made = [_told(chance, f"u{user:06d}", page, ts, kind, partitions) for user, page, ts, kind in rows]
+    late = [_told(chance, f"late{n}", 1, ts, "late", partitions) for n, ts in enumerate(_late_times(chance, drawn))]
+    return sorted([*made, *late], key=lambda record: record.arrival_ms)
+
+
+def _late_times(chance: random.Random, drawn: Clicks) -> list[int]:
+    """In the first half of the hour, so that they arrive in the second one."""
+    first_half = drawn.ts[: len(drawn) // 2].tolist()
+    return chance.sample(first_half, int(_LATE_SHARE * len(drawn)))
+
+
+def _told(chance: random.Random, user: str, page: int, ts: int, kind: Kind, partitions: int) -> Made:
+    row = {"user_id": user, "page": f"/p{page}", "ts": ts}
+    value = told_as(row, kind, _CHANGES)
+    return Made(TOPIC, user.encode(), value, kind, ts + _way_ms(chance, kind), zlib.crc32(user.encode()) % partitions)
+
+
+_CHANGES: Changes = {
+    "null_key": {"user_id": None},
+    "null_time": {"ts": None},
+    "unreadable_time": {"ts": "yesterday"},
+}
+
+
+def _way_ms(chance: random.Random, kind: Kind) -> int:
+    """From the event to the topic. What is sent by then is never more than DELAY_MS ahead of the watermark, so that
+    LATENESS_MS are left to those that are slow."""
+    if kind == "late":
+        return GAP_MS + LATENESS_MS + DELAY_MS + chance.randrange(600_000, 1_200_000)
+    if kind == "slow":
+        return chance.randrange(DELAY_MS, LATENESS_MS)
+    return min(int(chance.expovariate(1 / 800)), DELAY_MS - 1)

@@ -1,0 +1,85 @@
+"""What holds of a run whatever its job does: the plans of its epochs, and its dead letters. Each check yields sentences
+with samples, none if all is well."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from joinery_devkit.expectation import Log, Reading, Values
+from joinery_devkit.oracle import WatermarkOracle
+from joinery_runtime.job import Job
+
+SAMPLES = 5
+
+
+def range_problems(log: Log) -> Iterator[str]:
+    """Each partition is read without a gap and without an overlap, by epochs whose numbers go up (M3)."""
+    ends: dict[Values, tuple[int, int]] = {}
+    last = 0
+    for entry in log:
+        epoch = entry["epoch"]
+        if epoch <= last:
+            yield f"epoch {epoch} comes after epoch {last} in the log"
+        last = epoch
+        for name, topic, partition, start, end in entry["plan"]["ranges"]:
+            before, end_before = ends.get((name, topic, partition), (0, start))
+            if start != end_before:
+                where = f"input {name}, {topic}-{partition}"
+                yield f"{where}: epoch {epoch} starts at offset {start}, epoch {before} ended at {end_before}"
+            ends[name, topic, partition] = epoch, end
+
+
+def watermark_problems(reading: Reading, log: Log, job: Job) -> Iterator[str]:
+    """T1, T3, T5: what the rows of all earlier epochs imply is what the plan says."""
+    for side in job.inputs:
+        if side.watermark.explicit or side.watermark.on_idle == "advance":
+            raise NotImplementedError(f"input {side.name}: only watermarks that follow from records can be verified")
+    oracle = WatermarkOracle({side.name: side.watermark.delay for side in job.inputs})
+    times = _times(reading)
+    for entry in log:
+        plan = entry["plan"]
+        for name, topic, partition, _, _ in plan["ranges"]:
+            oracle.saw(name, f"{topic}/{partition}", ())
+        expected = oracle.watermarks(plan["idle"], plan["ended"])
+        if expected != plan["watermarks"]:
+            yield f"epoch {entry['epoch']}: the watermarks are {plan['watermarks']}, the records imply {expected}"
+        for (name, partition), seen in times.get(entry["epoch"], {}).items():
+            oracle.saw(name, partition, seen)
+        oracle.settle(plan["idle"])
+
+
+def _times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[int]]]:
+    """Event times by epoch and partition."""
+    found: dict[int, dict[tuple[str, str], list[int]]] = {}
+    for name, rows in reading.rows.items():
+        for row in rows:
+            found.setdefault(row.epoch, {}).setdefault((name, f"{row.topic}/{row.partition}"), []).append(row.ts)
+    return found
+
+
+def letters_once(job: Job) -> bool:
+    """Files never repeat, a topic only at least once."""
+    return job.dead_letter_kafka is None or job.spec.delivery == "exactlyOnce"
+
+
+def dead_letter_problems(
+    reading: Reading, rows: Iterable[Mapping[str, Any]] | None, *, exactly_once: bool
+) -> Iterator[str]:
+    if rows is None:
+        return
+    got = Counter((row["topic"], row["partition"], row["offset"]) for row in rows)
+    names = ["topic", "partition", "offset"]
+    yield from named("records are not among the dead letters", Counter(reading.dead - set(got)), names)
+    yield from named("dead letters are of usable records", Counter(set(got) - reading.unusable), names)
+    if exactly_once:
+        again = Counter({place: count - 1 for place, count in got.items() if count > 1})
+        yield from named("dead letters came more than once", again, names)
+
+
+def named(what: str, rows: Counter[Any], names: Sequence[str]) -> Iterator[str]:
+    """One sentence with samples, or none."""
+    if rows:
+        samples = [str(dict(zip(names, row, strict=True))) for row in list(rows)[:SAMPLES]]
+        yield f"{rows.total():,} {what}, such as:" + "".join(f"\n      {sample}" for sample in samples)

@@ -1,0 +1,195 @@
+"""Judges a run of a SessionWindow that has read all of a bounded input: brute force over its records.
+
+After the end of the input the table holds every session once, and what a session is then follows from the records: the
+rows of a group in order of time, cut where the distance is more than the gap (S1). Only which rows came too late is
+asked of the epoch log. What brute force cannot say is refused: sessions that reach `maxDuration`, and rows that come
+after the lateness that is allowed and are near others.
+
+    verdict = verify_sessions(records, log, table, job, dead_letters=dead)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joinery_devkit import oracle
+from joinery_devkit.expectation import Log, Reading, Row, Values, read
+from joinery_devkit.oracle.session_rows import Identify, Output
+from joinery_devkit.topics import Record
+from joinery_devkit.verify_plan import dead_letter_problems, letters_once, named, range_problems, watermark_problems
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import SessionWindow
+
+# A sketch may be off by five standard errors, and by one in small sessions; a float by its last digits.
+_OFF, _OFF_BY = 0.08, 1
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class SessionVerdict:
+    """`sessions` and `late` are what the rules demand, `rows` what was read; `problems` are sentences with samples,
+    none if all is well."""
+
+    sessions: int
+    rows: int
+    late: int
+    dead_letters: int
+    epochs: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "NOT VERIFIED:\n" + "\n".join(f"  - {problem}" for problem in self.problems)
+        return (
+            f"VERIFIED: {self.sessions:,} sessions of {self.rows - self.late:,} rows, each as brute force finds it, "
+            f"{self.late:,} late, {self.dead_letters:,} dead letters accounted for; the watermarks of "
+            f"{self.epochs:,} epochs follow from the records"
+        )
+
+
+def verify_sessions(
+    records: Mapping[str, Iterable[Record]],
+    log: Log,
+    table: Iterable[Mapping[str, Any]],
+    job: SessionWindow,
+    *,
+    dead_letters: Iterable[Mapping[str, Any]],
+    identify: Identify | None = None,
+) -> SessionVerdict:
+    """`records` are all of the input's, by its name, `log` the whole epoch log as `joinery state epochs` prints it,
+    `table` and `dead_letters` rows of the two outputs by column name. `identify` says what a `session_id` is (None: ids
+    are not judged). The job emits retractions where it reopens, has no `compute` and no `where`. Raises JoineryError
+    where brute force cannot say what is right."""
+    _only_what_is_known(job)
+    reading = read(records, log, job)
+    accepted, late = _judged(reading, log, job)
+    expected = _sessions(accepted, job, identify)
+    there = list(table)
+    got = Counter(_key(row, job) for row in there)
+    keys = [*job.sessions.group_by, "window_start", "window_end"]
+    problems = [
+        *range_problems(log),
+        *watermark_problems(reading, log, job),
+        *named("sessions are missing", Counter(expected.keys() - got.keys()), keys),
+        *named("sessions should not be there", Counter(got.keys() - expected.keys()), keys),
+        *named("sessions are there more than once", Counter({k: n - 1 for k, n in got.items() if n > 1}), keys),
+        *_wrong(there, expected, job, identify is not None),
+        *_late_problems(late, log, job),
+        *dead_letter_problems(reading, dead_letters, exactly_once=letters_once(job)),
+    ]
+    if reading.unread:
+        problems.append(f"{reading.unread:,} records were never read")
+    rows = len(accepted) + late.total()
+    return SessionVerdict(len(expected), rows, late.total(), len(reading.dead), len(log), tuple(problems))
+
+
+def _only_what_is_known(job: SessionWindow) -> None:
+    of = job.sessions
+    facts = [
+        *(["it computes columns or filters rows"] if of.compute or of.where else []),
+        *(["ids that were replaced stay in its table: it emits no retractions"] if not _final(job) else []),
+    ]
+    if facts:
+        raise JoineryError(f"job {job.name} cannot be judged by brute force", facts="; ".join(facts))
+
+
+def _final(job: SessionWindow) -> bool:
+    return job.spec.late_data == "drop" or job.spec.emit_retractions
+
+
+# --- which rows count -------------------------------------------------------------------------------------------------
+
+
+def _judged(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[Row], Counter[int]]:
+    """The rows that belong to sessions, and how many came too late by epoch (S4, S5)."""
+    name, lateness, gap = job.spec.input.name, job.spec.allowed_lateness, job.sessions.gap
+    marks = {entry["epoch"]: entry["plan"]["watermarks"][name] for entry in log}
+
+    def behind(row: Row, by_ms: int) -> bool:
+        mark = marks[row.epoch]
+        return mark is not None and row.ts < mark - by_ms
+
+    late = [row for row in reading.rows[name] if behind(row, lateness)]
+    if job.spec.late_data == "reopen":
+        _refuse_near_ones(late, reading.rows[name], job)
+        late = [row for row in late if behind(row, lateness + gap)]
+    dropped = {id(row) for row in late}
+    return [row for row in reading.rows[name] if id(row) not in dropped], Counter(row.epoch for row in late)
+
+
+def _refuse_near_ones(doubtful: Sequence[Row], rows: Sequence[Row], job: SessionWindow) -> None:
+    times: dict[Values, list[int]] = defaultdict(list)
+    for row in rows:
+        times[_group(row, job)].append(row.ts)
+    for row in doubtful:
+        near = sum(abs(ts - row.ts) <= job.sessions.gap for ts in times[_group(row, job)])
+        if near > 1:
+            facts = f"{row.columns} came after the lateness that is allowed and is near another row"
+            raise JoineryError(f"job {job.name} cannot be judged by brute force", facts=facts)
+
+
+def _late_problems(late: Counter[int], log: Log, job: SessionWindow) -> Iterator[str]:
+    """T10: the log's own counts, epoch by epoch."""
+    for entry in log:
+        count = late[entry["epoch"]]
+        expected = {job.spec.input.name: {"late": count}} if count else {}
+        if entry["result"]["dropped"] != expected:
+            counted = entry["result"]["dropped"]
+            yield f"epoch {entry['epoch']}: the log counts as dropped {counted}, it is {expected}"
+
+
+# --- what they make ---------------------------------------------------------------------------------------------------
+
+
+def _group(row: Row, job: SessionWindow) -> Values:
+    return tuple(row.columns[name] for name in job.sessions.group_by)
+
+
+def _sessions(rows: Iterable[Row], job: SessionWindow, identify: Identify | None) -> Mapping[Values, Output]:
+    """Every session by `_key`. Raises JoineryError where one reaches the cap."""
+    arrived = (oracle.Row(row.partition, 0, row.ts, dict(row.columns)) for row in rows)
+    shape = oracle.SessionShape(job, identify or (lambda _: 0))
+    found = {_key(session, job): session for session in oracle.sessions_at_once(shape, arrived)}
+    for key, session in found.items():
+        if session["window_end"] - session["window_start"] >= job.spec.max_duration:
+            raise JoineryError(f"job {job.name} cannot be judged by brute force", facts=f"{key} reaches maxDuration")
+    return found
+
+
+# --- what is there ----------------------------------------------------------------------------------------------------
+
+
+def _key(row: Mapping[str, Any], job: SessionWindow) -> Values:
+    return (*(row[name] for name in job.sessions.group_by), row["window_start"], row["window_end"])
+
+
+def _wrong(
+    table: Iterable[Mapping[str, Any]], expected: Mapping[Values, Output], job: SessionWindow, identified: bool
+) -> Iterator[str]:
+    """Sentences about sessions that are where they should be, with other values."""
+    named_columns = [*(["session_id"] if identified else []), *(of.as_ for of in job.sessions.aggregates)]
+    sketches = {of.as_ for of in job.sessions.aggregates if of.method == "hll"}
+    for column in named_columns:
+        fits = _about if column in sketches else _same
+        pairs = ((row, expected[_key(row, job)]) for row in table if _key(row, job) in expected)
+        wrong = Counter((*_key(r, job), r[column], w[column]) for r, w in pairs if not fits(r[column], w[column]))
+        names = [*job.sessions.group_by, "window_start", "window_end", "there", "expected"]
+        yield from named(f"sessions have a wrong {column}", wrong, names)
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, float):
+        return isinstance(value, float) and math.isclose(value, wanted, rel_tol=_ROUNDING)
+    return bool(value == wanted)
+
+
+def _about(value: int, wanted: int) -> bool:
+    return abs(value - wanted) <= _OFF_BY + _OFF * wanted
