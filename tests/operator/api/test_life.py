@@ -110,9 +110,9 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
     world.apply()
     world.wait_for("Running")
     owner = {"kind": kind.name, "name": JOB, "uid": world.job["metadata"]["uid"], "controller": True}
-    for kind in ("Pod", "ConfigMap", "Service"):
-        (name,) = world.cluster.ours(world.namespace)[kind]
-        (reference,) = world.cluster.get(kind, world.namespace, name)["metadata"]["ownerReferences"]
+    for child in ("Pod", "ConfigMap", "Service"):
+        (name,) = world.cluster.ours(world.namespace)[child]
+        (reference,) = world.cluster.get(child, world.namespace, name)["metadata"]["ownerReferences"]
         assert owner.items() <= reference.items()
     assert world.condition("Ready") == ("True", "Running")
     assert {each["observedGeneration"] for each in world.job["status"]["conditions"]} == {1}
