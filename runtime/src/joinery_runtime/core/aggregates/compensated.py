@@ -32,9 +32,10 @@ def total(values: Doubles, groups: Groups) -> Doubles:
 def _halve(values: Doubles, starts: np.ndarray, sizes: np.ndarray) -> Doubles:
     """The first and the second of each group added, the third and the fourth, ...; an odd last one as it is."""
     (high, low), halved = values, (sizes + 1) >> 1
-    inside = 2 * (np.arange(int(halved.sum())) - np.repeat(np.cumsum(halved) - halved, halved))
-    left = np.repeat(starts, halved) + inside
-    paired = inside + 1 < np.repeat(sizes, halved)
+    ends = np.cumsum(halved)
+    left = np.repeat(starts - 2 * (ends - halved), halved) + np.arange(0, 2 * int(halved.sum()), 2)
+    paired = np.ones(len(left), dtype=bool)
+    paired[ends - 1] = sizes % 2 == 0
     right = left + paired
     other = (np.where(paired, high[right], 0.0), np.where(paired, low[right], 0.0))
     return _add((high[left], low[left]), other)
