@@ -9,19 +9,19 @@ import pyarrow as pa
 from joinery_runtime.core import spec
 from joinery_runtime.core.aggregates import accumulator
 from joinery_runtime.core.expression import Expression, check_predicate, parse_expression, type_of
-from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.core.schema import arrow_schema, type_name
 from joinery_runtime.core.session_state import state_schema
 from joinery_runtime.core.spec import SESSIONS, InputSpec, Intake, OutputColumn, Pipeline, SideSpec, StepSpec
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, SessionWindow
-from joinery_runtime.job.sessions import RETRACTED, SESSION_COLUMNS
+from joinery_runtime.job.sessions import RETRACTED, SESSION_COLUMNS, takes, takes_text
 
 SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()), strict=True))
 
 
 def compile_session(job: SessionWindow) -> Pipeline:
     """Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL, when an expression does not fit the
-    input."""
+    input, and `spec.aggregates[n].column`, when an aggregate does not take what one gives."""
     of = _Compiler(job)
     step = StepSpec(0, (of.side(),), of.rule(), None, tuple(of.output()))
     return Pipeline((InputSpec(job.spec.input.name, 0, 0),), (step,))
@@ -40,7 +40,7 @@ class _Compiler:
         self._declared = arrow_schema(self._input.columns)
         self._computed = [self._compute(n, c.as_, c.expression) for n, c in enumerate(self._sessions.compute)]
         self._schema = pa.schema([*self._declared, *(pa.field(c.name, c.type) for c in self._computed)])
-        self._aggregates = tuple(self._aggregate(aggregate) for aggregate in self._sessions.aggregates)
+        self._aggregates = tuple(self._aggregate(n, of) for n, of in enumerate(self._sessions.aggregates))
 
     def rule(self) -> spec.SessionWindow:
         wanted = self._job.spec
@@ -78,8 +78,11 @@ class _Compiler:
             grouped=True,
         )
 
-    def _aggregate(self, of: Aggregate) -> spec.Aggregate:
+    def _aggregate(self, number: int, of: Aggregate) -> spec.Aggregate:
         kind = self._schema.field(of.column).type if of.column is not None else None
+        if kind is not None and not takes(of.function, type_name(kind) or ""):
+            facts = f"{of.function} takes {takes_text(of.function)}, and {of.column!r} is {kind}"
+            raise self._error(f"spec.aggregates[{number}].column", f"{facts}; choose another function")
         return spec.Aggregate(of.function, of.as_, of.column or "", kind, of.distinct_limit)
 
     # --- expressions --------------------------------------------------------------------------------------------------
@@ -91,7 +94,7 @@ class _Compiler:
             expression = parse_expression(self._sessions.where, self._input.name)
             check_predicate(expression, {self._input.name: self._declared})
         except ExpressionError as error:
-            raise self._error("spec.where", error) from error
+            raise self._error("spec.where", str(error)) from error
         return expression
 
     def _compute(self, number: int, name: str, text: str) -> _Computed:
@@ -99,8 +102,13 @@ class _Compiler:
             expression = parse_expression(text, self._input.name)
             kind = type_of(expression, {self._input.name: self._declared})
         except ExpressionError as error:
-            raise self._error(f"spec.compute[{number}].expression", error) from error
-        return _Computed(name, expression, pa.string() if pa.types.is_null(kind) else kind)
+            raise self._error(f"spec.compute[{number}].expression", str(error)) from error
+        kind = pa.string() if pa.types.is_null(kind) else kind
+        if type_name(kind) is None:
+            raise self._error(
+                f"spec.compute[{number}].expression", f"{text!r} gives {kind}, which no column can hold; add a CAST"
+            )
+        return _Computed(name, expression, kind)
 
-    def _error(self, path: str, error: ExpressionError) -> JobError:
-        return JobError(self._job.name, [Problem(path if self._job.spec.sql is None else "spec.sql", str(error))])
+    def _error(self, path: str, message: str) -> JobError:
+        return JobError(self._job.name, [Problem(path if self._job.spec.sql is None else "spec.sql", message)])

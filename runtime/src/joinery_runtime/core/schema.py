@@ -45,6 +45,13 @@ def arrow_type(column_type: TypeLike) -> pa.DataType:
     return _SCALARS[column_type.name]
 
 
+def type_name(kind: pa.DataType) -> str | None:
+    """The name of the job's column type that has this Arrow type; None where none has."""
+    if pa.types.is_decimal128(kind):
+        return "decimal"
+    return next((name for name, known in _SCALARS.items() if known == kind), None)
+
+
 def arrow_schema(columns: Iterable[ColumnLike]) -> pa.Schema:
     """The Arrow schema of an input's declared columns, in their order; every column may be null."""
     return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in columns])
