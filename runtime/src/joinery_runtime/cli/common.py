@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Job, load_job, located
 
-JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin as YAML or JSON.")]
+JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin or a SessionWindow, as YAML or JSON.")]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Flag = Annotated[bool, Parameter(negative=())]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="JSON also on a terminal.")]

@@ -77,12 +77,12 @@ def show(
     step: Count | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints the rows that are kept for a key, with their times and when each will go.
+    """Prints the rows, or sessions, that are kept for a key, with their times and when each will go.
 
     Parameters
     ----------
     key
-        COLUMN=VALUE, for each column of the key.
+        COLUMN=VALUE, for each column of the key; of sessions COLUMN alone where it has no value.
     step
         Only this step of the job, 1 is the first; without it, all steps that have such a key.
     """
@@ -97,7 +97,7 @@ def show(
 
 @state.command
 def stats(job_file: JobFile, *, as_json: AsJson = False) -> None:
-    """Prints how much state the job keeps on each side, what the next epoch drops, the plan, and the savepoints."""
+    """Prints how much state the job keeps, what the next epoch drops, the plan, and the savepoints."""
     from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
     from joinery_runtime.cli.state_stats import stats as stats_of  # noqa: PLC0415
 
