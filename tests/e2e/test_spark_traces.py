@@ -15,7 +15,7 @@ from joinery_devkit.spark_cluster import spark_home
 from joinery_runtime.hosts.spark import start_context
 from joinery_runtime.hosts.stores import PostgresAddress
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.job import Job, StreamJoin, parse_job
 from joinery_runtime.state.postgres import PostgresStore
 from traces.corpus import Trace, load_traces
 
@@ -51,14 +51,17 @@ def stage(context: SparkContext, address: PostgresAddress, tmp_path: Path) -> Sp
     return SparkStage(context, address, tmp_path)
 
 
-def job(trace: Trace, suffix: str) -> StreamJoin:
+def job(trace: Trace, suffix: str) -> Job:
     metadata = {"name": f"{trace.job['metadata']['name']}-{suffix}"}
     return parse_job(json.dumps({**trace.job, "metadata": metadata}), f"{trace.name}.yaml")
 
 
 def kind(trace: Trace) -> str:
     """Which code its steps run, in words."""
-    steps = parse_job(json.dumps(trace.job), f"{trace.name}.yaml").joins
+    parsed = parse_job(json.dumps(trace.job), f"{trace.name}.yaml")
+    if not isinstance(parsed, StreamJoin):
+        return "sessions"
+    steps = parsed.joins
     if len(steps) > 1 or steps[0].broadcast:
         return "chain" if len(steps) > 1 else "broadcast"
     return {"tumbling": "window", "hopping": "window"}.get(steps[0].kind, steps[0].kind)
@@ -67,8 +70,8 @@ def kind(trace: Trace) -> str:
 ONE_OF_EACH = {kind(trace): trace for trace in reversed(SAMPLE)}
 
 
-def test_the_sample_has_every_kind_of_join() -> None:
-    assert ONE_OF_EACH.keys() == {"interval", "broadcast", "chain", "window", "session", "asOf"}
+def test_the_sample_has_every_kind() -> None:
+    assert ONE_OF_EACH.keys() == {"interval", "broadcast", "chain", "window", "session", "asOf", "sessions"}
     types = {step["type"] for trace in SAMPLE for step in trace.job["spec"].get("joins", ()) if "type" in step}
     assert types >= {"left", "full"}
 
@@ -91,7 +94,7 @@ def test_a_trace_with_restarts_and_rescaling(trace: Trace, stage: SparkStage, st
 
 
 def traced(
-    job: StreamJoin, steps: Iterable[Mapping[str, Any]], stage: SparkStage, store: PostgresStore
+    job: Job, steps: Iterable[Mapping[str, Any]], stage: SparkStage, store: PostgresStore
 ) -> Iterator[Mapping[str, Any]]:
     return run_trace(job, steps, store, SHARDS, stage, verbose=True)
 

@@ -5,21 +5,25 @@ Anything that README.md does not name is refused, so that a misspelt `expect` ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+
+from traces.session_ids import with_session_id
 
 FOLDER = Path(__file__).parent
 
 # What a trace writes as `end`: the watermark of an input that has ended (rule T7).
 END = 2**63 - 1
 
-_TRACE = {"about", "source", "covers", "differs", "spark", "anyCut", "job", "steps", "refused"}
+_TRACE = {"about", "source", "covers", "differs", "spark", "anyCut", "kind", "job", "steps", "refused"}
 _EXPECT = {"output", "late", "dropped", "watermarks", "stepWatermarks", "dead", "fails"}
 _SCHEMA = {"k": "string", "v": "string", "ts": "timestamp"}
+_ENDS = {"output": {"file": {"path": "unused-output.jsonl"}}, "stateStore": {"memory": {}}}
 
 Row = Mapping[str, Any]
 
@@ -72,13 +76,18 @@ class Trace:
     any_cut: bool
 
     @property
+    def sessions(self) -> bool:
+        return bool(self.job["kind"] == "SessionWindow")
+
+    @property
     def inputs(self) -> tuple[str, ...]:
-        return tuple(side["name"] for side in self.job["spec"]["inputs"])
+        spec = self.job["spec"]
+        return tuple(side["name"] for side in ([spec["input"]] if self.sessions else spec["inputs"]))
 
     @property
     def ordered(self) -> bool:
-        """The rows of a step have a defined order when the job is one join."""
-        return len(self.inputs) == 2
+        """The rows of a step have a defined order when the job is one join, or sessions."""
+        return len(self.inputs) <= 2
 
 
 def load_traces(folder: Path = FOLDER) -> list[Trace]:
@@ -91,13 +100,16 @@ def _read(path: Path, name: str) -> Trace:
     _known(raw, _TRACE, name)
     if ("steps" in raw) == ("refused" in raw):
         raise ValueError(f"{name}: has either steps or refused")
+    job = _RESOURCES[raw.get("kind", "StreamJoin")](raw["job"], name.replace("/", "."))
+    complete = partial(with_session_id, job["spec"]) if job["kind"] == "SessionWindow" else dict
+    steps = enumerate(raw.get("steps", ()), start=1)
     return Trace(
         name,
         about=raw["about"],
         source=raw["source"],
         covers=tuple(raw["covers"]),
-        job=resource(raw["job"], name.replace("/", ".")),
-        steps=tuple(_step(step, f"{name}, step {number}") for number, step in enumerate(raw.get("steps", ()), start=1)),
+        job=job,
+        steps=tuple(_step(step, f"{name}, step {number}", complete) for number, step in steps),
         refused=tuple(Refusal(**problem) for problem in raw.get("refused", ())),
         differs=raw.get("differs"),
         spark=raw.get("spark", False),
@@ -110,11 +122,11 @@ def _known(raw: Mapping[str, Any], names: set[str], place: str) -> None:
         raise ValueError(f"{place}: {sorted(unknown)} is not one of {sorted(names)}")
 
 
-def _step(raw: Mapping[str, Any], place: str) -> Step:
+def _step(raw: Mapping[str, Any], place: str, complete: Callable[[Row], Row]) -> Step:
     expect = raw.get("expect", {})
     _known(expect, _EXPECT, place)
     expected = Expected(
-        output=tuple(expect.get("output", ())),
+        output=tuple(map(complete, expect.get("output", ()))),
         late=expect.get("late"),
         dropped=expect.get("dropped"),
         watermarks=_watermarks(expect.get("watermarks")),
@@ -143,8 +155,7 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     joins = [_join(step, names, number) for number, step in enumerate(spec.get("joins", ()), start=1)]
     filled = {
         "select": [{"column": f"{side}.v", "as": side} for side in names],
-        "output": {"file": {"path": "unused-output.jsonl"}},
-        "stateStore": {"memory": {}},
+        **_ENDS,
         **spec,
         "inputs": [_input(side, joins) for side in given],
     }
@@ -152,12 +163,22 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
         filled["joins"] = joins
     if filled.get("select") == "default" or "sql" in spec:
         del filled["select"]
-    return {
-        "apiVersion": "joinery.dev/v1alpha1",
-        "kind": "StreamJoin",
-        "metadata": {"name": name},
-        "spec": filled,
-    }
+    return _resource("StreamJoin", name, filled)
+
+
+def session_resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The whole SessionWindow of a trace's `job`; what is null in it is left out."""
+    wanted = {} if "sql" in spec else {"groupBy": ["k"], "gap": 10, "aggregates": [{"function": "count", "as": "rows"}]}
+    filled = {"maxDuration": 1000, **_ENDS, **wanted, **spec}
+    given = {key: value for key, value in filled.items() if value is not None}
+    return _resource("SessionWindow", name, {**given, "input": _input({"name": "c", **given.get("input", {})}, [])})
+
+
+def _resource(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "joinery.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+_RESOURCES = {"StreamJoin": resource, "SessionWindow": session_resource}
 
 
 def _input(given: Mapping[str, Any], joins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
