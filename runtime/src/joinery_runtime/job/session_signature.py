@@ -14,6 +14,7 @@ from joinery_runtime.job.duration import format_duration
 from joinery_runtime.job.session_window import SessionWindow
 from joinery_runtime.job.wording import listed
 
+Origin = str | dict[str, Any]
 SESSIONS_PART = "sessions"  # the part of the state that holds them
 _ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<column>.*)\)[^()]*", re.DOTALL)
 
@@ -41,18 +42,26 @@ def accumulated_column(name: str) -> str | None:
     return found["column"] if found is not None else None
 
 
-def origin(job: SessionWindow, column: str) -> str:
-    """What a column of sessions holds: its declared type, or the expression that makes it with the types that this
-    reads; empty for no column."""
+def origin(job: SessionWindow, column: str) -> Origin:
+    """What a column of sessions holds: its declared type (empty for no column), or the expression that makes it and the
+    types of the columns that this reads."""
     types = job.spec.input.types
     if column in types or not column:
         return str(types.get(column, ""))
     text = next(made.expression for made in job.sessions.compute if made.as_ == column)
+    read = sorted({part.name for part in _tree(text).find_all(exp.Column)} & types.keys())
+    return {"expression": text, "reads": {name: str(types[name]) for name in read}}
+
+
+def _tree(expression: str) -> exp.Expr:
+    """Columns without their input, of which there is one."""
     try:
-        read = sorted({part.name for part in sqlglot.parse_one(text).find_all(exp.Column)})
+        tree = sqlglot.parse_one(expression)
     except SqlglotError:
-        read = []  # the core refuses the expression and says why
-    return f"{text} of {listed(f'{name} {types[name]}' for name in read if name in types)}"
+        return exp.Var(this=expression)  # the core refuses it and says why
+    for column in tree.find_all(exp.Column):
+        column.set("table", None)
+    return tree
 
 
 # --- comparison ---------------------------------------------------------------------------------------------------
@@ -62,16 +71,32 @@ Signed = Mapping[str, Any]
 
 def session_refusals(old: Signed, new: Signed) -> Iterator[str]:
     """Why the state cannot be used, where inputs are the same."""
-    was, now = ([f"{name} ({what})" for name, what in each["groups"]] for each in (old, new))
-    if was != now:
-        yield f"groupBy was {listed(was)}, it is now {listed(now)}"
+    was, now = old["groups"], new["groups"]
+    names = [[name for name, _ in groups] for groups in (was, now)]
+    if names[0] != names[1] or not all(_same(a[1], b[1]) for a, b in zip(was, now, strict=True)):
+        told = [listed(f"{name} ({_told(what)})" for name, what in groups) for groups in (was, now)]
+        yield f"groupBy was {told[0]}, it is now {told[1]}"
     for name, what in new["stored"].items():
         kept = old["stored"].get(name)
         text = name.removeprefix("$")
         if kept is None:
             yield f"{text} is not in the stored sessions, and the job now needs it"
-        elif kept != what:
-            yield f"{text} is stored over {kept}, the job now makes it of {what}"
+        elif not _same(kept, what):
+            yield f"{text} is stored over {_told(kept)}, the job now makes it of {_told(what)}"
+
+
+def _same(was: Origin, now: Origin) -> bool:
+    """Expressions are the same however they are written."""
+    if isinstance(was, str) or isinstance(now, str):
+        return was == now
+    return was["reads"] == now["reads"] and _tree(was["expression"]) == _tree(now["expression"])
+
+
+def _told(what: Origin) -> str:
+    if isinstance(what, str):
+        return what
+    reads = [f"{name} {kind}" for name, kind in what["reads"].items()]
+    return f"{what['expression']} of {listed(reads)}" if reads else str(what["expression"])
 
 
 def session_warnings(old: Signed, new: Signed) -> Iterator[str]:
