@@ -36,7 +36,8 @@ def judge(api_server: ApiServer) -> Iterator[Judge]:
     objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
 
     def said(written: Mapping[str, Any]) -> str:
-        where = (GROUP, VERSION, "default", KINDS[0].plural)
+        plural = next((kind.plural for kind in KINDS if kind.name == written.get("kind")), KINDS[0].plural)
+        where = (GROUP, VERSION, "default", plural)
         try:
             objects.create_namespaced_custom_object(*where, written, dry_run="All", field_validation="Strict")
         except ApiException as error:

@@ -6,7 +6,8 @@ import pytest
 from joinery_runtime.job import SessionWindow, explain, load_job
 
 FOLDER = Path(__file__).parents[2] / "examples"
-EXAMPLES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("session-over-join/*.yaml")])
+CLUSTER = (path for path in FOLDER.glob("kubernetes/*.yaml") if path.stem != "secrets")
+EXAMPLES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("session-over-join/*.yaml"), *CLUSTER])
 
 
 def test_the_examples_are_there():
