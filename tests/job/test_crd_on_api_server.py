@@ -14,10 +14,14 @@ from kubernetes.client.exceptions import ApiException
 from ruamel.yaml.error import YAMLError
 
 from cluster.api_server import ApiServer
-from job import chains
+from job import chains, sessions
 from job.resources import edited
 from job.test_crd_objects import ACCEPTED, EXAMPLES, REFUSED, SPEC, document
 from job.test_load_bad import BAD, NOT_YET
+from job.test_session_crd import GOOD_OBJECTS
+from job.test_session_crd import REFUSED as REFUSED_SESSIONS
+from job.test_session_crd import SPEC as SESSION_SPEC
+from job.test_session_rules import BAD as BAD_SESSIONS
 from job.test_step_rules import BAD_STEPS, GOOD_STEPS
 from joinery_runtime.job.crd import KINDS, custom_resource_definition
 from joinery_runtime.job.resource import API_VERSION
@@ -79,6 +83,41 @@ def test_bad_steps_are_refused_or_left_to_the_models(
         assert f"spec.{path.partition('[')[0]}" in said
 
 
+@pytest.mark.parametrize("written", GOOD_OBJECTS, ids=lambda written: str(written["spec"])[-60:])
+def test_every_form_of_sessions_is_taken(judge: Judge, written: Any) -> None:
+    assert judge(written) == ""
+
+
+# What depends on types, on columns and on names elsewhere.
+SESSIONS_LOADER_ONLY = (
+    *("no column", "takes numbers", "takes all types but", "has a column 'page' already", "event time must be"),
+    *("is the name of a group column", "is not an output column"),
+)
+
+
+@pytest.mark.parametrize(("aggregates", "more", "path", "words"), BAD_SESSIONS, ids=lambda value: str(value)[:50])
+def test_bad_sessions_are_refused_or_left_to_the_models(
+    judge: Judge, aggregates: Any, more: Any, path: str, words: str
+) -> None:
+    said = judge(sessions.document(*aggregates, **more))
+    if any(alone in words for alone in SESSIONS_LOADER_ONLY):
+        assert said == ""
+    else:
+        assert f"spec.{path.partition('[')[0]}" in said or words in said
+
+
+@pytest.mark.parametrize(("written", "place"), REFUSED_SESSIONS, ids=lambda value: str(value)[-60:])
+def test_what_the_schema_of_sessions_refuses_is_refused_at_its_place(judge: Judge, written: Any, place: str) -> None:
+    assert f"spec{place}" in judge(written)
+
+
+def test_every_rule_of_sessions_refuses_a_bad_object_with_its_words(judge: Judge) -> None:
+    bad = [*(sessions.document(*aggregates, **more) for aggregates, more, *_ in BAD_SESSIONS), *RULED_SESSIONS]
+    said = "\n".join(map(judge, bad))
+    own = set(rules(SESSION_SPEC)) - set(rules(SPEC))
+    assert {message for message in own if message not in said} == set()
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples_are_taken(judge: Judge, path: Path) -> None:
     assert judge(document(path.read_text())) == ""
@@ -121,6 +160,12 @@ RULED = [
     changed(lambda spec: spec["joins"][0].update(window={"tumbling": "0s"})),
     changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),
     changed(on_another_kafka),
+]
+
+
+RULED_SESSIONS = [
+    sessions.document(sql="SELECT 1", groupBy=None, gap=None, aggregates=[sessions.COUNT]),
+    sessions.document(deadLetter={"kafka": {"topic": "dead"}}),
 ]
 
 

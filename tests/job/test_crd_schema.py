@@ -48,7 +48,13 @@ def walk(schema: dict[str, Any], at: str = "") -> Iterator[Node]:
 
 
 def nodes(below: tuple[str, ...] = ("",)) -> list[Any]:
-    return [pytest.param(schema, id=at or "(root)") for at, schema in walk(root()) if at.startswith(below)]
+    """Of all kinds."""
+    return [
+        pytest.param(schema, id=f"{kind.short}{at}")
+        for kind in KINDS
+        for at, schema in walk(root(kind))
+        if at.startswith(below)
+    ]
 
 
 def junctions(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -69,15 +75,16 @@ def test_the_files_are_what_the_models_say():
         assert len(text.encode()) < 128 * 1024
 
 
-def test_how_kubectl_knows_the_kind():
-    spec = definition()["spec"]
-    assert definition()["metadata"]["name"] == "streamjoins.joinery.dev"
+@pytest.mark.parametrize(("kind", "name", "short"), [(KINDS[0], "StreamJoin", "sj"), (KINDS[1], "SessionWindow", "sw")])
+def test_how_kubectl_knows_the_kind(kind, name, short):
+    spec = definition(kind)["spec"]
+    assert definition(kind)["metadata"]["name"] == f"{name.lower()}s.joinery.dev"
     assert spec["names"] == {
-        "kind": "StreamJoin",
-        "listKind": "StreamJoinList",
-        "plural": "streamjoins",
-        "singular": "streamjoin",
-        "shortNames": ["sj"],
+        "kind": name,
+        "listKind": f"{name}List",
+        "plural": f"{name.lower()}s",
+        "singular": name.lower(),
+        "shortNames": [short],
         "categories": ["joinery"],
     }
     (version,) = spec["versions"]
@@ -86,9 +93,10 @@ def test_how_kubectl_knows_the_kind():
     assert columns == ["Phase", "Rows/s", "Lag", "Watermark delay", "Age"]
 
 
-def test_paths_of_columns_and_scale_are_fields_of_their_type():
-    (version,) = definition()["spec"]["versions"]
-    fields = {at: schema["type"] for at, schema in walk(root()) if "type" in schema}
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_paths_of_columns_and_scale_are_fields_of_their_type(kind):
+    (version,) = definition(kind)["spec"]["versions"]
+    fields = {at: schema["type"] for at, schema in walk(root(kind)) if "type" in schema}
     for column in version["additionalPrinterColumns"]:
         if not column["jsonPath"].startswith(".metadata"):
             assert fields[column["jsonPath"]] == column["type"]
@@ -147,8 +155,18 @@ def test_list_maps_have_keys_that_are_always_there(schema):
 
 
 def test_lists_that_are_maps():
-    found = {at for at, schema in walk(root()) if schema.get("x-kubernetes-list-type") == "map"}
-    assert found == {".spec.inputs", ".spec.inputs[].schema", ".status.conditions", ".status.inputs"}
+    of_joins, of_sessions = (
+        {at for at, schema in walk(root(kind)) if schema.get("x-kubernetes-list-type") == "map"} for kind in KINDS
+    )
+    status = {".status.conditions", ".status.inputs"}
+    assert of_joins == {".spec.inputs", ".spec.inputs[].schema", *status}
+    assert of_sessions == {".spec.input.schema", ".spec.compute", ".spec.aggregates", *status}
+
+
+def test_a_list_that_is_a_set_holds_text():
+    groups = dict(walk(root(KINDS[1])))[".spec.groupBy"]
+    assert groups["x-kubernetes-list-type"] == "set"
+    assert groups["items"]["type"] == "string"
 
 
 # --- CEL ----------------------------------------------------------------------------------------------------------
@@ -166,8 +184,9 @@ def test_rules_name_fields_that_are_there(schema):
                 place = place["properties"][step]
 
 
-def test_no_rule_stands_where_cel_knows_no_types():
-    for at, schema in walk(root()):
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_no_rule_stands_where_cel_knows_no_types(kind):
+    for at, schema in walk(root(kind)):
         if "type" not in schema and not schema.get("x-kubernetes-int-or-string"):
             assert not any("x-kubernetes-validations" in inner for _, inner in walk(schema)), at
 
@@ -176,7 +195,8 @@ def test_every_rule_and_shape_belongs_to_a_field():
     places = {place if isinstance(place, tuple) else (place, None) for place in (*RULES, *FIELDS)}
     for model, name in places:
         assert name is None or name in {info.alias for info in model.model_fields.values()}
-    written = [rule["rule"] for _, schema in walk(root()) for rule in schema.get("x-kubernetes-validations", ())]
+    schemas = [schema for kind in KINDS for _, schema in walk(root(kind))]
+    written = [rule["rule"] for schema in schemas for rule in schema.get("x-kubernetes-validations", ())]
     assert {rule.rule for rules in RULES.values() for rule in rules} <= set(written)
 
 
