@@ -12,11 +12,14 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from measure import measured, run_job
+from raw_read import Read
+from report import print_and_write
 from topics import Workload, produce
 
 from joinery_devkit.jars import fetch_jars
@@ -120,8 +123,8 @@ def run_spark(bootstrap: str) -> dict[str, Any]:
     return result | {"rate": result["rows"] / result["seconds"], "wall_seconds": wall, "peak_bytes": peak}
 
 
-def run_raw(bootstrap: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "raw_read.py"), bootstrap, str(arguments.partitions), str(arguments.records)]
+def run_raw(bootstrap: str, reads: Sequence[Read]) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "raw_read.py"), bootstrap, json.dumps(reads)]
     out, _, _ = measured(command, dict(os.environ))
     result = json.loads(out)
     return result | {"rate": result["rows"] / result["seconds"]}
@@ -140,25 +143,13 @@ def main() -> None:
         for topic in ("orders", "payments", "exactly-once", "at-least-once"):
             broker.create_topic(topic, partitions=arguments.partitions)
         produce(broker.bootstrap, Workload(arguments.records, arguments.partitions))
-        results = {"raw": run_raw(broker.bootstrap, arguments)}
+        everything = [(topic, list(range(arguments.partitions)), arguments.records) for topic in ("orders", "payments")]
+        results = {"raw": run_raw(broker.bootstrap, everything)}
         for sink in sinks(broker.bootstrap, Path(work)):
             results[sink.name] = run_joinery(broker.bootstrap, sink, arguments, Path(work))
         if not arguments.skip_spark:
             results["spark"] = run_spark(broker.bootstrap)
-    report(results, arguments)
-
-
-def report(results: dict[str, Any], arguments: argparse.Namespace) -> None:
-    ours = results["joinery"]["rate"]
-    for name, result in results.items():
-        peak = f", peak {result['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in result else ""
-        print(f"{name:13} {result['rate']:>12,.0f} rows/s ({result['rows']:,} rows in {result['seconds']:.1f} s{peak})")
-    results["ratios"] = {name: ours / results[name]["rate"] for name in ("raw", "spark") if name in results}
-    for name, ratio in results["ratios"].items():
-        print(f"joinery is {ratio:.2f} times {name}")
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"arguments": vars(arguments) | {"out": None}, **results}, indent=2))
+    print_and_write(results, arguments)
 
 
 if __name__ == "__main__":

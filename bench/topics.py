@@ -7,7 +7,7 @@ are up to DISORDER_MS out of order. A record is about 100 bytes of JSON.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,10 +28,6 @@ class Workload:
     records: int
     partitions: int
 
-    @property
-    def span_ms(self) -> int:
-        return self.records * 1000 // RECORDS_PER_SECOND
-
 
 def produce(bootstrap: str, workload: Workload, topics: Sequence[str] = ("orders", "payments")) -> None:
     """Fills these topics of `TOPICS`, which must exist and be empty."""
@@ -40,13 +36,29 @@ def produce(bootstrap: str, workload: Workload, topics: Sequence[str] = ("orders
         pool.starmap(_produce_topic, [(bootstrap, workload, topic) for topic in topics])
 
 
+def produce_records(bootstrap: str, topic: str, partitions: Sequence[Sequence[bytes]]) -> None:
+    """Fills a topic that exists: partition number n with the nth list of records."""
+    producer = _producer(bootstrap)
+    for number, records in enumerate(partitions):
+        _send(producer, topic, ((record, number) for record in records))
+
+
 def _produce_topic(bootstrap: str, workload: Workload, topic: str) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "batch.size": 1 << 20,
-                         "queue.buffering.max.messages": 1_000_000, "compression.type": "lz4"})  # fmt: skip
-    for number, value in enumerate(TOPICS[topic](workload)):
+    records = enumerate(TOPICS[topic](workload))
+    _send(_producer(bootstrap), topic, ((record, number % workload.partitions) for number, record in records))
+
+
+def _producer(bootstrap: str) -> Producer:
+    return Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "batch.size": 1 << 20,
+                     "queue.buffering.max.messages": 1_000_000, "compression.type": "lz4"})  # fmt: skip
+
+
+def _send(producer: Producer, topic: str, records: Iterable[tuple[bytes, int]]) -> None:
+    """Records and their partitions."""
+    for number, (record, partition) in enumerate(records):
         while True:
             try:
-                producer.produce(topic, value, partition=number % workload.partitions)
+                producer.produce(topic, record, partition=partition)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -19,9 +19,9 @@ from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_tls import SecureAccess
 from joinery_devkit.processes import deadline_after
 from joinery_runtime.errors import JoineryError, SinkError, SourceError
-from joinery_runtime.hosts.run import WorkerBuilder
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import PostgresAddress
+from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import StreamJoin, explain, parse_job
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink

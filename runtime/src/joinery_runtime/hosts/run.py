@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 
 from pyspark import SparkContext
@@ -28,19 +26,17 @@ from joinery_runtime.engine.loop import (
 from joinery_runtime.engine.plan import input_states
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, next_action
-from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.errors import JoineryError, RecordError, SinkError, SourceError, StoreUnavailable
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.hosts.shared_memory import MemoryAddress
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, stop_context
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.status.executors import SparkWatch, watched
 from joinery_runtime.hosts.stores import OpenStore, PostgresAddress, open_store
+from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, under_definition
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
-from joinery_runtime.sinks.base import Sink, SinkWriter
-from joinery_runtime.sources import Decoder, decoder_for, planner_for, reader_for
-from joinery_runtime.sources.base import SourceReader
+from joinery_runtime.sinks.base import Sink
+from joinery_runtime.sources import planner_for
 from joinery_runtime.state.store import JobRecord
 
 
@@ -197,43 +193,3 @@ def _prepared(stack: ExitStack, sink: Sink, schema: object) -> Sink:
 
 def _running_ms() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerBuilder:
-    """Builds an executor process's worker from values that pickle."""
-
-    job: Job
-    store: PostgresAddress | MemoryAddress
-    output: SinkWriter
-    dead_letters: SinkWriter | None
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()[:12]
-
-    def __call__(self, cache: Path) -> Worker:
-        pipeline = compile_job(self.job)
-        store = self.store.connect()
-        return Worker(
-            WorkerParts(self.job.name, pipeline, _Inputs(self.job), store, self.output, self.dead_letters, cache)
-        )
-
-
-class _Inputs:
-    """Readers and decoders of a worker, opened at first use and kept."""
-
-    def __init__(self, job: Job) -> None:
-        self._sides = {side.name: side for side in job.inputs}
-        self._readers: dict[str, SourceReader] = {}
-        self._decoders: dict[str, Decoder] = {}
-
-    def reader(self, name: str) -> SourceReader:
-        if name not in self._readers:
-            self._readers[name] = reader_for(self._sides[name])
-        return self._readers[name]
-
-    def decoder(self, name: str) -> Decoder:
-        if name not in self._decoders:
-            self._decoders[name] = decoder_for(self._sides[name])
-        return self._decoders[name]

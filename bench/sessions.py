@@ -1,0 +1,97 @@
+"""Sessions of N clicks of 100,000 users (count and first page, 60 s gap): this engine, Spark's own `session_window`, and
+the raw read, on the same topic in one run. Prints rows per second, ratios and peak memory, and writes them as JSON.
+
+    python bench/sessions.py --records 3000000 --out build/sessions.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from join import CONNECTOR, run_raw
+from measure import measured, run_job
+from report import print_and_write
+from topics import produce_records
+
+from joinery_devkit import clicks
+from joinery_devkit.jars import fetch_jars
+from joinery_devkit.kafka import KafkaBroker
+
+HERE = Path(__file__).parent
+GAP_S = 60
+
+JOB = """
+apiVersion: joinery.dev/v1alpha1
+kind: SessionWindow
+metadata: {{name: sessions}}
+spec:
+  input:
+    name: clicks
+    kafka: {{bootstrapServers: "{bootstrap}", topic: clicks, stopAt: latest}}
+    format: json
+    schema:
+      - {{name: user_id, type: string}}
+      - {{name: page, type: string}}
+      - {{name: ts, type: timestamp}}
+    eventTime: ts
+    watermark: {{delay: 10s}}
+  groupBy: [user_id]
+  gap: {gap}s
+  maxDuration: 24h
+  aggregates:
+    - {{function: count, as: events}}
+    - {{function: first, column: page, as: first_page}}
+  output: {{file: {{path: "{output}"}}}}
+  deadLetter: {{file: {{path: "{output}.dead"}}}}
+  shards: {shards}
+  trigger: {{maxRecordsPerEpoch: {epoch}}}
+"""
+
+
+def run_joinery(bootstrap: str, arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    job = work / "sessions.yaml"
+    filled = {"bootstrap": bootstrap, "gap": GAP_S, "output": work / "sessions"}
+    job.write_text(JOB.format(**filled, shards=arguments.shards, epoch=arguments.epoch))
+    return run_job(job, work)
+
+
+def run_spark(bootstrap: str) -> dict[str, Any]:
+    jars = fetch_jars("spark-kafka-4.2.0", CONNECTOR, transitive=False)
+    command = [sys.executable, str(HERE / "spark_sessions.py"), bootstrap, str(jars), str(GAP_S)]
+    out, wall, peak = measured(command, dict(os.environ))
+    result = json.loads(out.strip().splitlines()[-1])
+    return result | {"rate": result["rows"] / result["seconds"], "wall_seconds": wall, "peak_bytes": peak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=3_000_000)
+    parser.add_argument("--users", type=int, default=100_000)
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--epoch", type=int, default=500_000, help="records per epoch")
+    parser.add_argument("--skip-spark", action="store_true")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with KafkaBroker() as broker, tempfile.TemporaryDirectory() as work:
+        broker.create_topic("clicks", partitions=arguments.partitions)
+        drawn = clicks.draw(clicks.Load(arguments.records, arguments.users, arguments.partitions))
+        parts = clicks.by_partition(drawn, arguments.partitions)
+        produce_records(broker.bootstrap, "clicks", [clicks.records(part) for part in parts])
+        results = {
+            "raw": run_raw(broker.bootstrap, [("clicks", [p], len(part)) for p, part in enumerate(parts)]),
+            "joinery": run_joinery(broker.bootstrap, arguments, Path(work)),
+        }
+        if not arguments.skip_spark:
+            results["spark"] = run_spark(broker.bootstrap)
+    print_and_write(results, arguments)
+
+
+if __name__ == "__main__":
+    main()
