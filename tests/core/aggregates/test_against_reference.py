@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from core.aggregates.cases import ALL, DOUBLE, FLOAT, NUMBERS, ORDERED, SPECIAL, Rows, merged, rows
 from core.aggregates.reference import exact_sum, reference
-from joinery_runtime.core.aggregates import Accumulator, accumulator
+from joinery_runtime.core.aggregates import Accumulator, Groups, accumulator
 from joinery_runtime.core.spec import Aggregate
 
 FUNCTIONS = ("count_col", "first", "last", "count_distinct", "min", "max", "sum", "avg")
@@ -110,6 +111,14 @@ def test_count_counts_rows_whatever_is_in_them(data: st.DataObject) -> None:
     states, groups = case.folded(of, epochs=True)
     found = of.result(merged(data.draw, of, states, groups)).to_pylist()
     assert found == [sum(row.group == n for row in case.rows) for n in range(len(found))]
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(FLOAT, [0x7FC00001, -1]), (DOUBLE, [0x7FF8000000000001, -1])], ids=str)
+def test_every_nan_is_one_exact_value(kind: pa.DataType, bits: list[int]) -> None:
+    of = aggregate("count_distinct", kind, limit=1)
+    values = pa.array(bits, pa.int32() if kind == FLOAT else pa.int64()).view(kind)
+    states = of.fold(values, np.arange(2), Groups(np.array([0]), 2))
+    assert of.result(states).to_pylist() == [1]
 
 
 def test_columns_of_the_state_tell_aggregates_apart() -> None:
