@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
+from job import sessions
 from job.chains import as_of, document, step, time_only, window
 from job.resources import edited
 from joinery_runtime.errors import JoineryError
@@ -128,6 +129,52 @@ def test_explain_tells_every_form(joinery: Joinery, tmp_path: Path, steps: list[
     ended = joinery("explain", job_file)
     assert (ended.code, ended.err) == (0, "")
     assert [words for words in says if words not in ended.out] == []
+
+
+@pytest.mark.parametrize("command", ["validate", "explain"])
+@pytest.mark.parametrize(
+    ("more", "path", "words"),
+    [
+        ({"where": "clicks.prize > 1"}, "spec.where", "unknown column 'clicks.prize'"),
+        ({"where": "price"}, "spec.where", "is not a condition"),
+        ({"compute": [{"expression": "LOWER(qty)", "as": "x"}]}, "spec.compute[0].expression", "LOWER"),
+        ({"compute": [{"expression": "ts - ts", "as": "x"}]}, "spec.compute[0].expression", "no column can hold"),
+        (
+            {"compute": [{"expression": "LOWER(page)", "as": "x"}], "aggregates": [sessions.of("sum", "x")]},
+            "spec.aggregates[0].column",
+            "sum takes numbers, and 'x' is string",
+        ),
+    ],
+)
+def test_expressions_of_sessions_are_reported_at_their_place(
+    joinery: Joinery, tmp_path: Path, command: str, more: dict[str, Any], path: str, words: str
+) -> None:
+    job_file = tmp_path / "sessions.yaml"
+    job_file.write_text(json.dumps(sessions.document(**more), indent=1))
+    ended = joinery(command, job_file)
+    assert (ended.code, ended.out) == (2, "")
+    assert f": {path}: " in ended.err
+    assert words in ended.err
+    assert "line " in ended.err
+
+
+def test_an_expression_in_the_sql_of_sessions_is_reported_at_the_sql(joinery: Joinery, tmp_path: Path) -> None:
+    job_file = tmp_path / "sessions.yaml"
+    sql = "SELECT user_id, SUM(LOWER(page)) AS n FROM clicks GROUP BY user_id, SESSION(ts, INTERVAL '30' SECOND)"
+    job_file.write_text(json.dumps(sessions.in_sql(sql), indent=1))
+    ended = joinery("validate", job_file)
+    assert (ended.code, ended.out) == (2, "")
+    assert "spec.sql: sum takes numbers, and 'LOWER(page)' is string" in ended.err
+
+
+def test_sessions_are_valid_and_explained(joinery: Joinery, tmp_path: Path) -> None:
+    job_file = tmp_path / "sessions.yaml"
+    job_file.write_text(json.dumps(sessions.document(where="qty > 1")))
+    assert joinery("validate", job_file).out == f"{job_file}: valid\n"
+    ended = joinery("explain", job_file)
+    assert (ended.code, ended.err) == (0, "")
+    for words in ("clicks: sessions of clicks", "groups: user_id", "goes out: each session once", "expected state"):
+        assert words in ended.out
 
 
 def test_explain_counts_only_what_is_stored(joinery: Joinery, tmp_path: Path) -> None:

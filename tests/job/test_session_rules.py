@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from job.chains import said_of
 from job.sessions import CLICKS, COUNT, document, in_sql, load, mistakes, of
+from job.test_step_rules import JUNK, places
 from joinery_runtime.job import SessionWindow
 from joinery_runtime.job.sessions import takes
 
@@ -108,6 +110,10 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
         "exactly one of kafka and file",
     ),
     ([], {"input": None}, "input", "is missing"),
+    ([], {"input": {**CLICKS, "name": "my clicks"}}, "input.name", "an input name has letters, digits and '_'"),
+    ([], {"input": {**CLICKS, "schema": []}}, "input.schema", "is empty; write at least one entry"),
+    ([], {"input": "clicks"}, "input", "must be a mapping, not text"),
+    ([], {"groupBy": "user_id"}, "groupBy", "must be a list, not text"),
     ([], {"inputs": [CLICKS]}, "inputs", "did you mean 'input'?"),
     ([], {"output": {"kafka": {**KAFKA["kafka"], "key": ["user"]}}}, "output.kafka.key[0]", "is not an output column"),
     (
@@ -222,6 +228,21 @@ def test_distinct_values_are_counted_exactly_unless_told_otherwise(aggregate: An
     assert load(aggregate).sessions.aggregates[0].distinct_limit == limit
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> None:
+    good = [*(document(*aggregates, **more) for aggregates, more in GOOD), *map(in_sql, GOOD_SQL)]
+    written = deepcopy(data.draw(st.sampled_from(good)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        *path, last = data.draw(st.sampled_from(places(written["spec"])))
+        place = written["spec"]
+        for key in path:
+            place = place[key]
+        place[last] = deepcopy(data.draw(JUNK))
+    assert all(path and message for path, message in said_of(written).items())
+
+
+@settings(deadline=None)
 @given(st.sampled_from(["sum", "avg", "min", "max", "first", "last", "count_col", "count_distinct"]), st.data())
 def test_an_aggregate_loads_for_the_types_that_it_takes(function: str, data: st.DataObject) -> None:
     column = data.draw(st.sampled_from(CLICKS["schema"]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from job.chains import said_of
 from job.sessions import document, in_sql, parsed
@@ -13,6 +15,13 @@ from joinery_runtime.job import Sessions, definition, explain, parse_job
 
 SESSION = "SESSION(ts, INTERVAL '30' SECOND)"
 GROUPED = f"GROUP BY user_id, {SESSION}"
+
+
+COMPUTED = (
+    "SELECT LOWER ( page ) AS p , SUM ( price * qty ) AS n , window_start FROM clicks c WHERE c.qty > 1 "
+    "GROUP BY LOWER ( page ) , SESSION ( ts , INTERVAL '30' SECOND )"
+)
+KSQL = "SELECT user_id , COUNT( * ) AS n FROM clicks WINDOW SESSION ( 30 SECONDS ) GROUP BY user_id EMIT CHANGES"
 
 
 def counted(group_by: str, select: str = "user_id, COUNT(*) AS n", rest: str = "") -> str:
@@ -233,6 +242,23 @@ def test_without_a_known_input_the_shape_is_still_checked() -> None:
 def test_sql_nested_too_deep_is_no_crash() -> None:
     deep = "(" * 3_000 + "page" + ")" * 3_000
     assert list(said_of(in_sql(selected(f"FIRST({deep}) AS x")))) == ["spec.sql"]
+
+
+WORDS = [
+    *("SELECT", "user_id", "price", ",", "(", ")", "*", "+", ".", "1", "'x'", "AS", "x", "COUNT", "SUM", "DISTINCT"),
+    *("FROM", "clicks", "c", "WHERE", "GROUP BY", "SESSION", "ts", "INTERVAL", "'30'", "SECOND", "WINDOW", "EMIT"),
+    *("CHANGES", "HAVING", "NULL", "CASE", "END", "WITH", "JOIN", "LOWER", "BY", ";", "$", "ROLLUP", "OVER", "FILTER"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_text_gives_anything_but_sessions_or_reasons(data: st.DataObject) -> None:
+    words = data.draw(st.sampled_from([selected("COUNT(*) AS n"), COMPUTED, KSQL])).split(" ")
+    for _ in range(data.draw(st.integers(1, 4))):
+        i = data.draw(st.integers(0, len(words)))
+        words[i : i + data.draw(st.integers(0, 2))] = data.draw(st.lists(st.sampled_from(WORDS), max_size=2))
+    assert set(said_of(in_sql(" ".join(words) or "SELECT"))) <= {"spec.sql"}
 
 
 def test_output_keys_of_sql_are_known() -> None:

@@ -1,4 +1,4 @@
-"""Joinery's runtime: streaming joins on Spark, state and offsets together in Postgres.
+"""Joinery's runtime: streaming joins and sessions on Spark, state and offsets together in Postgres.
 
 from joinery_runtime import load_job, run
 run(load_job("join.yaml"))
@@ -10,16 +10,16 @@ from collections.abc import Callable
 from threading import Event
 from typing import TYPE_CHECKING
 
-from joinery_runtime.job import StreamJoin, load_job, parse_job
+from joinery_runtime.job import Job, SessionWindow, StreamJoin, load_job, parse_job
 
 if TYPE_CHECKING:
     from joinery_runtime.engine.loop import Progress
 
-__all__ = ["StreamJoin", "load_job", "parse_job", "run"]
+__all__ = ["Job", "SessionWindow", "StreamJoin", "load_job", "parse_job", "run"]
 
 
 def run(
-    job: StreamJoin,
+    job: Job,
     *,
     master: str | None = None,
     stop: Event | None = None,

@@ -16,10 +16,12 @@ from joinery_runtime.job.wording import listed, suggestion
 _BOUND = "; a one-sided bound would keep state for ever (rule J8): write both lower and upper"
 _CAP = "; sessions need a hard cap, so that none is kept for ever (rule S2): write for example maxDuration: 2h"
 _MISSING = {"lower": _BOUND, "upper": _BOUND, "maxDuration": _CAP}
+_INPUT_NAME = "an input name has letters, digits and '_', and does not start with a digit"
 _PATTERNS = {
     "topic": "a topic name has 1 to 249 letters, digits, '.', '_' and '-'",
     "metadata": "a name has lower-case letters, digits, '-' and '.', and starts and ends with a letter or digit",
-    "inputs": "an input name has letters, digits and '_', and does not start with a digit",
+    "input": _INPUT_NAME,
+    "inputs": _INPUT_NAME,
     "schema": "a column name does not start with `$` (engine columns do) and holds no control characters",
 }
 

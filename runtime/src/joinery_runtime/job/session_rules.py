@@ -91,8 +91,10 @@ def _computed(parts: Parts) -> Iterator[Finding]:
     for i, name in repeats(names):
         yield ("spec", "compute", i, "as"), f"two computed columns are named {name!r}; rename one"
     for i, name in enumerate(names):
+        if not isinstance(name, str):
+            continue
         at = ("spec", "compute", i, "as")
-        if isinstance(name, str) and name.startswith("$"):
+        if name.startswith("$"):
             yield at, f"{name!r} starts with `$`, which engine columns do; choose another name"
         for part in parts.inputs:
             if part.types is not None and name in part.types:
