@@ -201,6 +201,7 @@ REFUSED = [
     (selected("MIN(price, qty) AS x"), "takes one value; write an expression"),
     (selected("APPROX_COUNT_DISTINCT(page, 0.1) AS x"), "takes one value; write an expression"),
     (selected("SUM(*) AS x"), "takes a value, not a star; name a column"),
+    (selected("COUNT() AS x"), "is of nothing; write COUNT(*), or name a column"),
     (selected("SUM(prize) AS x"), "no input has a column 'prize' (did you mean 'price'?)"),
     (selected("COUNT(*) FILTER (WHERE qty > 1) AS x"), "FILTER is not supported; write CASE WHEN <condition> THEN"),
     (selected("SUM(qty) OVER (PARTITION BY page) AS x"), "OVER is not supported: the session is what is aggregated"),

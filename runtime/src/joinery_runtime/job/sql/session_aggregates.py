@@ -51,6 +51,8 @@ def read_call(value: exp.Expr) -> Call:
     more = [name for name, given in value.args.items() if given and name not in _NO_MEANING]
     if more:
         raise BadAggregateError("takes one value; write an expression if it is made of several columns")
+    if value.args.get("this") is None:
+        raise BadAggregateError("is of nothing; write COUNT(*), or name a column")
     if isinstance(value, exp.ApproxDistinct):
         return Call(function, _argument(value.this), "hll")
     return _count(value) if isinstance(value, exp.Count) else Call(function, _argument(value.this))
