@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+from core.reference_keyhash import reference_hash
 from engine.sim_sink import SimSink
 from engine.sim_store import Committed
 from engine.simulation import World
-from joinery_devkit.oracle import Oracle, Row, WatermarkOracle
+from joinery_devkit.oracle import EpochExpectation, Oracle, Row, SessionOracle, SessionShape, WatermarkOracle
 from joinery_runtime.engine.plan import HORIZONS
+from joinery_runtime.job import Job, SessionWindow, StreamJoin
 from joinery_runtime.state.store import EpochRecord, JobRecord
 
 Watermark = int | None
@@ -27,8 +29,8 @@ class Auditor:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._oracle = Oracle.of_job(world.job)
-        self._watermarks = WatermarkOracle({side.name: side.watermark.delay for side in world.job.spec.inputs})
+        self._oracle = oracle_of(world.job)
+        self._watermarks = WatermarkOracle({side.name: side.watermark.delay for side in world.job.inputs})
         self._log: list[EpochRecord] = []
         self._output: list[list[str]] = []
         self._dead_letters: list[list[str]] = []
@@ -38,7 +40,7 @@ class Auditor:
         self._floors: dict[str, int] = {}
         self._dead: Counter[tuple[str, int, int]] = Counter()
         self.ends: dict[tuple[str, int], int] = {}
-        self.late = self.retired = 0  # rows, segments
+        self.late = self.taken_back = self.retired = 0  # rows, rows, segments
         self.follow_ups = 0  # epochs that read nothing
 
     @property
@@ -91,9 +93,11 @@ class Auditor:
         expected = self._oracle.epoch(plan["watermarks"], rows)
         self._rows.update(tuple(row.values()) for row in expected.rows)
         assert entry.result["rows_out"] == len(expected.rows), f"epoch {entry.epoch} counted other rows than it must"
-        late = {name: entry.result["dropped"].get(name, {}).get("late", 0) for name in self._world.topics}
-        assert late == expected.late, f"epoch {entry.epoch} judged other rows late"
-        self.late += sum(late.values())
+        for reason, wanted in (("late", expected.late), ("closed", closed(expected))):
+            dropped = {name: entry.result["dropped"].get(name, {}).get(reason, 0) for name in self._world.topics}
+            assert dropped == wanted, f"epoch {entry.epoch} judged other rows {reason}"
+        self.late += sum(expected.late.values())
+        self.taken_back += sum(row.get("retracted", False) for row in expected.rows)
 
     def _check_attempts(self, entry: EpochRecord) -> None:
         """Nothing of older drivers becomes live or visible, and no shard is there twice."""
@@ -211,6 +215,21 @@ class Auditor:
         for sink in (self._world.output, self._world.dead):
             published = Counter(row for rows in sink.files.values() for row in rows)
             assert published == Counter(sink.table), "the files do not hold what the table holds"
+
+
+def oracle_of(job: Job) -> Oracle | SessionOracle:
+    match job:
+        case StreamJoin():
+            return Oracle.of_job(job)
+        case SessionWindow():
+            return SessionOracle(SessionShape(job, reference_hash))
+        case _:
+            raise TypeError(job.kind)
+
+
+def closed(expected: EpochExpectation) -> dict[str, int]:
+    """Rows in sessions that had reached the cap (S2), by input."""
+    return {name: reasons.get("closed", 0) for name, reasons in expected.dropped.items()}
 
 
 def names(result: Mapping[str, Any], kind: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The jobs that the simulated world runs, of two and of three inputs."""
+"""The jobs that the simulated world runs: joins of two and of three inputs, and sessions of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
-from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.job import Job, parse_job
+from joinery_runtime.job.resource import API_VERSION
 
 DELAYS = {"orders": 5, "payments": 3, "refunds": 4}
 PARTITIONS = {"orders": 2, "payments": 1, "refunds": 1}
@@ -36,10 +37,16 @@ def _within(lower: int, upper: int) -> dict[str, Any]:
 
 def _job(*steps: Mapping[str, Any], tables: Collection[str] = ()) -> str:
     names = ["orders", *(step["right"] for step in steps)]
-    spec = {
-        "inputs": [_input(name) | ({"table": {"key": ["k"]}} if name in tables else {}) for name in names],
-        "joins": steps,
-        "select": [{"column": f"{name}.id", "as": name} for name in names],
+    return _resource(
+        "StreamJoin",
+        inputs=[_input(name) | ({"table": {"key": ["k"]}} if name in tables else {}) for name in names],
+        joins=steps,
+        select=[{"column": f"{name}.id", "as": name} for name in names],
+    )
+
+
+def _resource(kind: str, **spec: Any) -> str:
+    around = {
         "output": {"file": {"path": "out.jsonl"}, "format": "json"},
         "deadLetter": {"file": {"path": "dead.jsonl"}},
         "stateStore": {"memory": {}, "checkpointInterval": 60},
@@ -47,7 +54,7 @@ def _job(*steps: Mapping[str, Any], tables: Collection[str] = ()) -> str:
         "shards": 2,
     }
     return json.dumps(
-        {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "simulated"}, "spec": spec}
+        {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": "simulated"}, "spec": {**spec, **around}}
     )
 
 
@@ -58,8 +65,24 @@ CHAIN = _job(_step("payments", "left", interval=_within(-20, 30)), _step("refund
 HOPPING = _job(_step("payments", "full", window={"hopping": {"size": 30, "slide": 10}}))
 SESSIONS = _job(_step("payments", "full", window={"session": {"gap": 15}}))
 AS_OF = _job(_step("payments", "left", asOf={"historyRetention": 60, "grace": 20}), tables=["payments"])
+AGGREGATED = _resource(
+    "SessionWindow",
+    input=_input("orders"),
+    groupBy=["k"],
+    gap=12,
+    maxDuration=60,
+    aggregates=[
+        {"function": "count", "as": "orders"},
+        {"function": "sum", "column": "id", "as": "sum"},
+        {"function": "last", "column": "id", "as": "last"},
+        {"function": "count_distinct", "column": "id", "as": "ids"},
+    ],
+    lateData="reopen",
+    allowedLateness=120,
+    emitRetractions=True,
+)
 
 
 @cache
-def parsed(text: str) -> StreamJoin:
+def parsed(text: str) -> Job:
     return parse_job(text, "simulated.json")

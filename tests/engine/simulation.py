@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.sim_host import SimHost
-from engine.sim_jobs import AS_OF, CHAIN, FULL, HOPPING, INNER, PARTITIONS, SESSIONS, parsed
+from engine.sim_jobs import AGGREGATED, AS_OF, CHAIN, FULL, HOPPING, INNER, PARTITIONS, SESSIONS, parsed
 from engine.sim_process import CRASHES, Crash, Fault, Process, TaskLost, call
 from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
 from engine.sim_topics import Inputs, PlainDecoder, Topic
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.schema import arrow_schema
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, Parts
@@ -67,8 +67,8 @@ class World:
 
     def __init__(self, cache: Path, *, from_latest: bool = False) -> None:
         self.job = parsed(self.job_text)
-        self.pipeline = compile_join(self.job)
-        names = [side.name for side in self.job.spec.inputs]
+        self.pipeline = compile_job(self.job)
+        names = [side.name for side in self.job.inputs]
         self.topics = {n: Topic(n, [[] for _ in range(PARTITIONS[n])], from_latest) for n in names}
         self.store = self.store_type(self.spawn)
         self.output, self.dead = self.sink_type("output", self.spawn), self.sink_type("dead", self.spawn)
@@ -116,7 +116,7 @@ class World:
         return identity(self.job, self.pipeline, lambda _: None)
 
     def _worker(self, machine: int, dead: SimSink | None) -> Worker:
-        sides = self.job.spec.inputs
+        sides = self.job.inputs
         decoders = {side.name: PlainDecoder(arrow_schema(side.columns), side.table is not None) for side in sides}
         parts = WorkerParts(
             job=self.job.name,
@@ -204,3 +204,9 @@ class AsOfWorld(FullWorld):
     """Rows wait, and one side is kept without end."""
 
     job_text = AS_OF
+
+
+class AggregateWorld(FullWorld):
+    """Sessions of one input grow, merge, go out again and are taken back; some reach the cap."""
+
+    job_text = AGGREGATED

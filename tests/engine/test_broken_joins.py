@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from engine.commit_protocol import CommitProtocol, profile
 from engine.sim_host import SimHost
 from engine.sim_run import small_world
-from engine.simulation import ChainWorld, FullWorld, World
+from engine.simulation import AggregateWorld, ChainWorld, FullWorld, World
 from joinery_runtime.core import times
 from joinery_runtime.core.segment import SegmentMeta
 from joinery_runtime.core.spec import MARKS
@@ -107,6 +107,10 @@ MUTANTS: list[tuple[type, type[World], str]] = [
     (PlansAgainFromTheStart, FullWorld, "not the one that was stored first"),
     (DropsBeforeClosing, FullWorld, OTHER_ROWS),
     (DropsBeforeClosing, ChainWorld, OTHER_ROWS),
+    (NeverCommitsMarks, AggregateWorld, OTHER_ROWS),
+    (ClosesFromTheStart, AggregateWorld, OTHER_ROWS),
+    (ForgetsHorizons, AggregateWorld, "does not go on where the last epoch ended"),
+    (DropsBeforeClosing, AggregateWorld, OTHER_ROWS),
     (NeverClosesUnasked, FullWorld, "were not closed at the end|does not come to|were not read"),
 ]
 
@@ -131,7 +135,8 @@ def _forgets_what_it_found(kept: KeptRun, found: Mapping[str, np.ndarray]) -> Ke
     return kept
 
 
-def test_marks_that_are_lost_while_merging_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("world", [FullWorld, AggregateWorld])
+def test_marks_that_are_lost_while_merging_are_found(world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_task, "_marked_too", _forgets_what_it_found)
     with pytest.raises(AssertionError, match=OTHER_ROWS):
-        any_mixture(FullWorld)
+        any_mixture(world)

@@ -17,10 +17,10 @@ from engine.sim_host import LosesOutputs
 from engine.sim_jobs import parsed
 from engine.sim_process import Fault
 from engine.sim_run import LATER, calls_of_a_recovery, crashed_epoch, run, single_faults, small_world, zombies
-from engine.simulation import AsOfWorld, ChainWorld, FullWorld, SessionWorld, WindowWorld, World
-from joinery_runtime.core.compile import compile_join
+from engine.simulation import AggregateWorld, AsOfWorld, ChainWorld, FullWorld, SessionWorld, WindowWorld, World
+from joinery_runtime.core.compile import compile_job
 
-WORLDS = pytest.mark.parametrize("world_type", [World, FullWorld, ChainWorld])
+WORLDS = pytest.mark.parametrize("world_type", [World, FullWorld, ChainWorld, AggregateWorld])
 
 
 @pytest.fixture(autouse=True)
@@ -91,5 +91,13 @@ def test_any_mixture_where_rows_are_closed(world_type: type[World]) -> None:
     seen = mixture(world_type, 25)
     assert min(seen[what] for what in ("epochs", "padded")) > 100
     assert min(seen[what] for what in ("pairs", "follow_ups", "merged", "retired", "Fenced")) > 10
-    if any(side.marks for step in compile_join(parsed(world_type.job_text)).steps for side in step.sides):
+    if any(side.marks for step in compile_job(parsed(world_type.job_text)).steps for side in step.sides):
         assert seen["marked"] > 10
+
+
+def test_any_mixture_where_sessions_are_aggregated() -> None:
+    seen = mixture(AggregateWorld, 25)
+    assert min(seen[what] for what in ("epochs", "pairs")) > 100  # a pair is a row whose group is not NULL
+    assert (
+        min(seen[what] for what in ("late", "taken_back", "follow_ups", "marked", "merged", "retired", "Fenced")) > 10
+    )
