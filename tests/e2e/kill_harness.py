@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -19,6 +19,7 @@ from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
 from joinery_devkit.topics import Record, read_topic, readable
 from joinery_devkit.verify import Verdict, verify
+from joinery_runtime.job import Job as AnyJob
 from joinery_runtime.job import StreamJoin, load_job
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord
@@ -166,8 +167,16 @@ class Log:
         return [{"epoch": e.epoch, "generation": e.generation, "plan": e.plan, "result": e.result} for e in found]
 
 
+class Stored(Protocol):
+    """A job, and where its state is."""
+
+    name: str
+    dsn: str
+    schema: str
+
+
 @contextmanager
-def log_of(job: Job) -> Iterator[Log]:
+def log_of(job: Stored) -> Iterator[Log]:
     log = Log(job.name, job.dsn, job.schema)
     try:
         yield log
@@ -211,8 +220,8 @@ def judge_topics(path: Path, job: Job, log: Sequence[Mapping[str, Any]]) -> Verd
     return judge(load_job(path), job.bootstrap, log, output, dead)
 
 
-def read_inputs(job: StreamJoin, bootstrap: str) -> dict[str, list[Record]]:
-    topics = {side.name: side.kafka.topic for side in job.spec.inputs if side.kafka is not None}
+def read_inputs(job: AnyJob, bootstrap: str) -> dict[str, list[Record]]:
+    topics = {side.name: side.kafka.topic for side in job.inputs if side.kafka is not None}
     return {name: read_topic(bootstrap, topic or "") for name, topic in topics.items()}
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,17 +19,15 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from e2e.driver_process import Run, caught_up
+from e2e.drill import POINTS, STURDY, Drill
+from e2e.driver_process import caught_up
 from e2e.jobs import json_rows
-from e2e.kill_harness import Feeder, Job, Log, create_topics, judge, kill_task_processes, log_of, repeated, topic_rows
+from e2e.kill_harness import Feeder, Job, create_topics, judge, log_of, repeated, topic_rows
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.topics import milliseconds
 from joinery_runtime.job import load_job
 
-POINTS = ("planned", "reading", "staged", "output-written", "before-commit", "after-commit")
 IN_TRANSACTIONS = ("transaction-begun", "transaction-sent", "transaction-committed")
-MASTER = "local-cluster[2,1,1024]"
-STURDY = '{spark.task.maxFailures: "8", spark.deploy.maxExecutorRetries: "-1"}'
 TIMES_EACH = int(os.environ.get("JOINERY_KILLS", "1"))  # `make soak` takes more
 EPOCHS_BEFORE_A_KILL = 5
 RANDOM_KILLS = 8
@@ -72,55 +68,24 @@ def _table(dsn: str) -> Rows:
     return [{k: milliseconds(v) if isinstance(v, datetime) else v for k, v in row.items()} for row in rows]
 
 
-class Drill:
-    """Drivers one after another on one job, and what was seen of them."""
-
-    def __init__(self, target: Target, folder: Path, log: Log) -> None:
-        self._target, self._log = target, log
-        self._path = folder / "job.yaml"
-        self.replays = 0
-        self.deaths: Counter[str] = Counter()
-
-    def start(self, shards: int, fault: str | None = None) -> Run:
-        path = replace(self._target.job, shards=shards).write(self._path)
-        return Run.start(path, MASTER, {"JOINERY_FAULT": fault} if fault else None)
-
-    def kill_at(self, point: str, shards: int) -> None:
-        before = self._log.committed()
-        run = self.start(shards, f"{point}@{before + EPOCHS_BEFORE_A_KILL}")
-        assert run.wait() == -signal.SIGKILL, run.last_words
-        self.replays += run.replayed
-        self.deaths[point] += 1
-        assert self._log.committed() >= before + EPOCHS_BEFORE_A_KILL - 1, "the driver died where it was told to"
-
-
 def test_every_pair_once_whatever_is_killed(target: Target, tmp_path: Path) -> None:
-    with log_of(target.job) as log:
-        drill = Drill(target, tmp_path, log)
+    def write(path: Path, shards: int) -> Path:
+        return replace(target.job, shards=shards).write(path)
+
+    with log_of(target.job) as log, Drill(write, tmp_path, log, EPOCHS_BEFORE_A_KILL) as drill:
         with Feeder(target.job.bootstrap, target.job.name, seed=11) as feeder:
-            kill_everything(drill, target.points, feeder, random.Random(7))
+            deaths = dict.fromkeys(target.points, TIMES_EACH)
+            last = drill.kill_everything(deaths, RANDOM_KILLS, LEAST_EPOCHS, random.Random(7))
+            feeder.stop()
+            last.wait_for("the last record", caught_up)
+            assert last.stop() == 0, last.last_words
         entries = log.entries()
+    replays = drill.replays + last.replayed
+    assert replays >= LEAST_REPLAYS, f"only {replays} restarts found a pending plan"
     assert len(entries) >= LEAST_EPOCHS
-    job = load_job(tmp_path / "job.yaml")
+    job = load_job(drill.path)
     verdict = judge(job, target.job.bootstrap, entries, target.output(), target.dead_letters())
     assert verdict.dropped["late"] > 0
     assert verdict.dead_letters > 0
     if job.spec.output.kafka is not None:
         assert len(repeated(entries)) >= LEAST_REPEATED, "no replay met what its epoch had written"
-
-
-def kill_everything(drill: Drill, points: tuple[str, ...], feeder: Feeder, choose: random.Random) -> None:
-    deaths = [point for point in points for _ in range(TIMES_EACH)]
-    choose.shuffle(deaths)
-    for number, point in enumerate(deaths):
-        drill.kill_at(point, shards=(4, 1, 3, 7)[number % 4])
-    last = drill.start(shards=5)
-    killed = kill_task_processes(last, RANDOM_KILLS, choose)
-    last.wait_for("enough epochs", lambda epochs: bool(epochs) and epochs[-1]["epoch"] >= LEAST_EPOCHS)
-    feeder.stop()
-    last.wait_for("the last record", caught_up)
-    assert last.stop() == 0, last.last_words
-    drill.replays += last.replayed
-    assert drill.deaths == dict.fromkeys(points, TIMES_EACH)
-    assert len(killed) == RANDOM_KILLS
-    assert drill.replays >= LEAST_REPLAYS, f"only {drill.replays} restarts found a pending plan"
