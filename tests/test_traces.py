@@ -32,8 +32,8 @@ COVERED = (
     *(f"S{n}" for n in range(1, 8)),
     *("V1", "V2", "V3"),
 )  # fmt: skip
-LEAST_TRACES = 240
-LEAST_SESSIONS = 90
+LEAST_TRACES = 450
+LEAST_SESSIONS = 150
 SHARDS = (1, 3, 8)
 SEEDS = {f"seed{number:03}" for number in range(5)}
 SOURCES = SEEDS | {"kafka-streams", "ksql", "flink", "arroyo", "spark", "beam"}

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark import SparkContext
 
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup
 from joinery_runtime.hosts.stores import PostgresAddress
 from joinery_runtime.hosts.trace_steps import StepLog
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Job
 from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter, Takeover
 from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.sources.base import Range, RawBatch
@@ -51,11 +51,11 @@ class SparkStage:
         object.__setattr__(self, "output", Files(self.directory / "output", self.around))
         object.__setattr__(self, "dead_letters", Files(self.directory / "dead"))
 
-    def host(self, job: StreamJoin, logs: Mapping[str, StepLog]) -> Host:
+    def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host:
         dead = self.dead_letters.writer() if job.spec.dead_letter else None
         records = self.directory / "records"
         build = BuildWorker(job, self.store, records, self.output.writer(), dead)
-        setup = WorkerSetup(uuid.uuid4().hex, build, len(job.joins))
+        setup = WorkerSetup(uuid.uuid4().hex, build, len(compile_job(job).steps))
         return _WithRecords(SparkHost(self.context, setup, job.name), logs, records)
 
 
@@ -120,23 +120,23 @@ class Files:
 
 @dataclass(frozen=True)
 class BuildWorker:
-    job: StreamJoin
+    job: Job
     store: PostgresAddress
     records: Path
     output: SinkWriter
     dead_letters: SinkWriter | None
 
     def __call__(self, cache: Path) -> Worker:
-        pipeline, inputs = compile_join(self.job), _Inputs(self.job, self.records)
+        pipeline, inputs = compile_job(self.job), _Inputs(self.job, self.records)
         store = self.store.connect()
         parts = WorkerParts(self.job.name, pipeline, inputs, store, self.output, self.dead_letters, cache, ordered=True)
         return Worker(parts)
 
 
 class _Inputs:
-    def __init__(self, job: StreamJoin, records: Path) -> None:
+    def __init__(self, job: Job, records: Path) -> None:
         self._reader = _Reader(records)
-        self._decoders = {side.name: json_decoder_for(side) for side in job.spec.inputs}
+        self._decoders = {side.name: json_decoder_for(side) for side in job.inputs}
 
     def reader(self, name: str) -> _Reader:
         return self._reader

@@ -86,7 +86,7 @@ def test_a_trace(trace: Trace, stage: SparkStage, store: PostgresStore) -> None:
 @pytest.mark.parametrize("trace", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
 def test_a_trace_with_restarts_and_rescaling(trace: Trace, stage: SparkStage, store: PostgresStore) -> None:
     """After each step but the last: nothing comes of it."""
-    between = [{"restart": True}, {"rescale": 5}]
+    between: list[Mapping[str, Any]] = [{"restart": True}, {"rescale": 5}]
     steps = [part for step in trace.steps for part in (step.given, *between)][: -len(between)]
     lines = list(traced(job(trace, "restarts"), steps, stage, store))
     check(trace, lines[::3])
