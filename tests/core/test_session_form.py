@@ -44,15 +44,49 @@ times = st.lists(st.integers(-20, 80), max_size=16)
 )
 def test_arrays_give_what_rows_one_by_one_do(keys: list[list[list[int]]], gap: int, cap: int) -> None:
     """Per key some epochs; all but the last one make what is kept."""
-    expected, elements = [], []
+    expected: list[tuple[int, int, int, bool]] = []
+    elements: list[tuple[int, int, int, int]] = []
     for number, epochs in enumerate(keys):
         kept: list[Span] = []
         for rows in epochs[:-1]:
             kept, _ = one_by_one(kept, rows, gap, cap)
-        opened, forced = one_by_one(kept, epochs[-1], gap, cap)
-        expected += [(number, *span, False) for span in opened] + [(number, *span, True) for span in forced]
-        elements += [(number, start, 0, last) for start, last in kept]
-        elements += [(number, ts, 1, ts) for ts in epochs[-1]]
+        _expect(number, kept, epochs[-1], (gap, cap), expected, elements)
+    _check(elements, expected, gap, cap)
+
+
+@given(
+    keys=st.lists(st.tuples(st.lists(st.integers(-20, 80), max_size=8, unique=True), times), min_size=1, max_size=4),
+    gap=st.integers(0, 30),
+    cap=st.integers(1, 60),
+)
+def test_what_was_kept_under_another_gap_and_cap(keys: list[tuple[list[int], list[int]]], gap: int, cap: int) -> None:
+    """Any sessions that do not overlap."""
+    expected: list[tuple[int, int, int, bool]] = []
+    elements: list[tuple[int, int, int, int]] = []
+    for number, (ends, rows) in enumerate(keys):
+        ends.sort()
+        kept = [(start, last) for start, last in zip(ends[::2], ends[1::2], strict=False)]
+        _expect(number, kept, rows, (gap, cap), expected, elements)
+    _check(elements, expected, gap, cap)
+
+
+def _expect(
+    number: int,
+    kept: list[Span],
+    rows: list[int],
+    lengths: tuple[int, int],
+    expected: list[tuple[int, int, int, bool]],
+    elements: list[tuple[int, int, int, int]],
+) -> None:
+    opened, forced = one_by_one(kept, rows, *lengths)
+    expected += [(number, *span, False) for span in opened] + [(number, *span, True) for span in forced]
+    elements += [(number, start, 0, last) for start, last in kept]
+    elements += [(number, ts, 1, ts) for ts in rows]
+
+
+def _check(
+    elements: list[tuple[int, int, int, int]], expected: list[tuple[int, int, int, bool]], gap: int, cap: int
+) -> None:
     if not elements:
         return
     key, start, row, end = (np.array(column) for column in zip(*sorted(elements), strict=True))

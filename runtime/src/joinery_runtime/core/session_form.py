@@ -49,11 +49,12 @@ def form(of: Elements, gap: int, max_duration: int) -> Formed:
 
 
 def _linked(of: Elements, gap: int) -> np.ndarray:
-    """bool[n]: where a row brings the element near to what is before it. Only rows do: kept sessions that are near each
-    other stay apart."""
+    """bool[n]: where a row brings the element near to what is before it. Only rows do, and to a kept session only one
+    that is in no other: kept sessions that are near each other stay apart."""
     key = latest(of.first)
     row, kept = _before(latest(of.row)), _before(latest(~of.row))
-    near_row = (row >= key) & (of.start - of.end[row] <= gap)
+    in_session = (kept >= key) & (of.end[row] <= of.end[kept])
+    near_row = (row >= key) & (of.start - of.end[row] <= gap) & (of.row | ~in_session)
     near_kept = (kept >= key) & (of.start - of.end[kept] <= gap)
     return np.asarray(near_row | (of.row & near_kept))
 
@@ -111,7 +112,9 @@ def _cut_chains(of: Elements, begin: np.ndarray, stop: np.ndarray, max_duration:
     position = np.arange(len(chain)) + np.repeat(begin - (np.cumsum(count) - count), count)
     shift = chain * _room(of.end[position] - of.start[begin][chain], max_duration) - of.start[begin][chain]
     ends = np.maximum.accumulate(of.end[position] + shift)
-    after = np.searchsorted(ends, of.start[position] + shift + max_duration)
+    # Kept under another cap, a session may be longer than it.
+    until = np.maximum(of.start[position] + max_duration, of.end[position] + 1)
+    after = np.searchsorted(ends, until + shift)
     return np.asarray(position[_reached(after, np.cumsum(count) - count)])
 
 
