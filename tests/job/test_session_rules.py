@@ -83,6 +83,12 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([of("sum", "qty", method="hll")], {}, "aggregates[0].method", "is for count_distinct, and this is sum; drop it"),
     ([of("first", "qty", limit=5)], {}, "aggregates[0].limit", "is for count_distinct, and this is first; drop it"),
     ([of("count_distinct", "page", method="hll", limit=5)], {}, "aggregates[0].limit", "a sketch takes any number"),
+    (
+        [of("count_distinct", "page", limit=5), of("count_distinct", "page", limit=6, **{"as": "again"})],
+        {},
+        "aggregates[1].limit",
+        "column 'page' is counted with limit 5 above, and its values are kept once; write the same limit",
+    ),
     ([of("count_distinct", "page", limit=0)], {}, "aggregates[0].limit", "must be at least 1"),
     ([of("count_distinct", "page", method="fm")], {}, "aggregates[0].method", "write exact or hll"),
     ([{"function": "count"}], {}, "aggregates[0].as", "is missing"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from joinery_runtime.engine.plan import InputState, input_offsets, stored_floors
+from joinery_runtime.engine.plan import InputState, input_offsets, live_segments, stored_floors
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import embedded_directory, open_store
@@ -72,7 +72,7 @@ def _lines(record: JobRecord) -> Iterator[str]:
         yield f"input {name}: watermark {state.progress.watermark}, next offsets {positions}"
     for part, closed in sorted(stored_floors(record).items()):
         yield f"part {part}: closed up to {closed}"
-    for segment in sorted(record.segments, key=lambda s: (s.part, s.ts_min, s.key)):
+    for segment in sorted(live_segments(record), key=lambda s: (s.part, s.ts_min, s.key)):
         times = f"{segment.ts_min}..{segment.ts_max}"
         yield f"{segment.part:5}  {segment.rows:>9} rows  {segment.bytes:>10} bytes  event time {times}  {segment.key}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from joinery_runtime.cli.common import size_text
 from joinery_runtime.cli.state import known
-from joinery_runtime.engine.plan import input_offsets
+from joinery_runtime.engine.plan import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, definition
 from joinery_runtime.state import decisions
@@ -185,7 +185,7 @@ def stored_text(store: PostgresStore, job: str) -> str | None:
     record = store.record(job)
     if record is None:
         return None
-    rows, size = sum(meta.rows for meta in record.segments), sum(meta.bytes for meta in record.segments)
+    rows, size = sum(meta.rows for meta in live_segments(record)), sum(meta.bytes for meta in record.segments)
     live = f"{rows:,} rows in {len(record.segments)} segments ({size_text(size)})"
     pins = len(store.savepoints(job))
     inputs = len(input_offsets(record))

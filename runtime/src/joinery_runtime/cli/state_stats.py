@@ -27,6 +27,7 @@ from joinery_runtime.core.spec import (
 )
 from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.limits import Cap
+from joinery_runtime.engine.plan import live_segments
 from joinery_runtime.engine.report import PartTotals, Totals
 from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.job import Job
@@ -68,9 +69,9 @@ class SideStats:
 
 
 def side_stats(after: NextEpoch, record: JobRecord, totals: Totals, caps: Mapping[str, Cap]) -> list[SideStats]:
+    live = live_segments(record)
     return [
-        _side(after, part, record.segments, totals.parts.get(part, PartTotals()), caps[part])
-        for part in after.pipeline.parts()
+        _side(after, part, live, totals.parts.get(part, PartTotals()), caps[part]) for part in after.pipeline.parts()
     ]
 
 

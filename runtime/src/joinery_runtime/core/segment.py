@@ -18,6 +18,8 @@ from joinery_runtime.core.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.shards import HashRange
 
 STATE_VERSION = 1
+MIGRATED = "~"
+"""Stands in a segment's key after the one that it had before it was migrated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,12 @@ class Run:
         if not len(self) or self.ts.min() >= ts:
             return self
         return Run.view(self.batch.filter(pa.array(self.ts >= ts)))
+
+
+def first_key(key: str) -> str:
+    """What a segment was called when it was written. A migration gives it another key; its rows stay where they are
+    in it, and what marks say of them counts."""
+    return key.partition(MIGRATED)[0]
 
 
 def merge(runs: Sequence[Run], *, by_offset: bool = False) -> Run:

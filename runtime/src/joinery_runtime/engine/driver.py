@@ -6,7 +6,7 @@ Each method is one step of the commit protocol (`engine.protocol`), so a test ca
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +29,8 @@ from joinery_runtime.engine.plan import (
     input_states,
     partition_id,
     stored_floors,
+    stored_left,
+    without_left,
 )
 from joinery_runtime.engine.planner import Kept, Planner
 from joinery_runtime.engine.protocol import Action, Outcome, next_action, resolve_commit
@@ -76,6 +78,7 @@ class Driver:
         self._pending: EpochPlan | None = None
         self._segments: dict[str, SegmentMeta] = {}
         self._floors: dict[str, int] = {}
+        self._left: dict[str, int] = {}
         self._lineage = ""
         self._gone: frozenset[PartitionRef] = frozenset()
         self._again = False  # the pending plan may be old: what it names may be gone
@@ -97,12 +100,12 @@ class Driver:
 
     @property
     def state(self) -> StateSize:
-        return StateSize.of(self._segments.values())
+        return StateSize.of(without_left(self._segments.values(), self._left))
 
     @property
     def parts(self) -> dict[str, StateSize]:
         """How much each part of the state holds."""
-        return self._sizes(self._segments)
+        return self._sizes(without_left(self._segments.values(), self._left))
 
     @property
     def sides(self) -> Mapping[str, SideSpec]:
@@ -117,7 +120,7 @@ class Driver:
     @property
     def kept(self) -> Kept:
         """What is committed of the state, as a plan needs it."""
-        return Kept(self._pipeline, self._floors, self._segments.values())
+        return Kept(self._pipeline, self._floors, without_left(self._segments.values(), self._left))
 
     @property
     def backlog(self) -> Mapping[str, int]:
@@ -148,7 +151,7 @@ class Driver:
         record = migrate_pinned(store, record, MIGRATIONS, STATE_VERSION, self._identity.stateful_warning)
         self._generation, self._epoch, self._lineage = record.generation, record.epoch, record.lineage
         self._segments = {s.key: s for s in record.segments}
-        self._floors = stored_floors(record)
+        self._floors, self._left = stored_floors(record), stored_left(record)
         self.inputs = input_states((found.name for found in self._pipeline.inputs), record)
         self.replays = self._again = next_action(record) is Action.REPLAY
         self._pending = self._with_horizons(record.plan) if self.replays and record.plan else None
@@ -294,23 +297,27 @@ class Driver:
         gone = self._gone_after(plan, outcome)
         segments = {key: s for key, s in (self._segments | staged).items() if key not in gone}
         floors = self._floors | times.floors_after(plan.horizons)
-        sizes, before = self._sizes(segments), self.parts
+        left = self._left_after(outcome, segments)
+        there = without_left(segments.values(), left)
+        sizes, before = self._sizes(there), self.parts
         refuse_growth(self._parts.planner.limits, self._pipeline, before, sizes, plan.epoch)
         inputs = self._inputs_after(plan, outcome)
         self._parts.planner.learn(outcome.read.partitions, self.inputs)
-        kept = Kept(self._pipeline, floors, segments.values())
+        kept = Kept(self._pipeline, floors, there)
         next_plan = None if last else self._next_plan(plan.epoch + 1, inputs, kept)
         totals = self.totals.after(
             plan, outcome, {part: (before[part].rows, size.rows) for part, size in sizes.items() if part in before}
         )
         result = result_json(plan, outcome, totals)
+        closed = {HORIZONS: floors_to_bytes(floors, left)}
         commit = EpochCommit(
             epoch=plan.epoch,
             plan=plan.to_json(),
             result=result,
             upserts=list(staged),
             deletes=sorted(gone),
-            offsets={name: state.to_bytes() for name, state in inputs.items()} | {HORIZONS: floors_to_bytes(floors)},
+            offsets={name: state.to_bytes() for name, state in inputs.items()}
+            | closed,
             signature=dict(self._identity.signature),
             definition=dict(self._identity.definition),
             next_plan=next_plan.to_json() if next_plan is not None else None,
@@ -322,7 +329,7 @@ class Driver:
         work.reach("after-commit")
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
-        self._segments, self._floors = segments, floors
+        self._segments, self._floors, self._left = segments, floors, left
         self._epoch, self.inputs, self._pending, self.totals = plan.epoch, inputs, next_plan, totals
         heat = self._hottest.learn(plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()})
         self._gone, self._again = frozenset(), False
@@ -364,8 +371,15 @@ class Driver:
         clocks = self._parts.planner.clocks
         return {name: state.after(plan, name, highest[name], clocks[name]) for name, state in self.inputs.items()}
 
-    def _sizes(self, segments: Mapping[str, SegmentMeta]) -> dict[str, StateSize]:
-        return StateSize.by_part(segments.values(), self._pipeline.parts())
+    def _left_after(self, outcome: EpochOutcome, segments: Mapping[str, SegmentMeta]) -> dict[str, int]:
+        """Rows that are no more part of the state, of the segments that go on."""
+        left = Counter(self._left)
+        for summary in outcome.shards.values():
+            left.update(summary.left)
+        return {key: count for key, count in left.items() if key in segments}
+
+    def _sizes(self, segments: Iterable[SegmentMeta]) -> dict[str, StateSize]:
+        return StateSize.by_part(segments, self._pipeline.parts())
 
     def _next_plan(self, epoch: int, inputs: Mapping[str, InputState], kept: Kept) -> EpochPlan | None:
         try:

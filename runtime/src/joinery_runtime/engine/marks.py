@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.columns import HASH, MARK, MARKS_SCHEMA, ROW, SEGMENT, TS
-from joinery_runtime.core.segment import Run, SegmentMeta, concat
+from joinery_runtime.core.segment import Run, SegmentMeta, concat, first_key
 from joinery_runtime.core.step import KeptRun
 from joinery_runtime.engine.cache import SegmentCache
 
@@ -36,13 +36,13 @@ class MarkBook:
         known = self._marked.setdefault(segment.key, _Marked(_column(run)))
         for meta in marks:
             if meta.key not in known.applied:
-                known.rows[self._rows_of(meta).get(segment.key, np.empty(0, dtype=np.int64))] = True
+                known.rows[self._rows_of(meta).get(first_key(segment.key), np.empty(0, dtype=np.int64))] = True
                 known.applied.add(meta.key)
         return known.rows
 
     def refers_to(self, marks: SegmentMeta, live: Collection[str]) -> bool:
         """Whether one of these segments has a row that is marked there."""
-        return any(segment in live for segment in self._rows_of(marks))
+        return not self._rows_of(marks).keys().isdisjoint(map(first_key, live))
 
     def retain(self, live: Collection[str]) -> None:
         for known in (self._marked, self._by_segment):
@@ -60,12 +60,13 @@ def _column(run: Run) -> np.ndarray:
 
 
 def _grouped(marks: pa.RecordBatch) -> dict[str, np.ndarray]:
+    """Row numbers by the first key of their segment."""
     names = marks.column(SEGMENT).dictionary_encode()
-    order = np.argsort(names.indices.to_numpy(), kind="stable")
-    rows = marks.column(ROW).to_numpy()[order]
-    counts = np.bincount(names.indices.to_numpy(), minlength=len(names.dictionary))
-    pieces = np.split(rows, np.cumsum(counts)[:-1])
-    return dict(zip(names.dictionary.to_pylist(), pieces, strict=True))
+    keys, group_of = np.unique([first_key(name) for name in names.dictionary.to_pylist()], return_inverse=True)
+    groups = group_of[names.indices.to_numpy()]
+    rows = marks.column(ROW).to_numpy()[np.argsort(groups, kind="stable")]
+    pieces = np.split(rows, np.cumsum(np.bincount(groups, minlength=len(keys)))[:-1])
+    return dict(zip(keys.tolist(), pieces, strict=True))
 
 
 def marks_run(kept: Iterable[KeptRun], found: Mapping[str, np.ndarray]) -> Run | None:
@@ -87,5 +88,11 @@ def _marks_of(kept: KeptRun, numbers: np.ndarray) -> pa.RecordBatch:
 
 def marks_of_live(runs: Sequence[Run], live: Collection[str]) -> list[Run]:
     """What of these segments of marks is still about a segment that is there."""
-    wanted = pa.array(sorted(live), pa.string())
-    return [Run.view(run.batch.filter(pc.is_in(run.batch.column(SEGMENT), wanted))) for run in runs]
+    keys = {first_key(key) for key in live}
+    return [Run.view(run.batch.filter(_about(run.batch.column(SEGMENT), keys))) for run in runs]
+
+
+def _about(names: pa.Array, keys: Collection[str]) -> pa.Array:
+    """Which names are of segments with these first keys."""
+    wanted = [name for name in pc.unique(names).to_pylist() if first_key(name) in keys]
+    return pc.is_in(names, pa.array(wanted, pa.string()))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
+from joinery_runtime.core.segment import SegmentMeta
 from joinery_runtime.core.spec import Watermark
 from joinery_runtime.core.step import Horizon
 from joinery_runtime.core.times import Floors, InputTime
@@ -171,18 +173,38 @@ class InputState:
 HORIZONS = "$horizons"  # beside the inputs' offsets: no input's name starts so
 
 
-def floors_to_bytes(floors: Floors) -> bytes:
-    return json.dumps({"format": FORMAT, "horizons": dict(floors)}).encode()
+def floors_to_bytes(floors: Floors, left: Mapping[str, int] = MappingProxyType({})) -> bytes:
+    """`left` counts rows of live segments that are no more part of the state."""
+    doc = {"format": FORMAT, "horizons": dict(floors)} | ({"left": dict(left)} if left else {})
+    return json.dumps(doc).encode()
 
 
 def stored_floors(record: JobRecord | None) -> dict[str, int]:
     """By part, how far the last committed epoch has closed the state."""
+    return dict(_closed(record).get("horizons", {}))
+
+
+def stored_left(record: JobRecord | None) -> dict[str, int]:
+    """By segment, the rows that are no more part of the state."""
+    return dict(_closed(record).get("left", {}))
+
+
+def live_segments(record: JobRecord) -> list[SegmentMeta]:
+    """The state's segments, whose `rows` are those that are still part of it."""
+    return without_left(record.segments, stored_left(record))
+
+
+def without_left(segments: Iterable[SegmentMeta], left: Mapping[str, int]) -> list[SegmentMeta]:
+    return [replace(meta, rows=meta.rows - left[meta.key]) if meta.key in left else meta for meta in segments]
+
+
+def _closed(record: JobRecord | None) -> Mapping[str, Any]:
     data = record.offsets.get(HORIZONS) if record is not None else None
     if data is None:
         return {}
-    doc = json.loads(data)
+    doc: dict[str, Any] = json.loads(data)
     _check_format(doc, "horizons")
-    return dict(doc["horizons"])
+    return doc
 
 
 def input_offsets(record: JobRecord) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from joinery_runtime.core.keyhash import KeyHash, key_hash
 from joinery_runtime.core.prepare import cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.segment import Run, SegmentMeta, concat, decode, describe, encode
-from joinery_runtime.core.spec import LEFT, Pipeline, Placement, StepSpec
+from joinery_runtime.core.spec import LEFT, Pipeline, Placement, SessionGap, SessionWindow, StepSpec
 from joinery_runtime.core.step import StepResult
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.dead_letters import DeadLetters
@@ -192,6 +192,7 @@ class Worker:
             hottest=hottest,
             parts={side.part: _counts(step, i, result, shard) for i, side in enumerate(step.sides)},
             matches=result.matches,
+            left=_left(step, result),
         )
 
     def _hottest(self, work: EpochWork, step: StepSpec, shard: int, task: StepTask) -> tuple[KeyRows, ...] | None:
@@ -288,6 +289,13 @@ def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCo
     kept, spec = result.kept[side], step.sides[side]
     stored = len(kept) if kept is not None and (shard == 0 or not spec.broadcast) else 0
     return PartCounts(stored, _lookups(step, side, result, shard))
+
+
+def _left(step: StepSpec, result: StepResult) -> dict[str, int]:
+    """Rows of sessions that are marked have gone; other marks say something about rows that stay."""
+    if not isinstance(step.rule, SessionGap | SessionWindow):
+        return {}
+    return {segment: len(rows) for marks in result.marks for segment, rows in marks.items()}
 
 
 def _lookups(step: StepSpec, side: int, result: StepResult, shard: int) -> int:

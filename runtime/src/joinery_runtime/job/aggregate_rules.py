@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from joinery_runtime.job.parts import Finding, Loc, Parts, dig, items
-from joinery_runtime.job.sessions import takes, takes_text
+from joinery_runtime.job.sessions import EXACT_LIMIT, takes, takes_text
 from joinery_runtime.job.types import ColumnType
 from joinery_runtime.job.wording import listed, suggestion
 
@@ -60,4 +60,15 @@ def _options(parts: Parts) -> Iterator[Finding]:
             yield (*at, "limit"), "is for method: exact, a sketch takes any number of values; drop it"
 
 
-RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (_columns, _options)
+def _one_limit(parts: Parts) -> Iterator[Finding]:
+    """Exact counts of one column are one set of values in the state."""
+    limits: dict[str, Any] = {}
+    for i, each in enumerate(items(parts.data, "spec", "aggregates")):
+        column, limit = dig(each, "column"), dig(each, "limit") or EXACT_LIMIT
+        exact = dig(each, "function") == "count_distinct" and dig(each, "method") != "hll"
+        if exact and isinstance(column, str) and limits.setdefault(column, limit) != limit:
+            facts = f"column {column!r} is counted with limit {limits[column]} above"
+            yield ("spec", "aggregates", i, "limit"), f"{facts}, and its values are kept once; write the same limit"
+
+
+RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (_columns, _options, _one_limit)

@@ -53,7 +53,7 @@ def migrate_segment(
     The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key.
     """
     rewritten = migrate(blob, meta.state_version, target, chain)
-    key = f"{meta.key}~{target}.{generation}"
+    key = f"{meta.key}{MIGRATED}{target}.{generation}"
     return replace(meta, key=key, bytes=len(rewritten), state_version=target), rewritten
 
 
