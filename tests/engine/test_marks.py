@@ -14,11 +14,15 @@ from engine.audit import Auditor
 from engine.sim_steps import add, epochs, record, rows, started
 from engine.simulation import FullWorld, World
 from joinery_runtime.core import compaction
-from joinery_runtime.core.segment import Run, SegmentMeta
+from joinery_runtime.core.segment import MIGRATED, Run, SegmentMeta
 from joinery_runtime.core.spec import MARKS
+from joinery_runtime.engine import driver as driver_module
+from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.marks import MarkBook
+from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import Worker
 from joinery_runtime.sinks.base import AttemptId
+from joinery_runtime.state.store import Migration
 
 
 @pytest.fixture
@@ -97,6 +101,49 @@ def end(world: World, auditor: Auditor) -> None:
 @pytest.mark.parametrize("history", [lose_an_attempt, checkpoint_before_merging])
 def test_marks_are_there_as_long_as_their_rows_are(world: World, history: Callable[[World], None]) -> None:
     history(world)
+
+
+def test_marks_are_about_their_rows_whatever_these_are_called_after_migrations(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marks from before a migration, from between two, and some of both that are merged."""
+    driver = started(world, shards=1)
+    for identifier, key in enumerate("abc", start=1):
+        world.append("orders", 0, key, 1_000, identifier=identifier)
+    run_all(driver)
+    for number, key in enumerate("ab", start=2):
+        add(world, "payments", 10 + number, 1_000, key=key)
+        run_all(driver)
+        migrate_to(world, number, monkeypatch)
+        driver = started(world, shards=1)
+    (orders,) = [segment for segment in record(world).segments if segment.part == "left"]
+    assert orders.key.count(MIGRATED) == 2
+    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    for payment, checkpoint in ((14, False), (15, True)):
+        add(world, "payments", payment, 1_001, key="a")
+        assert [plan.checkpoint for plan in run_all(driver)] == [checkpoint]
+        world.now_ms += 70
+    world.end_inputs()
+    run_all(started(world, machine=1))
+    assert rows(world) == Counter([(1, 12), (1, 14), (1, 15), (2, 13), (3, None)])
+
+
+def run_all(driver: Driver) -> list[EpochPlan]:
+    """Without an auditor, which takes migrated segments for others."""
+    plans = []
+    while (plan := driver.plan()) is not None:
+        driver.commit(plan, driver.run(plan))
+        plans.append(plan)
+    return plans
+
+
+def migrate_to(world: World, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release with that state version, whose migration changes nothing."""
+    before = record(world)
+    chain: dict[int, Migration] = dict.fromkeys(range(1, version), lambda blob: blob)
+    assert world.store.migrate(before.job, before.generation, chain, version) == len(before.segments)
+    for name, value in {"STATE_VERSION": version, "MIGRATIONS": chain}.items():
+        monkeypatch.setattr(driver_module, name, value)
 
 
 class BelievesWhatItStaged(Worker):

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.cli.state_key import StepKey
 from joinery_runtime.core.columns import ROW, SEGMENT
-from joinery_runtime.core.segment import Run, SegmentMeta, decode
+from joinery_runtime.core.segment import Run, SegmentMeta, decode, first_key
 from joinery_runtime.core.shards import HashRange
 from joinery_runtime.core.spec import MARKS, Pipeline, StepSpec
 from joinery_runtime.state import migrations
@@ -69,8 +69,14 @@ def marks_among(live: Sequence[SegmentMeta], segments: Segments) -> list[pa.Reco
 
 def marked_in(marks: Sequence[pa.RecordBatch], segment: str) -> np.ndarray:
     """Row numbers of the segment that were marked after it was written."""
-    mine = [batch.filter(pc.equal(batch.column(SEGMENT), segment)).column(ROW).to_numpy() for batch in marks]
+    mine = [batch.filter(_about(batch.column(SEGMENT), segment)).column(ROW).to_numpy() for batch in marks]
     return np.concatenate([np.empty(0, dtype=np.int64), *mine])
+
+
+def _about(names: pa.Array, segment: str) -> pa.Array:
+    """Which names are the segment's, the one that it has or one from before a migration."""
+    same = [name for name in pc.unique(names).to_pylist() if first_key(name) == first_key(segment)]
+    return pc.is_in(names, pa.array(same, pa.string()))
 
 
 def flags(batch: pa.RecordBatch, name: str) -> np.ndarray:

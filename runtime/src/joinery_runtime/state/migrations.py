@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from joinery_runtime.core.segment import STATE_VERSION
+from joinery_runtime.core.segment import MIGRATED, STATE_VERSION
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.state.store import Migration, SegmentMeta
 
@@ -16,7 +16,7 @@ CURRENT_STATE_VERSION = STATE_VERSION
 """The version that this release writes."""
 
 MIGRATIONS: Mapping[int, Migration] = {}
-"""`{n: step}` takes a blob from version n to n + 1."""
+"""`{n: step}` takes a blob from version n to n + 1. It keeps the rows and their order: marks know them by number."""
 
 
 def check_chain(versions: Iterable[int], target: int, chain: Mapping[int, Migration]) -> None:
@@ -50,7 +50,8 @@ def migrate_segment(
 ) -> tuple[SegmentMeta, bytes]:
     """The segment at `target` under a new key, `<old key>~<target>.<generation>`.
 
-    The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key.
+    The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key. Marks go on naming
+    it (`core.segment.first_key`).
     """
     rewritten = migrate(blob, meta.state_version, target, chain)
     key = f"{meta.key}{MIGRATED}{target}.{generation}"
