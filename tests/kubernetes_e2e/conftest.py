@@ -80,9 +80,17 @@ def operator(cluster: Cluster, images: Images, namespace: str) -> Iterator[None]
     )
     helm(cluster, "test", "joinery")
     yield
-    for kind in KINDS:
-        cluster.kubectl("delete", kind.plural, "--all", "-n", namespace, timeout_seconds=_INSTALL_S)
+    _delete_jobs(cluster, namespace)
     helm(cluster, "uninstall", "joinery", "--wait")
+
+
+def _delete_jobs(cluster: Cluster, namespace: str) -> None:
+    """What tests that failed have left. Their database is gone by now, so nothing can delete their state."""
+    for kind in KINDS:
+        for name in cluster.kubectl.names(kind.plural, namespace):
+            retain = '{"spec": {"cleanup": "retainState"}}'
+            cluster.kubectl("patch", kind.plural, name, "-n", namespace, "--type=merge", f"--patch={retain}")
+        cluster.kubectl("delete", kind.plural, "--all", "-n", namespace, timeout_seconds=_INSTALL_S)
 
 
 def helm(cluster: Cluster, *arguments: str) -> str:
