@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from joinery_runtime.core import times
-from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
+from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta, first_key
 from joinery_runtime.core.shards import shard_range
 from joinery_runtime.core.spec import Pipeline, SideSpec
 from joinery_runtime.engine.arrivals import check_arrivals, refuse_dead
@@ -375,8 +375,9 @@ class Driver:
         """Rows that are no more part of the state, of the segments that go on."""
         left = Counter(self._left)
         for summary in outcome.shards.values():
-            left.update(summary.left)
-        return {key: count for key, count in left.items() if key in segments}
+            left.update({first_key(key): count for key, count in summary.left.items()})
+        live = set(map(first_key, segments))
+        return {key: count for key, count in left.items() if key in live}
 
     def _sizes(self, segments: Iterable[SegmentMeta]) -> dict[str, StateSize]:
         return StateSize.by_part(segments, self._pipeline.parts())

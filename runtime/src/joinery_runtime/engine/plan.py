@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.core.segment import SegmentMeta, first_key
 from joinery_runtime.core.spec import Watermark
 from joinery_runtime.core.step import Horizon
 from joinery_runtime.core.times import Floors, InputTime
@@ -185,7 +185,7 @@ def stored_floors(record: JobRecord | None) -> dict[str, int]:
 
 
 def stored_left(record: JobRecord | None) -> dict[str, int]:
-    """By segment, the rows that are no more part of the state."""
+    """By segment (`first_key`), the rows that are no more part of the state."""
     return dict(_closed(record).get("left", {}))
 
 
@@ -195,7 +195,8 @@ def live_segments(record: JobRecord) -> list[SegmentMeta]:
 
 
 def without_left(segments: Iterable[SegmentMeta], left: Mapping[str, int]) -> list[SegmentMeta]:
-    return [replace(meta, rows=meta.rows - left[meta.key]) if meta.key in left else meta for meta in segments]
+    """`left` is by `first_key`: a migration gives segments other keys."""
+    return [replace(meta, rows=meta.rows - left.get(first_key(meta.key), 0)) for meta in segments]
 
 
 def _closed(record: JobRecord | None) -> Mapping[str, Any]:
