@@ -49,12 +49,14 @@ OF_ANY = ("count_col", "first", "last", "count_distinct")
 
 @dataclass(frozen=True, repr=False)
 class SessionJob:
-    """`types` are the types of the columns of which rows have random values."""
+    """`types` are the types of the columns of which rows have random values; `busy`: all rows are of one group, so that
+    sessions meet each other."""
 
     job: SessionWindow
     types: Mapping[str, str]
     where: Callable[[Values], bool | None] | None = None
     computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
+    busy: bool = False
 
     @property
     def shape(self) -> SessionShape:
@@ -99,7 +101,7 @@ WHERES: list[tuple[str, Callable[[Values], bool | None]]] = [
     ("NOT (v = 2)", lambda row: None if row["v"] is None else row["v"] != 2),
 ]
 COMPUTED = "v + 1"
-GROUPS = (["k"], ["k"], ["k"], ["k", "n"], ["n", "k"], ["p"], ["p", "k"])
+GROUPS = (["k"], ["k"], ["k"], ["k", "n"], ["n"], ["p"], ["p", "k"])
 
 
 def _plus_one(row: Values) -> Any:
@@ -130,8 +132,9 @@ def aggregates(draw: Any, kind: str) -> list[dict[str, Any]]:
 @st.composite
 def session_jobs(draw: Any, *, capped: bool = True) -> SessionJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
+    busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
-    where = draw(st.sampled_from([None, None, None, None, *WHERES]))
+    where = None if busy else draw(st.sampled_from([None, None, None, *WHERES]))
     spec = {
         "input": {
             "name": INPUT,
@@ -142,18 +145,18 @@ def session_jobs(draw: Any, *, capped: bool = True) -> SessionJob:
             "watermark": {"delay": ms(draw(st.sampled_from([0, 0, 3, 8])))},
         },
         "groupBy": draw(st.sampled_from(GROUPS)),
-        "gap": ms(draw(st.integers(1, 5))),
+        "gap": ms(draw(st.sampled_from([1, 2, 3, 4, 5]))),
         "maxDuration": ms(draw(st.sampled_from([*range(2, 13), NO_CAP])) if capped else NO_CAP),
         "compute": [{"expression": COMPUTED, "as": "p"}],
         "aggregates": draw(aggregates(kinds["w"])),
-        "lateData": draw(st.sampled_from(["drop", "reopen", "reopen"])),
-        "allowedLateness": ms(draw(st.sampled_from([0, 1, 5, 12]))),
-        "emitRetractions": draw(st.booleans()),
+        "lateData": draw(st.sampled_from(["drop", *["reopen"] * (9 if busy else 1)])),
+        "allowedLateness": ms(draw(st.sampled_from([5, 25, 40] if busy else [0, 1, 5, 12]))),
+        "emitRetractions": draw(st.sampled_from([True, True, False])),
         "output": {"file": {"path": "out.jsonl"}, "format": "json"},
         **({"where": where[0]} if where else {}),
     }
     job = SessionWindow.model_validate({"metadata": {"name": "random"}, "spec": spec})
-    return SessionJob(job, types, where[1] if where else None, {"p": _plus_one})
+    return SessionJob(job, types, where[1] if where else None, {"p": _plus_one}, busy)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -161,19 +164,18 @@ def session_jobs(draw: Any, *, capped: bool = True) -> SessionJob:
 
 @st.composite
 def session_rows(draw: Any, job: SessionJob, place: tuple[int, int], ts: int) -> Row:
-    """Few keys and often the same, so that sessions have several rows."""
     known = KEY_TYPES["integers" if job.types["k"] == "int32" else job.types["k"]][1]
     values = {
-        "k": draw(st.sampled_from([*known[:1] * 8, *known, None])),
-        "n": draw(st.sampled_from([0, 0, 0, 1, None])),
-        "v": draw(st.sampled_from([1, 1, 1, 2, 0, None])),
+        "k": draw(st.sampled_from(known[:1] if job.busy else [*known[:1] * 8, *known, None])),
+        "n": draw(st.sampled_from([0] if job.busy else [0, 0, 0, 0, 1, None])),
+        "v": draw(st.sampled_from([1] if job.busy else [1, 1, 1, 1, 2, 0, None])),
         "w": draw(st.sampled_from([*VALUES[job.types["w"]], None])),
         "ts": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts),
     }
     return Row(*place, ts, values)
 
 
-JITTER = [-25, -12, -7, *range(-4, 6), *range(-4, 6), 9]
+JITTER = [-30, *range(-20, 6), *range(-3, 4), 9]
 
 
 @st.composite
@@ -184,10 +186,10 @@ def session_cases(draw: Any, longest: int = 6, capped: bool = True) -> Case:
     offsets = dict.fromkeys(partitions, 0)
     epochs: list[Epoch] = []
     start = draw(st.sampled_from(STARTS))
-    pace = draw(st.sampled_from([2, 4, 7]))
+    pace = draw(st.sampled_from([4, 7, 10]))
     for number in range(draw(st.integers(2, longest))):
         arrivals: list[Row] = []
-        for _ in range(draw(st.integers(0, 10))):
+        for _ in range(draw(st.integers(0, 12))):
             partition = draw(st.sampled_from(partitions))
             ts = start + pace * number + draw(st.sampled_from(JITTER))
             arrivals.append(draw(session_rows(job, (partition, offsets[partition]), ts)))

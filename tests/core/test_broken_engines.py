@@ -6,13 +6,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from core.cases import Case, cases
-from core.harness import check_against_oracle
-from joinery_runtime.core import asof, compaction, join, kernels, session_join, times, window
-from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, Interval, SessionGap, StepSpec, TumblingWindow
+from core.harness import check_against_oracle, few_hashes
+from core.random_sessions import session_cases
+from joinery_runtime.core import (
+    asof,
+    compaction,
+    join,
+    kernels,
+    session_arrivals,
+    session_change,
+    session_form,
+    session_join,
+    session_window,
+    times,
+    window,
+)
+from joinery_runtime.core.columns import FORCED
+from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, Interval, SessionGap, SessionWindow, StepSpec, TumblingWindow
 from joinery_runtime.core.step import Horizon, StepResult, StepWork
 from joinery_runtime.engine.planner import Kept
 
@@ -23,6 +38,7 @@ KERNELS: dict[type, Kernel] = {
     TumblingWindow: window.run,
     SessionGap: session_join.run,
     AsOf: asof.run,
+    SessionWindow: session_window.run,
 }
 
 
@@ -47,14 +63,14 @@ def another_rule(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
 
 def other_horizons(change: Callable[[Horizon], Horizon], *sides: int) -> Callable[[Patch], None]:
     def wrapped(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
-        left, right = (change(h) if side in sides else h for side, h in enumerate(work.horizons))
-        return run(step, replace(work, horizons=(left, right)))
+        horizons = tuple(change(h) if side in sides else h for side, h in enumerate(work.horizons))
+        return run(step, replace(work, horizons=horizons))
 
     return kernel(wrapped)
 
 
 def forget_marks(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
-    return replace(run(step, work), marks=({}, {}))
+    return replace(run(step, work), marks=({},) * len(step.sides))
 
 
 def keep_nothing_of_the_left(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
@@ -63,7 +79,7 @@ def keep_nothing_of_the_left(run: Kernel, step: StepSpec, work: StepWork) -> Ste
 
 
 def count_no_drops(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
-    return replace(run(step, work), dropped=({}, {}))
+    return replace(run(step, work), dropped=({},) * len(step.sides))
 
 
 def one_later(horizon: Horizon) -> Horizon:
@@ -98,8 +114,64 @@ def forgetful_compaction(patch: Patch) -> None:
     patch.setattr("joinery_runtime.engine.step_task._with_column", lambda kept: kept.run)
 
 
+def compaction_before_the_epoch(patch: Patch) -> None:
+    """Merges lose the marks of the epoch that makes them."""
+    patch.setattr("joinery_runtime.engine.step_task._marked_too", lambda kept, _: kept)
+
+
 def no_following_epochs(patch: Patch) -> None:
     patch.setattr(Kept, "closes", lambda self, now: False)
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def completes(change: Callable[[Horizon], Horizon]) -> Callable[[Patch], None]:
+    """The horizon behind which sessions have gone out is taken for another."""
+    return kernel(lambda run, step, work: run(step, replace(work, complete=change(work.complete))))
+
+
+def nowhere(module: Any, name: str) -> Callable[[Patch], None]:
+    """What the function says of each of some elements is never so."""
+    real = getattr(module, name)
+    return lambda patch: patch.setattr(module, name, lambda *of: real(*of) & False)
+
+
+def other_changes(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
+    def breaks(patch: Patch) -> None:
+        real = session_window.change
+
+        def changed(*of: Any) -> Any:
+            found = real(*of)
+            return replace(found, **{name: each(getattr(found, name)) for name, each in change.items()})
+
+        patch.setattr(session_window, "change", changed)
+
+    return breaks
+
+
+def never(flags: Any) -> Any:
+    return flags & False
+
+
+def drops_what_was_kept(patch: Patch) -> None:
+    """A session that grows counts its new rows only."""
+    real = session_change._State._kept_states
+
+    def none_of(self: Any) -> Any:
+        states, of = real(self)
+        return states.slice(0, 0), of[:0]
+
+    patch.setattr(session_change._State, "_kept_states", none_of)
+
+
+def one_key_per_hash(patch: Patch) -> None:
+    patch.setattr(session_arrivals, "tell_apart", lambda hashes, _: np.zeros(len(hashes), dtype=np.int64))
+
+
+def emitted_is_forgotten(patch: Patch) -> None:
+    real = session_window._flags
+    patch.setattr(session_window, "_flags", lambda rows, name: real(rows, name) & (name == FORCED))
 
 
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
@@ -124,6 +196,24 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a row goes out again": ("asof", other_horizons(without_before, LEFT)),
     "grace is not waited for": ("asof", another_rule(grace=lambda ms: 0)),
     "compaction drops a version too early": ("asof", greedy_compaction),
+    "the gap of sessions is too small": ("sessions", another_rule(gap=lambda ms: ms - 1)),
+    "the gap of sessions is too wide": ("sessions", another_rule(gap=lambda ms: ms + 1)),
+    "sessions may reach the cap": ("sessions", another_rule(max_duration=lambda ms: ms + 1)),
+    "a full session only ends": ("sessions", nowhere(session_form, "_forced")),
+    "rows inside marks are let in": ("sessions", nowhere(session_arrivals, "_in_mark")),
+    "late rows are let in": ("sessions", nowhere(session_arrivals, "_touches_nothing")),
+    "a session is forgotten one millisecond early": ("sessions", other_horizons(one_later, LEFT)),
+    "a session is complete one millisecond early": ("sessions", completes(one_later)),
+    "complete sessions go out again": ("sessions", completes(without_before)),
+    "sessions that went out and grew go out again": ("sessions", emitted_is_forgotten),
+    "sessions that changed do not go out again": ("sessions", other_changes(goes_out=never)),
+    "nothing is taken back": ("sessions", other_changes(retracted=never)),
+    "a session stays beside what it has become": ("sessions", kernel(forget_marks)),
+    "a session forgets its rows when it grows": ("sessions", drops_what_was_kept),
+    "one group takes the rows of another": ("sessions", one_key_per_hash),
+    "compaction drops a session too early": ("sessions", greedy_compaction),
+    "compaction keeps what a session was before": ("sessions", compaction_before_the_epoch),
+    "complete sessions wait for the next row": ("sessions", no_following_epochs),
 }
 
 # What the comparison says, not an assertion of the engine's own.
@@ -145,9 +235,12 @@ def test_the_oracle_finds_a_broken_engine(mistake: str, monkeypatch: Patch) -> N
         report_multiple_bugs=False,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @given(case=cases(kind))
+    @given(case=session_cases() if kind == "sessions" else cases(kind))
     def search(case: Case) -> None:
-        check_against_oracle(case)
+        if kind == "sessions":
+            check_against_oracle(case, few_hashes(2))
+        else:
+            check_against_oracle(case)
 
     with pytest.raises(AssertionError, match=DIFFERENCE):
         search()
