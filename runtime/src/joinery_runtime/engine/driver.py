@@ -316,8 +316,7 @@ class Driver:
             result=result,
             upserts=list(staged),
             deletes=sorted(gone),
-            offsets={name: state.to_bytes() for name, state in inputs.items()}
-            | closed,
+            offsets={name: state.to_bytes() for name, state in inputs.items()} | closed,
             signature=dict(self._identity.signature),
             definition=dict(self._identity.definition),
             next_plan=next_plan.to_json() if next_plan is not None else None,
