@@ -146,7 +146,7 @@ def session_jobs(draw: Any, *, capped: bool = True) -> SessionJob:
         },
         "groupBy": draw(st.sampled_from(GROUPS)),
         "gap": ms(draw(st.sampled_from([1, 2, 3, 4, 5]))),
-        "maxDuration": ms(draw(st.sampled_from([*range(2, 13), NO_CAP])) if capped else NO_CAP),
+        "maxDuration": ms(draw(st.sampled_from([*range(2, 13), *[NO_CAP] * 5])) if capped else NO_CAP),
         "compute": [{"expression": COMPUTED, "as": "p"}],
         "aggregates": draw(aggregates(kinds["w"])),
         "lateData": draw(st.sampled_from(["drop", *["reopen"] * (9 if busy else 1)])),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.cases import Case
 from core.harness import check_against_oracle, few_hashes, run
-from core.random_sessions import punctual_sessions, session_cases, session_cuts
+from core.random_sessions import NO_CAP, punctual_sessions, session_cases, session_cuts
 from core.session_table import UpsertTable
 from joinery_devkit.oracle import multiset
 from joinery_runtime.core import compaction
@@ -37,25 +37,24 @@ def check(case: Case, hasher: KeyHash = key_hash) -> None:
     for result in check_against_oracle(case, hasher):
         table.apply(result.rows)
     jobs = [case.job.job, *(epoch.job for epoch in case.epochs if epoch.job is not None)]
-    # A cap below twice the gap lets a session grow over the mark of one that was full.
-    wide = min(job.spec.max_duration for job in jobs) >= 2 * max(job.sessions.gap for job in jobs)
-    if case.job.job.spec.emit_retractions and wide:
+    # One that reached the cap may lie inside an open one: beside its mark if the cap is narrow, or when that is gone.
+    if case.job.job.spec.emit_retractions and all(job.spec.max_duration == NO_CAP for job in jobs):
         table.check_apart()
 
 
-@settings(quick, max_examples=250)
+@settings(quick, max_examples=160)
 @given(case=session_cases())
 def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check(case)
 
 
-@settings(quick, max_examples=80)
+@settings(quick, max_examples=60)
 @given(case=session_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
     check(case, few_hashes(2))
 
 
-@settings(quick, max_examples=25)
+@settings(quick, max_examples=20)
 @given(case=session_cases())
 def test_the_number_of_shards_changes_nothing(case: Case) -> None:
     def rows(shards: int) -> list[Any]:
@@ -67,7 +66,7 @@ def test_the_number_of_shards_changes_nothing(case: Case) -> None:
     assert rows(1) == rows(3) == rows(8)
 
 
-@settings(quick, max_examples=80)
+@settings(quick, max_examples=60)
 @given(data=st.data(), punctual=punctual_sessions())
 def test_where_epochs_are_cut_changes_nothing_in_the_end(data: Any, punctual: Any) -> None:
     """T9, against all rows at once."""
@@ -87,7 +86,7 @@ EDITS: dict[str, list[Any]] = {
 }
 
 
-@settings(quick, max_examples=80)
+@settings(quick, max_examples=60)
 @given(data=st.data(), case=session_cases())
 def test_an_edited_job_goes_on_and_gives_nothing_twice(data: Any, case: Case) -> None:
     """What had been forgotten before an edit does not come again as something new (M2)."""
