@@ -164,8 +164,28 @@ def test_all_that_does_not_fit_is_named_at_once(connection, make, table) -> None
     assert str(caught.value) == (
         f"The output table {table} does not fit the job's output: column v text is missing; column k is text, the "
         "output's is bigint; column more is NOT NULL, has no default and is not in the output; there is no unique "
-        "index on exactly (k), the upsertKey. Alter the table, or name one that is not there: it will be created"
+        "index on exactly (k), the upsertKey, that is NULLS NOT DISTINCT or whose columns are NOT NULL. Alter the "
+        "table, or name one that is not there: it will be created"
     )
+
+
+@pytest.mark.parametrize("index", ["UNIQUE (k)", "UNIQUE NULLS NOT DISTINCT (k) INCLUDE (v)", "PRIMARY KEY (k)"])
+def test_an_index_is_an_upsert_key_if_rows_with_null_replace_each_other_too(connection, make, table, index) -> None:
+    connection.execute(f"CREATE TABLE {table} (k bigint, v text, {index})")
+    if index == "UNIQUE (k)":
+        with pytest.raises(SinkError, match="NULLS NOT DISTINCT"):
+            make(PAIR, "k")
+        return
+    sink = make(PAIR, "k")
+    commit(connection, sink, 1, sink.writer().write(attempt(), pairs((1, "a"))))
+    commit(connection, sink, 2, sink.writer().write(attempt(2), pairs((1, "b"))))
+    assert connection.execute(f"SELECT k, v FROM {table}").fetchall() == [(1, "b")]
+
+
+def test_columns_that_an_index_only_includes_are_no_key(connection, make, table) -> None:
+    connection.execute(f"CREATE TABLE {table} (k bigint NOT NULL, v text NOT NULL, UNIQUE (k) INCLUDE (v))")
+    with pytest.raises(SinkError, match=r"no unique index on exactly \(k, v\)"):
+        make(PAIR, "k", "v")
 
 
 def test_a_constraint_of_the_table_is_named(connection, make, table) -> None:

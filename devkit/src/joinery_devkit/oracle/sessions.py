@@ -63,7 +63,7 @@ class SessionOracle:
         self.inputs = (shape.job.spec.input.name,)
         self._keys: dict[Hashable, _Key] = defaultdict(_Key)
         self._kept, self._complete = _Horizon(), _Horizon()
-        self._epoch = 0
+        self._epoch, self._accept_from = 0, as_time(None)
         self._use(shape)
 
     def edit(self, job: SessionWindow) -> None:
@@ -81,6 +81,7 @@ class SessionOracle:
         (name,) = self.inputs
         dropped: Counter[str] = Counter()
         complete = as_time(watermarks[name]) - self._gap
+        self._accept_from = as_time(watermarks[name]) - self._lateness
         self._kept.rise(complete - self._lateness)
         self._complete.rise(complete - self._lateness if self._drops else complete)
         out = [row for key in self._keys.values() for row in self._close(key)]
@@ -128,7 +129,7 @@ class SessionOracle:
     def _late(self, key: _Key, ts: int) -> bool:
         """Rule 1. Reopened is only what the row can be part of: one that could not be kept is not let in."""
         if self._drops:
-            return ts < self._kept.now + self._gap
+            return ts < max(self._accept_from, self._kept.now)
         return ts < self._kept.now and not any(self._may_join(session, ts) for session in key.sessions)
 
     def _may_join(self, session: OpenSession, ts: int) -> bool:

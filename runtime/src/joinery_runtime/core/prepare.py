@@ -7,7 +7,7 @@ through `prepare_joined`: it is nobody's record any more, a NULL time there only
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -67,9 +67,7 @@ def prepare(
     bool[n] for a table (None: none of them deletes)."""
     times = rows.column(intake.event_time).cast(pa.int64())
     usable = _usable(times)
-    all_rows = _Rows(
-        _with_computed(intake, rows), times, np.full(len(offsets), partition, dtype=np.int32), offsets, deleted
-    )
+    all_rows = _Rows(rows, times, np.full(len(offsets), partition, dtype=np.int32), offsets, deleted)
     read = all_rows.where(usable)
     span = pc.min_max(read.times).as_py()
     prepared, dropped = _prepared(intake, read, hasher)
@@ -99,6 +97,7 @@ def _prepared(intake: Intake, rows: _Rows, hasher: KeyHash) -> tuple[pa.RecordBa
     if not intake.preserved:
         rows = rows.where(joinable)
         joinable = joinable[joinable]
+    rows = replace(rows, user=_with_computed(intake, rows.user))
     columns = [
         pa.array(_hashes(intake, rows, joinable, hasher)),
         pc.fill_null(rows.times, 0),
@@ -112,7 +111,7 @@ def _prepared(intake: Intake, rows: _Rows, hasher: KeyHash) -> tuple[pa.RecordBa
 
 
 def _with_computed(intake: Intake, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """With the columns that expressions make of the others."""
+    """With the columns that expressions make of the others, for rows that go on."""
     if not intake.computed:
         return rows
     made = [

@@ -16,7 +16,8 @@ from joinery_runtime.core.cells import changes, sort_order
 from joinery_runtime.core.columns import FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.session_form import Elements, following, latest
 from joinery_runtime.core.sessions import tell_apart
-from joinery_runtime.core.spec import SessionWindow, SideSpec, earlier
+from joinery_runtime.core.spec import SessionWindow, SideSpec
+from joinery_runtime.core.step import StepWork
 
 _MARK, _SESSION, _ROW = 0, 1, 2
 
@@ -71,11 +72,10 @@ class Arrived:
         return [key.take(index) for key in _keys(side, self.kept, self.rows)]
 
 
-def judge(
-    side: SideSpec, rule: SessionWindow, rows: pa.RecordBatch, kept: pa.RecordBatch, evicted: int | None
-) -> Arrived:
-    """Which arrivals go into sessions; `evicted` is the horizon before which no session is kept any more."""
-    on_time = _on_time(rule, rows, evicted)
+def judge(side: SideSpec, rule: SessionWindow, work: StepWork, rows: pa.RecordBatch, kept: pa.RecordBatch) -> Arrived:
+    """Which arrivals go into sessions, under the horizon before which no session is kept any more."""
+    evicted = work.horizons[0].now
+    on_time = _on_time(rule, rows, work.accept_from[0], evicted)
     late = rows.num_rows - on_time.num_rows
     lined = _line_up(side, kept, on_time)
     forgotten = _touches_nothing(lined, rule, evicted)
@@ -85,11 +85,12 @@ def judge(
     return Arrived(kept, on_time, lined.where((lined.kind != _MARK) & ~forgotten & ~closed), dropped)
 
 
-def _on_time(rule: SessionWindow, rows: pa.RecordBatch, evicted: int | None) -> pa.RecordBatch:
-    """S4; with `reopen` it depends on what is kept."""
-    lowest = earlier(evicted, -rule.gap)
-    if not rule.drop_late or lowest is None:
+def _on_time(rule: SessionWindow, rows: pa.RecordBatch, accept_from: int | None, evicted: int | None) -> pa.RecordBatch:
+    """S4: rows at or after `accept_from`. After an edit, not before what was evicted under longer times either: its
+    ids have gone out. With `reopen` it depends on what is kept."""
+    if not rule.drop_late or accept_from is None:
         return rows
+    lowest = accept_from if evicted is None else max(accept_from, evicted)
     late = rows.column(TS).to_numpy() < lowest
     return rows.filter(pa.array(~late)) if late.any() else rows
 

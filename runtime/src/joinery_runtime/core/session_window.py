@@ -46,7 +46,7 @@ def _there(kept: KeptRun, since: int | None) -> np.ndarray:
 class _Epoch:
     def __init__(self, step: StepSpec, work: StepWork) -> None:
         (self._side,), (kept,), (self._horizon,), (self._rows,) = step.sides, work.kept, work.horizons, work.arrivals
-        self._rule, self._complete = cast(SessionWindow, step.rule), work.complete
+        self._work, self._rule, self._complete = work, cast(SessionWindow, step.rule), work.complete
         self._kept = KeptSessions(kept, self._horizon.before, self._side.segment_schema())
         self._out = Emitter(step, ordered=work.ordered)
         self._stays: Run | None = None
@@ -81,7 +81,7 @@ class _Epoch:
         if self._rows is None:
             return
         kept = self._kept.of(np.unique(self._rows.column(HASH).to_numpy()))
-        arrived = judge(self._side, self._rule, self._rows, kept.batch, self._horizon.now)
+        arrived = judge(self._side, self._rule, self._work, self._rows, kept.batch)
         self._dropped, self._looked_up = arrived.dropped, arrived.taken
         if not arrived.taken:
             return

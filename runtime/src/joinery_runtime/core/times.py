@@ -49,10 +49,13 @@ Lows = Mapping[str, Watermark]  # by input: the lowest event time that may still
 # --- lateness ---------------------------------------------------------------------------------------------------------
 
 
-def accept_from(step: StepSpec, watermarks: Mapping[str, Watermark]) -> tuple[int | None, int | None]:
-    """Per side of an interval step, the lowest event time of an arriving record that is not late (J6, J7); None where
-    nothing is late. Rows of the step before never are (N2), and windows judge by their horizons."""
+def accept_from(step: StepSpec, watermarks: Mapping[str, Watermark]) -> tuple[int | None, ...]:
+    """Per side, the lowest event time of an arriving record that is not late (J6, J7, S4); None where nothing is late.
+    Rows of the step before never are (N2), and windows of joins judge by their horizons."""
     rule = step.rule
+    if isinstance(rule, SessionWindow):
+        watermark = watermarks[step.sides[0].time]
+        return (earlier(watermark, rule.allowed_lateness) if rule.drop_late else None,)
     if not isinstance(rule, Interval) or not rule.drop_late:
         return None, None
     left, right = step.sides
@@ -260,7 +263,8 @@ def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
         return False
     match step.rule:
         case SessionWindow():
-            return meta.ts_min < horizon.now
+            # What ends before the horizon of the last epoch has gone out, and may be kept for a long time (S5).
+            return meta.ts_min < horizon.now and (horizon.before is None or meta.ts_max >= horizon.before)
         case Interval():
             return spec.preserved and meta.ts_min < horizon.now and needed(pipeline, meta, found)
         case TumblingWindow() | SessionGap() as rule:
@@ -280,5 +284,5 @@ def kept_for_ms(step: StepSpec, side: int) -> int | None:
             return None  # a session may go on for ever
         case AsOf() as rule:
             return rule.grace if side == LEFT else None
-        case SessionWindow() as rule:
-            return rule.gap + rule.allowed_lateness  # after its last row
+        case SessionWindow():
+            return None  # its rows are replaced, which no event time tells

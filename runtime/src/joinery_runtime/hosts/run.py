@@ -26,7 +26,15 @@ from joinery_runtime.engine.loop import (
 from joinery_runtime.engine.plan import input_states
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, next_action
-from joinery_runtime.errors import JoineryError, RecordError, SinkError, SourceError, StoreUnavailable
+from joinery_runtime.errors import (
+    AggregateError,
+    ExpressionError,
+    JoineryError,
+    RecordError,
+    SinkError,
+    SourceError,
+    StoreUnavailable,
+)
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, stop_context
 from joinery_runtime.hosts.status import Board
@@ -113,7 +121,7 @@ class _JobRun:
                 self.go(earlier, settle=True)
             else:
                 self._publish(earlier)
-        except (SourceError, SinkError, RecordError) as error:
+        except (SourceError, SinkError, RecordError, AggregateError, ExpressionError) as error:
             raise JoineryError(
                 f"Job {earlier.name} was edited, and what was begun before that cannot be ended",
                 facts=str(error),

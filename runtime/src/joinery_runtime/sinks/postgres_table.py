@@ -63,7 +63,11 @@ class TargetTable:
         connection.execute(self._create(schema))
         problems = misfits(columns_of(connection, self.identifier), schema)
         if self.upsert_key and not self._has_unique_key(connection):
-            problems.append(f"there is no unique index on exactly ({', '.join(self.upsert_key)}), the upsertKey")
+            columns = ", ".join(self.upsert_key)
+            problems.append(
+                f"there is no unique index on exactly ({columns}), the upsertKey, that is NULLS NOT DISTINCT or whose "
+                "columns are NOT NULL"
+            )
         if problems:
             raise SinkError(
                 f"The output table {self.name} does not fit the job's output",
@@ -80,10 +84,12 @@ class TargetTable:
         return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(self.identifier, sql.SQL(", ").join(columns))
 
     def _has_unique_key(self, connection: psycopg.Connection[Any]) -> bool:
+        """A row with a NULL in its key replaces the one like it, too: no index will do where NULLs are all distinct."""
         rows = connection.execute(
             "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute "
-            "ON attrelid = indrelid AND attnum = ANY(indkey) WHERE indrelid = %s::regclass AND indisunique "
-            "AND indpred IS NULL AND indexprs IS NULL AND indimmediate GROUP BY indexrelid",
+            "ON attrelid = indrelid AND attnum = ANY((indkey::int2[])[0:indnkeyatts - 1]) "
+            "WHERE indrelid = %s::regclass AND indisunique AND indpred IS NULL AND indexprs IS NULL AND indimmediate "
+            "GROUP BY indexrelid, indnullsnotdistinct HAVING indnullsnotdistinct OR bool_and(attnotnull)",
             (self.identifier.as_string(connection),),
         )
         return any(set(columns) == set(self.upsert_key) for (columns,) in rows)

@@ -11,9 +11,13 @@ from joinery_runtime.core.aggregates import compensated, wide
 from joinery_runtime.core.aggregates.base import GroupError, Groups, States
 from joinery_runtime.core.aggregates.present import Present
 
+_STUCK = (
+    "What is planned runs as it was planned: give it up with `joinery state reset --drop-planned`, or start anew with "
+    "upgrade.mode: stateless"
+)
 TODO = {
-    "int64": "Sum a decimal: compute CAST(... AS DECIMAL(38, 0)) and aggregate that",
-    "decimal": "Keep such values out with `where`, or compute smaller ones",
+    "int64": f"Sum a decimal: compute CAST(... AS DECIMAL(38, 0)) and aggregate that. {_STUCK}",
+    "decimal": f"Keep such values out with `where`, or compute smaller ones. {_STUCK}",
 }
 
 
