@@ -56,7 +56,7 @@ test-fast: setup ## the tests that need nothing but this process
 test-services: setup ## the tests that bring up Kafka, Postgres, Spark and an API server
 	@PYTHONPATH=tests $(BIN)/python -m cluster build api
 	$(BIN)/pytest -m "services and not slow" -n 2 --dist loadfile --durations=10
-	$(BIN)/pytest -m "services and slow" --durations=10
+	$(BIN)/pytest -m "services and slow" -n 2 --dist loadfile --durations=20
 
 .PHONY: e2e
 e2e: setup ## the operator on a real Kubernetes node, brought up here (root; the first time builds its binaries)
@@ -74,8 +74,10 @@ demo: setup ## a join (KIND=sessions: sessions) on real Kafka, Spark and Postgre
 	@$(BIN)/python -m joinery_devkit.demo --kind $(KIND)
 
 .PHONY: bench
-bench: setup ## throughput beside Spark's own join and the raw read, and latency (minutes; wants a quiet machine)
+bench: setup ## throughput beside Spark's own joins and sessions and the raw read, and latency (minutes; wants a quiet machine)
 	@$(BIN)/python bench/join.py --out build/bench.json
+	@$(BIN)/python bench/kinds.py --out build/kinds.json
+	@$(BIN)/python bench/sessions.py --out build/sessions.json
 	@$(BIN)/python bench/latency.py --out build/latency.json
 
 .PHONY: crds

@@ -66,8 +66,9 @@ def run_job(job: Path, work: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in out.splitlines()]
     epochs = [line for line in lines if line["event"] == "epoch"]
     rows = sum(sum(e["rows_in"].values()) for e in epochs)
-    # As for the peer: from the first plan on, with Spark running; first epochs and their cold workers count.
-    seconds = _at(lines, "ended") - _at(lines, "started")
+    # As for the peer: from the first plan on, with Spark running, to the last epoch's commit; first epochs and their
+    # cold workers count, Spark's own end does not.
+    seconds = _at(epochs[-1:], "epoch") - _at(lines, "started")
     return {
         "rows": rows,
         "seconds": seconds,

@@ -1,5 +1,8 @@
-"""Sessions of N clicks of 100,000 users (count and first page, 60 s gap): this engine, Spark's own `session_window`, and
+"""Sessions of N clicks of 100,000 users (count and first page, 60 s gap): this engine, Spark's own `session_window` and
 the raw read, on the same topic in one run. Prints rows per second, ratios and peak memory, and writes them as JSON.
+
+Clicks are of any user at any time, 1,000 a second, so that there are very many short sessions; with `--visits` users
+come for about six clicks five seconds apart.
 
     python bench/sessions.py --records 3000000 --out build/sessions.json
 """
@@ -14,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from join import CONNECTOR, run_raw
 from measure import measured, run_job
 from report import print_and_write
@@ -69,19 +73,28 @@ def run_spark(bootstrap: str) -> dict[str, Any]:
     return result | {"rate": result["rows"] / result["seconds"], "wall_seconds": wall, "peak_bytes": peak}
 
 
+def scattered(load: clicks.Load) -> clicks.Clicks:
+    chance = np.random.default_rng(load.seed)
+    users, pages = (chance.integers(0, most, load.clicks) for most in (load.users, clicks.PAGES))
+    sent = clicks.FIRST_CLICK_MS + np.arange(load.clicks) * 1000 // load.per_second
+    return clicks.Clicks(users, pages, sent - chance.integers(0, load.disorder_ms, load.clicks))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=3_000_000)
     parser.add_argument("--users", type=int, default=100_000)
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--epoch", type=int, default=500_000, help="records per epoch")
+    parser.add_argument("--epoch", type=int, default=1_000_000, help="records per epoch")
+    parser.add_argument("--visits", action="store_true")
     parser.add_argument("--skip-spark", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with KafkaBroker() as broker, tempfile.TemporaryDirectory() as work:
         broker.create_topic("clicks", partitions=arguments.partitions)
-        drawn = clicks.draw(clicks.Load(arguments.records, arguments.users, arguments.partitions))
+        load = clicks.Load(arguments.records, arguments.users, arguments.partitions)
+        drawn = clicks.draw(load) if arguments.visits else scattered(load)
         parts = clicks.by_partition(drawn, arguments.partitions)
         produce_records(broker.bootstrap, "clicks", [clicks.records(part) for part in parts])
         results = {

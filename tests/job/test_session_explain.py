@@ -57,6 +57,13 @@ def test_sessions_that_are_opened_again() -> None:
     assert "retracted: true" in facts(lateData="reopen", emitRetractions=True)["goes out"]
 
 
+def test_a_table_has_no_column_of_retractions() -> None:
+    """There they delete."""
+    told = {name: explain(load(emitRetractions=True, output=to)).output for name, to in (("k", KAFKA), ("p", POSTGRES))}
+    assert told["k"].endswith("events, retracted")
+    assert told["p"].endswith("events")
+
+
 def test_sql_is_told_as_what_it_means() -> None:
     sql = "SELECT UPPER(page) AS p, SUM(qty) AS n FROM clicks GROUP BY p, SESSION(ts, INTERVAL '1' MINUTE)"
     text = explain(parsed(in_sql(sql))).render()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from joinery_runtime.core.cells import changes, sort_order
 from joinery_runtime.core.columns import FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.session_form import Elements, following, latest
-from joinery_runtime.core.sessions import tell_apart
+from joinery_runtime.core.sessions import mixed, tell_apart
 from joinery_runtime.core.spec import SessionWindow, SideSpec
 from joinery_runtime.core.step import StepWork
 
@@ -96,14 +96,17 @@ def _on_time(rule: SessionWindow, rows: pa.RecordBatch, accept_from: int | None,
 
 
 def _line_up(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch) -> Lined:
-    hashes = _both(kept, rows, HASH)
-    key = tell_apart(hashes, _keys(side, kept, rows))
+    hashes, keys = _both(kept, rows, HASH), _keys(side, kept, rows)
     start, end = _both(kept, rows, START, TS), _both(kept, rows, TS)
     forced = kept.column(FORCED).to_numpy(zero_copy_only=False)
     kind = np.concatenate([np.where(forced, _MARK, _SESSION), np.full(rows.num_rows, _ROW)])
     places = (_both(kept, rows, PARTITION), _both(kept, rows, OFFSET))
-    order = sort_order(hashes, *([key] if key.any() else []), start, kind, *places)
-    first = changes(hashes[order]) | changes(key[order])
+    order = sort_order(hashes, start, kind, *places)
+    first = changes(hashes[order])
+    if mixed(hashes, keys, order):
+        key = tell_apart(hashes, keys)
+        order = sort_order(hashes, key, start, kind, *places)
+        first = changes(hashes[order]) | changes(key[order])
     return Lined(order, kind[order], first, start[order], end[order])
 
 

@@ -70,9 +70,18 @@ def tell_apart(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
     return numbers
 
 
+def mixed(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> bool:
+    """Whether a hash belongs to several keys; `order` sorts by hash."""
+    return len(_several(hashes, [_canonical(key) for key in keys], order)) > 0
+
+
 def _shared(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
-    """The hashes that several keys have. Among the rows of such a hash, in any order, some neighbours differ."""
-    order = np.argsort(hashes, kind="stable")
+    """The hashes that several keys have."""
+    return _several(hashes, keys, np.argsort(hashes, kind="stable"))
+
+
+def _several(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> np.ndarray:
+    """Among the rows of a hash that several keys have, in any order, some neighbours differ."""
     by_hash = hashes[order]
     differs = np.zeros(max(len(order) - 1, 0), dtype=bool)
     for key in keys:

@@ -12,6 +12,7 @@ from joinery_runtime.job.inputs import AtTimestamp, Input, KafkaInput
 from joinery_runtime.job.resource import Job
 from joinery_runtime.job.row_sizes import RATE, assumed_columns
 from joinery_runtime.job.session_window import SessionWindow
+from joinery_runtime.job.sessions import RETRACTED
 from joinery_runtime.job.stream_join import StreamJoin
 from joinery_runtime.job.wording import listed
 
@@ -139,7 +140,9 @@ def _watermark(side: Input) -> str:
 
 def _output(job: Job) -> str:
     output = job.spec.output
-    columns = ", ".join(column.name for column in job.output_columns)
+    # In a table a retraction is no row.
+    hidden = {RETRACTED} if isinstance(job, SessionWindow) and output.postgres else set()
+    columns = ", ".join(column.name for column in job.output_columns if column.name not in hidden)
     if output.kafka:
         return f"Kafka topic {output.kafka.topic}, {_into_kafka(job)}; columns {columns}"
     if output.postgres:
