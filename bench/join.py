@@ -8,31 +8,17 @@ writes them as JSON.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure import measured, run_job
-from raw_read import Read
+from measure import run_job, run_raw, run_spark
 from report import print_and_write
 from topics import Workload, produce
 
-from joinery_devkit.jars import fetch_jars
 from joinery_devkit.kafka import KafkaBroker
 
-HERE = Path(__file__).parent
-CONNECTOR = [
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    "org.apache.kafka:kafka-clients:3.9.2",
-    "org.apache.commons:commons-pool2:2.13.1",
-    "org.scala-lang.modules:scala-parallel-collections_2.13:1.2.0",
-]
 UPPER_MS = 900_000
 
 JOB = """
@@ -115,21 +101,6 @@ def run_joinery(bootstrap: str, sink: Sink, arguments: argparse.Namespace, work:
     return run_job(job, work)
 
 
-def run_spark(bootstrap: str) -> dict[str, Any]:
-    jars = fetch_jars("spark-kafka-4.2.0", CONNECTOR, transitive=False)
-    command = [sys.executable, str(HERE / "spark_join.py"), bootstrap, str(jars), str(UPPER_MS)]
-    out, wall, peak = measured(command, dict(os.environ))
-    result = json.loads(out.strip().splitlines()[-1])
-    return result | {"rate": result["rows"] / result["seconds"], "wall_seconds": wall, "peak_bytes": peak}
-
-
-def run_raw(bootstrap: str, reads: Sequence[Read]) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "raw_read.py"), bootstrap, json.dumps(reads)]
-    out, _, _ = measured(command, dict(os.environ))
-    result = json.loads(out)
-    return result | {"rate": result["rows"] / result["seconds"]}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=3_000_000, help="per topic")
@@ -148,7 +119,7 @@ def main() -> None:
         for sink in sinks(broker.bootstrap, Path(work)):
             results[sink.name] = run_joinery(broker.bootstrap, sink, arguments, Path(work))
         if not arguments.skip_spark:
-            results["spark"] = run_spark(broker.bootstrap)
+            results["spark"] = run_spark("spark_join.py", broker.bootstrap, UPPER_MS)
     print_and_write(results, arguments)
 
 

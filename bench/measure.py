@@ -14,6 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from raw_read import Read
+
+from joinery_devkit.jars import fetch_jars
+
+HERE = Path(__file__).parent
+CONNECTOR = [
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.13.1",
+    "org.scala-lang.modules:scala-parallel-collections_2.13:1.2.0",
+]
 
 
 def measured(command: Sequence[str], environment: dict[str, str]) -> tuple[str, float, int]:
@@ -57,6 +69,22 @@ def _memory(process: psutil.Process) -> int:
         return int(process.memory_full_info().pss)
     except psutil.Error:
         return 0
+
+
+def run_spark(script: str, bootstrap: str, *arguments: object) -> dict[str, Any]:
+    """A peer's script of this folder, which prints its seconds and rows as JSON."""
+    jars = fetch_jars("spark-kafka-4.2.0", CONNECTOR, transitive=False)
+    command = [sys.executable, str(HERE / script), bootstrap, str(jars), *map(str, arguments)]
+    out, wall, peak = measured(command, dict(os.environ))
+    result = json.loads(out.strip().splitlines()[-1])
+    return result | {"rate": result["rows"] / result["seconds"], "wall_seconds": wall, "peak_bytes": peak}
+
+
+def run_raw(bootstrap: str, reads: Sequence[Read]) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "raw_read.py"), bootstrap, json.dumps(reads)]
+    out, _, _ = measured(command, dict(os.environ))
+    result = json.loads(out)
+    return result | {"rate": result["rows"] / result["seconds"]}
 
 
 def run_job(job: Path, work: Path) -> dict[str, Any]:

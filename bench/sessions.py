@@ -10,24 +10,18 @@ come for about six clicks five seconds apart.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from join import CONNECTOR, run_raw
-from measure import measured, run_job
+from measure import run_job, run_raw, run_spark
 from report import print_and_write
 from topics import produce_records
 
 from joinery_devkit import clicks
-from joinery_devkit.jars import fetch_jars
 from joinery_devkit.kafka import KafkaBroker
 
-HERE = Path(__file__).parent
 GAP_S = 60
 
 JOB = """
@@ -65,14 +59,6 @@ def run_joinery(bootstrap: str, arguments: argparse.Namespace, work: Path) -> di
     return run_job(job, work)
 
 
-def run_spark(bootstrap: str) -> dict[str, Any]:
-    jars = fetch_jars("spark-kafka-4.2.0", CONNECTOR, transitive=False)
-    command = [sys.executable, str(HERE / "spark_sessions.py"), bootstrap, str(jars), str(GAP_S)]
-    out, wall, peak = measured(command, dict(os.environ))
-    result = json.loads(out.strip().splitlines()[-1])
-    return result | {"rate": result["rows"] / result["seconds"], "wall_seconds": wall, "peak_bytes": peak}
-
-
 def scattered(load: clicks.Load) -> clicks.Clicks:
     chance = np.random.default_rng(load.seed)
     users, pages = (chance.integers(0, most, load.clicks) for most in (load.users, clicks.PAGES))
@@ -102,7 +88,7 @@ def main() -> None:
             "joinery": run_joinery(broker.bootstrap, arguments, Path(work)),
         }
         if not arguments.skip_spark:
-            results["spark"] = run_spark(broker.bootstrap)
+            results["spark"] = run_spark("spark_sessions.py", broker.bootstrap, GAP_S)
     print_and_write(results, arguments)
 
 
