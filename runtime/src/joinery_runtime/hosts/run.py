@@ -122,7 +122,9 @@ class _JobRun:
             else:
                 self._publish(earlier)
         except (SourceError, SinkError, RecordError, AggregateError, ExpressionError) as error:
-            raise JoineryError(
+            # What fails on its data fails again, and says so to who would start it again.
+            kind = type(error) if isinstance(error, AggregateError | ExpressionError) else JoineryError
+            raise kind(
                 f"Job {earlier.name} was edited, and what was begun before that cannot be ended",
                 facts=str(error),
                 todo="Mend that, or undo the edit. To give the planned epoch up, run `joinery state reset` with "
