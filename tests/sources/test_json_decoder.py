@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
+import zlib
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -306,3 +309,12 @@ def test_the_explainer_never_blames_what_the_parsers_accept(record: bytes, arrow
     schema = pa.schema({"a": arrow})
     if JsonDecoder(schema).decode(pa.array([record], pa.binary())).rows.num_rows:
         assert Explainer(schema).explain(record) is None
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, zlib.compress, lambda value: b"\x1f\x8b" + value])
+def test_a_compressed_record_is_no_json_and_does_not_hurt_others(packed: Callable[[bytes], bytes]) -> None:
+    """Polars would unpack the batch that begins with it."""
+    schema = pa.schema([("a", pa.int64())])
+    decoded = decode(schema, packed(b'{"a": 1}'), b'{"a": 2}')
+    assert decoded.rows.to_pylist() == [{"a": 2}]
+    assert [bad.index for bad in decoded.bad] == [0]

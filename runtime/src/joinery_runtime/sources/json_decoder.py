@@ -40,6 +40,8 @@ from joinery_runtime.sources.records import (
 _PIECE = 512  # records of a failed batch that are tried, and if need be explained one by one, together
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _PAIR = _HIGH + r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# How gzip, zlib and zstd begin: Polars would unpack the whole batch.
+_COMPRESSED = (b"\x1f\x8b", b"x", b"\x28\xb5\x2f\xfd")
 _LONE_SURROGATE = "not JSON: half of a surrogate pair"
 
 _DIRECT: dict[pa.DataType, type[pl.DataType]] = {
@@ -133,6 +135,8 @@ def _lone_surrogates(values: pa.BinaryArray) -> pa.BooleanArray:
 
 
 def _read_ndjson(lines: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
+    if lines.startswith(_COMPRESSED):
+        raise RefusedError("not readable as JSON: no object begins so")
     try:
         return pl.read_ndjson(lines, schema=schema)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
