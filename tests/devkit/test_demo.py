@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,6 +26,13 @@ def run(temporary: Path, *arguments: str, **environment: str) -> subprocess.Comp
         env={**os.environ, "TMPDIR": str(temporary), **environment},
         timeout=PATIENCE_SECONDS,
     )
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Not pytest's own: the path of Postgres' socket must stay short."""
+    with TemporaryDirectory(prefix="demo-") as path:
+        yield Path(path)
 
 
 def left_behind(temporary: Path) -> list[Path]:
@@ -43,18 +52,18 @@ def left_behind(temporary: Path) -> list[Path]:
         ),
     ],
 )
-def test_it_verifies_its_output_and_cleans_up(kind: str, job: str, said: str, tmp_path: Path) -> None:
-    done = run(tmp_path, "--kind", kind)
+def test_it_verifies_its_output_and_cleans_up(kind: str, job: str, said: str, temporary: Path) -> None:
+    done = run(temporary, "--kind", kind)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(said, done.stdout, re.MULTILINE), done.stdout
     assert f"kind: {job}" in done.stdout
-    assert left_behind(tmp_path) == []
+    assert left_behind(temporary) == []
 
 
 @pytest.mark.services
 @pytest.mark.slow
-def test_interrupted_it_cleans_up_as_well(tmp_path: Path) -> None:
-    running = subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+def test_interrupted_it_cleans_up_as_well(temporary: Path) -> None:
+    running = subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)})
     assert running.stdout is not None
     with running.stdout as lines:
         for line in lines:
@@ -63,7 +72,7 @@ def test_interrupted_it_cleans_up_as_well(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         running.send_signal(signal.SIGTERM)
         assert running.wait(PATIENCE_SECONDS) == 130
-    assert left_behind(tmp_path) == []
+    assert left_behind(temporary) == []
 
 
 def test_without_java_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
