@@ -131,9 +131,11 @@ class _State:
         lined = self._arrived.lined
         at = np.flatnonzero(lined.row)
         number = self._sessions.of[at]
-        rows = self._arrived.rows.take(pa.array(lined.number[at] - self._arrived.kept.num_rows))
+        groups = _groups(number)
+        rows = self._arrived.rows.select(self._folding.columns)
+        rows = rows.take(pa.array(lined.number[at] - self._arrived.kept.num_rows))
         with self._telling(number):
-            return self._folding.fold(rows, lined.start[at], _groups(number)), np.unique(number)
+            return self._folding.fold(rows, lined.start[at], groups), number[groups.starts]
 
     def _kept_states(self) -> tuple[pa.RecordBatch, np.ndarray]:
         lined = self._arrived.lined
@@ -147,7 +149,7 @@ class _State:
         try:
             yield
         except GroupError as error:
-            session = int(np.unique(number)[error.group])
+            session = int(number[_groups(number).starts[error.group]])
             keys = self._arrived.keys(self._side, self._first[session : session + 1])
             names = zip(self._side.intake.keys, keys, strict=True)
             of = ", ".join(f"{name}={value[0].as_py()!r}" for name, value in names)

@@ -38,6 +38,11 @@ class Folding:
     def fields(self) -> list[pa.Field]:
         return [field for _, found in self._columns.values() for field in found.fields]
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns of rows that are aggregated."""
+        return sorted({of.column for of, _ in self._columns.values() if of.column})
+
     def fold(self, rows: pa.RecordBatch, times: np.ndarray, groups: Groups) -> pa.RecordBatch:
         """The accumulators of groups of rows; `times` are event times, int64[n]."""
         made: list[pa.Array] = []
