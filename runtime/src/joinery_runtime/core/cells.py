@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from joinery_runtime.core.columns import HASH
@@ -116,12 +115,6 @@ def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarra
 
 
 # --- getting rows into cells ------------------------------------------------------------------------------------------
-
-
-def sort_order(*columns: np.ndarray) -> np.ndarray:
-    """int64[n]: positions sorted by the first column, then by the next."""
-    frame = pl.DataFrame({str(i): column for i, column in enumerate(columns)})
-    return frame.select(pl.arg_sort_by(*frame.columns)).to_series().to_numpy().astype(np.int64)
 
 
 def changes(values: np.ndarray) -> np.ndarray:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from joinery_runtime.core.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.shards import HashRange
+from joinery_runtime.core.sort import by_hash_and_time
 
 STATE_VERSION = 1
 MIGRATED = "~"
@@ -58,9 +58,8 @@ class Run:
     @classmethod
     def sort(cls, batch: pa.RecordBatch, *, by_offset: bool = False) -> Run:
         """`by_offset` also orders rows of one hash and time, by (offset, partition): versions need it (rule A1)."""
-        names = [HASH, TS, *([OFFSET, PARTITION] if by_offset else [])]
-        keys = pl.DataFrame({name: batch.column(name).to_numpy() for name in names})
-        order = keys.select(pl.arg_sort_by(names)).to_series().to_numpy()
+        ties = [OFFSET, PARTITION] if by_offset else []
+        order = by_hash_and_time(*(batch.column(name).to_numpy() for name in (HASH, TS, *ties)))
         return cls.view(batch.take(pa.array(order)))
 
     def __len__(self) -> int:

@@ -12,10 +12,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from joinery_runtime.core.cells import changes, sort_order
+from joinery_runtime.core.cells import changes
 from joinery_runtime.core.columns import FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.session_form import Elements, following, latest
 from joinery_runtime.core.sessions import mixed, tell_apart
+from joinery_runtime.core.sort import by_hash_and_time, sort_order
 from joinery_runtime.core.spec import SessionWindow, SideSpec
 from joinery_runtime.core.step import StepWork
 
@@ -101,7 +102,7 @@ def _line_up(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch) -> Line
     forced = kept.column(FORCED).to_numpy(zero_copy_only=False)
     kind = np.concatenate([np.where(forced, _MARK, _SESSION), np.full(rows.num_rows, _ROW)])
     places = (_both(kept, rows, PARTITION), _both(kept, rows, OFFSET))
-    order = sort_order(hashes, start, kind, *places)
+    order = by_hash_and_time(hashes, start, kind, *places)
     first = changes(hashes[order])
     if mixed(hashes, keys, order):
         key = tell_apart(hashes, keys)

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.cells import changes, number_cells, sort_order
+from joinery_runtime.core.cells import changes, number_cells
 from joinery_runtime.core.columns import HASH, TS
 from joinery_runtime.core.rows import Selection, gather
+from joinery_runtime.core.sort import sort_order
 from joinery_runtime.core.spec import LEFT, RIGHT, StepSpec
 
 SideRows = tuple[int, Selection]  # rows of a side

@@ -24,7 +24,6 @@ from joinery_runtime.core.cells import (
     changes,
     cut_by_hash,
     number_cells,
-    sort_order,
     spread,
     together,
 )
@@ -32,6 +31,7 @@ from joinery_runtime.core.columns import HASH, TS
 from joinery_runtime.core.match import list_pairs
 from joinery_runtime.core.rows import MAX_ROWS, Selection
 from joinery_runtime.core.segment import Run
+from joinery_runtime.core.sort import sort_order
 from joinery_runtime.core.spec import BEGIN_OF_TIME, LEFT, RIGHT, SIDES, StepSpec, TumblingWindow, clamp
 from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
 from joinery_runtime.core.windows import Numbers

@@ -1,0 +1,46 @@
+"""Sorting by one packed number gives what sorting by the columns gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from joinery_runtime.core import sort
+from joinery_runtime.core.sort import by_hash_and_time
+
+# Hashes that begin alike, at both ends of the space and in its middle.
+HASHES = [0, 1, 2**20, 2**63, 2**63 + 1, 2**63 + 5, 2**64 - 2, 2**64 - 1]
+TIMES = st.one_of(st.integers(-3, 3), st.integers(10**12, 10**12 + 2**30), st.integers(-(2**62), 2**62))
+Row = tuple[int, int, int, int]
+
+
+@given(st.lists(st.tuples(st.sampled_from(HASHES), TIMES, st.integers(0, 2), st.integers(0, 2)), max_size=12))
+@example([(1, 0, 1, 0), (0, 0, 0, 0)])  # two hashes with one packed number
+@example([(2**63 + 1, 0, 0, 0), (2**63, 7, 0, 0)])
+@example([(5, 3, 1, 1), (5, 3, 0, 2), (5, 3, 0, 1)])
+def test_rows_are_in_the_order_of_their_columns(rows: list[Row]) -> None:
+    columns = list(zip(*rows, strict=True)) or [()] * 4
+    hashes, times, kind, place = (
+        np.array(column, dtype=kind) for column, kind in zip(columns, [np.uint64, *[np.int64] * 3], strict=True)
+    )
+    order = by_hash_and_time(hashes, times, kind, place)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    assert [rows[i] for i in order] == sorted(rows)
+    assert [rows[i][:2] for i in by_hash_and_time(hashes, times)] == sorted(row[:2] for row in rows)
+
+
+def test_many_rows_within_a_day_are_sorted_by_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_columns(*columns: np.ndarray) -> np.ndarray:
+        assert len(columns[0]) < n, "all rows by all columns"
+        return pl.DataFrame(list(columns)).select(pl.arg_sort_by(pl.all())).to_series().to_numpy()
+
+    monkeypatch.setattr(sort, "sort_order", of_columns)
+    chance, n = np.random.default_rng(1), 100_000
+    hashes = chance.choice(chance.integers(0, 2**64, 1_000, dtype=np.uint64), n)
+    times = chance.integers(0, 3_600_000, n)
+    place = chance.permutation(n)
+    order = by_hash_and_time(hashes, times, place)
+    assert (order == np.lexsort((place, times, hashes))).all()
