@@ -56,7 +56,7 @@ test-fast: setup ## the tests that need nothing but this process
 test-services: setup ## the tests that bring up Kafka, Postgres, Spark and an API server
 	@PYTHONPATH=tests $(BIN)/python -m cluster build api
 	$(BIN)/pytest -m "services and not slow" -n 2 --dist loadfile --durations=10
-	$(BIN)/pytest -m "services and slow" -n 2 --dist loadfile --durations=20
+	$(BIN)/pytest -m "services and slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
 .PHONY: e2e
 e2e: setup ## the operator on a real Kubernetes node, brought up here (root; the first time builds its binaries)

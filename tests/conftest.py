@@ -39,3 +39,8 @@ def postgres_dsn() -> Iterator[str]:
         embedded_postgres(Path(directory)) as dsn,
     ):
         yield dsn
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no worker is still at them when the others are done."""
+    items.sort(key=lambda item: not item.path.name.startswith("test_kill"))

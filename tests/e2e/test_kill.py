@@ -29,9 +29,9 @@ from joinery_runtime.job import load_job
 
 IN_TRANSACTIONS = ("transaction-begun", "transaction-sent", "transaction-committed")
 TIMES_EACH = int(os.environ.get("JOINERY_KILLS", "1"))  # `make soak` takes more
-EPOCHS_BEFORE_A_KILL = 5
-RANDOM_KILLS = 8
-LEAST_EPOCHS = 120
+EPOCHS_BEFORE_A_KILL = 3
+RANDOM_KILLS = 1 + 3 * TIMES_EACH
+LEAST_EPOCHS = 40 * TIMES_EACH
 LEAST_REPLAYS = 5
 LEAST_REPEATED = 2
 

@@ -21,9 +21,9 @@ from e2e.session_harness import PARTITIONS, ClickFeeder, SessionJob
 from joinery_devkit.kafka import KafkaBroker
 
 TIMES_EACH = int(os.environ.get("JOINERY_KILLS", "1"))  # `make soak` takes more
-EPOCHS_BEFORE_A_KILL = 4
-RANDOM_KILLS = 3
-LEAST_EPOCHS = 40
+EPOCHS_BEFORE_A_KILL = 3
+RANDOM_KILLS = 3 * TIMES_EACH
+LEAST_EPOCHS = 30 * TIMES_EACH
 LEAST_REPLAYS = 4
 LEAST_SESSIONS = 200
 LEAST_DELETIONS = 20

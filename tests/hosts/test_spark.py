@@ -21,7 +21,7 @@ from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
-from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context
+from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, WorkerSetup, start_context
 from joinery_runtime.hosts.stores import PostgresAddress
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import StreamJoin, parse_job
@@ -88,6 +88,11 @@ def test_an_epoch_without_errors(context: SparkContext) -> None:
         1,
         2,
     ]
+
+
+def test_workers_are_forked_from_a_daemon_of_ours(context: SparkContext) -> None:
+    parents = context.parallelize([0], 1).map(lambda _: Path(f"/proc/{os.getppid()}/cmdline").read_text()).collect()
+    assert DEFAULT_CONF["spark.python.daemon.module"] in parents[0].split("\0")
 
 
 @pytest.mark.parametrize("kind", [DataLoss, SinkError, RecordError])

@@ -91,10 +91,10 @@ def demo(console: Console, play: Play, size: Size) -> Verdict:
         job_file = directory / f"{play.name}.yaml"
         job_file.write_text(play.job(broker.bootstrap, dsn, records))
         _show(console, job_file)
+        sender = Sender(broker.bootstrap, records, size.seconds)
         console.print(
             f"Sending {len(records):,} records in {size.seconds:.0f} s, while `joinery run` {play.words.does} on Spark"
         )
-        sender = Sender(broker.bootstrap, records, size.seconds)
         with sender.running(), RunningJob(job_file, directory).running() as job:
             _Show(console, play, dsn).watch(job, sender)
         if not console.is_terminal:  # there they are in sight already

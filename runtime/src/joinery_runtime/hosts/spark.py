@@ -97,7 +97,8 @@ class SparkHost:
         context.setJobDescription(f"{self._job}: epoch {plan.epoch}")
         blocks = context.parallelize(groups, max(1, len(groups))).mapPartitions(lambda tasks: _read(setup, work, tasks))
         for step in range(setup.steps):
-            blocks = blocks.partitionBy(plan.shards + 1, lambda shard: shard).mapPartitionsWithIndex(
+            # Turned by one: Spark begins with the reports, whose task is short, instead of ending with it alone.
+            blocks = blocks.partitionBy(plan.shards + 1, lambda number: number + 1).mapPartitionsWithIndex(
                 partial(_step, setup, work, step)
             )
         return blocks
@@ -261,7 +262,7 @@ def _step(
         if failure is not None:
             raise failure.error
         good = [block for block in received if not isinstance(block, TaskFailure)]
-        yield from _stepped(_worker(setup), work, step, index, good)
+        yield from _stepped(_worker(setup), work, step, (index - 1) % (work.plan.shards + 1), good)
     except Superseded:
         raise  # Spark tries the task again, or takes the attempt that was quicker
     except JoineryError as error:
@@ -270,16 +271,16 @@ def _step(
 
 
 def _stepped(
-    worker: Worker, work: EpochWork, step: int, index: int, blocks: Sequence[Block]
+    worker: Worker, work: EpochWork, step: int, number: int, blocks: Sequence[Block]
 ) -> Iterator[tuple[int, Result]]:
     """A shard's rows, or the partition of the reports, which waits for the last step's."""
-    if index < work.plan.shards:
-        yield from worker.step(work, step, index, blocks, _attempt())
+    if number < work.plan.shards:
+        yield from worker.step(work, step, number, blocks, _attempt())
     elif step < worker.steps - 1:
-        yield from ((index, block) for block in blocks)
+        yield from ((number, block) for block in blocks)
     else:
-        yield index, worker.collect(work, [b for b in blocks if isinstance(b, ReadReport)], _attempt())
-        yield from ((index, block) for block in blocks if isinstance(block, ShardSummary))
+        yield number, worker.collect(work, [b for b in blocks if isinstance(b, ReadReport)], _attempt())
+        yield from ((number, block) for block in blocks if isinstance(block, ShardSummary))
 
 
 def _attempt() -> str:

@@ -22,6 +22,7 @@ from joinery_runtime.sinks.encode import rows_to_json
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
 DELIVERY_SECONDS = 60.0  # how long all rows of an attempt may take
 _TURN_SECONDS = 1.0  # how often it is looked whether waiting still makes sense
+_NEWS_SECONDS = 2.0  # how much later one broker may hear of a new topic than another
 _BATCH = 10_000  # records that are handed to the client at a time
 
 _REFUSED_LOGIN = {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION}
@@ -105,6 +106,10 @@ class KafkaTarget:
         if missing:
             raise self.problem("the key names no output column", ", ".join(missing), "Correct output.kafka.key")
         topics = self._topics(client, errors)
+        deadline = time.monotonic() + _NEWS_SECONDS
+        while self.topic not in topics and time.monotonic() < deadline:
+            time.sleep(_NEWS_SECONDS / 10)
+            topics = self._topics(client, errors)
         if self.topic not in topics:
             raise self.problem("it does not exist", f"the broker has {len(topics)} topics", "Create the topic")
 
