@@ -1,4 +1,4 @@
-"""What PySpark's daemon loads before it forks workers."""
+"""What PySpark's daemon loads before it forks workers, and what a worker is spared."""
 
 from __future__ import annotations
 
@@ -21,3 +21,18 @@ assert {{"pyspark.worker", "psycopg", "confluent_kafka", "numpy", "pydantic"}} <
 
 def test_it_starts_no_thread() -> None:
     subprocess.run([sys.executable, "-c", LOOK], check=True, env=WORKER_ENVIRONMENT)
+
+
+WORKER = """
+import gc
+from pyspark import SparkFiles
+from joinery_runtime.hosts.spark import WorkerSetup, _worker
+SparkFiles._is_running_on_worker, SparkFiles._root_directory = True, "."
+_worker(WorkerSetup("any", lambda folder: folder, 1))
+assert gc.get_freeze_count() > 50_000, "every task's end would go over all that was imported"
+assert gc.get_threshold()[0] > 100_000, "a call of the Kafka client gives thousands of objects that die together"
+"""
+
+
+def test_the_collector_stays_out_of_a_workers_tasks() -> None:
+    subprocess.run([sys.executable, "-c", WORKER], check=True)
