@@ -12,8 +12,14 @@ def print_and_write(results: dict[str, Any], arguments: argparse.Namespace) -> N
     ours = results["joinery"]["rate"]
     for name, result in results.items():
         peak = f", peak {result['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in result else ""
-        print(f"{name:13} {result['rate']:>12,.0f} rows/s ({result['rows']:,} rows in {result['seconds']:.1f} s{peak})")
+        steady = f", {result['steady_rate']:,.0f} after two epochs" if result.get("steady_rate") else ""
+        rows = f"{result['rows']:,} rows in {result['seconds']:.1f} s"
+        print(f"{name:13} {result['rate']:>12,.0f} rows/s ({rows}{steady}{peak})")
     results["ratios"] = {name: ours / results[name]["rate"] for name in ("raw", "spark") if name in results}
+    if results.get("spark", {}).get("steady_rate"):
+        results["ratios"]["spark, both after two epochs"] = (
+            results["joinery"]["steady_rate"] / results["spark"]["steady_rate"]
+        )
     for name, ratio in results["ratios"].items():
         print(f"joinery is {ratio:.2f} times {name}")
     if arguments.out:

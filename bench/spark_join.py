@@ -11,9 +11,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
 
 OFFSETS_PER_TRIGGER = 400_000
 SHUFFLE_PARTITIONS = 4
@@ -49,6 +51,19 @@ def read(spark: SparkSession, bootstrap: str, topic: str, schema: str) -> DataFr
     return row.withColumn("ts", f.timestamp_millis("ts")).withWatermark("ts", "10 seconds")
 
 
+def told(query: StreamingQuery, seconds: float) -> dict[str, Any]:
+    """What a query that has ended did. As for the jobs, its first two batches do not count for the steady rate."""
+    progress = query.recentProgress
+    later = progress[2:]
+    spent_ms = sum(batch["batchDuration"] for batch in later)
+    return {
+        "seconds": seconds,
+        "rows": sum(batch["numInputRows"] for batch in progress),
+        "steady_rate": sum(batch["numInputRows"] for batch in later) * 1000 / spent_ms if spent_ms else 0.0,
+        "batches": progress[-1]["batchId"] + 1,
+    }
+
+
 def main(bootstrap: str, jars: str, upper_ms: int) -> None:
     spark = session(Path(jars))
     spark.sparkContext.setLogLevel("ERROR")
@@ -66,9 +81,7 @@ def main(bootstrap: str, jars: str, upper_ms: int) -> None:
             .start()
         )
         query.awaitTermination()
-    rows = sum(p["numInputRows"] for p in query.recentProgress)
-    out = query.recentProgress[-1]
-    print(json.dumps({"seconds": time.monotonic() - started, "rows": rows, "batches": out["batchId"] + 1}))
+    print(json.dumps(told(query, time.monotonic() - started)))
 
 
 if __name__ == "__main__":

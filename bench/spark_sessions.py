@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from pyspark.sql import functions as f
-from spark_join import read, session
+from spark_join import read, session, told
 
 
 def main(bootstrap: str, jars: str, gap_s: int) -> None:
@@ -30,9 +30,7 @@ def main(bootstrap: str, jars: str, gap_s: int) -> None:
             .start()
         )
         query.awaitTermination()
-    rows = sum(p["numInputRows"] for p in query.recentProgress)
-    batches = query.recentProgress[-1]["batchId"] + 1
-    print(json.dumps({"seconds": time.monotonic() - started, "rows": rows, "batches": batches}))
+    print(json.dumps(told(query, time.monotonic() - started)))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 
-import confluent_kafka  # noqa: F401
+import confluent_kafka.admin  # noqa: F401
 import numpy as np  # noqa: F401
 import psycopg  # noqa: F401
 import pyspark.worker  # noqa: F401
+import stamina  # noqa: F401
 from pyspark.daemon import manager
 
 import joinery_runtime.job  # noqa: F401
