@@ -16,8 +16,11 @@ from operator_world.resources import BY_NAME, resource_of
 
 KIND = BY_NAME["StreamJoin"]
 SESSIONS = BY_NAME["SessionWindow"]
-EXAMPLE = Path(__file__).parents[2] / "examples" / "orders-payments.yaml"
-RESOURCE = YAML(typ="safe", pure=True).load(EXAMPLE.read_text())
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RESOURCE, SESSION_RESOURCE = (
+    YAML(typ="safe", pure=True).load((EXAMPLES / name).read_text())
+    for name in ("orders-payments.yaml", "session-window.yaml")
+)
 IMAGE = "joinery:1"
 
 
@@ -44,6 +47,7 @@ def test_it_is_ten_hex_digits_and_the_same_for_every_release():
     assert int(BASE, 16) >= 0
     # Another value here restarts every job of every installation that upgrades.
     assert BASE == "47948d63c9"
+    assert revision(SESSIONS, SESSION_RESOURCE, IMAGE) == "328ee8f680"
 
 
 @pytest.mark.parametrize(
