@@ -1,21 +1,21 @@
-"""PySpark's daemon, with a good part of what a worker imports loaded before it forks them: else each of them spends
-those seconds on its own, and the first epoch of a job waits for it.
+"""PySpark's daemon, with what a worker imports loaded before it forks them: else each of them spends two seconds of its
+own on that, and the first epoch of a job waits for it.
 
-Nothing that starts threads may be among it, which pyarrow and polars do: threads do not live on in a fork.
+PySpark imports nothing before it forks, for the sake of libraries that start threads, which do not live on in a fork.
+pyarrow and polars start some when they are imported: those of jemalloc, which knows of forks and starts them again, and
+one of polars that cleans up after what it has spilled to disk, which it does not here. No thread pool runs before the
+fork: those of both libraries begin with their first use.
 """
 
 from __future__ import annotations
 
 import gc
 
-import confluent_kafka.admin  # noqa: F401
-import numpy as np  # noqa: F401
-import psycopg  # noqa: F401
 import pyspark.worker  # noqa: F401
-import stamina  # noqa: F401
 from pyspark.daemon import manager
 
-import joinery_runtime.job  # noqa: F401
+import joinery_runtime.hosts.spark
+import joinery_runtime.hosts.worker_builder  # noqa: F401
 
 if __name__ == "__main__":
     # PySpark collects after every task, which would go over all that was imported.
