@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=100_000)
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--epoch", type=int, default=1_500_000, help="records per epoch")
+    parser.add_argument("--epoch", type=int, default=1_000_000, help="records per epoch")
     parser.add_argument("--visits", action="store_true")
     parser.add_argument("--skip-spark", action="store_true")
     parser.add_argument("--out", type=Path)
