@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from joinery_runtime.core import sort
-from joinery_runtime.core.sort import by_hash_and_time
+from joinery_runtime.core.sort import by_hash_and_time, sort_order
 
 # Hashes that begin alike, at both ends of the space and in its middle.
 HASHES = [0, 1, 2**20, 2**63, 2**63 + 1, 2**63 + 5, 2**64 - 2, 2**64 - 1]
@@ -35,7 +34,7 @@ def test_rows_are_in_the_order_of_their_columns(rows: list[Row]) -> None:
 def test_many_rows_within_a_day_are_sorted_by_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_columns(*columns: np.ndarray) -> np.ndarray:
         assert len(columns[0]) < n, "all rows by all columns"
-        return pl.DataFrame(list(columns)).select(pl.arg_sort_by(pl.all())).to_series().to_numpy()
+        return sort_order(*columns)
 
     monkeypatch.setattr(sort, "sort_order", of_columns)
     chance, n = np.random.default_rng(1), 100_000

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +20,7 @@ from joinery_runtime.core.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.match import find_ranges
 from joinery_runtime.core.rows import Pairs, Selection, gather, same_keys
 from joinery_runtime.core.segment import Run, concat
+from joinery_runtime.core.sort import sort_order
 from joinery_runtime.core.spec import BEGIN_OF_TIME, RIGHT, SideSpec, StepSpec
 
 PLACE = (TS, OFFSET, PARTITION)
@@ -189,7 +189,6 @@ def _later(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _ranks(rows: Selection, names: Sequence[str]) -> np.ndarray:
     """int64[n]: the number of each row when they are sorted by these columns."""
-    frame = pl.DataFrame({name: rows.numbers(name) for name in names})
     ranks = np.empty(len(rows), dtype=np.int64)
-    ranks[frame.select(pl.arg_sort_by(*names)).to_series().to_numpy()] = np.arange(len(rows))
+    ranks[sort_order(*(rows.numbers(name) for name in names))] = np.arange(len(rows))
     return ranks

@@ -18,6 +18,6 @@ import joinery_runtime.hosts.spark
 import joinery_runtime.hosts.worker_builder  # noqa: F401
 
 if __name__ == "__main__":
-    # PySpark collects after every task, which would go over all that was imported.
+    # Before a fork: a worker's collector would write to, and so copy, the pages that it shares with the others.
     gc.freeze()
     manager()
