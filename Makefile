@@ -4,6 +4,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Tests and demo start hundreds of Python processes, and each would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTHON ?= python3
 VENV := .venv
@@ -28,7 +30,7 @@ $(STAMP): requirements/dev.txt requirements/uv.txt $(PROJECTS:%=%/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("joinery: $(PYTHON) is Python %d.%d. Name one that is 3.11 or newer: make PYTHON=/path/to/python" % sys.version_info[:2])'
 	@command -v $(UV) >/dev/null || { $(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet --require-hashes -r requirements/uv.txt; }
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
-	$(UV) pip sync --quiet --python $(BIN)/python requirements/dev.txt
+	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python requirements/dev.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(PROJECTS:%=-e ./%)
 	@$(BIN)/python -m joinery_devkit.environment
 	@touch $@

@@ -10,14 +10,36 @@ fork: those of both libraries begin with their first use.
 from __future__ import annotations
 
 import gc
+import sys
+from pathlib import PurePath
 
-import pyspark.worker  # noqa: F401
-from pyspark.daemon import manager
 
-import joinery_runtime.hosts.spark
-import joinery_runtime.hosts.worker_builder  # noqa: F401
+def load() -> None:
+    """Imports all that a worker needs."""
+    # Spark puts archives of its Python packages first, and Python compiles what it finds in an archive, each time.
+    sys.path.sort(key=_is_archive_of_spark)
 
-if __name__ == "__main__":
+    import numpy.ma  # noqa: F401, PLC0415 - pyarrow asks for it with the first array of numpy's
+    import pyspark.worker  # noqa: F401, PLC0415
+
+    import joinery_runtime.hosts.spark  # noqa: PLC0415
+    import joinery_runtime.hosts.stores  # noqa: PLC0415 - what the driver pickles is an address of one
+    import joinery_runtime.hosts.worker_builder  # noqa: F401, PLC0415
+
+
+def _is_archive_of_spark(entry: str) -> bool:
+    place = PurePath(entry)
+    return place.suffix == ".zip" and place.name.startswith(("pyspark", "py4j"))
+
+
+def main() -> None:
+    load()
     # Before a fork: a worker's collector would write to, and so copy, the pages that it shares with the others.
     gc.freeze()
+    from pyspark.daemon import manager  # noqa: PLC0415
+
     manager()
+
+
+if __name__ == "__main__":
+    main()
