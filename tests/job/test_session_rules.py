@@ -37,6 +37,9 @@ GOOD: list[tuple[list[Any], dict[str, Any]]] = [
     ([], {"gap": 1, "maxDuration": 1}),
     ([], {"output": {"kafka": {**KAFKA["kafka"], "key": ["user_id", "session_id", "window_start", "events"]}}}),
     ([], {"output": {"postgres": {"table": "t", "upsertKey": ["session_id"]}}}),
+    ([], {"output": {"postgres": {"table": "t", "upsertKey": ["user_id"]}}}),
+    ([], {"output": {"postgres": {"table": "t", "upsertKey": ["user_id", "session_id"]}}, "emitRetractions": True}),
+    ([], {"output": {"postgres": {"table": "t", "upsertKey": ["user_id", "window_start"]}}, "emitRetractions": True}),
     ([], {"output": KAFKA, "deadLetter": {"kafka": {"topic": "dead"}}}),
     ([], {"limits": {"maxRecords": 5, "onLimit": "pause"}, "stateStore": {"memory": {}}}),
 ]
@@ -124,9 +127,15 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([], {"output": {"kafka": {**KAFKA["kafka"], "key": ["user"]}}}, "output.kafka.key[0]", "is not an output column"),
     (
         [],
-        {"output": {"postgres": {"table": "t", "upsertKey": ["retracted"]}}, "emitRetractions": True},
-        "output.postgres.upsertKey[0]",
+        {"output": {"postgres": {"table": "t", "upsertKey": ["session_id", "retracted"]}}, "emitRetractions": True},
+        "output.postgres.upsertKey[1]",
         "'retracted' is not an output column that rows can be told by",
+    ),
+    (
+        [],
+        {"output": {"postgres": {"table": "t", "upsertKey": ["user_id"]}}, "emitRetractions": True},
+        "output.postgres.upsertKey",
+        "a retraction would delete the row of another session",
     ),
     (
         [],

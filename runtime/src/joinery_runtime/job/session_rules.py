@@ -9,7 +9,7 @@ from joinery_runtime.job import aggregate_rules, input_rules, output_rules
 from joinery_runtime.job.aggregate_rules import unknown
 from joinery_runtime.job.parts import Finding, Loc, Parts, dig, input_part, items, repeats
 from joinery_runtime.job.rules import table_of
-from joinery_runtime.job.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS
+from joinery_runtime.job.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS, SESSION_ID, START
 from joinery_runtime.job.sql import check_session_shape, translate_sessions
 
 _SQL: Loc = ("spec", "sql")
@@ -135,6 +135,16 @@ def _keys_known(parts: Parts) -> Iterator[Finding]:
         yield at, message if dig(parts.data, *at) != RETRACTED else _NO_KEY
 
 
+def _takes_back_its_own(parts: Parts) -> Iterator[Finding]:
+    key = items(parts.data, "spec", "output", "postgres", "upsertKey")
+    if dig(parts.data, "spec", "emitRetractions") is True and key and SESSION_ID not in key and START not in key:
+        yield (
+            ("spec", "output", "postgres", "upsertKey"),
+            "a retraction would delete the row of another session, the one that was written last under this key; name "
+            f"{SESSION_ID} too, or drop emitRetractions (rule S6)",
+        )
+
+
 def output_names(parts: Parts) -> list[str] | None:
     """The columns that a key of the output may name, or None while something hides one."""
     groups = items(parts.data, *_GROUPS)
@@ -145,5 +155,5 @@ def output_names(parts: Parts) -> list[str] | None:
 
 _RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     *(*input_rules.RULES, _table, _groups, _gap, _computed),
-    *(*aggregate_rules.RULES, _names, _keys_known, *output_rules.TARGETS),
+    *(*aggregate_rules.RULES, _names, _keys_known, _takes_back_its_own, *output_rules.TARGETS),
 )

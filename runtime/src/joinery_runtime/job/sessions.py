@@ -11,8 +11,8 @@ from joinery_runtime.job.steps import Length
 
 Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
 
-SESSION_ID = "session_id"
-SESSION_COLUMNS = ("window_start", "window_end", SESSION_ID)
+START, SESSION_ID = "window_start", "session_id"
+SESSION_COLUMNS = (START, "window_end", SESSION_ID)
 """What every session's row carries after its group columns (rule S6): int64 milliseconds twice, uint64."""
 RETRACTED = "retracted"
 """The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""
