@@ -14,6 +14,7 @@ import psycopg
 from confluent_kafka import Producer
 from psycopg.rows import dict_row
 
+from core.reference_keyhash import reference_hash
 from e2e.jobs import json_rows
 from e2e.kill_harness import TICK_S, read_inputs
 from joinery_devkit.verify_sessions import SessionVerdict, verify_sessions
@@ -94,9 +95,8 @@ class SessionJob:
     def judge(self, path: Path, log: Sequence[Mapping[str, Any]]) -> SessionVerdict:
         """The table against brute force over the topic. The input must have come to its end."""
         job = load_job(path)
-        return verify_sessions(
-            read_inputs(job, self.bootstrap), log, self.rows(), job, dead_letters=json_rows(self.dead)
-        )
+        records, dead = read_inputs(job, self.bootstrap), json_rows(self.dead)
+        return verify_sessions(records, log, self.rows(), job, dead_letters=dead, identify=reference_hash)
 
 
 class ClickFeeder:

@@ -135,7 +135,19 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
         [],
         {"output": {"postgres": {"table": "t", "upsertKey": ["user_id"]}}, "emitRetractions": True},
         "output.postgres.upsertKey",
-        "a retraction would delete the row of another session",
+        "a retraction would delete the row that another session has",
+    ),
+    (
+        [],
+        {"output": {"postgres": {"table": "t", "upsertKey": ["window_start"]}}, "emitRetractions": True},
+        "output.postgres.upsertKey",
+        "a retraction would delete the row that another session has",
+    ),
+    (
+        [],
+        {"output": {"postgres": {"table": "t", "upsertKey": ["session_id", "window_end"]}}, "emitRetractions": True},
+        "output.postgres.upsertKey[1]",
+        "'window_end' may change while a session lasts",
     ),
     (
         [],

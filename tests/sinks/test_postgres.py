@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import random
+import string
 from decimal import Decimal
 
 import psycopg
@@ -193,6 +195,15 @@ def test_a_constraint_of_the_table_is_named(connection, make, table) -> None:
     sink = make(PAIR)
     receipt = sink.writer().write(attempt(), pairs((1, "a"), (1, "b")))
     with pytest.raises(SinkError, match=f"{table} refuses the rows of epoch 1: duplicate key"):
+        commit(connection, sink, 1, receipt)
+
+
+def test_a_key_longer_than_an_index_takes_is_refused_for_good(connection, make, table) -> None:
+    """And not waited for, as psycopg's class for it says: no next try is any better."""
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=5_000))  # Postgres compresses what repeats
+    sink = make(PAIR, "v")
+    receipt = sink.writer().write(attempt(), pairs((1, long)))
+    with pytest.raises(SinkError, match=f"{table} refuses the rows of epoch 1: index row size .* upsertKey"):
         commit(connection, sink, 1, receipt)
 
 

@@ -146,6 +146,16 @@ def test_a_refused_statement_is_a_state_error(postgres: PostgresStore, dsn: str,
     assert postgres.acquire(job).epoch == 0
 
 
+def test_a_value_too_long_for_an_index_is_refused_and_not_waited_for(postgres: PostgresStore, job: str) -> None:
+    """psycopg counts it with a server that is away."""
+    index = "CREATE TEMPORARY TABLE long (v text PRIMARY KEY)"
+    long = "INSERT INTO long SELECT string_agg(gen_random_uuid()::text, '') FROM generate_series(1, 500)"
+    record = postgres.acquire(job)
+    with pytest.raises(StateError, match=r"refused a statement .*index row") as caught:
+        run_epoch(postgres, record, 1, effects=[lambda connection: connection.execute(f"{index}; {long}")])
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
 def test_a_new_driver_waits_for_a_commit_that_is_under_way(
     postgres: PostgresStore, dsn: str, job: str, isolation: str

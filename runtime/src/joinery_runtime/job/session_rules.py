@@ -136,13 +136,16 @@ def _keys_known(parts: Parts) -> Iterator[Finding]:
 
 
 def _takes_back_its_own(parts: Parts) -> Iterator[Finding]:
-    key = items(parts.data, "spec", "output", "postgres", "upsertKey")
-    if dig(parts.data, "spec", "emitRetractions") is True and key and SESSION_ID not in key and START not in key:
-        yield (
-            ("spec", "output", "postgres", "upsertKey"),
-            "a retraction would delete the row of another session, the one that was written last under this key; name "
-            f"{SESSION_ID} too, or drop emitRetractions (rule S6)",
-        )
+    at: Loc = ("spec", "output", "postgres", "upsertKey")
+    key, groups = items(parts.data, *at), items(parts.data, *_GROUPS)
+    if dig(parts.data, "spec", "emitRetractions") is not True or not key:
+        return
+    todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
+    if SESSION_ID not in key and not all(name in key for name in (START, *groups)):
+        yield at, f"a retraction would delete the row that another session has under this key; {todo}"
+    for i, name in enumerate(key):
+        if name not in (SESSION_ID, START, *groups) and name in (output_names(parts) or ()):
+            yield (*at, i), f"{name!r} may change while a session lasts, and no retraction finds its older row; {todo}"
 
 
 def output_names(parts: Parts) -> list[str] | None:

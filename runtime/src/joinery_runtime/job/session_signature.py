@@ -109,7 +109,7 @@ def session_warnings(old: Signed, new: Signed) -> Iterator[str]:
             "gone, so rows that belong to them open new ones"
         )
     if (old["lateData"], new["lateData"]) == ("reopen", "drop"):
-        yield "lateData went from reopen to drop: sessions that have gone out and are kept do not go out again"
+        yield "lateData went from reopen to drop: what has gone out goes out again only with a row that is not late"
 
 
 def _times(old: Signed, new: Signed, field: str) -> str:

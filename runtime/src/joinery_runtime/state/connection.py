@@ -30,6 +30,10 @@ CONNECTION_DEFAULTS: dict[str, Any] = {
 _SESSION_SETTINGS = "SET idle_in_transaction_session_timeout = '60s'; SET lock_timeout = '90s'"
 
 
+# psycopg counts it with a server that is away, but it comes again: a value longer than an index takes, for one.
+_FINAL = psycopg.errors.ProgramLimitExceeded
+
+
 class GuardedConnection:
     """Shared by the threads of one process, one at a time; a session may be opened inside a session."""
 
@@ -78,7 +82,7 @@ class GuardedConnection:
 
     def _translate(self, error: psycopg.Error) -> StateError:
         reason = " ".join(str(error).split())
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, _FINAL):
             return StoreUnavailable(
                 f"The state store is not available ({self.place})",
                 facts=reason,
