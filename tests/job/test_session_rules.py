@@ -72,7 +72,7 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
         "dlq is not offered for sessions: it needs a dead-letter output for late rows",
     ),
     ([], {"lateData": "keep"}, "lateData", "'keep' is not allowed; write drop or reopen"),
-    ([], {"allowedLateness": "-1s"}, "allowedLateness", "must be at least 0"),
+    ([], {"allowedLateness": "-1s"}, "allowedLateness", "must be at least 0, not '-1s'"),
     ([], {"emitRetractions": "yes"}, "emitRetractions", "must be true or false"),
     ([of("total", "price")], {}, "aggregates[0].function", "'total' is not allowed; write count, count_col"),
     ([of("count", "page")], {}, "aggregates[0].column", "count counts rows and takes no column; drop `column`, or"),

@@ -71,7 +71,7 @@ def _needs(what: str) -> Callable[[ErrorDetails], str]:
 
 
 def _limit(words: str, key: str) -> Callable[[ErrorDetails], str]:
-    return lambda error: f"must be {words} {error['ctx'][key]}, not {_shown(error['input'])}"
+    return lambda error: f"must be {words} {error['ctx'][key]}, not {_measured(error['input'])}"
 
 
 def _pattern(error: ErrorDetails) -> str:
@@ -92,6 +92,11 @@ def _shown(value: object) -> str:
         return str(value).lower() if isinstance(value, bool) else f"the number {value}"
     words: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
     return words.get(type(value), type(value).__name__)
+
+
+def _measured(value: object) -> str:
+    """Text that was read as a duration or a size can be shown."""
+    return repr(value) if isinstance(value, str) else _shown(value)
 
 
 _SAY: dict[str, Callable[[ErrorDetails], str]] = {
