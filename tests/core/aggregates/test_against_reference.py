@@ -41,10 +41,10 @@ def same(value: Any, wanted: Any) -> bool:
 
 
 def near(value: float, wanted: Any, values: list[Any]) -> bool:
-    """Within one unit of the last place, and 2^-95 of all that was added."""
+    """Within one and a half units of the last place (an average is rounded twice), and 2^-95 of all that was added."""
     if isinstance(wanted, float):  # not finite
         return same(value, wanted)
-    room = Fraction(math.ulp(float(wanted))) + exact_sum([abs(v) for v in values]) / 2**95
+    room = Fraction(math.ulp(float(wanted))) * 3 / 2 + exact_sum([abs(v) for v in values]) / 2**95
     return abs(Fraction(value) - wanted) <= room
 
 
