@@ -21,7 +21,7 @@ threads = [open(f"/proc/self/task/{{task}}/comm").read().strip() for task in os.
 assert len(threads) > 1, "or this looks in the wrong place"
 assert not set(threads) - {{threads[0], "jemalloc_bg_thd", "polars-ooc-clea"}}, threads
 ours = {{"joinery_runtime.hosts.stores", "joinery_runtime.hosts.worker_builder"}}
-assert ours | {{"numpy.ma", "polars", "pyspark.worker"}} <= set(sys.modules)
+assert ours | {{"numpy.ma", "polars", "pyarrow.compute", "pyspark.worker"}} <= set(sys.modules)
 """
 
 

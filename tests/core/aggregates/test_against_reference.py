@@ -28,7 +28,7 @@ def agree(given_rows: Rows, function: str, found: pa.Array) -> None:
     for values, value in zip(given_rows.values(), found.to_pylist(), strict=True):
         wanted = reference(function, given_rows.kind, values)
         if function in ("sum", "avg") and found.type == pa.float64() and values:
-            assert near(value, wanted, values)
+            assert near(value, wanted, values, units=Fraction(1 if function == "sum" else "3/2"))
         else:
             assert same(value, wanted)
 
@@ -40,11 +40,11 @@ def same(value: Any, wanted: Any) -> bool:
     return bool(value == wanted)
 
 
-def near(value: float, wanted: Any, values: list[Any]) -> bool:
-    """Within one and a half units of the last place (an average is rounded twice), and 2^-95 of all that was added."""
+def near(value: float, wanted: Any, values: list[Any], *, units: Fraction) -> bool:
+    """Within these units of the last place (an average is rounded twice), and 2^-95 of all that was added."""
     if isinstance(wanted, float):  # not finite
         return same(value, wanted)
-    room = Fraction(math.ulp(float(wanted))) * 3 / 2 + exact_sum([abs(v) for v in values]) / 2**95
+    room = Fraction(math.ulp(float(wanted))) * units + exact_sum([abs(v) for v in values]) / 2**95
     return abs(Fraction(value) - wanted) <= room
 
 
