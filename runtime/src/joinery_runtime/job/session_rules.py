@@ -9,7 +9,7 @@ from joinery_runtime.job import aggregate_rules, input_rules, output_rules
 from joinery_runtime.job.aggregate_rules import unknown
 from joinery_runtime.job.parts import Finding, Loc, Parts, dig, input_part, items, repeats
 from joinery_runtime.job.rules import table_of
-from joinery_runtime.job.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS, SESSION_ID, START
+from joinery_runtime.job.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.sql import check_session_shape, translate_sessions
 
 _SQL: Loc = ("spec", "sql")
@@ -141,10 +141,11 @@ def _takes_back_its_own(parts: Parts) -> Iterator[Finding]:
     if dig(parts.data, "spec", "emitRetractions") is not True or not key:
         return
     todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
-    if SESSION_ID not in key and not all(name in key for name in (START, *groups)):
+    if SESSION_ID not in key and not all(name in key for name in (WINDOW_START, *groups)):
         yield at, f"a retraction would delete the row that another session has under this key; {todo}"
+    changing = [name for name in output_names(parts) or () if name not in (SESSION_ID, WINDOW_START, *groups)]
     for i, name in enumerate(key):
-        if name not in (SESSION_ID, START, *groups) and name in (output_names(parts) or ()):
+        if name in changing:
             yield (*at, i), f"{name!r} may change while a session lasts, and no retraction finds its older row; {todo}"
 
 

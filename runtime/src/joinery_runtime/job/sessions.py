@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from joinery_runtime.job.base import Int, Model, Text
-from joinery_runtime.job.steps import Length
+from joinery_runtime.job.steps import WINDOW_COLUMNS, Length
 
 Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
 
-START, SESSION_ID = "window_start", "session_id"
-SESSION_COLUMNS = (START, "window_end", SESSION_ID)
+WINDOW_START, SESSION_ID = WINDOW_COLUMNS[0], "session_id"
+SESSION_COLUMNS = (*WINDOW_COLUMNS, SESSION_ID)
 """What every session's row carries after its group columns (rule S6): int64 milliseconds twice, uint64."""
 RETRACTED = "retracted"
 """The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""

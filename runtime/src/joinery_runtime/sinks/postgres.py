@@ -107,16 +107,11 @@ class PostgresSink:
             staged = connection.execute(self._count(epoch), attempts).fetchone()[0]
             if staged == expected:
                 Move(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
-        except psycopg.errors.ProgramLimitExceeded as error:
-            raise SinkError(
-                f"The output table {self.target.name} refuses the rows of epoch {epoch}",
-                facts=_reason(error),
-                todo="A key is longer than an index takes: name shorter columns in upsertKey; of sessions, session_id",
-            ) from error
-        except psycopg.OperationalError:
-            raise  # the store's connection: what became of it is for the store to judge
         except psycopg.Error as error:
-            raise _problem(f"The output table {self.target.name} refuses the rows of epoch {epoch}", error) from error
+            problem = _problem(f"The output table {self.target.name} refuses the rows of epoch {epoch}", error)
+            if isinstance(problem, StoreUnavailable):
+                raise  # the store's connection: what became of it is for the store to judge
+            raise problem from error
         if staged != expected:
             raise SinkError(
                 f"The staged output of epoch {epoch} is not complete",
@@ -209,13 +204,11 @@ _REPLACEMENT = "\ufffd".encode()
 
 def _problem(what: str, error: psycopg.Error) -> SinkError | StoreUnavailable:
     """The table is in the state's database: when that is away, the job waits for it and recovers."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, psycopg.errors.ProgramLimitExceeded):
+        # psycopg counts it with a server that is away, but it comes again.
+        todo = "A key is longer than an index takes: name shorter columns in upsertKey; of sessions, session_id"
+        return SinkError(what, facts=reason, todo=todo)
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return StoreUnavailable(
-            what, facts=_reason(error), todo="Check that Postgres runs and can be reached from here"
-        )
-    todo = "Check the table, the role's rights and that Postgres can be reached"
-    return SinkError(what, facts=_reason(error), todo=todo)
-
-
-def _reason(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())
+        return StoreUnavailable(what, facts=reason, todo="Check that Postgres runs and can be reached from here")
+    return SinkError(what, facts=reason, todo="Check the table, the role's rights and that Postgres can be reached")
