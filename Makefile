@@ -56,13 +56,13 @@ test-fast: setup ## the tests that need nothing but this process
 
 .PHONY: test-services
 test-services: setup ## the tests that bring up Kafka, Postgres, Spark and an API server
-	@PYTHONPATH=tests $(BIN)/python -m cluster build api
+	@$(BIN)/python -m joinery_devkit.kubernetes build api
 	$(BIN)/pytest -m "services and not slow" -n 2 --dist loadfile --durations=10
 	$(BIN)/pytest -m "services and slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
 .PHONY: e2e
 e2e: setup ## the operator on a real Kubernetes node, brought up here (root; the first time builds its binaries)
-	@PYTHONPATH=tests $(BIN)/python -m cluster build node
+	@$(BIN)/python -m joinery_devkit.kubernetes build node
 	$(BIN)/pytest -m node --durations=10
 
 .PHONY: soak
@@ -85,7 +85,7 @@ bench: setup ## throughput beside Spark's own joins and sessions and the raw rea
 .PHONY: crds
 crds: setup ## write crds/ from the resource models, and deploy/ from the chart (tests fail while they differ)
 	@$(BIN)/joinery crds --folder crds
-	@PYTHONPATH=tests $(BIN)/python deploy/render.py --helm "$$(PYTHONPATH=tests $(BIN)/python -c 'from cluster.binaries import program; print(program("helm"))')"
+	@PYTHONPATH=tests $(BIN)/python deploy/render.py --helm "$$($(BIN)/python -c 'from joinery_devkit.kubernetes.binaries import program; print(program("helm"))')"
 
 .PHONY: lock
 lock: ## recompile requirements/ from the pyproject files (UPGRADE=1 takes newer versions)

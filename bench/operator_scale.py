@@ -25,8 +25,8 @@ import yaml
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from cluster.api_server import ApiServer  # noqa: E402
-from cluster.kubectl import wait_until  # noqa: E402
+from joinery_devkit.kubernetes.api_server import ApiServer  # noqa: E402
+from joinery_devkit.kubernetes.kubectl import wait_until  # noqa: E402
 from operator_world.cluster import Cluster, Kubelet  # noqa: E402
 from operator_world.drivers import Drivers  # noqa: E402
 from operator_world.running import Running  # noqa: E402

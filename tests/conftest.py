@@ -14,7 +14,7 @@ from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.state.embedded import embedded_postgres
 
 # The tests' own Kubernetes, for every folder of tests.
-pytest_plugins = ["cluster.fixtures"]
+pytest_plugins = ["joinery_devkit.kubernetes.fixtures"]
 
 # "ci" finds the same on every run; "dev" looks elsewhere each time. On a busy machine an example may be slow.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from charts.rendering import Chart
-from cluster.binaries import program
+from joinery_devkit.kubernetes.binaries import program
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from charts.rendering import NAMESPACE, ROOT, Chart, Manifest
-from cluster.binaries import program
+from joinery_devkit.kubernetes.binaries import program
 
 pytestmark = pytest.mark.services
 

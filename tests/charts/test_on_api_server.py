@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from charts.rendering import CHART, ROOT, Chart
-from cluster.api_server import ApiServer
-from cluster.kubectl import Kubectl, KubectlFailed
+from joinery_devkit.kubernetes.api_server import ApiServer
+from joinery_devkit.kubernetes.kubectl import Kubectl, KubectlFailed
 from joinery_operator.shell import kinds
 
 pytestmark = pytest.mark.services

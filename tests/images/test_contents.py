@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.image_build import PROJECT, image_store, operator_image, stage
-from cluster.image_run import Image
-from cluster.image_variants import INSTALLED
+from joinery_devkit.images.build import PROJECT, image_store, operator_image, stage
+from joinery_devkit.images.run import Image
+from joinery_devkit.images.variants import INSTALLED
 
 pytestmark = [pytest.mark.node, pytest.mark.slow]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.image_base import RELEASE
-from cluster.image_build import PROJECT, dockerfile
+from joinery_devkit.images.base import RELEASE
+from joinery_devkit.images.build import PROJECT, dockerfile
 
 KINDS = ("runtime", "operator")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.image_build import PROJECT
+from joinery_devkit.images.build import PROJECT
 
 ENTRYPOINT = PROJECT / "images" / "entrypoint.sh"
 JAVA = "#!/bin/bash\nprintf '%s\\n' \"$@\"\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.images import derived, folder_tar, oci_archive
+from joinery_devkit.images.archive import derived, folder_tar, oci_archive
 
 
 @pytest.fixture

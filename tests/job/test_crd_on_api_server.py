@@ -13,7 +13,6 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from ruamel.yaml.error import YAMLError
 
-from cluster.api_server import ApiServer
 from job import chains, sessions
 from job.resources import edited
 from job.test_crd_objects import ACCEPTED, EXAMPLES, REFUSED, SPEC, document
@@ -23,6 +22,7 @@ from job.test_session_crd import REFUSED as REFUSED_SESSIONS
 from job.test_session_crd import SPEC as SESSION_SPEC
 from job.test_session_rules import BAD as BAD_SESSIONS
 from job.test_step_rules import BAD_STEPS, GOOD_STEPS
+from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_runtime.job.crd import KINDS, custom_resource_definition
 from joinery_runtime.job.resource import API_VERSION
 

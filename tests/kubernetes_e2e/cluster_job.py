@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.binaries import program
-from cluster.kubectl import Kubectl
 from e2e.kill_harness import Log
+from joinery_devkit.kubernetes.binaries import program
+from joinery_devkit.kubernetes.kubectl import Kubectl
 from joinery_runtime.engine.plan import InputState, input_offsets
 from kubernetes_e2e.works import STORE_SCHEMA, Manifest, Work
 

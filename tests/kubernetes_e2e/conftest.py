@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.binaries import program
-from cluster.image_build import (
+from joinery_devkit.images.build import (
     failing_migration_runtime_image,
     failing_start_runtime_image,
     migrating_runtime_image,
     operator_image,
     runtime_image,
 )
-from cluster.providers import Cluster
 from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kubernetes.binaries import program
+from joinery_devkit.kubernetes.providers import Cluster
 from joinery_runtime.core.segment import STATE_VERSION
 from joinery_runtime.job.crd import KINDS
 from kubernetes_e2e.cluster_job import ClusterJob

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.kubectl import wait_until
+from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_devkit.processes import ChildProcess, free_port
 
 TESTS = Path(__file__).parents[1]

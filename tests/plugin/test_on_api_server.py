@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from cluster.api_server import ApiServer
-from cluster.binaries import program
-from cluster.kubectl import Kubectl
+from joinery_devkit.kubernetes.api_server import ApiServer
+from joinery_devkit.kubernetes.binaries import program
+from joinery_devkit.kubernetes.kubectl import Kubectl
 
 pytestmark = pytest.mark.services
 

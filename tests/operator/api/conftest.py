@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.api_server import ApiServer
-from cluster.binaries import program
+from joinery_devkit.kubernetes.api_server import ApiServer
+from joinery_devkit.kubernetes.binaries import program
 from operator_world.cluster import Cluster
 from operator_world.running import Running
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from cluster.api_server import ApiServer
-from cluster.kubectl import wait_until
+from joinery_devkit.kubernetes.api_server import ApiServer
+from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_operator.names import Names
 from joinery_runtime.job.crd import KINDS, Kind
 from operator_world.cluster import Cluster, Kubelet, end_pod

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.api_server import ApiServer
-from cluster.kubectl import wait_until
+from joinery_devkit.kubernetes.api_server import ApiServer
+from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_operator.shell.kinds import JOBS
 from operator_world.cluster import Cluster, Kubelet, end_pod
 from operator_world.operator_process import KILLED

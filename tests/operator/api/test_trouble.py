@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from cluster.kubectl import wait_until
+from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_devkit.tcp_proxy import TcpProxy
 from operator_world.cluster import Kubelet
 from operator_world.running import Running

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.kubectl import KubectlFailed
+from joinery_devkit.kubernetes.kubectl import KubectlFailed
 from joinery_operator.children import drifted, service
 from joinery_operator.children.yaml import from_yaml
 from joinery_operator.revision import revision

@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
-from cluster import machine
-from cluster.kubectl import wait_until
-from cluster.sandbox_init import READY
+from joinery_devkit.kubernetes import machine
+from joinery_devkit.kubernetes.kubectl import wait_until
+from joinery_devkit.kubernetes.sandbox_init import READY
 from joinery_devkit.processes import ChildProcess, without_frames
 from joinery_runtime.errors import EnvironmentProblem
 

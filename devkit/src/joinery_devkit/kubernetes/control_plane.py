@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.binaries import program
-from cluster.certificates import Authority
+from joinery_devkit.kubernetes.binaries import program
+from joinery_devkit.kubernetes.certificates import Authority
 
 SERVICE_NETWORK = "10.96.0.0/16"
 _SERVICE_ADDRESS = "10.96.0.1"  # the first of the network: the Service `kubernetes`

@@ -4,7 +4,7 @@
    and cluster roles, so a KUBECONFIG that happens to be set is no consent: say JOINERY_E2E_KUBECONFIG=$KUBECONFIG.
    `JOINERY_E2E_LOAD_IMAGE` is a command that gives the cluster an image; the path of an OCI archive is added to it.
    `JOINERY_E2E_HOST` is an address of this machine that the cluster's pods reach.
-2. The node that `python -m cluster up` keeps.
+2. The node that `python -m joinery_devkit.kubernetes up` keeps.
 3. kind, where kind and a Docker that runs are installed.
 4. A node of our own for this run (Linux and root).
 """
@@ -24,8 +24,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 
-from cluster.kubectl import Kubectl
-from cluster.node import Node, node_cluster
+from joinery_devkit.kubernetes.kubectl import Kubectl
+from joinery_devkit.kubernetes.node import Node, node_cluster
 from joinery_runtime.errors import EnvironmentProblem
 
 KUBECONFIG, LOAD_IMAGE, HOST = "JOINERY_E2E_KUBECONFIG", "JOINERY_E2E_LOAD_IMAGE", "JOINERY_E2E_HOST"

@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
-from cluster import packages
-from cluster.images import oci_archive
-from cluster.kubectl import Kubectl, wait_until
-from cluster.pods import log_of, phase, pod
-from cluster.providers import Cluster
+from joinery_devkit.images.archive import oci_archive
+from joinery_devkit.kubernetes import packages
+from joinery_devkit.kubernetes.kubectl import Kubectl, wait_until
+from joinery_devkit.kubernetes.pods import log_of, phase, pod
+from joinery_devkit.kubernetes.providers import Cluster
 
 pytestmark = pytest.mark.node
 

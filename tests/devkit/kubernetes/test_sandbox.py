@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.kubectl import wait_until
-from cluster.sandbox import Sandbox
+from joinery_devkit.kubernetes.kubectl import wait_until
+from joinery_devkit.kubernetes.sandbox import Sandbox
 from joinery_runtime.errors import EnvironmentProblem
 
 pytestmark = pytest.mark.node
@@ -22,7 +21,7 @@ LINK = "joinerytest0"
 OWNER = """
 import sys, time
 from pathlib import Path
-from cluster.sandbox import Sandbox
+from joinery_devkit.kubernetes.sandbox import Sandbox
 
 sandbox = Sandbox(Path(sys.argv[1]), "joinerytest0")
 sandbox.start(kept=sys.argv[2] == "kept")
@@ -41,9 +40,8 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
 
 def killed_owner(directory: Path, kept: str) -> None:
     """Another process starts a sandbox there and is killed."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-c", OWNER, str(directory), kept]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "started\n"
         owner.send_signal(signal.SIGKILL)

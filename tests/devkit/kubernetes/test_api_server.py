@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.api_server import ApiServer
-from cluster.kubectl import KubectlFailed, wait_until
+from joinery_devkit.kubernetes.api_server import ApiServer
+from joinery_devkit.kubernetes.kubectl import KubectlFailed, wait_until
 
 pytestmark = pytest.mark.services
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = REPOSITORY / "examples" / "orders-payments.yaml"
 
 

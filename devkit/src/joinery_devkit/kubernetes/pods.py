@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.kubectl import Kubectl, wait_until
+from joinery_devkit.kubernetes.kubectl import Kubectl, wait_until
 
 
 def pod(name: str, image: str, *command: str, labels: dict[str, str] | None = None, **container: Any) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cluster.image_base import base_image
-from cluster.image_store import ImageStore, require_programs
-from cluster.image_variants import FAILING_MIGRATION, FAILING_START, MIGRATING, Variant, files_of
-from cluster.images import derived
 from joinery_devkit.environment import cache_directory
+from joinery_devkit.images.archive import derived
+from joinery_devkit.images.base import base_image
+from joinery_devkit.images.store import ImageStore, require_programs
+from joinery_devkit.images.variants import FAILING_MIGRATION, FAILING_START, MIGRATING, Variant, files_of
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[4]
 TAG = "test"
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cluster import binaries
-from cluster.control_plane import ADMIN, ControlPlane
-from cluster.kubectl import Kubectl
+from joinery_devkit.kubernetes import binaries
+from joinery_devkit.kubernetes.control_plane import ADMIN, ControlPlane
+from joinery_devkit.kubernetes.kubectl import Kubectl
 from joinery_devkit.processes import ChildProcess, free_port
 from joinery_runtime.errors import EnvironmentProblem
 

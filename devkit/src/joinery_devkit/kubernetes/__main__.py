@@ -1,4 +1,4 @@
-"""`python -m cluster build|up|status|load|down`: this machine's Kubernetes node, for people (PYTHONPATH=tests)."""
+"""`python -m joinery_devkit.kubernetes build|up|status|load|down`: this machine's Kubernetes node, for people."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from cluster import binaries, packages
-from cluster.node import Node, only_one
+from joinery_devkit.kubernetes import binaries, packages
+from joinery_devkit.kubernetes.node import Node, only_one
 from joinery_runtime.errors import JoineryError
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m joinery_devkit.kubernetes", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="build the programs ahead (minutes, once)")
     build.add_argument("tier", choices=("api", "node"), nargs="?", default="node")

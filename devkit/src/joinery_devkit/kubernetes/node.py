@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import binaries, machine, packages
-from cluster.api_server import admin_context, is_ready
-from cluster.base_images import base_images
-from cluster.control_plane import ADMIN, SERVICE_NETWORK
-from cluster.kubectl import Kubectl
-from cluster.node_plan import HOST_ADDRESS, NODE_ADDRESS, NODE_NAME, POD_NETWORK, NodePlan
-from cluster.sandbox import Sandbox
 from joinery_devkit.environment import cache_directory
+from joinery_devkit.kubernetes import binaries, machine, packages
+from joinery_devkit.kubernetes.api_server import admin_context, is_ready
+from joinery_devkit.kubernetes.base_images import base_images
+from joinery_devkit.kubernetes.control_plane import ADMIN, SERVICE_NETWORK
+from joinery_devkit.kubernetes.kubectl import Kubectl
+from joinery_devkit.kubernetes.node_plan import HOST_ADDRESS, NODE_ADDRESS, NODE_NAME, POD_NETWORK, NodePlan
+from joinery_devkit.kubernetes.sandbox import Sandbox
 from joinery_runtime.errors import EnvironmentProblem
 
 _LINK = "joinery0"
@@ -129,7 +129,7 @@ class Node:
 
 @contextmanager
 def node_cluster() -> Iterator[Node]:
-    """A node that is up: the one that `python -m cluster up` keeps, or one that ends with the block.
+    """A node that is up: the one that `python -m joinery_devkit.kubernetes up` keeps, or one that ends with the block.
 
     Raises EnvironmentProblem when another process has one that is not kept.
     """
@@ -158,7 +158,7 @@ def only_one() -> Iterator[None]:
             raise EnvironmentProblem(
                 "Somebody else has this machine's Kubernetes node",
                 facts=f"process {handle.read().strip()} holds {lock}",
-                todo="Wait for its end. A node that is brought up by `python -m cluster up` is shared by all",
+                todo="Wait for its end. A node that is brought up by `python -m joinery_devkit.kubernetes up` is shared",
             ) from None
         handle.truncate(0)
         print(os.getpid(), file=handle, flush=True)

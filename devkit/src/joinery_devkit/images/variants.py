@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[2] / "runtime" / "src" / "joinery_runtime"
+SOURCES = Path(__file__).parents[4] / "runtime" / "src" / "joinery_runtime"
 INSTALLED = "opt/joinery/lib/python3.11/site-packages/joinery_runtime"
 
 _VERSION = re.compile(r"^STATE_VERSION = (\d+)$", re.MULTILINE)

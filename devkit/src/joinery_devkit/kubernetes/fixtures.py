@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.api_server import ApiServer
-from cluster.postgres import postgres_at
-from cluster.providers import Cluster, open_cluster
 from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kubernetes.api_server import ApiServer
+from joinery_devkit.kubernetes.postgres import postgres_at
+from joinery_devkit.kubernetes.providers import Cluster, open_cluster
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""`python -m cluster`, and what it refuses."""
+"""`python -m joinery_devkit.kubernetes`, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.node import Node, node_cluster, only_one
+from joinery_devkit.kubernetes.node import Node, node_cluster, only_one
 from joinery_runtime.errors import EnvironmentProblem
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -23,9 +21,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cluster", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "joinery_devkit.kubernetes", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_status_of_no_node_is_1(cache: Path) -> None:

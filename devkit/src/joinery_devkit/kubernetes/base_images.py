@@ -8,8 +8,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from cluster.binaries import COREDNS, go_command, program
-from cluster.images import oci_archive
+from joinery_devkit.images.archive import oci_archive
+from joinery_devkit.kubernetes.binaries import COREDNS, go_command, program
 from joinery_runtime.errors import EnvironmentProblem
 
 PAUSE_IMAGE = "localhost/pause:1"

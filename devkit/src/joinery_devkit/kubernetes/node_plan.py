@@ -6,11 +6,11 @@ import string
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.base_images import COREDNS_IMAGE, PAUSE_IMAGE
-from cluster.binaries import program
-from cluster.certificates import Authority
-from cluster.control_plane import ControlPlane
-from cluster.packages import CNI_PROGRAMS
+from joinery_devkit.kubernetes.base_images import COREDNS_IMAGE, PAUSE_IMAGE
+from joinery_devkit.kubernetes.binaries import program
+from joinery_devkit.kubernetes.certificates import Authority
+from joinery_devkit.kubernetes.control_plane import ControlPlane
+from joinery_devkit.kubernetes.packages import CNI_PROGRAMS
 
 NODE_NAME = "node1"
 HOST_ADDRESS, NODE_ADDRESS = "10.200.0.1", "10.200.0.2"  # the two ends of the cable to the node

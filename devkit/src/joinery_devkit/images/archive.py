@@ -119,7 +119,7 @@ def _finish(
             _put(tar, _blob_name(f"sha256:{top.digest}"), file, top.size)
     added = [{"mediaType": f"{MEDIA}.layer.v1.tar", "digest": f"sha256:{top.digest}", "size": top.size} for top in tops]
     config["rootfs"]["diff_ids"] += [layer["digest"] for layer in added]
-    config.setdefault("history", []).extend({"created_by": "tests/cluster/images.py"} for _ in added)
+    config.setdefault("history", []).extend({"created_by": "joinery_devkit.images.archive"} for _ in added)
     settings = _put_json(tar, "config", config)
     manifest = {"schemaVersion": 2, "mediaType": f"{MEDIA}.manifest.v1+json", "config": settings}
     entry = _put_json(tar, "manifest", {**manifest, "layers": [*below, *added]})

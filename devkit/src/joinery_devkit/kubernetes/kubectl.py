@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from cluster.binaries import program
-from cluster.certificates import write_kubeconfig
+from joinery_devkit.kubernetes.binaries import program
+from joinery_devkit.kubernetes.certificates import write_kubeconfig
 
 Object = Mapping[str, Any]
 _TIMEOUT_SECONDS = 120.0

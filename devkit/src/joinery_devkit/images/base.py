@@ -7,7 +7,7 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
-from cluster.image_store import ImageStore
+from joinery_devkit.images.store import ImageStore
 from joinery_runtime.errors import EnvironmentProblem
 
 SUITE = "bookworm"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cluster import packages
+from joinery_devkit.kubernetes import packages
 from joinery_runtime.errors import EnvironmentProblem
 
 PROGRAMS = MappingProxyType({"buildah": "buildah", "debootstrap": "debootstrap"})

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cluster import binaries
 from joinery_devkit.environment import cache_directory
+from joinery_devkit.kubernetes import binaries
 from joinery_runtime.errors import EnvironmentProblem
 
-TESTS = Path(__file__).parents[1]
 # Writes every program that it is asked for, slowly enough to be interrupted in the middle when told so.
 GO = """#!{python}
 import pathlib, sys, time
@@ -103,9 +101,8 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(empty_machine: Path) -> 
 
 def test_a_build_that_was_killed_does_not_count(empty_machine: Path) -> None:
     fake_go(empty_machine, then="import os, signal; os.kill(os.getppid(), signal.SIGKILL)")
-    command = [sys.executable, "-c", "from cluster import binaries; binaries.program('coredns')"]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    killed = subprocess.run(command, env=environment, capture_output=True, check=False)
+    command = [sys.executable, "-c", "from joinery_devkit.kubernetes import binaries; binaries.program('coredns')"]
+    killed = subprocess.run(command, capture_output=True, check=False)
     assert killed.returncode == -9
     assert not (binaries.COREDNS.folder / "coredns").exists()
 

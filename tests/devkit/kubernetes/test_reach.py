@@ -6,10 +6,10 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
-from cluster.image_build import runtime_image
-from cluster.pods import log_of, pod
-from cluster.providers import Cluster
+from joinery_devkit.images.build import runtime_image
 from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kubernetes.pods import log_of, pod
+from joinery_devkit.kubernetes.providers import Cluster
 from joinery_devkit.topics import read_topic
 
 pytestmark = pytest.mark.node

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.providers import ExistingCluster, kind_is_here, open_cluster
+from joinery_devkit.kubernetes.providers import ExistingCluster, kind_is_here, open_cluster
 from joinery_runtime.errors import EnvironmentProblem
 
 # Notes how it was called; `docker network inspect` answers as Docker does for a network with both kinds of addresses.

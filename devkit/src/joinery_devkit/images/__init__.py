@@ -1,0 +1,1 @@
+"""The product's images, built from their Dockerfiles without Docker and without a registry."""

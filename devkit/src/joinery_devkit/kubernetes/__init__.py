@@ -1,0 +1,1 @@
+"""A Kubernetes of the tests' own: an API server tier that is up in seconds, and a whole node with pods."""
