@@ -1,4 +1,4 @@
-"""Sessions of one shard in one epoch (rules S1-S7; docs/design/sessions.md).
+"""Sessions of one shard in one epoch (rules S1-S7; docs/architecture.md, "Sessions").
 
 First what the horizons complete goes out and what they end is forgotten, from what is kept; then the arrivals become
 sessions together with those that are still there (T3). No I/O, no clock, no randomness: the same work gives the same

@@ -1,6 +1,6 @@
 """What the core needs to know of a job: plain values, compiled once from the resource by `core.compile`.
 
-A `Pipeline` is a chain of steps; docs/design/joins.md tells the story. Durations and times are milliseconds.
+A `Pipeline` is a chain of steps; docs/architecture.md tells the story. Durations and times are milliseconds.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Pauses:
         return step.sides[side].inputs
 
     def _lets_go(self, part: str, reading: Reading) -> set[str]:
-        """The inputs that have to go on so that rows of the part go (docs/design/joins.md, "Horizons")."""
+        """The inputs that have to go on so that rows of the part go (docs/architecture.md, "Horizons")."""
         step, side = self._pipeline.side(part)
         match step.rule:
             case Interval():

@@ -1,7 +1,7 @@
 """Golden traces: a job's core, watermarks and state store, one step in, one line out.
 
-The steps and what they print are described in interfaces.md, "Traces". This runs the real driver, planner, worker and
-store; only the records come from the steps, and output rows go back to the caller in a defined order. Tasks run in this
+The steps and what they print are described in docs/trace.md. This runs the real driver, planner, worker and store;
+only the records come from the steps, and output rows go back to the caller in a defined order. Tasks run in this
 process, or on another `Stage`.
 """
 
