@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.columns import HASH, OFFSET, PARTITION, TS
-from joinery_runtime.core.match import find_ranges
-from joinery_runtime.core.rows import Pairs, Selection, gather, same_keys
-from joinery_runtime.core.segment import Run, concat
-from joinery_runtime.core.sort import sort_order
-from joinery_runtime.core.spec import BEGIN_OF_TIME, RIGHT, SideSpec, StepSpec
+from joinery_runtime.core.kinds.rows import Pairs, Selection, gather, same_keys
+from joinery_runtime.core.pipeline.spec import BEGIN_OF_TIME, RIGHT, SideSpec, StepSpec
+from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.match import find_ranges
+from joinery_runtime.core.table.segment import Run, concat
+from joinery_runtime.core.table.sort import sort_order
 
 PLACE = (TS, OFFSET, PARTITION)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from joinery_runtime.core.spec import END_OF_TIME, Watermark
+from joinery_runtime.core.pipeline.spec import END_OF_TIME, Watermark
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import cast
 
 import numpy as np
 
-from joinery_runtime.core.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow, clamp, earlier
-from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.pipeline.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow, clamp, earlier
+from joinery_runtime.core.pipeline.step import Horizon
 
 Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
 

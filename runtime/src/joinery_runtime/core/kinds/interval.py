@@ -13,13 +13,21 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.arrivals import as_segment, split_joinable
-from joinery_runtime.core.columns import TS
-from joinery_runtime.core.match import find_ranges, list_pairs
-from joinery_runtime.core.rows import Pairs, Selection, bounded, confirm, in_arrival_order, in_closing_order, project
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.spec import LEFT, RIGHT, SIDES, Interval, SideSpec, StepSpec
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.kinds.arrivals import as_segment, split_joinable
+from joinery_runtime.core.kinds.rows import (
+    Pairs,
+    Selection,
+    bounded,
+    confirm,
+    in_arrival_order,
+    in_closing_order,
+    project,
+)
+from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, SIDES, Interval, SideSpec, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.table.columns import TS
+from joinery_runtime.core.table.match import find_ranges, list_pairs
+from joinery_runtime.core.table.segment import Run
 
 
 def run(step: StepSpec, work: StepWork) -> StepResult:

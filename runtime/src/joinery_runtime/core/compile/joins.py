@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from joinery_runtime.core.compile_session import compile_session
-from joinery_runtime.core.expression import (
+from joinery_runtime.core.compile.sessions import compile_session
+from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
     Expression,
     check_predicate,
@@ -17,8 +17,7 @@ from joinery_runtime.core.expression import (
     parse_expression,
     type_of,
 )
-from joinery_runtime.core.schema import arrow_schema
-from joinery_runtime.core.spec import (
+from joinery_runtime.core.pipeline.spec import (
     LEFT,
     RIGHT,
     AsOf,
@@ -35,6 +34,7 @@ from joinery_runtime.core.spec import (
     TumblingWindow,
     part_name,
 )
+from joinery_runtime.core.table.schema import arrow_schema
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
 

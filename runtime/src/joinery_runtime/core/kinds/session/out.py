@@ -7,11 +7,11 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.columns import OFFSET, PARTITION, START, TS
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.session_state import Folding
-from joinery_runtime.core.spec import SessionWindow, StepSpec
-from joinery_runtime.core.step import ORDER_COLUMNS
+from joinery_runtime.core.kinds.session.state import Folding
+from joinery_runtime.core.pipeline.spec import SessionWindow, StepSpec
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.keyhash import key_hash
 
 
 class Emitter:

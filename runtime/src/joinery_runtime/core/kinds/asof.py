@@ -2,7 +2,7 @@
 table.
 
 The table's arrivals join the versions first. Then the waiting rows whose grace is over go out by time, then those
-arrivals of the stream that need not wait, by (partition, offset). `core.versions` says which version a row takes.
+arrivals of the stream that need not wait, by (partition, offset). `core.kinds.versions` says which version a row takes.
 
 No I/O, no clock, no randomness: the same work gives the same rows.
 """
@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.arrivals import as_segment
-from joinery_runtime.core.columns import DELETED, JOINABLE, OFFSET, PARTITION, TS
-from joinery_runtime.core.rows import (
+from joinery_runtime.core.kinds.arrivals import as_segment
+from joinery_runtime.core.kinds.rows import (
     Pairs,
     Selection,
     in_arrival_order,
@@ -27,10 +26,11 @@ from joinery_runtime.core.rows import (
     residual,
     rows_at_once,
 )
-from joinery_runtime.core.segment import Run, concat
-from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, StepSpec
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
-from joinery_runtime.core.versions import still_there, superseded_on_arrival, valid_versions
+from joinery_runtime.core.kinds.versions import still_there, superseded_on_arrival, valid_versions
+from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, AsOf, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.table.columns import DELETED, JOINABLE, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import Run, concat
 
 
 def run(step: StepSpec, work: StepWork) -> StepResult:

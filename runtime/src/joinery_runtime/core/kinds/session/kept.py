@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.cells import spread
-from joinery_runtime.core.segment import concat
-from joinery_runtime.core.step import KeptRun
+from joinery_runtime.core.kinds.cells import spread
+from joinery_runtime.core.pipeline.step import KeptRun
+from joinery_runtime.core.table.segment import concat
 
 # Looking hashes up in a run is dearer than going over its rows, unless there are so many fewer of them.
 _RATHER_LOOK_UP = 16

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from joinery_runtime.core import windows
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import (
+from joinery_runtime.core.kinds import windows
+from joinery_runtime.core.pipeline.spec import (
     COMPLETE,
     END_OF_TIME,
     LEFT,
@@ -29,7 +28,8 @@ from joinery_runtime.core.spec import (
     clamp,
     earlier,
 )
-from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.table.segment import SegmentMeta
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from joinery_runtime.core.columns import DELETED_FIELD, ENGINE_FIELDS, JOINABLE_FIELD, MARK_FIELD, SESSION_FIELDS
-from joinery_runtime.core.expression import ColumnRef, Expression
+from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
+from joinery_runtime.core.table.columns import DELETED_FIELD, ENGINE_FIELDS, JOINABLE_FIELD, MARK_FIELD, SESSION_FIELDS
 
 LEFT: Final = 0
 RIGHT: Final = 1

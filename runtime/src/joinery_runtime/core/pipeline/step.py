@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.columns import MARK
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.shards import HashRange
-from joinery_runtime.core.spec import StepSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.table.columns import MARK
+from joinery_runtime.core.table.segment import Run
+from joinery_runtime.core.table.shards import HashRange
 
 # Order of a trace's rows (interfaces.md, "Traces"): closings first, by (ts, side, partition, offset) of the row that is
 # closed (of a pair: of its left row); then matches, by the later row's (side, partition, offset). The partner's place

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.cells import changes, number_cells
-from joinery_runtime.core.columns import HASH, TS
-from joinery_runtime.core.rows import Selection, gather
-from joinery_runtime.core.sort import sort_order
-from joinery_runtime.core.spec import LEFT, RIGHT, StepSpec
+from joinery_runtime.core.kinds.cells import changes, number_cells
+from joinery_runtime.core.kinds.rows import Selection, gather
+from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, StepSpec
+from joinery_runtime.core.table.columns import HASH, TS
+from joinery_runtime.core.table.sort import sort_order
 
 SideRows = tuple[int, Selection]  # rows of a side
 

@@ -12,13 +12,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from joinery_runtime.core.cells import changes
-from joinery_runtime.core.columns import FORCED, HASH, OFFSET, PARTITION, START, TS
-from joinery_runtime.core.session_form import Elements, following, latest
-from joinery_runtime.core.sessions import mixed, tell_apart
-from joinery_runtime.core.sort import by_hash_and_time, sort_order
-from joinery_runtime.core.spec import SessionWindow, SideSpec
-from joinery_runtime.core.step import StepWork
+from joinery_runtime.core.kinds.cells import changes
+from joinery_runtime.core.kinds.session.form import Elements, following, latest
+from joinery_runtime.core.kinds.sessions import mixed, tell_apart
+from joinery_runtime.core.pipeline.spec import SessionWindow, SideSpec
+from joinery_runtime.core.pipeline.step import StepWork
+from joinery_runtime.core.table.columns import FORCED, HASH, OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.sort import by_hash_and_time, sort_order
 
 _MARK, _SESSION, _ROW = 0, 1, 2
 

@@ -1,8 +1,8 @@
 """Runs and segments: sorted columnar rows in memory, and their immutable form in the state store.
 
 A *run* is a record batch sorted by (key hash, event time). A *segment* is a run written as one Arrow IPC file with one
-record batch, lz4-compressed, and described by a `SegmentMeta`. The layout is `core.columns`. Because a run is sorted
-by hash, the part that belongs to a hash range is a slice: no repartitioning when the number of shards changes.
+record batch, lz4-compressed, and described by a `SegmentMeta`. The layout is `core.table.columns`. Because a run is
+sorted by hash, the part that belongs to a hash range is a slice: no repartitioning when the number of shards changes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.columns import HASH, OFFSET, PARTITION, TS
-from joinery_runtime.core.shards import HashRange
-from joinery_runtime.core.sort import by_hash_and_time
+from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.shards import HashRange
+from joinery_runtime.core.table.sort import by_hash_and_time
 
 STATE_VERSION = 1
 MIGRATED = "~"

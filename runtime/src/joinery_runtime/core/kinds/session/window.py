@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.columns import EMITTED, FORCED, HASH, TS
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.session_arrivals import judge
-from joinery_runtime.core.session_change import change, stays
-from joinery_runtime.core.session_kept import KeptSessions
-from joinery_runtime.core.session_out import Emitter
-from joinery_runtime.core.spec import SessionWindow, StepSpec
-from joinery_runtime.core.step import ARRIVAL, CLOSING, Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.kinds.session.arrivals import judge
+from joinery_runtime.core.kinds.session.change import change, stays
+from joinery_runtime.core.kinds.session.kept import KeptSessions
+from joinery_runtime.core.kinds.session.out import Emitter
+from joinery_runtime.core.pipeline.spec import SessionWindow, StepSpec
+from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, TS
+from joinery_runtime.core.table.segment import Run
 
 
 def run(step: StepSpec, work: StepWork) -> StepResult:

@@ -15,9 +15,9 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core import windows
-from joinery_runtime.core.arrivals import split_joinable, to_keep
-from joinery_runtime.core.cells import (
+from joinery_runtime.core.kinds import windows
+from joinery_runtime.core.kinds.arrivals import split_joinable, to_keep
+from joinery_runtime.core.kinds.cells import (
     Emitter,
     Members,
     Sides,
@@ -27,14 +27,14 @@ from joinery_runtime.core.cells import (
     spread,
     together,
 )
-from joinery_runtime.core.columns import HASH, TS
-from joinery_runtime.core.match import list_pairs
-from joinery_runtime.core.rows import MAX_ROWS, Selection
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.sort import sort_order
-from joinery_runtime.core.spec import BEGIN_OF_TIME, LEFT, RIGHT, SIDES, StepSpec, TumblingWindow, clamp
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
-from joinery_runtime.core.windows import Numbers
+from joinery_runtime.core.kinds.rows import MAX_ROWS, Selection
+from joinery_runtime.core.kinds.windows import Numbers
+from joinery_runtime.core.pipeline.spec import BEGIN_OF_TIME, LEFT, RIGHT, SIDES, StepSpec, TumblingWindow, clamp
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.table.columns import HASH, TS
+from joinery_runtime.core.table.match import list_pairs
+from joinery_runtime.core.table.segment import Run
+from joinery_runtime.core.table.sort import sort_order
 
 Bounds = tuple[np.ndarray, np.ndarray]  # int64[n] each: the first and the last window of each row
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.columns import HASH
-from joinery_runtime.core.match import list_pairs
-from joinery_runtime.core.rows import (
+from joinery_runtime.core.kinds.rows import (
     MAX_ROWS,
     Pairs,
     Selection,
@@ -24,8 +22,10 @@ from joinery_runtime.core.rows import (
     project,
     rows_at_once,
 )
-from joinery_runtime.core.segment import concat
-from joinery_runtime.core.spec import LEFT, RIGHT, SIDES, SideSpec, StepSpec
+from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, SIDES, SideSpec, StepSpec
+from joinery_runtime.core.table.columns import HASH
+from joinery_runtime.core.table.match import list_pairs
+from joinery_runtime.core.table.segment import concat
 
 Sides = tuple[list[Selection], list[Selection]]
 

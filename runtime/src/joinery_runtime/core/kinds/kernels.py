@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from joinery_runtime.core import asof, join, session_join, session_window, window
-from joinery_runtime.core.spec import LEFT, AsOf, Interval, Rule, SessionGap, SessionWindow, StepSpec, TumblingWindow
-from joinery_runtime.core.step import Horizon, KeptRun, Kernel, StepResult, StepWork, Survivors
+from joinery_runtime.core.kinds import asof, session_join, window
+from joinery_runtime.core.kinds import interval as join
+from joinery_runtime.core.kinds.session import window as session_window
+from joinery_runtime.core.pipeline.spec import (
+    LEFT,
+    AsOf,
+    Interval,
+    Rule,
+    SessionGap,
+    SessionWindow,
+    StepSpec,
+    TumblingWindow,
+)
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, Kernel, StepResult, StepWork, Survivors
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ def run_step(step: StepSpec, work: StepWork) -> StepResult:
 
 
 def survivors(step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
-    """What of these runs of one side a compaction keeps; see `core.step.Survivors`."""
+    """What of these runs of one side a compaction keeps; see `core.pipeline.step.Survivors`."""
     return _KERNELS[type(step.rule)].survivors(step, side, runs, horizon)
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from joinery_runtime.core import spec
 from joinery_runtime.core.aggregates import accumulator
-from joinery_runtime.core.expression import Expression, check_predicate, parse_expression, type_of
-from joinery_runtime.core.schema import arrow_schema, type_name
-from joinery_runtime.core.session_state import state_schema
-from joinery_runtime.core.spec import SESSIONS, InputSpec, Intake, OutputColumn, Pipeline, SideSpec, StepSpec
+from joinery_runtime.core.kinds.session.state import state_schema
+from joinery_runtime.core.pipeline import spec
+from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression, type_of
+from joinery_runtime.core.pipeline.spec import SESSIONS, InputSpec, Intake, OutputColumn, Pipeline, SideSpec, StepSpec
+from joinery_runtime.core.table.schema import arrow_schema, type_name
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, SessionWindow
 from joinery_runtime.job.sessions import RETRACTED, SESSION_COLUMNS, takes, takes_text

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.columns import JOINABLE, MARK_FIELD
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.spec import SideSpec
+from joinery_runtime.core.pipeline.spec import SideSpec
+from joinery_runtime.core.table.columns import JOINABLE, MARK_FIELD
+from joinery_runtime.core.table.segment import Run
 
 
 def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.columns import OFFSET, PARTITION, TS
-from joinery_runtime.core.expression import ColumnRef
-from joinery_runtime.core.spec import LEFT, RIGHT, SideSpec, StepSpec
-from joinery_runtime.core.step import ARRIVAL, CLOSING, ORDER_COLUMNS
+from joinery_runtime.core.pipeline.expression import ColumnRef
+from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, SideSpec, StepSpec
+from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
+from joinery_runtime.core.table.columns import OFFSET, PARTITION, TS
 
 # Rows and bytes of text projected at once: they bound the memory of a key that matches with very many rows, and a text
 # column of Arrow ends at 2 GiB.

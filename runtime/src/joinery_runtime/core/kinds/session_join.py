@@ -16,15 +16,15 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core import windows
-from joinery_runtime.core.arrivals import split_joinable, to_keep
-from joinery_runtime.core.cells import Emitter, Members, Sides, cut_by_hash, spread, together
-from joinery_runtime.core.columns import HASH, TS
-from joinery_runtime.core.rows import Selection
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.sessions import Sessions, form
-from joinery_runtime.core.spec import LEFT, RIGHT, SIDES, SessionGap, StepSpec
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.kinds import windows
+from joinery_runtime.core.kinds.arrivals import split_joinable, to_keep
+from joinery_runtime.core.kinds.cells import Emitter, Members, Sides, cut_by_hash, spread, together
+from joinery_runtime.core.kinds.rows import Selection
+from joinery_runtime.core.kinds.sessions import Sessions, form
+from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, SIDES, SessionGap, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.table.columns import HASH, TS
+from joinery_runtime.core.table.segment import Run
 
 Arrived = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason
 

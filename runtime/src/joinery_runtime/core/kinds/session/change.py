@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import GroupError, Groups
-from joinery_runtime.core.cells import changes
-from joinery_runtime.core.columns import EMITTED, FORCED, HASH, MARK, OFFSET, PARTITION, START, TS
-from joinery_runtime.core.segment import Run, concat
-from joinery_runtime.core.session_arrivals import Arrived
-from joinery_runtime.core.session_form import Formed, form
-from joinery_runtime.core.session_state import Folding
-from joinery_runtime.core.spec import SessionWindow, SideSpec
+from joinery_runtime.core.kinds.cells import changes
+from joinery_runtime.core.kinds.session.arrivals import Arrived
+from joinery_runtime.core.kinds.session.form import Formed, form
+from joinery_runtime.core.kinds.session.state import Folding
+from joinery_runtime.core.pipeline.spec import SessionWindow, SideSpec
+from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, MARK, OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.segment import Run, concat
 from joinery_runtime.errors import AggregateError
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import Accumulator, GroupError, Groups, States, accumulator
-from joinery_runtime.core.columns import ENGINE_FIELDS, MARK_FIELD, SESSION_FIELDS
-from joinery_runtime.core.spec import Aggregate, Intake
+from joinery_runtime.core.pipeline.spec import Aggregate, Intake
+from joinery_runtime.core.table.columns import ENGINE_FIELDS, MARK_FIELD, SESSION_FIELDS
 
 Names = tuple[str, ...]
 _Named = tuple[Aggregate, Accumulator]
