@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_runtime.core.session_form import Elements, form
+from joinery_runtime.core.kinds.session.form import Elements, form
 
 Span = tuple[int, int]
 

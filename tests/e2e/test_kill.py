@@ -23,7 +23,7 @@ from e2e.drill import POINTS, STURDY, Drill
 from e2e.driver_process import caught_up
 from e2e.jobs import json_rows
 from e2e.kill_harness import Feeder, Job, create_topics, judge, log_of, repeated, topic_rows
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import milliseconds
 from joinery_runtime.job import load_job
 
@@ -51,7 +51,7 @@ class Target:
 
 
 @pytest.fixture(params=["postgres", "kafka"])
-def target(request: pytest.FixtureRequest, kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> Target:
+def target(request: pytest.FixtureRequest, kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> Target:
     job = Job(f"kill-{request.param}", kafka_broker.bootstrap, postgres_dsn, conf=STURDY)
     create_topics(kafka_broker, job)
     if request.param == "kafka":

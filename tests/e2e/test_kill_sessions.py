@@ -18,7 +18,7 @@ from e2e.drill import POINTS, STURDY, Drill
 from e2e.driver_process import Run
 from e2e.kill_harness import log_of
 from e2e.session_harness import PARTITIONS, ClickFeeder, SessionJob
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 
 TIMES_EACH = int(os.environ.get("JOINERY_KILLS", "1"))  # `make soak` takes more
 EPOCHS_BEFORE_A_KILL = 3
@@ -31,7 +31,7 @@ LEAST_DELETIONS = 20
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_every_session_once_whatever_is_killed(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> None:
+def test_every_session_once_whatever_is_killed(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> None:
     job = SessionJob("kill-sessions", kafka_broker.bootstrap, postgres_dsn, tmp_path / "dead", conf=STURDY)
     kafka_broker.create_topic(f"{job.name}.clicks", PARTITIONS)
 

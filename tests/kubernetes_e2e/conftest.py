@@ -19,7 +19,7 @@ from joinery_devkit.images.build import (
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.kubernetes.providers import Cluster
-from joinery_runtime.core.segment import STATE_VERSION
+from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.job.crd import KINDS
 from kubernetes_e2e.cluster_job import ClusterJob
 from kubernetes_e2e.works import Work

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import BEGIN_OF_TIME, LEFT, MARKS, SESSIONS, AsOf, Interval, Pipeline, Watermark
-from joinery_runtime.core.times import Horizons
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import BEGIN_OF_TIME, LEFT, MARKS, SESSIONS, AsOf, Interval, Pipeline, Watermark
+from joinery_runtime.core.pipeline.times import Horizons
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.state_size import StateSize
 from joinery_runtime.errors import LimitReached
 

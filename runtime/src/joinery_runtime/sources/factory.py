@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.core.table.schema import arrow_schema
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.inputs import FileInput, Input, KafkaInput, Table
 from joinery_runtime.sources.base import SourcePlanner, SourceReader
