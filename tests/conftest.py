@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from budget import examples
 from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.state.embedded import embedded_postgres
 
@@ -17,8 +18,15 @@ from joinery_runtime.state.embedded import embedded_postgres
 pytest_plugins = ["joinery_devkit.kubernetes.fixtures"]
 
 # "ci" finds the same on every run; "dev" looks elsewhere each time. On a busy machine an example may be slow.
-settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("dev", deadline=None)
+# tests/budget.py says how many examples there are.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=examples(100),
+)
+settings.register_profile("dev", deadline=None, max_examples=examples(100))
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
