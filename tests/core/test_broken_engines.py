@@ -29,7 +29,7 @@ from joinery_runtime.core import (
 from joinery_runtime.core.columns import FORCED
 from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, Interval, SessionGap, SessionWindow, StepSpec, TumblingWindow
 from joinery_runtime.core.step import Horizon, StepResult, StepWork
-from joinery_runtime.engine.planner import Kept
+from joinery_runtime.engine.job_state import JobState
 
 Patch = pytest.MonkeyPatch
 Kernel = Callable[[StepSpec, StepWork], StepResult]
@@ -120,7 +120,7 @@ def compaction_before_the_epoch(patch: Patch) -> None:
 
 
 def no_following_epochs(patch: Patch) -> None:
-    patch.setattr(Kept, "closes", lambda self, now: False)
+    patch.setattr(JobState, "closes", lambda self, now: False)
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from joinery_runtime.core.spec import (
 )
 from joinery_runtime.core.step import Horizon
 from joinery_runtime.core.times import InputTime
-from joinery_runtime.engine.plan import EpochPlan, input_states, stored_floors
+from joinery_runtime.engine.job_state import stored_floors
+from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.state.store import JobRecord
 
 
