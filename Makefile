@@ -71,9 +71,17 @@ test-slow: setup ## drivers that are killed at every point, whole examples, fenc
 	@$(KUBERNETES) build api
 	$(PYTEST) -m "slow and not node and not soak"
 
-.PHONY: e2e
-e2e: setup ## the operator on a real Kubernetes node, and the images (root; the first time builds its programs)
+.PHONY: programs
+programs: setup ## compile what a Kubernetes node consists of ahead (minutes, once)
 	@$(KUBERNETES) build node
+
+.PHONY: images
+images: setup ## build the images ahead, as images/*.Dockerfile say (root; minutes, once)
+	@$(BIN)/python -m joinery_devkit.images
+
+.PHONY: e2e
+e2e: setup ## the operator on a real Kubernetes node, and the images (root; minutes more the first time)
+	@$(MAKE) -j2 programs images
 	$(PYTEST) -m "node and not soak"
 
 .PHONY: soak

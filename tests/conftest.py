@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_devkit.kubernetes.shared import cluster_services
 from joinery_devkit.services import SharedServices, address_of
 from joinery_runtime.state.embedded import embedded_postgres
+from kubernetes_e2e.installation import OPERATOR, installed_operator
 
 # The tests' own Kubernetes, and the limit of a test's time.
 pytest_plugins = ["joinery_devkit.kubernetes.fixtures", "joinery_devkit.time_limit"]
@@ -51,7 +53,9 @@ def _postgres() -> Iterator[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # xdist's workers ask the process that started them
-        services = SharedServices({"kafka": _kafka, "postgres": _postgres})
+        services = SharedServices(
+            {"kafka": _kafka, "postgres": _postgres, **cluster_services(), OPERATOR: installed_operator}
+        )
         config.add_cleanup(services.close)
 
 

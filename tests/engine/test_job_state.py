@@ -11,7 +11,7 @@ import pytest
 from engine import sim_kafka
 from engine.sim_steps import add, record, started
 from engine.simulation import AggregateWorld, AsOfWorld, ChainWorld, FullWorld, SessionWorld, WindowWorld, World
-from joinery_runtime.core import compaction
+from joinery_runtime.core.table import compaction
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.job_state import JobState, staged
 

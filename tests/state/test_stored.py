@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from joinery_runtime.core.segment import decode
+from joinery_runtime.core.table.segment import decode
 from state.stored_jobs import (
     ARCHIVE,
     COMMITTED,

@@ -16,20 +16,23 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
 Starter = Callable[[], AbstractContextManager[str]]
-"""Brings a server up and gives its address; leaving the context ends the server."""
+"""Brings a server up and gives its address; leaving the context ends the server. It may ask for another's address."""
 
 _SOCKET = "JOINERY_TEST_SERVICES"
 _STOP = ""
 
 
 class SharedServices:
-    """Owns the servers named in `starters`; they end with `close`, the last one started first."""
+    """Owns the servers named in `starters`; they end with `close`, the last one started first.
+
+    Several can start at the same time.
+    """
 
     def __init__(self, starters: Mapping[str, Starter]) -> None:
         self._starters = starters
         self._running = ExitStack()
         self._addresses: dict[str, str] = {}
-        self._starting = threading.Lock()
+        self._starting = {name: threading.Lock() for name in starters}
         self._folder = Path(tempfile.mkdtemp(prefix="joinery-services-"))
         self._listener = Listener(str(self._folder / "socket"), "AF_UNIX")
         os.environ[_SOCKET] = str(self._folder / "socket")
@@ -62,7 +65,7 @@ class SharedServices:
                 connection.send(("", f"{type(error).__name__}: {error}"))
 
     def _address(self, name: str) -> str:
-        with self._starting:
+        with self._starting[name]:
             if name not in self._addresses:
                 self._addresses[name] = self._running.enter_context(self._starters[name]())
             return self._addresses[name]

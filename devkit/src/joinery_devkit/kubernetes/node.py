@@ -48,6 +48,10 @@ class Node:
         return Kubectl(self.kubeconfig)
 
     @property
+    def address(self) -> str:
+        return f"node {self.directory}"
+
+    @property
     def kept(self) -> bool:
         """Whether it is up and stays so until `down`, whoever brought it up."""
         return self._sandbox.kept

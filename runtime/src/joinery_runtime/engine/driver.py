@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from joinery_runtime.core.segment import STATE_VERSION
-from joinery_runtime.core.spec import Pipeline
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HottestKeys
 from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
 from joinery_runtime.engine.limits import refuse_growth

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import SegmentMeta, first_key
-from joinery_runtime.core.shards import shard_range
-from joinery_runtime.core.spec import Pipeline, SideSpec, Watermark
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import Floors, Times
-from joinery_runtime.core.watermark import InputClock
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import Pipeline, SideSpec, Watermark
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.times import Floors, Times
+from joinery_runtime.core.pipeline.watermark import InputClock
+from joinery_runtime.core.table.segment import SegmentMeta, first_key
+from joinery_runtime.core.table.shards import shard_range
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import FORMAT, EpochPlan, InputState, check_format, input_states, partition_id
 from joinery_runtime.engine.protocol import Action, next_action

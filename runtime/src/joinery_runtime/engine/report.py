@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import MARKS, Watermark
+from joinery_runtime.core.pipeline.spec import MARKS, Watermark
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import Heat, KeyRows
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan, partition_id
