@@ -34,7 +34,7 @@ from joinery_runtime.core.pipeline.spec import (
 from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepWork
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import FORCED
-from joinery_runtime.engine.planner import Kept
+from joinery_runtime.engine.job_state import JobState
 
 Patch = pytest.MonkeyPatch
 Kernel = Callable[[StepSpec, StepWork], StepResult]
@@ -125,7 +125,7 @@ def compaction_before_the_epoch(patch: Patch) -> None:
 
 
 def no_following_epochs(patch: Patch) -> None:
-    patch.setattr(Kept, "closes", lambda self, now: False)
+    patch.setattr(JobState, "closes", lambda self, now: False)
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

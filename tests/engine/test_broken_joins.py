@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -69,15 +68,18 @@ class ForgetsHorizons(Driver):
 
     def recover(self, previous: int | None = None) -> None:
         super().recover(previous)
-        self._floors = {}
+        self.state = replace(self.state, floors={})
 
 
 class PlansAgainFromTheStart(Driver):
     """The horizons of a pending plan are worked out anew."""
 
-    def _with_horizons(self, document: Mapping[str, Any]) -> EpochPlan:
-        plan = super()._with_horizons(document)
-        return replace(plan, horizons=times.horizons(self._pipeline, plan.times, {}))
+    def recover(self, previous: int | None = None) -> None:
+        super().recover(previous)
+        plan = self.state.pending
+        if plan is not None:
+            anew = times.horizons(self._pipeline, plan.times, {})
+            self.state = self.state.planned(replace(plan, horizons=anew))
 
 
 class DropsBeforeClosing(Driver):
