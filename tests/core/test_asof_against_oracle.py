@@ -11,9 +11,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from core.asof_shard import Oracle, Rate, Row, Shard, Trade, all_the_same, asof_step, far_apart, rows_of
-from joinery_runtime.core import asof, versions
-from joinery_runtime.core.spec import LEFT, RIGHT
-from joinery_runtime.core.step import StepResult
+from joinery_runtime.core.kinds import asof, versions
+from joinery_runtime.core.pipeline.spec import LEFT, RIGHT
+from joinery_runtime.core.pipeline.step import StepResult
 
 # Examples are cheap and many; the shared two-core machine makes any deadline a lottery.
 quick = settings(deadline=None)

@@ -13,22 +13,26 @@ from hypothesis import HealthCheck, Phase, given, settings
 from core.cases import Case, cases
 from core.harness import check_against_oracle, few_hashes
 from core.random_sessions import session_cases
-from joinery_runtime.core import (
-    asof,
-    compaction,
-    join,
-    kernels,
-    session_arrivals,
-    session_change,
-    session_form,
-    session_join,
-    session_window,
-    times,
-    window,
+from joinery_runtime.core.kinds import asof, kernels, session_join, window
+from joinery_runtime.core.kinds import interval as join
+from joinery_runtime.core.kinds.session import arrivals as session_arrivals
+from joinery_runtime.core.kinds.session import change as session_change
+from joinery_runtime.core.kinds.session import form as session_form
+from joinery_runtime.core.kinds.session import window as session_window
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import (
+    LEFT,
+    RIGHT,
+    AsOf,
+    Interval,
+    SessionGap,
+    SessionWindow,
+    StepSpec,
+    TumblingWindow,
 )
-from joinery_runtime.core.columns import FORCED
-from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, Interval, SessionGap, SessionWindow, StepSpec, TumblingWindow
-from joinery_runtime.core.step import Horizon, StepResult, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepWork
+from joinery_runtime.core.table import compaction
+from joinery_runtime.core.table.columns import FORCED
 from joinery_runtime.engine.planner import Kept
 
 Patch = pytest.MonkeyPatch

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joinery_runtime.core.compaction import (
+from joinery_runtime.core.table.compaction import (
     CHECKPOINT_FAN_IN,
     FAN_IN,
     MAX_MERGED_BYTES,
@@ -16,8 +16,8 @@ from joinery_runtime.core.compaction import (
     choose,
     pieces,
 )
-from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
-from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range
+from joinery_runtime.core.table.segment import STATE_VERSION, SegmentMeta
+from joinery_runtime.core.table.shards import HASH_SPACE, HashRange, shard_range
 
 EVERYTHING = shard_range(0, 1)
 

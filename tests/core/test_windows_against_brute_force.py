@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from core.window_brute_force import SessionBruteForce, TumblingBruteForce
 from core.window_steps import PRESERVED, Joined, Row, Shard, WindowRule, one_hash, real_hash, window_step
-from joinery_runtime.core import cells, window
-from joinery_runtime.core import rows as core_rows
-from joinery_runtime.core.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow
+from joinery_runtime.core.kinds import cells, window
+from joinery_runtime.core.kinds import rows as core_rows
+from joinery_runtime.core.pipeline.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow
 
 RESIDUAL = "l.v % 3 <> r.v % 3"
 # v is the position in the history: unique.

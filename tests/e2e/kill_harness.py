@@ -15,7 +15,7 @@ from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from e2e.driver_process import Run
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
 from joinery_devkit.topics import Record, read_topic, readable
 from joinery_devkit.verify import Verdict, verify
@@ -263,7 +263,7 @@ def repeated(log: Sequence[Mapping[str, Any]]) -> list[int]:
     ]
 
 
-def create_topics(broker: KafkaBroker, job: Job) -> None:
+def create_topics(broker: KafkaAdmin, job: Job) -> None:
     for topic, partitions in job.topics().items():
         broker.create_topic(topic, partitions)
 

@@ -16,7 +16,7 @@ from engine import sim_kafka
 from engine.audit import Auditor
 from engine.sim_process import Fault
 from engine.simulation import DriverProcess, World
-from joinery_runtime.core import compaction
+from joinery_runtime.core.table import compaction
 
 # Minutes more: every fault at every call also where the fast suite tries each fault at two calls of a kind.
 EVERY_CALL = "JOINERY_EVERY_CALL" in os.environ

@@ -15,10 +15,10 @@ from engine.commit_protocol import CommitProtocol, profile
 from engine.sim_host import SimHost
 from engine.sim_run import small_world
 from engine.simulation import AggregateWorld, ChainWorld, FullWorld, World
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import MARKS
-from joinery_runtime.core.step import Horizon, KeptRun
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import MARKS
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine import step_task
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary

@@ -15,9 +15,9 @@ from engine import sim_kafka
 from engine.sim_jobs import CHAIN, INNER, parsed
 from engine.simulation import World
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import END_OF_TIME, AsOf, Pipeline, TumblingWindow
-from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.pipeline.spec import END_OF_TIME, AsOf, Pipeline, TumblingWindow
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.limits import Cap, Pauses, Reading, StateLimits, refuse_growth
 from joinery_runtime.engine.report import EpochReport

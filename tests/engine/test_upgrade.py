@@ -10,7 +10,7 @@ import pytest
 
 from engine import sim_kafka
 from engine.simulation import World
-from joinery_runtime.core.segment import decode, encode
+from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.errors import IncompatibleState

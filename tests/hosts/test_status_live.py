@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.jobs import Job, fresh_name, order, payment, produce
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.processes import free_port
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.job.crd import DriverStatus, Ending
@@ -89,7 +89,7 @@ def started(path: Path, folder: Path, *options: str) -> Iterator[Run]:
 
 
 @pytest.fixture
-def unbounded(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
+def unbounded(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
     """A job that goes on for ever and checkpoints often."""
     store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: status_live}}, checkpointInterval: 500ms}}'
     job = Job(fresh_name(), kafka_broker.bootstrap, store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')

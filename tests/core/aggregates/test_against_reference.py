@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from core.aggregates.cases import ALL, DOUBLE, FLOAT, NUMBERS, ORDERED, SPECIAL, Rows, merged, rows
 from core.aggregates.reference import exact_sum, reference
 from joinery_runtime.core.aggregates import Accumulator, Groups, accumulator
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.pipeline.spec import Aggregate
 
 FUNCTIONS = ("count_col", "first", "last", "count_distinct", "min", "max", "sum", "avg")
 

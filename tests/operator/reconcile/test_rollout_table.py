@@ -67,7 +67,7 @@ def test_every_act_can_be_carried_out() -> None:
 
 
 def test_the_rendering_is_in_the_docs() -> None:
-    there = (Path(__file__).parents[3] / "docs" / "design" / "rollout-table.md").read_text()
+    there = (Path(__file__).parents[3] / "docs" / "rollout-table.md").read_text()
     assert there == rendered(), "run `make crds`"
     assert sum(line.startswith(tuple(f"| `{stage.value}` | " for stage in Stage)) for line in there.splitlines()) == (
         len(TABLE) + len(STAGES)

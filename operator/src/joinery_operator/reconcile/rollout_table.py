@@ -2,7 +2,7 @@
 
 `rollout` classifies what was observed into a `Situation` and carries out the row that the situation has. Every
 situation has exactly one row (tests/operator/reconcile/test_rollout_table.py). `make crds` renders
-docs/design/rollout-table.md from here.
+docs/rollout-table.md from here.
 """
 
 from __future__ import annotations
@@ -514,7 +514,7 @@ def situations() -> Iterator[Situation]:
 
 
 def rendered() -> str:
-    """docs/design/rollout-table.md."""
+    """docs/rollout-table.md."""
     lines = [
         "# The rollout of another revision, as a table",
         "",

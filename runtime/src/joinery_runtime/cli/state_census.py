@@ -13,9 +13,9 @@ from joinery_runtime.cli.common import time_text
 from joinery_runtime.cli.state_next import NextEpoch
 from joinery_runtime.cli.state_rows import decoded, flags, marked_in
 from joinery_runtime.cli.state_sessions import Course
-from joinery_runtime.core.columns import EMITTED, FORCED, MARK, ROW, SEGMENT, TS
-from joinery_runtime.core.segment import Run, SegmentMeta
-from joinery_runtime.core.spec import MARKS, SESSIONS
+from joinery_runtime.core.pipeline.spec import MARKS, SESSIONS
+from joinery_runtime.core.table.columns import EMITTED, FORCED, MARK, ROW, SEGMENT, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.state.store import JobRecord, StateStore
 from joinery_runtime.state.upgrade import read_live
 

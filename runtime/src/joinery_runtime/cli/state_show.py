@@ -18,11 +18,11 @@ from joinery_runtime.cli.state_key import StepKey, group_key, step_keys
 from joinery_runtime.cli.state_next import NextEpoch
 from joinery_runtime.cli.state_rows import Segments, Wanted, flags, marked_in, marks_among, read_key
 from joinery_runtime.cli.state_sessions import KeptSession, kept_sessions
-from joinery_runtime.core.columns import DELETED, MARK, OFFSET, PARTITION, TS
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.rows import Selection, gather
-from joinery_runtime.core.segment import Run, SegmentMeta
-from joinery_runtime.core.spec import SIDES, Pipeline, SessionWindow, Watermark
+from joinery_runtime.core.kinds.rows import Selection, gather
+from joinery_runtime.core.pipeline.spec import SIDES, Pipeline, SessionWindow, Watermark
+from joinery_runtime.core.table.columns import DELETED, MARK, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job import Job, StreamJoin
 from joinery_runtime.job import SessionWindow as SessionWindowJob
 from joinery_runtime.sinks.encode import rows_to_json

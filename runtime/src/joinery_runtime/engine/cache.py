@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from joinery_runtime.core.segment import Run, SegmentMeta, decode
+from joinery_runtime.core.table.segment import Run, SegmentMeta, decode
 from joinery_runtime.state.store import StateStore
 
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta, first_key
-from joinery_runtime.core.shards import shard_range
-from joinery_runtime.core.spec import Pipeline, SideSpec
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import Pipeline, SideSpec
+from joinery_runtime.core.table.segment import STATE_VERSION, SegmentMeta, first_key
+from joinery_runtime.core.table.shards import shard_range
 from joinery_runtime.engine.arrivals import check_arrivals, refuse_dead
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.hot_keys import HottestKeys

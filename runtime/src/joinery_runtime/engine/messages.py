@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import Pipeline
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import Floors, InputTime, Times
-from joinery_runtime.core.watermark import InputClock, InputProgress, advance, all_idle
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.times import Floors, InputTime, Times
+from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, advance, all_idle
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.alignment import Backlog, Densities, allocate
 from joinery_runtime.engine.limits import Pauses, Reading, StateLimits
 from joinery_runtime.engine.messages import PartitionRead

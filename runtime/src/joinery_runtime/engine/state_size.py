@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import MARKS
+from joinery_runtime.core.pipeline.spec import MARKS
+from joinery_runtime.core.table.segment import SegmentMeta
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from joinery_runtime.core.keyhash import KeyHash, key_hash
-from joinery_runtime.core.prepare import cut_by_shard, prepare, prepare_joined
-from joinery_runtime.core.segment import Run, SegmentMeta, concat, decode, describe, encode
-from joinery_runtime.core.spec import LEFT, Pipeline, Placement, SessionGap, SessionWindow, StepSpec
-from joinery_runtime.core.step import StepResult
+from joinery_runtime.core.pipeline.prepare import cut_by_shard, prepare, prepare_joined
+from joinery_runtime.core.pipeline.spec import LEFT, Pipeline, Placement, SessionGap, SessionWindow, StepSpec
+from joinery_runtime.core.pipeline.step import StepResult
+from joinery_runtime.core.table.keyhash import KeyHash, key_hash
+from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.dead_letters import DeadLetters
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows

@@ -1,7 +1,7 @@
 """Golden traces: a job's core, watermarks and state store, one step in, one line out.
 
-The steps and what they print are described in interfaces.md, "Traces". This runs the real driver, planner, worker and
-store; only the records come from the steps, and output rows go back to the caller in a defined order. Tasks run in this
+The steps and what they print are described in docs/trace.md. This runs the real driver, planner, worker and store;
+only the records come from the steps, and output rows go back to the caller in a defined order. Tasks run in this
 process, or on another `Stage`.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.times import InputTime, watermarks_out
+from joinery_runtime.core.pipeline.times import InputTime, watermarks_out
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, Parts
 from joinery_runtime.engine.planner import Planner

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.step import ORDER_COLUMNS
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost

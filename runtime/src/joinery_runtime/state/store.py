@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.core.table.segment import SegmentMeta
 
 __all__ = [
     "EpochCommit",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from joinery_runtime.core.segment import SegmentMeta, decode
+from joinery_runtime.core.table.segment import SegmentMeta, decode
 from joinery_runtime.errors import IncompatibleState, RolloutOver, StateError, StoreUnavailable
 from joinery_runtime.state import decisions
 from joinery_runtime.state.batching import by_bytes

@@ -14,7 +14,7 @@ from joinery_runtime.core.aggregates.ends import End
 from joinery_runtime.core.aggregates.extremes import Extreme
 from joinery_runtime.core.aggregates.sketch import Sketch
 from joinery_runtime.core.aggregates.sums import DoubleSum, WholeSum
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.pipeline.spec import Aggregate
 
 
 def accumulator(of: Aggregate) -> Accumulator:
