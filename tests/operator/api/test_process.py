@@ -10,7 +10,7 @@ import yaml
 
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
-from joinery_operator.shell.kinds import JOBS
+from joinery_operator.kube.resources import JOBS
 from operator_world.cluster import Cluster, Kubelet, end_pod
 from operator_world.operator_process import KILLED
 from operator_world.running import Running
