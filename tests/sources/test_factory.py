@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.core.table.schema import arrow_schema
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.job import Input
 from joinery_runtime.sources import CsvDecoder, JsonDecoder, TableDecoder, decoder_for, json_decoder_for, reader_for
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.spec import Pipeline, SideSpec
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.table.keyhash import shard_range
 from joinery_runtime.core.table.segment import STATE_VERSION, SegmentMeta, first_key
-from joinery_runtime.core.table.shards import shard_range
 from joinery_runtime.engine.arrivals import check_arrivals, refuse_dead
 from joinery_runtime.engine.host import Host
 from joinery_runtime.engine.hot_keys import HottestKeys

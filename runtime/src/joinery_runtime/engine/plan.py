@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from joinery_runtime.core.pipeline.spec import Watermark
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.pipeline.times import Floors, InputTime
-from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress
+from joinery_runtime.core.pipeline.times import Floors
+from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, Watermark
 from joinery_runtime.core.table.segment import SegmentMeta, first_key
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import Known, PartitionRef, Range

@@ -9,8 +9,8 @@ from typing import Protocol
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.pipeline.times import Floors, InputTime, Times
-from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, advance, all_idle
+from joinery_runtime.core.pipeline.times import Floors
+from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, Times, advance, all_idle
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.alignment import Backlog, Densities, allocate
 from joinery_runtime.engine.limits import Pauses, Reading, StateLimits

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from joinery_runtime.core.pipeline.spec import Watermark
+from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.engine.hot_keys import Heat, KeyRows
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan, partition_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from joinery_runtime.core.pipeline.spec import MARKS
+from joinery_runtime.core.pipeline.sides import MARKS
 from joinery_runtime.core.table.segment import SegmentMeta
 
 

@@ -6,7 +6,7 @@ nor Spark.
 """
 
 from joinery_runtime.job.definition import definition, same_rows, under_definition
-from joinery_runtime.job.duration import format_duration, parse_duration
+from joinery_runtime.job.duration import format_duration, format_time, parse_duration
 from joinery_runtime.job.explain import Explanation, explain
 from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
 from joinery_runtime.job.load import load_job, located, parse_job
@@ -91,6 +91,7 @@ __all__ = [
     "definition",
     "explain",
     "format_duration",
+    "format_time",
     "load_job",
     "located",
     "parse_duration",

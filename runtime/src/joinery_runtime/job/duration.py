@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from fractions import Fraction
 
 # Go's time.Duration counts nanoseconds in 64 bits; the same limit keeps sums of times inside int64 milliseconds.
@@ -41,6 +42,16 @@ def format_duration(ms: int) -> str:
         count, rest = divmod(rest, size)
         text += f"{count}{unit}" if count else ""
     return text
+
+
+def format_time(ms: int | None) -> str:
+    """Event time for people. What no calendar holds, such as the watermark of an input that has ended, is a number."""
+    if ms is None:
+        return "not known yet"
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError):
+        return "the end" if ms == 2**63 - 1 else f"{ms} ms"
 
 
 def _parse_text(text: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from joinery_runtime.core.table.schema import arrow_schema
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.job.inputs import FileInput, Input, Table
 from joinery_runtime.sources.base import SourcePlanner, SourceReader
 from joinery_runtime.sources.csv_decoder import CsvDecoder

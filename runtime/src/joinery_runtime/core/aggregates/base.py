@@ -26,6 +26,18 @@ import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
+class AggregateCall:
+    """One aggregate of a session (S7): `function` of `column` of type `type` (None: it counts rows), in the output as
+    `name`. `limit`: `count_distinct` is exact up to so many values; None: it is a sketch."""
+
+    function: str
+    name: str
+    column: str = ""
+    type: pa.DataType | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Groups:
     """n rows in m groups, m > 0, none empty: `starts` (int64[m], ascending, the first is 0) are the positions where
     each group begins; rows of a group are consecutive and in order of (event time, arrival)."""

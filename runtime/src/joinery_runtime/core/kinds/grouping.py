@@ -1,4 +1,4 @@
-"""Sessions: rows of one key of both sides together, each at most `gap` after the one before (rules W1, S1).
+"""Rows in groups: of one key, of one window, of one session. All of it is arithmetic on arrays.
 
 Keys are told apart by their values. The 64-bit hash alone decides only where nothing else has it.
 """
@@ -6,55 +6,34 @@ Keys are told apart by their values. The 64-bit hash alone decides only where no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.cells import changes, number_cells
-from joinery_runtime.core.kinds.rows import Selection, gather
-from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, StepSpec
-from joinery_runtime.core.table.columns import HASH, TS
-from joinery_runtime.core.table.sort import sort_order
 
-SideRows = tuple[int, Selection]  # rows of a side
+def changes(values: np.ndarray) -> np.ndarray:
+    """bool[n]: the first value, and each that is not the one before it."""
+    return np.concatenate([np.ones(min(len(values), 1), dtype=bool), values[1:] != values[:-1]])
 
 
-@dataclass(frozen=True, slots=True)
-class Sessions:
-    """`number` is int64[n], the session of each row; `first` and `last` are int64[m], the event times of the first and
-    the last row of each session."""
-
-    number: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
+def gaps(times: np.ndarray, gap: int) -> np.ndarray:
+    """bool[n]: the times, ascending, that are more than `gap` after the one before (S1); the first one is not."""
+    return np.diff(times, prepend=times[:1]) > gap
 
 
-def form(step: StepSpec, rows: Sequence[SideRows], gap: int) -> Sessions:
-    """The sessions of all these rows (at least one selection), numbered through in the order of the selections."""
-    hashes = np.concatenate([chosen.numbers(HASH) for _, chosen in rows])
-    times = np.concatenate([chosen.numbers(TS) for _, chosen in rows])
-    keys = tell_apart(hashes, _key_columns(step, rows))
-    order = sort_order(hashes, keys, times)
-    begins = changes(hashes[order]) | changes(keys[order]) | _gaps(times[order], gap)
-    ends = np.roll(begins, -1)
-    return Sessions(number_cells(order, begins), times[order][begins], times[order][ends])
+def number_groups(order: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """int64[n]: the number of each row's group, of rows whose groups begin at `begins` in `order`."""
+    cell = np.empty(len(order), dtype=np.int64)
+    cell[order] = np.cumsum(begins) - 1
+    return cell
 
 
-def _gaps(times: np.ndarray, gap: int) -> np.ndarray:
-    return np.concatenate([np.zeros(min(len(times), 1), dtype=bool), np.diff(times) > gap])
-
-
-def _key_columns(step: StepSpec, rows: Sequence[SideRows]) -> list[pa.Array]:
-    """The values of each key of all rows; int32 and int64 become one type (V2)."""
-    left, right = step.sides[LEFT].intake, step.sides[RIGHT].intake
-    columns = []
-    for names in zip(left.keys, right.keys, strict=True):
-        types = {intake.schema.field(name).type for intake, name in zip((left, right), names, strict=True)}
-        kind = pa.int64() if len(types) > 1 else types.pop()
-        columns.append(pa.concat_arrays([gather(step.sides[i], chosen, names[i]).cast(kind) for i, chosen in rows]))
-    return columns
+def spread(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(position, number): every number of [first, stop) of every position; none where stop <= first."""
+    count = np.maximum(stop - first, 0)
+    position = np.repeat(np.arange(len(first)), count)
+    return position, np.arange(len(position)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
 # --- keys with one hash -----------------------------------------------------------------------------------------------
