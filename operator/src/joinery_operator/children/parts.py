@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joinery_operator.settings import Settings
-from joinery_runtime.job.pods import Driver, SparkSpec
+from joinery_runtime.job.model.pods import Driver, SparkSpec
 
 USER = 185
 """The images' user, and the group that mounted files belong to."""

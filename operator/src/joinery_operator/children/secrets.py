@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from joinery_operator.names import digest_of
-from joinery_runtime.job.secrets import SecretRef
+from joinery_runtime.job.model.secrets import SecretRef
 
 SECRETS = "/etc/joinery/secrets"
 _GROUP_READS = 0o440

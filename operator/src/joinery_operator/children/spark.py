@@ -14,7 +14,7 @@ from joinery_operator.children.memory import mebibytes, overhead
 from joinery_operator.names import ATTEMPT_LABEL, Names
 from joinery_operator.observed import Manifest
 from joinery_runtime.job import Job
-from joinery_runtime.job.pods import SparkSpec
+from joinery_runtime.job.model.pods import SparkSpec
 
 MASTER = "k8s://https://kubernetes.default.svc"
 CONFIG = "/etc/joinery"

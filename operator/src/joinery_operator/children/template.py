@@ -14,7 +14,7 @@ from ruamel.yaml.error import YAMLError
 from joinery_operator.children.errors import ChildError
 from joinery_operator.children.yaml import from_yaml
 from joinery_operator.observed import Manifest
-from joinery_runtime.job.pods import TemplateRef
+from joinery_runtime.job.model.pods import TemplateRef
 
 Templates = Mapping[str, Manifest | None]
 """ConfigMaps by name, as `Observed.templates`."""

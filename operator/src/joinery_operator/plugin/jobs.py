@@ -9,8 +9,8 @@ from joinery_operator.names import Names
 from joinery_operator.plugin.kubectl import Target
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import KINDS
-from joinery_runtime.job.resource import API_VERSION
-from joinery_runtime.job.wording import listed
+from joinery_runtime.job.model.resource import API_VERSION
+from joinery_runtime.job.model.wording import listed
 
 _GROUP = API_VERSION.partition("/")[0]
 

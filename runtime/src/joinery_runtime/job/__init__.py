@@ -6,28 +6,8 @@ nor Spark.
 """
 
 from joinery_runtime.job.definition import definition, same_rows, under_definition
-from joinery_runtime.job.duration import format_duration, format_time, parse_duration
 from joinery_runtime.job.explain import Explanation, explain
-from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
-from joinery_runtime.job.load import load_job, located, parse_job
-from joinery_runtime.job.outputs import (
-    DeadLetter,
-    DeadLetterKafka,
-    FileOutput,
-    KafkaOutput,
-    MemoryStore,
-    Output,
-    PostgresOutput,
-    PostgresStore,
-    StoreSpec,
-)
-from joinery_runtime.job.pods import SparkSpec
-from joinery_runtime.job.resource import Job, JobSpec, Metadata, OutputColumn, Trigger, Upgrade
-from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
-from joinery_runtime.job.session_window import SessionWindow, SessionWindowSpec
-from joinery_runtime.job.sessions import Aggregate, Sessions
-from joinery_runtime.job.signature import Comparison, compare, signature
-from joinery_runtime.job.steps import (
+from joinery_runtime.job.join.steps import (
     AsOf,
     Hopping,
     Interval,
@@ -39,8 +19,28 @@ from joinery_runtime.job.steps import (
     Session,
     Window,
 )
-from joinery_runtime.job.stream_join import StreamJoin, StreamJoinSpec
-from joinery_runtime.job.types import ColumnType, parse_type
+from joinery_runtime.job.join.stream_join import StreamJoin, StreamJoinSpec
+from joinery_runtime.job.kinds.session.resource import SessionWindow, SessionWindowSpec
+from joinery_runtime.job.kinds.session.sessions import Aggregate, Sessions
+from joinery_runtime.job.load import load_job, located, parse_job
+from joinery_runtime.job.model.duration import format_duration, format_time, parse_duration
+from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
+from joinery_runtime.job.model.outputs import (
+    DeadLetter,
+    DeadLetterKafka,
+    FileOutput,
+    KafkaOutput,
+    MemoryStore,
+    Output,
+    PostgresOutput,
+    PostgresStore,
+    StoreSpec,
+)
+from joinery_runtime.job.model.pods import SparkSpec
+from joinery_runtime.job.model.resource import Job, JobSpec, Metadata, OutputColumn, Trigger, Upgrade
+from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
+from joinery_runtime.job.model.types import ColumnType, parse_type
+from joinery_runtime.job.signature import Comparison, compare, signature
 
 __all__ = [
     "Aggregate",

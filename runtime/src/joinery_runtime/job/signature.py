@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_runtime.job.resource import Job
-from joinery_runtime.job.session_signature import session_fields
-from joinery_runtime.job.session_window import SessionWindow
-from joinery_runtime.job.signature_differences import refusals, warnings
-from joinery_runtime.job.steps import JoinStep, parse_reference
-from joinery_runtime.job.stream_join import StreamJoin
-from joinery_runtime.job.types import ColumnType
+from joinery_runtime.job.join.differences import refusals, warnings
+from joinery_runtime.job.join.steps import JoinStep, parse_reference
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.kinds.session.signature import session_fields
+from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.types import ColumnType
 
 SIGNATURE_VERSION = 2
 SIDES = ("left", "right")

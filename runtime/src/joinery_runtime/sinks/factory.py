@@ -6,7 +6,7 @@ from typing import Protocol
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job import FileOutput, Job, SessionWindow
-from joinery_runtime.job.sessions import RETRACTED
+from joinery_runtime.job.kinds.session.sessions import RETRACTED
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink

@@ -38,7 +38,7 @@ from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, 
 from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
 from joinery_runtime.core.table.sort import find_ranges, sort_order
-from joinery_runtime.job.duration import format_time
+from joinery_runtime.job.model.duration import format_time
 
 
 @dataclass(frozen=True, slots=True)

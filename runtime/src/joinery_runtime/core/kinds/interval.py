@@ -31,7 +31,7 @@ from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, clam
 from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import find_ranges, list_pairs
-from joinery_runtime.job.duration import format_time
+from joinery_runtime.job.model.duration import format_time
 
 
 @dataclass(frozen=True, slots=True)

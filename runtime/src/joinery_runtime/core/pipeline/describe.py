@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.pipeline.watermark import Watermark
-from joinery_runtime.job.duration import format_time
+from joinery_runtime.job.model.duration import format_time
 
 ToJson = Callable[[pa.Table], Sequence[bytes]]
 """A JSON object per row, as it is in the output (V3)."""

@@ -14,7 +14,7 @@ from joinery_runtime.hosts.status.board import Board, Known
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
 from joinery_runtime.job.crd import Savepoint as SavepointStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
-from joinery_runtime.job.duration import format_duration
+from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state.store import Savepoint
 
 Side = Literal["left", "right", "sessions"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from joinery_runtime.job.crd.shapes import Schema
-from joinery_runtime.job.wording import listed
+from joinery_runtime.job.model.wording import listed
 
 
 @dataclass(frozen=True, slots=True)

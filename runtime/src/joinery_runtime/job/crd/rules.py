@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from joinery_runtime.job.crd.cel import TARGETS, Rule, exactly_one, positive, time
 from joinery_runtime.job.crd.session_rules import SESSION_RULES
 from joinery_runtime.job.crd.shapes import Place, Schema
-from joinery_runtime.job.inputs import Input, KafkaInput
-from joinery_runtime.job.outputs import DeadLetter, Output, PostgresStore, StoreSpec
-from joinery_runtime.job.steps import AsOf, Hopping, Interval, JoinStep, SelectItem, Session, Window
-from joinery_runtime.job.stream_join import StreamJoinSpec
+from joinery_runtime.job.join.steps import AsOf, Hopping, Interval, JoinStep, SelectItem, Session, Window
+from joinery_runtime.job.join.stream_join import StreamJoinSpec
+from joinery_runtime.job.model.inputs import Input, KafkaInput
+from joinery_runtime.job.model.outputs import DeadLetter, Output, PostgresStore, StoreSpec
 
 # The models take all steps apart once every input is known by its own name: rules on names are silent before.
 _STEPS = "has(self.sql) || !has(self.joins) || "

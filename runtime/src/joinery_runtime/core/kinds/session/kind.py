@@ -35,7 +35,7 @@ from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earl
 from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
-from joinery_runtime.job.duration import format_time
+from joinery_runtime.job.model.duration import format_time
 
 
 @dataclass(frozen=True, slots=True)

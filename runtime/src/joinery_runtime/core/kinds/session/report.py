@@ -18,7 +18,7 @@ from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.table.columns import EMITTED, FORCED, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import concat
-from joinery_runtime.job.duration import format_time
+from joinery_runtime.job.model.duration import format_time
 
 
 @dataclass(frozen=True, slots=True)
