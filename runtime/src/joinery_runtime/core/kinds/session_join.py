@@ -26,7 +26,7 @@ from joinery_runtime.core.pipeline.watermark import Lows, Times, earlier
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import sort_order
-from joinery_runtime.job.join.steps import WINDOW_COLUMNS
+from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
 from joinery_runtime.job.model.duration import format_time
 
 Arrived = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason

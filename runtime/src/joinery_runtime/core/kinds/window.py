@@ -25,7 +25,7 @@ from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, 
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import list_pairs, sort_order
-from joinery_runtime.job.join.steps import WINDOW_COLUMNS
+from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
 from joinery_runtime.job.model.duration import format_time
 
 Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from joinery_runtime.job.join.steps import Reference
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.signature import part_names, stored_type
 
 RATE = 1_000  # rows per second and input that the state estimate is for
@@ -88,5 +88,6 @@ def _used(job: StreamJoin) -> set[Reference] | None:
     if job.has_expressions:
         return None
     keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}
-    times = {Reference(step.interval.of, job.input(step.interval.of).event_time) for step in job.joins if step.interval}
+    counted = [of for step in job.joins if (of := step.matching.counted_from) is not None]
+    times = {Reference(of, job.input(of).event_time) for of in counted}
     return keys | times | {column.source for column in job.output_columns if column.source is not None}

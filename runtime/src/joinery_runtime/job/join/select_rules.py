@@ -9,7 +9,8 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.join.steps import WINDOW_COLUMNS, output_prefixes
+from joinery_runtime.job.join.steps import STEP_KINDS, output_prefixes
+from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
 from joinery_runtime.job.model.parts import (
     Finding,
     Loc,
@@ -121,7 +122,8 @@ def _every_column(parts: Parts) -> Iterator[str]:
 
 
 def _windowed(parts: Parts) -> bool:
-    return any(step.data.get("window") is not None for step in parts.steps)
+    fields = {kind.field for kind in STEP_KINDS if kind.windowed}
+    return any(step.data.get(field) is not None for step in parts.steps for field in fields)
 
 
 RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (_items, _names, _default_names)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from joinery_runtime.job.join.steps import Reference
+from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.model.parts import Finding, InputPart, Loc, Parts, StepPart, dig, reference, unknown_column
+from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.wording import either, suggestion
 
 
@@ -56,7 +57,7 @@ def _keys(parts: Parts) -> Iterator[Finding]:
 
 
 def _no_keys(step: StepPart) -> str:
-    if step.data.get("interval") is None:
+    if all(step.data.get(kind.field) is None for kind in STEP_KINDS if kind.chains):
         return "name at least one"
     right = step.data.get("right")
     return f"name at least one, or for a join on time only the small side: broadcast: {right}"
@@ -111,7 +112,7 @@ def _broadcast_problem(name: str, step: StepPart) -> Iterator[str]:
     keys, kind = step.data.get("keys"), step.data.get("type", "inner")
     if keys and isinstance(keys, Mapping):
         yield f"is for a join without keys (rule J9), and this has {len(keys)}; drop broadcast, or the keys"
-    elif step.data.get("window") is not None or step.data.get("asOf") is not None:
+    elif any(step.data.get(kind.field) is not None for kind in STEP_KINDS if not kind.chains):
         yield "only an interval step can do without keys; drop broadcast and name a key"
     elif not step.left or step.right is None:
         return

@@ -7,19 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from joinery_runtime.job.join.rules import broken_rules
-from joinery_runtime.job.join.steps import (
-    WINDOW_COLUMNS,
-    JoinStep,
-    KeyPair,
-    Reference,
-    SelectItem,
-    key_pairs,
-    output_prefixes,
-    parse_reference,
-)
+from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, output_prefixes
+from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
 from joinery_runtime.job.model.base import Text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.parts import Finding
+from joinery_runtime.job.model.references import KeyPair, Reference, parse_reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import Table, Translation, translate
@@ -80,7 +73,7 @@ class StreamJoin(Job):
     @property
     def windowed(self) -> bool:
         """Whether output rows carry their window's start and end (W4)."""
-        return any(step.window is not None for step in self.joins)
+        return any(step.matching.windowed for step in self.joins)
 
     @property
     def has_expressions(self) -> bool:

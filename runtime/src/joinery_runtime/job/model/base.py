@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -125,3 +125,25 @@ TypeField = Annotated[
 Setting = Annotated[str, BeforeValidator(_setting)]
 # `load_job` passes the file's folder, so that a job means the same wherever it is started from.
 FilePath = Annotated[Text, AfterValidator(_resolve)]
+Length = Annotated[PositiveDuration, Field(gt=0)]
+
+
+def _bound(value: Any) -> int:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error} (a bound is constant, it cannot depend on a column)") from error
+
+
+Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration, when_used="json")]
+
+
+class Limits(Model):
+    """Caps on each side of the step, and what happens at one: `fail` stops the job before anything of the epoch is
+    committed; `pause` reads no more of that side until its state has shrunk. A key with more rows than `hotKeyWarning`
+    is warned about. `maxStateBytes` is a number of bytes, or text as 500M and 10Gi."""
+
+    max_state_bytes: ByteCount | None = None
+    max_records: Annotated[Int, Field(ge=1)] | None = None
+    on_limit: Literal["fail", "pause"] = "fail"
+    hot_key_warning: Annotated[Int, Field(ge=1)] = 100_000

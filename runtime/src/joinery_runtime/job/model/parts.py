@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from joinery_runtime.job.join.steps import Reference, parse_reference
 from joinery_runtime.job.model.base import TypeField
+from joinery_runtime.job.model.references import Reference, parse_reference
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
 

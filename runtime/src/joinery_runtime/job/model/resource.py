@@ -11,12 +11,12 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, mode
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.join.steps import Reference
 from joinery_runtime.job.model.base import Bool, Int, Model
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
 from joinery_runtime.job.model.parts import Finding, path_text
 from joinery_runtime.job.model.pods import SparkSpec
+from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.types import ColumnType
 
 API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"

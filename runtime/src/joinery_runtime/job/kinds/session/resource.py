@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.join.steps import Length, Limits, Reference
 from joinery_runtime.job.kinds.session.rules import broken_rules
 from joinery_runtime.job.kinds.session.sessions import (
     RETRACTED,
@@ -18,9 +17,10 @@ from joinery_runtime.job.kinds.session.sessions import (
     ComputedColumn,
     Sessions,
 )
-from joinery_runtime.job.model.base import Bool, PositiveDuration, Text
+from joinery_runtime.job.model.base import Bool, Length, Limits, PositiveDuration, Text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.parts import Finding
+from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import Table, translate_sessions

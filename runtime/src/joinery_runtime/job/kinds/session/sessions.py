@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.join.steps import WINDOW_COLUMNS, Length
-from joinery_runtime.job.model.base import Int, Model, Text
+from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
+from joinery_runtime.job.model.base import Int, Length, Model, Text
 
 Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from joinery_runtime.job.crd.shapes import Schema
 from joinery_runtime.job.model.wording import listed
 
 
@@ -16,7 +16,7 @@ class Rule:
     message: str
     at: str = ""
 
-    def schema(self) -> Schema:
+    def schema(self) -> dict[str, Any]:
         return {"rule": self.rule, "message": self.message, **({"fieldPath": self.at} if self.at else {})}
 
 
