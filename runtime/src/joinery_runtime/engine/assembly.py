@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from joinery_runtime.core.compile import stored_columns
-from joinery_runtime.core.pipeline.spec import SESSIONS, SIDES, Pipeline, part_name
+from joinery_runtime.core.pipeline.sides import SESSIONS, SIDES, part_name
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobIdentity

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
 from joinery_runtime.job import DeadLetterKafka, Job, KafkaInput, KafkaOutput, PostgresStore, SecretRef, SessionWindow
-from joinery_runtime.job.parts import path_text
+from joinery_runtime.job.model.parts import path_text
 
 _IN_A_POD = Path("/etc/joinery/secrets")
 _Client = TypeVar("_Client", KafkaInput, KafkaOutput, DeadLetterKafka)

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_runtime.job.resource import Job
-from joinery_runtime.job.session_signature import session_fields
-from joinery_runtime.job.session_window import SessionWindow
-from joinery_runtime.job.signature_differences import refusals, warnings
-from joinery_runtime.job.steps import JoinStep, parse_reference
-from joinery_runtime.job.stream_join import StreamJoin
-from joinery_runtime.job.types import ColumnType
+from joinery_runtime.job.join.differences import refusals, warnings
+from joinery_runtime.job.join.steps import JoinStep
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.kinds.session.signature import session_fields
+from joinery_runtime.job.model.references import parse_reference
+from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.types import ColumnType
 
 SIGNATURE_VERSION = 2
 SIDES = ("left", "right")
@@ -79,19 +80,8 @@ def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequ
 
 def _times(step: JoinStep) -> dict[str, Any]:
     """What bounds the step's state."""
-    if step.as_of is not None:
-        return {"historyRetention": step.as_of.history_retention, "grace": step.as_of.grace}
-    return {**_match(step), "allowedLateness": step.allowed_lateness}
-
-
-def _match(step: JoinStep) -> dict[str, Any]:
-    if step.interval is not None:
-        return {"of": step.interval.of, "lower": step.interval.lower, "upper": step.interval.upper}
-    window = step.window
-    assert window is not None, "a step has an interval, a window or an asOf"
-    if window.hopping is not None:
-        return {"size": window.hopping.size, "slide": window.hopping.slide}
-    return {"gap": window.session.gap} if window.session is not None else {"size": window.tumbling}
+    late = {"allowedLateness": step.allowed_lateness} if step.matching.adds_lateness else {}
+    return {**step.matching.durations(), **late}
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:

@@ -6,8 +6,15 @@ from typing import Protocol
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job import Job, SessionWindow
-from joinery_runtime.job.outputs import DeadLetter, DeadLetterKafka, FileOutput, KafkaOutput, Output, PostgresOutput
-from joinery_runtime.job.sessions import RETRACTED
+from joinery_runtime.job.kinds.session.sessions import RETRACTED
+from joinery_runtime.job.model.outputs import (
+    DeadLetter,
+    DeadLetterKafka,
+    FileOutput,
+    KafkaOutput,
+    Output,
+    PostgresOutput,
+)
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink

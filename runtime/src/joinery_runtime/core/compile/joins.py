@@ -8,6 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from joinery_runtime.core.compile.sessions import compile_session
+from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.kinds.interval import IntervalJoin
+from joinery_runtime.core.kinds.session_join import SessionWindowJoin
+from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
     Expression,
@@ -17,24 +21,9 @@ from joinery_runtime.core.pipeline.expression import (
     parse_expression,
     type_of,
 )
-from joinery_runtime.core.pipeline.spec import (
-    LEFT,
-    RIGHT,
-    AsOf,
-    InputSpec,
-    Intake,
-    Interval,
-    OutputColumn,
-    Pipeline,
-    Placement,
-    Rule,
-    SessionGap,
-    SideSpec,
-    StepSpec,
-    TumblingWindow,
-    part_name,
-)
-from joinery_runtime.core.table.schema import arrow_schema
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
+from joinery_runtime.core.pipeline.spec import InputSpec, Kind, Pipeline, StepSpec
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
 
@@ -132,7 +121,7 @@ class _Compiler:
         return StepSpec(
             number=of.number,
             sides=(self._side(of, LEFT), self._side(of, RIGHT)),
-            rule=_rule(of.step, lenient=len(self._steps) == 1 and of.step.type == "inner"),
+            kind=_kind(of.step, lenient=len(self._steps) == 1 and of.step.type == "inner"),
             residual=of.residual,
             output=tuple(self._output_columns(of)),
         )
@@ -263,17 +252,17 @@ def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
     return Placement.EVERYWHERE if step.broadcast in inputs else Placement.SPREAD
 
 
-def _rule(step: JoinStep, *, lenient: bool) -> Rule:
+def _kind(step: JoinStep, *, lenient: bool) -> Kind:
     late = step.allowed_lateness
     if step.interval is not None:
-        return Interval(step.interval.lower, step.interval.upper, late, step.late_data == "drop", lenient)
+        return IntervalJoin(step.interval.lower, step.interval.upper, late, step.late_data == "drop", lenient)
     if step.as_of is not None:
-        return AsOf(step.as_of.history_retention, step.as_of.grace)
+        return AsOfJoin(step.as_of.history_retention, step.as_of.grace)
     window = step.window
     assert window is not None, "a step has an interval, a window or an asOf"
     if window.session is not None:
-        return SessionGap(window.session.gap, late)
+        return SessionWindowJoin(window.session.gap, late)
     if window.hopping is not None:
-        return TumblingWindow(window.hopping.size, window.hopping.slide, late)
+        return WindowJoin(window.hopping.size, window.hopping.slide, late)
     assert window.tumbling is not None, "a window is tumbling, hopping or session"
-    return TumblingWindow(window.tumbling, window.tumbling, late)
+    return WindowJoin(window.tumbling, window.tumbling, late)

@@ -1,0 +1,93 @@
+"""About how wide a stored row is: what `explain` multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.model.references import Reference
+from joinery_runtime.job.signature import part_names, stored_type
+
+RATE = 1_000  # rows per second and input that the state estimate is for
+
+# What the engine adds to a stored row: key hash, event time, partition, offset.
+_ENGINE_ROW_BYTES = 8 + 8 + 4 + 8
+
+# Of a session also whether it is gone, the event time of its first row, and what has become of it.
+_SESSION_ROW_BYTES = _ENGINE_ROW_BYTES + 1 + 8 + 1 + 1
+_COMPUTED_BYTES = 20  # of a column that an expression makes; its type is not known here
+# Guesses: a session has few distinct values, which an exact count lists, and a sketch while it holds few.
+_DISTINCT_VALUES, _SKETCH_BYTES = 8, 48
+
+# Arrow's width; text and binary are guesses of 16 and 32 bytes of content with a 4-byte offset.
+_BYTES = {
+    "boolean": 1,
+    "int32": 4,
+    "int64": 8,
+    "float": 4,
+    "double": 8,
+    "string": 20,
+    "binary": 36,
+    "decimal": 16,
+    "date": 4,
+    "timestamp": 8,
+}
+
+
+def row_bytes(job: StreamJoin, step_index: int, side: int, columns: Sequence[str]) -> int:
+    """Bytes of a row with these stored columns, of the left (0) or right (1) side of a step."""
+    types = (stored_type(job, step_index, ("left", "right")[side], column) for column in columns)
+    return _ENGINE_ROW_BYTES + sum(_BYTES[kind.name] for kind in types)
+
+
+def session_bytes(job: SessionWindow) -> int:
+    """Bytes of a session's row. What one accumulator keeps counts once, however many aggregates show it."""
+    types, of = job.spec.input.types, job.sessions
+    widths = {name: _BYTES[kind.name] for name, kind in types.items()}
+    groups = sum(widths.get(name, _COMPUTED_BYTES) for name in of.group_by)
+    kept = {(each.function, each.column or "", each.method) for each in of.aggregates}
+    return (
+        _SESSION_ROW_BYTES
+        + groups
+        + sum(
+            _accumulator_bytes(function, widths.get(column, _COMPUTED_BYTES), method)
+            for function, column, method in kept
+        )
+    )
+
+
+def _accumulator_bytes(function: str, width: int, method: str | None) -> int:
+    if function == "count_distinct":
+        return _SKETCH_BYTES if method == "hll" else 4 + _DISTINCT_VALUES * width
+    fixed = {"count": 8, "count_col": 8, "sum": 16, "avg": 24}
+    return fixed.get(function, width + (8 if function in {"first", "last"} else 0))
+
+
+def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
+    """Per part, what segments keep as far as it is known without reading SQL expressions: with one, every column."""
+    columns: dict[str, Sequence[str]] = {}
+    for number, step in enumerate(job.joins):
+        left, right = part_names(number)
+        chained = number > 0
+        refs = [ref for name in job.left_inputs(number) for ref in _kept(job, name, chained=chained)]
+        columns[left] = [str(ref) if chained else ref.column for ref in refs]
+        columns[right] = [ref.column for ref in _kept(job, step.right, chained=False)]
+    return columns
+
+
+def _kept(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
+    """An input's own event time is a column of the engine's, unless it came through a step."""
+    used, side = _used(job), job.input(name)
+    every = [Reference(name, column) for column in side.types if chained or column != side.event_time]
+    return [ref for ref in every if used is None or ref in used]
+
+
+def _used(job: StreamJoin) -> set[Reference] | None:
+    """None: an expression may use any column."""
+    if job.has_expressions:
+        return None
+    keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}
+    counted = [of for step in job.joins if (of := step.matching.counted_from) is not None]
+    times = {Reference(of, job.input(of).event_time) for of in counted}
+    return keys | times | {column.source for column in job.output_columns if column.source is not None}
