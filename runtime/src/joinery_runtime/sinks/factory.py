@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.job import FileOutput, Job, SessionWindow
-from joinery_runtime.job.kinds.session.sessions import RETRACTED
+from joinery_runtime.job import FileOutput, Job
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
@@ -33,7 +32,7 @@ def sink_for(job: Job, store: StoreAddress | None) -> Sink:
         target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties)
         return _kafka(job, target, PartNames(job.name))
     if output.postgres is not None:
-        table = TargetTable(output.postgres.table, job.upsert_key, _retracted(job))
+        table = TargetTable(output.postgres.table, job.upsert_key, job.retracted)
         if store is None:
             raise SinkError(
                 f"The output table {table.name} needs the state in Postgres too",
@@ -42,11 +41,6 @@ def sink_for(job: Job, store: StoreAddress | None) -> Sink:
             )
         return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
     return _files(output.file)
-
-
-def _retracted(job: Job) -> str | None:
-    """The output's column that says whether a row takes back the one with its key."""
-    return RETRACTED if isinstance(job, SessionWindow) and job.spec.emit_retractions else None
 
 
 def dead_letter_sink(job: Job) -> Sink | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from joinery_runtime.job.join.steps import part_names
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.references import Reference
-from joinery_runtime.job.signature import part_names, stored_type
+from joinery_runtime.job.signature import stored_type
 
 RATE = 1_000  # rows per second and input that the state estimate is for
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from joinery_runtime.job.join.explain import SidePlan, StepPlan, limits_text
 from joinery_runtime.job.join.row_sizes import session_bytes
 from joinery_runtime.job.kinds.session.resource import SessionWindow
-from joinery_runtime.job.kinds.session.sessions import Aggregate
-from joinery_runtime.job.kinds.session.signature import SESSIONS_PART
+from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate
 from joinery_runtime.job.model.duration import format_duration
 
 
