@@ -10,7 +10,6 @@ from joinery_runtime.job.join.row_sizes import RATE, assumed_columns
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
 from joinery_runtime.job.kinds.session.resource import SessionWindow
-from joinery_runtime.job.kinds.session.sessions import RETRACTED
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.inputs import AtTimestamp, Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, Output
@@ -142,7 +141,7 @@ def _watermark(side: Input) -> str:
 def _output(job: Job) -> str:
     output = job.spec.output
     # In a table a retraction is no row.
-    hidden = {RETRACTED} if isinstance(job, SessionWindow) and output.postgres else set()
+    hidden = {job.retracted} if output.postgres else set()
     columns = ", ".join(column.name for column in job.output_columns if column.name not in hidden)
     if output.kafka:
         where = f"Kafka topic {output.kafka.topic}, {_into_kafka(job)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joinery_runtime.job.join.differences import refusals, warnings
-from joinery_runtime.job.join.steps import JoinStep
+from joinery_runtime.job.join.steps import SIDES, JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.signature import session_fields
@@ -20,7 +20,6 @@ from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.types import ColumnType
 
 SIGNATURE_VERSION = 2
-SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +28,6 @@ class Comparison:
 
     refused: tuple[str, ...]
     warnings: tuple[str, ...]
-
-
-def part_names(step_index: int) -> tuple[str, str]:
-    """The parts of the state that hold a step's left and right rows: `left` and `right`, then `left.2`, ..."""
-    left, right = SIDES if step_index == 0 else (f"{side}.{step_index + 1}" for side in SIDES)
-    return left, right
 
 
 def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:

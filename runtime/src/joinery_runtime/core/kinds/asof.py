@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,8 @@ from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, 
 from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
 from joinery_runtime.core.table.sort import find_ranges, sort_order
+from joinery_runtime.job import AsOf, JoinStep
+from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.model.duration import format_time
 
 
@@ -45,8 +48,16 @@ from joinery_runtime.job.model.duration import format_time
 class AsOfJoin(Join):
     """A stream row takes the table's version that is valid at its time (rules A1-A4)."""
 
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (AsOf,)
+    right_is_table: ClassVar[bool] = True
+
     history_retention: int
     grace: int = 0
+
+    @classmethod
+    def of(cls, step: JoinStep, _only: bool, /) -> Self:
+        said = cast(AsOf, step.matching)
+        return cls(said.history_retention, said.grace)
 
     @property
     def allowed_lateness(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +14,28 @@ from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, ShownRow,
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
 from joinery_runtime.core.pipeline.watermark import Lows
 from joinery_runtime.core.table.columns import DELETED, OFFSET, PARTITION, TS
+from joinery_runtime.job import JoinStep
+from joinery_runtime.job.kinds.base import StepKind
 
 
 class Join(Kind):
     """A `Kind` of step with a left and a right side, whose state are rows."""
 
     __slots__ = ()
+
+    written_as: ClassVar[tuple[type[StepKind], ...]]
+    """How jobs say that a step is of this kind."""
+    right_is_table: ClassVar[bool] = False
+    """Whether the right side's rows are versions."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, step: JoinStep, only: bool, /) -> Self:
+        """What the step says; `only`: it is the job's only one."""
+
+    def marks_rows(self, *, preserved: bool) -> bool:
+        """Whether rows of a side have marks."""
+        return False
 
     @abstractmethod
     def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,8 @@ from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, clam
 from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import find_ranges, list_pairs
+from joinery_runtime.job import Interval, JoinStep
+from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.model.duration import format_time
 
 
@@ -42,11 +45,27 @@ class IntervalJoin(Join):
     A join on time only (J9) is one, too: its sides have no keys, and their placement makes one of them go to every
     shard. A row of a preserved side is marked when it has matched."""
 
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (Interval,)
+
     lower: int
     upper: int
     allowed_lateness: int = 0
     drop_late: bool = True
     lenient: bool = True
+
+    @classmethod
+    def of(cls, step: JoinStep, only: bool, /) -> Self:
+        said = cast(Interval, step.matching)
+        return cls(
+            said.lower,
+            said.upper,
+            step.allowed_lateness,
+            step.late_data == "drop",
+            lenient=only and step.type == "inner",
+        )
+
+    def marks_rows(self, *, preserved: bool) -> bool:
+        return preserved
 
     def partner_bounds(self, side: int) -> tuple[int, int]:
         """A row of `side` at ts matches rows of the other in [ts + first, ts + second]."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,8 @@ from joinery_runtime.core.pipeline.watermark import Lows, Times, earlier
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import sort_order
+from joinery_runtime.job import JoinStep, Session
+from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
 from joinery_runtime.job.model.duration import format_time
 
@@ -39,11 +41,19 @@ class SessionWindowJoin(Join):
     The horizon is `C = min wm - allowedLateness`, one number for both sides: a session is closed when `last + gap < C`.
     A row is marked when it has gone out."""
 
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
     added_columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
     marked_rows_leave: ClassVar[bool] = True
 
     gap: int
     allowed_lateness: int = 0
+
+    @classmethod
+    def of(cls, step: JoinStep, _only: bool, /) -> Self:
+        return cls(cast(Session, step.matching).gap, step.allowed_lateness)
+
+    def marks_rows(self, *, preserved: bool) -> bool:
+        return True
 
     def run(self, step: StepSpec, work: StepWork) -> StepResult:
         epoch = _Epoch(self, step, work)

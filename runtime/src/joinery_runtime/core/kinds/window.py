@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,9 @@ from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, 
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import list_pairs, sort_order
-from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
+from joinery_runtime.job import Hopping, JoinStep
+from joinery_runtime.job.kinds.base import StepKind
+from joinery_runtime.job.kinds.window import WINDOW_COLUMNS, Tumbling
 from joinery_runtime.job.model.duration import format_time
 
 Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
@@ -39,11 +41,17 @@ class WindowJoin(Join):
     The horizon is `C = min wm - allowedLateness`, one number for both sides: a window is closed when its end is <= C.
     Bounds are Python ints, since what is taken off the ends of int64 must not wrap round."""
 
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping)
     added_columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
 
     size: int
     slide: int
     allowed_lateness: int = 0
+
+    @classmethod
+    def of(cls, step: JoinStep, _only: bool, /) -> Self:
+        said = cast(Tumbling | Hopping, step.matching)
+        return cls(said.size, said.slide, step.allowed_lateness)
 
     def run(self, step: StepSpec, work: StepWork) -> StepResult:
         out = WindowOutput(step, ordered=work.ordered)

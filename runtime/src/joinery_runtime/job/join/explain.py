@@ -8,13 +8,12 @@ from typing import Literal
 
 from joinery_runtime.job.join.retention import kept_for
 from joinery_runtime.job.join.row_sizes import RATE, row_bytes
-from joinery_runtime.job.join.steps import JoinStep
+from joinery_runtime.job.join.steps import JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.base import StepWords
 from joinery_runtime.job.model.base import Limits
 from joinery_runtime.job.model.quantity import format_bytes
 from joinery_runtime.job.model.wording import listed
-from joinery_runtime.job.signature import part_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from joinery_runtime.job.join.steps import part_names
 from joinery_runtime.job.join.stream_join import StreamJoin
-from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.references import Reference
-from joinery_runtime.job.signature import part_names, stored_type
+from joinery_runtime.job.signature import stored_type
 
 RATE = 1_000  # rows per second and input that the state estimate is for
 
 # What the engine adds to a stored row: key hash, event time, partition, offset.
-_ENGINE_ROW_BYTES = 8 + 8 + 4 + 8
-
-# Of a session also whether it is gone, the event time of its first row, and what has become of it.
-_SESSION_ROW_BYTES = _ENGINE_ROW_BYTES + 1 + 8 + 1 + 1
-_COMPUTED_BYTES = 20  # of a column that an expression makes; its type is not known here
-# Guesses: a session has few distinct values, which an exact count lists, and a sketch while it holds few.
-_DISTINCT_VALUES, _SKETCH_BYTES = 8, 48
+ENGINE_ROW_BYTES = 8 + 8 + 4 + 8
 
 # Arrow's width; text and binary are guesses of 16 and 32 bytes of content with a 4-byte offset.
-_BYTES = {
+BYTES = {
     "boolean": 1,
     "int32": 4,
     "int64": 8,
@@ -38,30 +32,7 @@ _BYTES = {
 def row_bytes(job: StreamJoin, step_index: int, side: int, columns: Sequence[str]) -> int:
     """Bytes of a row with these stored columns, of the left (0) or right (1) side of a step."""
     types = (stored_type(job, step_index, ("left", "right")[side], column) for column in columns)
-    return _ENGINE_ROW_BYTES + sum(_BYTES[kind.name] for kind in types)
-
-
-def session_bytes(job: SessionWindow) -> int:
-    """Bytes of a session's row. What one accumulator keeps counts once, however many aggregates show it."""
-    types, of = job.spec.input.types, job.sessions
-    widths = {name: _BYTES[kind.name] for name, kind in types.items()}
-    groups = sum(widths.get(name, _COMPUTED_BYTES) for name in of.group_by)
-    kept = {(each.function, each.column or "", each.method) for each in of.aggregates}
-    return (
-        _SESSION_ROW_BYTES
-        + groups
-        + sum(
-            _accumulator_bytes(function, widths.get(column, _COMPUTED_BYTES), method)
-            for function, column, method in kept
-        )
-    )
-
-
-def _accumulator_bytes(function: str, width: int, method: str | None) -> int:
-    if function == "count_distinct":
-        return _SKETCH_BYTES if method == "hll" else 4 + _DISTINCT_VALUES * width
-    fixed = {"count": 8, "count_col": 8, "sum": 16, "avg": 24}
-    return fixed.get(function, width + (8 if function in {"first", "last"} else 0))
+    return ENGINE_ROW_BYTES + sum(BYTES[kind.name] for kind in types)
 
 
 def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:

@@ -76,3 +76,12 @@ def key_pairs(step: JoinStep) -> tuple[KeyPair, ...]:
 def output_prefixes(inputs: Sequence[str]) -> tuple[str, ...]:
     """What names the columns of each input where no `select` does (rule J10)."""
     return ("left", "right") if len(inputs) == 2 else tuple(inputs)
+
+
+SIDES = ("left", "right")
+
+
+def part_names(step_index: int) -> tuple[str, str]:
+    """The parts of the state that hold a step's left and right rows: `left` and `right`, then `left.2`, ..."""
+    left, right = SIDES if step_index == 0 else (f"{side}.{step_index + 1}" for side in SIDES)
+    return left, right

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from joinery_runtime.job.join.rules import broken_rules
-from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, output_prefixes
+from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, output_prefixes, part_names
 from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
-from joinery_runtime.job.model.base import Text
+from joinery_runtime.job.model.base import Limits, Text
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.parts import Finding
+from joinery_runtime.job.model.parts import Finding, Loc
 from joinery_runtime.job.model.references import KeyPair, Reference, parse_reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
 from joinery_runtime.job.model.types import ColumnType
@@ -82,6 +83,17 @@ class StreamJoin(Job):
     @property
     def upsert_key(self) -> tuple[str, ...]:
         return self.spec.output.postgres.upsert_key if self.spec.output.postgres is not None else ()
+
+    @property
+    def limits(self) -> Mapping[tuple[str, ...], Limits]:
+        return {part_names(number): step.limits or Limits() for number, step in enumerate(self.joins)}
+
+    @property
+    def input_places(self) -> tuple[Loc, ...]:
+        return tuple(("inputs", i) for i in range(len(self.inputs)))
+
+    def with_inputs(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        return {"inputs": tuple(inputs)}
 
     @property
     def output_columns(self) -> tuple[OutputColumn, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -11,10 +11,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, mode
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.model.base import Bool, Int, Model
+from joinery_runtime.job.model.base import Bool, Int, Limits, Model
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
-from joinery_runtime.job.model.parts import Finding, path_text
+from joinery_runtime.job.model.parts import Finding, Loc, path_text
 from joinery_runtime.job.model.pods import SparkSpec
 from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.types import ColumnType
@@ -109,6 +109,25 @@ class Job(Model):
     @abstractmethod
     def upsert_key(self) -> tuple[str, ...]:
         """The output columns whose row a Postgres table holds once; empty: every row is inserted."""
+
+    @property
+    @abstractmethod
+    def limits(self) -> Mapping[tuple[str, ...], Limits]:
+        """What each step's state may hold, by the parts that it keeps, in the order of the steps."""
+
+    @property
+    def retracted(self) -> str | None:
+        """The output's column that says whether a row takes back the one with its key; None: there is none."""
+        return None
+
+    @property
+    @abstractmethod
+    def input_places(self) -> tuple[Loc, ...]:
+        """Where in `spec` each input is."""
+
+    @abstractmethod
+    def with_inputs(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        """The fields of `spec` with these inputs in the place of its own."""
 
     @model_validator(mode="after")
     def _rules(self) -> Self:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from joinery_runtime.job.join.explain import SidePlan, StepPlan, limits_text
-from joinery_runtime.job.join.row_sizes import session_bytes
+from joinery_runtime.job.join.row_sizes import BYTES, ENGINE_ROW_BYTES
 from joinery_runtime.job.kinds.session.resource import SessionWindow
-from joinery_runtime.job.kinds.session.sessions import Aggregate
-from joinery_runtime.job.kinds.session.signature import SESSIONS_PART
+from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate
 from joinery_runtime.job.model.duration import format_duration
+
+# Of a session also whether it is gone, the event time of its first row, and what has become of it.
+_SESSION_ROW_BYTES = ENGINE_ROW_BYTES + 1 + 8 + 1 + 1
+_COMPUTED_BYTES = 20  # of a column that an expression makes; its type is not known here
+# Guesses: a session has few distinct values, which an exact count lists, and a sketch while it holds few.
+_DISTINCT_VALUES, _SKETCH_BYTES = 8, 48
 
 
 def session_plan(job: SessionWindow) -> StepPlan:
@@ -68,6 +73,29 @@ def _late(job: SessionWindow) -> str:
         return f"dropped and counted when ts < wm({name}) - {late}"
     reach = f"wm({name}) > ts + {format_duration(job.sessions.gap)} [gap] + {late}"
     return f"taken by the kept sessions that they are near to; others dropped and counted when {reach}"
+
+
+def session_bytes(job: SessionWindow) -> int:
+    """Bytes of a session's row. What one accumulator keeps counts once, however many aggregates show it."""
+    types, of = job.spec.input.types, job.sessions
+    widths = {name: BYTES[kind.name] for name, kind in types.items()}
+    groups = sum(widths.get(name, _COMPUTED_BYTES) for name in of.group_by)
+    kept = {(each.function, each.column or "", each.method) for each in of.aggregates}
+    return (
+        _SESSION_ROW_BYTES
+        + groups
+        + sum(
+            _accumulator_bytes(function, widths.get(column, _COMPUTED_BYTES), method)
+            for function, column, method in kept
+        )
+    )
+
+
+def _accumulator_bytes(function: str, width: int, method: str | None) -> int:
+    if function == "count_distinct":
+        return _SKETCH_BYTES if method == "hll" else 4 + _DISTINCT_VALUES * width
+    fixed = {"count": 8, "count_col": 8, "sum": 16, "avg": 24}
+    return fixed.get(function, width + (8 if function in {"first", "last"} else 0))
 
 
 def session_warnings(job: SessionWindow) -> Iterator[str]:

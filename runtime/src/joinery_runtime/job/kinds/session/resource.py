@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -13,13 +13,14 @@ from joinery_runtime.job.kinds.session.sessions import (
     RETRACTED,
     SESSION_COLUMNS,
     SESSION_ID,
+    SESSIONS_PART,
     Aggregate,
     ComputedColumn,
     Sessions,
 )
 from joinery_runtime.job.model.base import Bool, Length, Limits, PositiveDuration, Text
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.parts import Finding
+from joinery_runtime.job.model.parts import Finding, Loc
 from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
 from joinery_runtime.job.model.types import ColumnType
@@ -104,11 +105,27 @@ class SessionWindow(Job):
         return target.upsert_key or (*self.sessions.group_by, SESSION_ID)
 
     @property
+    def limits(self) -> Mapping[tuple[str, ...], Limits]:
+        return {(SESSIONS_PART,): self.spec.limits or Limits()}
+
+    @property
+    def retracted(self) -> str | None:
+        return RETRACTED if self.spec.emit_retractions else None
+
+    @property
+    def input_places(self) -> tuple[Loc, ...]:
+        return (("input",),)
+
+    def with_inputs(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        (only,) = inputs
+        return {"input": only}
+
+    @property
     def output_columns(self) -> tuple[OutputColumn, ...]:
         """Rule S6, and RETRACTED last where retractions are on."""
         of, types = self.sessions, self.spec.input.types
         groups = [self._group(name, types.get(name)) for name in of.group_by]
-        last = [RETRACTED] if self.spec.emit_retractions else []
+        last = [self.retracted] if self.retracted is not None else []
         added = [*SESSION_COLUMNS, *(aggregate.as_ for aggregate in of.aggregates), *last]
         return (*groups, *(OutputColumn(name) for name in added))
 

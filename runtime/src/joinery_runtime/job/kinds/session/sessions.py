@@ -11,6 +11,7 @@ from joinery_runtime.job.model.base import Int, Length, Model, Text
 
 Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
 
+SESSIONS_PART = "sessions"  # the part of the state that holds them
 WINDOW_START, SESSION_ID = WINDOW_COLUMNS[0], "session_id"
 SESSION_COLUMNS = (*WINDOW_COLUMNS, SESSION_ID)
 """What every session's row carries after its group columns (rule S6): int64 milliseconds twice, uint64."""

@@ -11,11 +11,11 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import listed
 
 Origin = str | dict[str, Any]
-SESSIONS_PART = "sessions"  # the part of the state that holds them
 _ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<column>.*)\)[^()]*", re.DOTALL)
 
 
