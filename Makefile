@@ -49,7 +49,7 @@ format: setup ## let ruff fix and format every file
 	$(BIN)/ruff format
 
 # Every suite is one pytest process with a worker per core; a file stays with one worker.
-PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 KUBERNETES := $(BIN)/python -m joinery_devkit.kubernetes
 
 .PHONY: test
