@@ -14,9 +14,9 @@ import yaml
 from core.reference_keyhash import reference_hash
 from joinery_runtime.core.aggregates import accumulator
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.schema import arrow_type
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.pipeline.spec import Aggregate
+from joinery_runtime.core.table.keyhash import key_hash
+from joinery_runtime.core.table.schema import arrow_type
 from joinery_runtime.job import SessionWindow, load_job, parse_job, parse_type
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from cli.commands import Joinery
 from job.resources import edited
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_runtime.core.watermark import InputProgress
+from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import Fenced
 from joinery_runtime.sources.base import PartitionRef

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.core import asof
-from joinery_runtime.core.expression import parse_expression
-from joinery_runtime.core.segment import merge
-from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, Intake, OutputColumn, SideSpec, StepSpec
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.kinds import asof
+from joinery_runtime.core.pipeline.expression import parse_expression
+from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, AsOf, Intake, OutputColumn, SideSpec, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.table.segment import merge
 
 TIME = pa.timestamp("ms", "UTC")
 TRADES = pa.schema([("currency", pa.string()), ("amount", pa.int64()), ("ts", TIME)])

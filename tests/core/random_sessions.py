@@ -18,8 +18,8 @@ from core.random_jobs import KEY_TYPES, NAN, ms
 from core.reference_keyhash import reference_hash
 from joinery_devkit.oracle import Row, SessionOracle, SessionShape
 from joinery_runtime.core.aggregates import Groups, accumulator
-from joinery_runtime.core.schema import arrow_type
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.pipeline.spec import Aggregate
+from joinery_runtime.core.table.schema import arrow_type
 from joinery_runtime.job import SessionWindow, parse_type
 
 Values = Mapping[str, Any]

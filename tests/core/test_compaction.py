@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joinery_runtime.core.compaction import (
+from budget import examples
+from joinery_runtime.core.table.compaction import (
     CHECKPOINT_FAN_IN,
     FAN_IN,
     MAX_MERGED_BYTES,
@@ -16,8 +17,8 @@ from joinery_runtime.core.compaction import (
     choose,
     pieces,
 )
-from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
-from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range
+from joinery_runtime.core.table.segment import STATE_VERSION, SegmentMeta
+from joinery_runtime.core.table.shards import HASH_SPACE, HashRange, shard_range
 
 EVERYTHING = shard_range(0, 1)
 
@@ -76,7 +77,7 @@ segments = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     found=st.lists(segments, max_size=30),
     kept_for=st.sampled_from([0, 480_000, 960_000, 9_600_000]),

@@ -5,11 +5,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.core import times
 from joinery_runtime.core.compile import compile_join, stored_columns
-from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, AsOf, Interval, Pipeline, Placement
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import InputTime
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import END_OF_TIME, LEFT, RIGHT, AsOf, Interval, Pipeline, Placement
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.times import InputTime
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import StreamJoin
 

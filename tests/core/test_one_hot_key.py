@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from job.resources import job
-from joinery_runtime.core import join
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.match import Ranges, list_pairs
-from joinery_runtime.core.prepare import prepare
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.spec import LEFT, RIGHT, Interval, StepSpec
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.kinds import interval as join
+from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, Interval, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.table.match import Ranges, list_pairs
+from joinery_runtime.core.table.segment import Run
 
 ROWS = 100_000
 SPACING_MS = 1_000

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from core.window_steps import Joined, Row, Shard, in_trace_order, one_hash, window_step
-from joinery_runtime.core import cells, session_join
-from joinery_runtime.core import rows as core_rows
-from joinery_runtime.core.sessions import tell_apart
-from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, SessionGap
+from joinery_runtime.core.kinds import cells, session_join
+from joinery_runtime.core.kinds import rows as core_rows
+from joinery_runtime.core.kinds.sessions import tell_apart
+from joinery_runtime.core.pipeline.spec import END_OF_TIME, LEFT, RIGHT, SessionGap
 
 GAP = SessionGap(10)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.core import times
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import COMPLETE, END_OF_TIME, SESSIONS, Pipeline
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import InputTime
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import COMPLETE, END_OF_TIME, SESSIONS, Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.times import InputTime
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.job import SessionWindow
 
 GAP, LATENESS = 10, 200

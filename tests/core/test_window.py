@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from core.window_steps import Joined, Row, Shard, in_trace_order, one_hash, outcome, window_step
-from joinery_runtime.core import cells, window
-from joinery_runtime.core import rows as core_rows
-from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, TumblingWindow
-from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.kinds import cells, window
+from joinery_runtime.core.kinds import rows as core_rows
+from joinery_runtime.core.pipeline.spec import END_OF_TIME, LEFT, RIGHT, TumblingWindow
+from joinery_runtime.core.pipeline.step import Horizon
 
 HOUR = TumblingWindow(60, 60)
 HOPPING = TumblingWindow(60, 20)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from joinery_runtime.core.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.windows import closes, closing, keep_from
+from joinery_runtime.core.kinds.windows import closes, closing, keep_from
+from joinery_runtime.core.pipeline.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow
+from joinery_runtime.core.pipeline.step import Horizon
 
 HOUR = TumblingWindow(60, 60)
 HOPPING = TumblingWindow(60, 20)

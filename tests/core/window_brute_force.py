@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from core.window_steps import PRESERVED, Joined, Row
-from joinery_runtime.core.spec import SIDES, SessionGap, TumblingWindow
+from joinery_runtime.core.pipeline.spec import SIDES, SessionGap, TumblingWindow
 
 Rows = tuple[Sequence[Row], Sequence[Row]]
 Window = tuple[int, int]

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core import session_join, window
-from joinery_runtime.core.expression import parse_expression
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.segment import Run, merge
-from joinery_runtime.core.spec import (
+from joinery_runtime.core.kinds import session_join, window
+from joinery_runtime.core.pipeline.expression import parse_expression
+from joinery_runtime.core.pipeline.spec import (
     LEFT,
     RIGHT,
     SIDES,
@@ -28,7 +26,9 @@ from joinery_runtime.core.spec import (
     StepSpec,
     TumblingWindow,
 )
-from joinery_runtime.core.step import ORDER_COLUMNS, Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.table.keyhash import key_hash
+from joinery_runtime.core.table.segment import Run, merge
 
 Joined = tuple[int | None, int | None, int, int]  # v of the left row, of the right row, window start and end
 Hasher = Callable[[Sequence[str | None]], np.ndarray]

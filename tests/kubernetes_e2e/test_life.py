@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from joinery_runtime.core.segment import STATE_VERSION
+from joinery_runtime.core.table.segment import STATE_VERSION
 from kubernetes_e2e.cluster_job import PATIENCE_S, ClusterJob
 from kubernetes_e2e.conftest import MakeJob
 from kubernetes_e2e.installation import OPERATOR_NAMESPACE

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from joinery_runtime.core.segment import STATE_VERSION
+from joinery_runtime.core.table.segment import STATE_VERSION
 from kubernetes_e2e.cluster_job import ClusterJob
 from kubernetes_e2e.conftest import MakeJob
 from kubernetes_e2e.works import Pairs, Sessions

@@ -12,8 +12,8 @@ import pytest
 
 from joinery_runtime.core.aggregates import accumulator
 from joinery_runtime.core.aggregates.base import Groups
-from joinery_runtime.core.compile_session import compile_session
-from joinery_runtime.core.spec import Aggregate, SessionWindow
+from joinery_runtime.core.compile.sessions import compile_session
+from joinery_runtime.core.pipeline.spec import Aggregate, SessionWindow
 from joinery_runtime.job import SessionWindow as Job
 from joinery_runtime.sinks import rows_to_json
 from sinks.postgres import commit, content

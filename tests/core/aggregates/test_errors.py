@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from core.aggregates.cases import decimals
 from joinery_runtime.core.aggregates import Accumulator, GroupError, Groups, States, accumulator
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.pipeline.spec import Aggregate
 
 WIDE = pa.decimal128(38, 0)
 MOST = 2**63 - 1

@@ -11,7 +11,7 @@ import pytest
 
 from joinery_runtime.core.aggregates import Groups, States, accumulator
 from joinery_runtime.core.aggregates.sketch import EXACT
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.pipeline.spec import Aggregate
 
 RELATIVE_ERROR = 0.01625
 OF = accumulator(Aggregate("count_distinct", "out", "v", pa.int64()))

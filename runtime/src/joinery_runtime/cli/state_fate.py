@@ -10,8 +10,8 @@ import numpy as np
 
 from joinery_runtime.cli.common import time_text
 from joinery_runtime.cli.state_next import NextEpoch
-from joinery_runtime.core import windows
-from joinery_runtime.core.spec import LEFT, AsOf, Interval, SessionGap, SessionWindow, StepSpec, TumblingWindow
+from joinery_runtime.core.kinds import windows
+from joinery_runtime.core.pipeline.spec import LEFT, AsOf, Interval, SessionGap, SessionWindow, StepSpec, TumblingWindow
 
 MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.core.table.keyhash import key_hash
+from joinery_runtime.core.table.schema import arrow_schema
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import KeyPair, Reference, SessionWindow, StreamJoin
 from joinery_runtime.sinks.encode import rows_to_json

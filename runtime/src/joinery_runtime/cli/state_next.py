@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from joinery_runtime.core import times, windows
-from joinery_runtime.core.spec import (
+from joinery_runtime.core.kinds import windows
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import (
     LEFT,
     AsOf,
     Interval,
@@ -17,9 +18,10 @@ from joinery_runtime.core.spec import (
     TumblingWindow,
     Watermark,
 )
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import InputTime
-from joinery_runtime.engine.plan import EpochPlan, input_states, stored_floors
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.times import InputTime
+from joinery_runtime.engine.job_state import stored_floors
+from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.state.store import JobRecord
 
 

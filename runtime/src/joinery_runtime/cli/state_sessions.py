@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from joinery_runtime.cli.common import time_text
 from joinery_runtime.cli.state_next import NextEpoch
 from joinery_runtime.cli.state_rows import Segments, Wanted, flags, marked_in, marks_among
-from joinery_runtime.core.columns import EMITTED, FORCED, MARK, START, TS
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.segment import SegmentMeta, concat
-from joinery_runtime.core.session_state import Folding
-from joinery_runtime.core.spec import COMPLETE, SESSIONS, SessionWindow, StepSpec
+from joinery_runtime.core.kinds.session.state import Folding
+from joinery_runtime.core.pipeline.spec import COMPLETE, SESSIONS, SessionWindow, StepSpec
+from joinery_runtime.core.table.columns import EMITTED, FORCED, MARK, START, TS
+from joinery_runtime.core.table.keyhash import key_hash
+from joinery_runtime.core.table.segment import SegmentMeta, concat
 from joinery_runtime.sinks.encode import rows_to_json
 
 

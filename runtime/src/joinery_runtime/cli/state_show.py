@@ -18,15 +18,15 @@ from joinery_runtime.cli.state_key import StepKey, group_key, step_keys
 from joinery_runtime.cli.state_next import NextEpoch
 from joinery_runtime.cli.state_rows import Segments, Wanted, flags, marked_in, marks_among, read_key
 from joinery_runtime.cli.state_sessions import KeptSession, kept_sessions
-from joinery_runtime.core.columns import DELETED, MARK, OFFSET, PARTITION, TS
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.rows import Selection, gather
-from joinery_runtime.core.segment import Run, SegmentMeta
-from joinery_runtime.core.spec import SIDES, Pipeline, SessionWindow, Watermark
+from joinery_runtime.core.kinds.rows import Selection, gather
+from joinery_runtime.core.pipeline.spec import SIDES, Pipeline, SessionWindow, Watermark
+from joinery_runtime.core.table.columns import DELETED, MARK, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job import Job, StreamJoin
 from joinery_runtime.job import SessionWindow as SessionWindowJob
 from joinery_runtime.sinks.encode import rows_to_json
-from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.store import JobRecord, StateReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Shown:
                 yield row.line()
 
 
-def show(job: Job, store: StateStore, texts: Sequence[str], step: int | None = None) -> Shown:
+def show(job: Job, store: StateReader, texts: Sequence[str], step: int | None = None) -> Shown:
     """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
     JoineryError naming what is wrong with them."""
     pipeline = compile_job(job)

@@ -11,10 +11,9 @@ from joinery_runtime.cli.state import known
 from joinery_runtime.cli.state_census import Census, census, read_sessions
 from joinery_runtime.cli.state_next import NextEpoch, rows_go_before
 from joinery_runtime.cli.state_savepoints import savepoint_document, savepoint_line
-from joinery_runtime.core import times
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import (
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import (
     COMPLETE,
     LEFT,
     SESSIONS,
@@ -25,11 +24,11 @@ from joinery_runtime.core.spec import (
     TumblingWindow,
     Watermark,
 )
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.assembly import state_limits
+from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import Cap
-from joinery_runtime.engine.plan import live_segments
-from joinery_runtime.engine.report import PartTotals, Totals
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import PartTotals, StateSize, Totals
 from joinery_runtime.job import Job
 from joinery_runtime.job import SessionWindow as SessionWindowJob
 from joinery_runtime.state import migrations

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import BEGIN_OF_TIME, LEFT, MARKS, SESSIONS, AsOf, Interval, Pipeline, Watermark
-from joinery_runtime.core.times import Horizons
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import BEGIN_OF_TIME, LEFT, MARKS, SESSIONS, AsOf, Interval, Pipeline, Watermark
+from joinery_runtime.core.pipeline.times import Horizons
+from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.engine.report import StateSize
 from joinery_runtime.errors import LimitReached
 
 
@@ -161,7 +161,7 @@ class Pauses:
         return step.sides[side].inputs
 
     def _lets_go(self, part: str, reading: Reading) -> set[str]:
-        """The inputs that have to go on so that rows of the part go (docs/design/joins.md, "Horizons")."""
+        """The inputs that have to go on so that rows of the part go (docs/architecture.md, "Horizons")."""
         step, side = self._pipeline.side(part)
         match step.rule:
             case Interval():

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core import compaction, times
-from joinery_runtime.core.kernels import needs_state, run_step, survivors
-from joinery_runtime.core.segment import Run, SegmentMeta, merge
-from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range
-from joinery_runtime.core.spec import COMPLETE, RIGHT, AsOf, Pipeline, SideSpec, StepSpec
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.kinds.kernels import needs_state, run_step, survivors
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import COMPLETE, RIGHT, AsOf, Pipeline, SideSpec, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.table import compaction
+from joinery_runtime.core.table.segment import Run, SegmentMeta, merge
+from joinery_runtime.core.table.shards import HASH_SPACE, HashRange, shard_range
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.marks import MarkBook, marks_of_live, marks_run
 from joinery_runtime.engine.messages import EpochWork

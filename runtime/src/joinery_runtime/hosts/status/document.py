@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Literal
 
-from joinery_runtime.core.spec import END_OF_TIME, SESSIONS, Watermark
+from joinery_runtime.core.pipeline.spec import END_OF_TIME, SESSIONS, Watermark
 from joinery_runtime.engine.report import PartTotals
 from joinery_runtime.hosts.status.board import Board, Known
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
