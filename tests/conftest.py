@@ -1,4 +1,4 @@
-"""Services that the whole run shares, which tests may run beside each other, and how much hypothesis searches."""
+"""Services that the whole run shares, the tests' order, and how much hypothesis searches."""
 
 from __future__ import annotations
 
@@ -92,12 +92,7 @@ LONGEST = (
 )  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups when it has collected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no worker is still at them when the others are done. With `--dist loadgroup` a file
-    stays with one worker, and all that use the API server, whose definitions are everybody's, with one."""
+    """The longest first, so that no worker is still at them when the others are done."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
-    for item in items:
-        shared = "api_server" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("api_server" if shared else str(item.path)))

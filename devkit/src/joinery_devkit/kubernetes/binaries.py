@@ -62,6 +62,8 @@ def program(name: str) -> Path:
 
 def build(names: Sequence[str]) -> None:
     """Builds, in one go, what this machine lacks of these."""
+    if all(map(_found, names)):  # nobody waits for what somebody else builds
+        return
     folder = programs_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
