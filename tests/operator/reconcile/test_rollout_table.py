@@ -36,7 +36,7 @@ ENTERS = {
 STAYS = {Act.WAIT, Act.REPORT, Act.RESTART_CLOCK}
 
 
-def test_there_are_situations_of_every_stage_and_value() -> None:
+def test_there_are_observations_of_every_stage_and_value() -> None:
     assert len(OBSERVATIONS) == len(set(OBSERVATIONS)) > 150
     assert {each.stage for each in OBSERVATIONS} == set(RolloutStage) == set(STAGES)
     for name, kind in DIMENSIONS.items():
@@ -46,7 +46,7 @@ def test_there_are_situations_of_every_stage_and_value() -> None:
     )
 
 
-def test_every_situation_has_exactly_one_row() -> None:
+def test_every_observation_has_exactly_one_row() -> None:
     for observation in OBSERVATIONS:
         rows = [row for row in TABLE if row.matches(observation)]
         assert len(rows) == 1, (observation, rows)
