@@ -19,7 +19,7 @@ from joinery_runtime.hosts.status import Board
 
 
 class _Driver:
-    generation, epoch, replays = 3, 7, False
+    generation, epoch, pending = 3, 7, False
 
 
 @pytest.fixture

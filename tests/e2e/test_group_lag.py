@@ -16,7 +16,8 @@ from e2e.kill_harness import INPUTS, Feeder, log_of
 from e2e.scene import PATIENCE_S, Scene
 from joinery_devkit.kafka_tools import GroupRow, describe_groups
 from joinery_devkit.topics import read_topic
-from joinery_runtime.engine.plan import InputState, input_offsets
+from joinery_runtime.engine.job_state import input_offsets
+from joinery_runtime.engine.plan import InputState
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 

@@ -22,8 +22,7 @@ from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Listener, Progress
 from joinery_runtime.engine.plan import InputState
-from joinery_runtime.engine.report import EpochReport, PartTotals, Totals
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import PartitionsLost, StoreUnavailable
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import LOOK_EVERY_S, RATE_WINDOW_S, SAVEPOINTS_EVERY_S
@@ -40,22 +39,29 @@ STALLED_AFTER = 600.0
 
 
 @dataclass
-class FakeDriver:
-    generation: int = 3
+class FakeState:
     epoch: int = 6
     committed_at_ms: int | None = 1_700_000_050_000
     totals: Totals = field(default_factory=lambda: Totals({"orders": 10}, 4, {"orders": {"late": 2, "filtered": 1}}))
-    state: StateSize = field(default_factory=lambda: StateSize(2, 10, 1_000))
+    size: StateSize = field(default_factory=lambda: StateSize(2, 10, 1_000))
     sides: Mapping[str, SideSpec] = field(default_factory=lambda: compile_join(job()).parts())
-    parts: dict[str, StateSize] = field(default_factory=lambda: dict.fromkeys(("left", "right"), StateSize(1, 5, 500)))
-    paused: dict[str, str] = field(default_factory=dict)
-    backlog: dict[str, int] = field(default_factory=lambda: {"orders": 0, "payments": 0})
+    part_sizes: dict[str, StateSize] = field(
+        default_factory=lambda: dict.fromkeys(("left", "right"), StateSize(1, 5, 500))
+    )
     inputs: dict[str, InputState] = field(
         default_factory=lambda: {
             "orders": InputState(progress=InputProgress({"o/0": MARK, "o/1": MARK}, MARK)),
             "payments": InputState(progress=InputProgress({"p/0": None})),
         }
     )
+
+
+@dataclass
+class FakeDriver:
+    generation: int = 3
+    state: FakeState = field(default_factory=FakeState)
+    paused: dict[str, str] = field(default_factory=dict)
+    backlog: dict[str, int] = field(default_factory=lambda: {"orders": 0, "payments": 0})
 
 
 def report(**changes: Any) -> EpochReport:
@@ -180,17 +186,17 @@ def test_each_side_tells_its_size_and_its_statistics(scene: Scene) -> None:
 
 
 def test_the_sides_of_a_later_step(scene: Scene) -> None:
-    scene.driver.sides = {"right.12": scene.driver.sides["right"]}
-    scene.driver.parts = {"right.12": StateSize(1, 5, 500)}
+    scene.driver.state.sides = {"right.12": scene.driver.state.sides["right"]}
+    scene.driver.state.part_sizes = {"right.12": StateSize(1, 5, 500)}
     scene.listener.started(scene.driver)
     assert [(side.step, side.side) for side in scene.status.sides] == [(12, "right")]
 
 
 def test_sessions_are_a_part_with_a_name_of_its_own(scene: Scene, site: Site) -> None:
     size, counts = StateSize(2, 20, 900), PartTotals(stored=30, expired=9, lookups=100, peak=21)
-    scene.driver.sides = compile_job(session_job()).parts()
-    scene.driver.parts = {"sessions": size}
-    scene.driver.totals = Totals(parts={"sessions": counts})
+    scene.driver.state.sides = compile_job(session_job()).parts()
+    scene.driver.state.part_sizes = {"sessions": size}
+    scene.driver.state.totals = Totals(parts={"sessions": counts})
     scene.listener.started(scene.driver)
     told = SideStatus(
         step=1, side="sessions", inputs=("clicks",), rows=20, bytes=900, stored=30, expired=9, lookups=100, peak=21
@@ -235,7 +241,7 @@ def test_everything_is_passed_on(scene: Scene) -> None:
 
 
 def test_an_ended_input_has_no_watermark_to_be_behind(scene: Scene) -> None:
-    scene.driver.inputs["orders"] = InputState(progress=InputProgress({"o/0": MARK}, END_OF_TIME))
+    scene.driver.state.inputs["orders"] = InputState(progress=InputProgress({"o/0": MARK}, END_OF_TIME))
     scene.listener.started(scene.driver)
     (orders, _) = scene.status.inputs
     assert (orders.ended, orders.watermark, orders.watermark_delay) == (True, None, None)
@@ -243,7 +249,7 @@ def test_an_ended_input_has_no_watermark_to_be_behind(scene: Scene) -> None:
 
 @pytest.mark.parametrize("mark", [-(2**62), 2**62])
 def test_a_watermark_that_no_calendar_has_is_left_out(scene: Scene, mark: int) -> None:
-    scene.driver.inputs["orders"] = InputState(progress=InputProgress({"o/0": mark}, mark))
+    scene.driver.state.inputs["orders"] = InputState(progress=InputProgress({"o/0": mark}, mark))
     scene.listener.started(scene.driver)
     assert scene.status.inputs[0].watermark is None
 

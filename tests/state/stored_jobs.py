@@ -29,7 +29,7 @@ from psycopg.conninfo import make_conninfo
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, Parts
+from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.stores import PostgresAddress
@@ -203,7 +203,7 @@ def running(name: str, dsn: str, cache: Path) -> Iterator[Run]:
             dead.prepare(DEAD_LETTER_SCHEMA)
         build = WorkerBuilder(job, Shared(store), output.writer(), None if dead is None else dead.writer())
         clock = itertools.count(step=30_000)  # a checkpoint every few epochs
-        parts = Parts(store, planner, LocalHost(build(cache)), output, dead)
+        parts = DriverParts(store, planner, LocalHost(build(cache)), output, dead)
         driver = Driver(who, pipeline, parts, lambda: next(clock))
         driver.recover()
         yield Run(driver, store, job)

@@ -20,10 +20,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from joinery_runtime.errors import Fenced, StateError, StoreUnavailable
-from joinery_runtime.state import segment_rows
-from joinery_runtime.state.batching import by_bytes
+from joinery_runtime.state import postgres as postgres_module
+from joinery_runtime.state.decisions import by_bytes
 from joinery_runtime.state.embedded import embedded_postgres
-from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state.postgres import PostgresStore, SegmentTable
 from state.values import commit_of, live_keys, run_epoch, segment
 
 UNREACHABLE = "postgresql://joinery:hunter2@127.0.0.1:1/prod"
@@ -264,14 +264,14 @@ def test_a_migration_holds_few_bytes_at_a_time(
     postgres.stage(job, [segment(key, blob=bytes(size)) for key, size in sizes.items()])
     postgres.commit(job, record.generation, commit_of(1, list(sizes)))
     held: list[list[str]] = []
-    migrate = segment_rows.SegmentRows._migrate_batch
+    migrate = SegmentTable._migrate_batch
 
-    def noted(self: segment_rows.SegmentRows, connection: Any, facts: Any, keys: list[bytes], *rest: Any) -> None:
+    def noted(self: SegmentTable, connection: Any, facts: Any, keys: list[bytes], *rest: Any) -> None:
         held.append([key.decode() for key in keys])
         migrate(self, connection, facts, keys, *rest)
 
-    monkeypatch.setattr(segment_rows, "by_bytes", partial(by_bytes, most=25))
-    monkeypatch.setattr(segment_rows.SegmentRows, "_migrate_batch", noted)
+    monkeypatch.setattr(postgres_module, "by_bytes", partial(by_bytes, most=25))
+    monkeypatch.setattr(SegmentTable, "_migrate_batch", noted)
     assert postgres.migrate(job, record.generation, {1: lambda blob: blob}, 2) == 5
     assert held == [["a", "b"], ["c"], ["d"], ["e"]]
 

@@ -58,8 +58,8 @@ def test_it_goes_on_where_it_was(name: str, folder: Path, restored: str) -> None
     assert len(visible) < len(expected), "there was more to come"
     with running(name, restored, folder / "cache") as run:
         assert run.driver.epoch == COMMITTED
-        assert run.driver.replays
-        assert (run.driver.totals.rows_out > 0) == (len(visible) > 0)
+        assert run.driver.pending
+        assert (run.driver.state.totals.rows_out > 0) == (len(visible) > 0)
         pending = run.driver.plan()
         assert pending is not None
         assert run_epochs(run.driver) > 1

@@ -163,6 +163,7 @@ def test_missing_rights_are_named(log_in, with_crds, cluster, shop, start):
         assert f"The operator's service account lacks rights: {expected}. Bind it to" in operator.log
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named(tmp_path):
     kubeconfig = tmp_path / "kubeconfig"
     with ApiServer(controllers=()) as bare:

@@ -17,7 +17,7 @@ import pytest
 
 from joinery_runtime.job.crd import KINDS
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 TEMPLATE = """
 kind: Pod

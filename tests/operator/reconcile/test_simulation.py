@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from budget import examples
 from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import KINDS, Kind, Status
 from operator_reconcile.cluster import Cluster, Killed, Manifest, has_finalizer, resource
@@ -380,10 +381,10 @@ def test_every_scene_settles(scene: tuple[int, Manifest, int], kind: Kind) -> No
 
 
 Simulation.TestCase.settings = settings(
-    max_examples=80,
+    max_examples=examples(80),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
-TestSimulation = pytest.mark.slow(Simulation.TestCase)
+TestSimulation = Simulation.TestCase

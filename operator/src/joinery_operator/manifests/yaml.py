@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 from io import StringIO
 from typing import Any
 
@@ -43,5 +45,11 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 
 
 def from_yaml(text: str) -> object:
-    """Plain values. Raises ruamel's YAMLError."""
+    """Plain values, the caller's own. Raises ruamel's YAMLError."""
+    return deepcopy(_parsed(text))
+
+
+# Every look at a job reads its ConfigMaps again, and they hardly ever change: parsing was half of a reconciliation.
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> object:
     return YAML(typ="safe", pure=True).load(text)

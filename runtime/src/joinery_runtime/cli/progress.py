@@ -20,8 +20,7 @@ from rich.text import Text
 from joinery_runtime.core.pipeline.spec import END_OF_TIME, LEFT, RIGHT, SIDES, Watermark, part_name
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import Listener, Progress
-from joinery_runtime.engine.rates import Rates
-from joinery_runtime.engine.report import EpochReport
+from joinery_runtime.engine.report import EpochReport, Rates
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
 
@@ -75,7 +74,7 @@ class JsonProgress:
         self._log.info("ended", reason=why_ended(stopped=stopped), rows_in=self._read, **note)
 
     def _started(self, driver: Driver) -> None:
-        self._log.info("started", generation=driver.generation, epoch=driver.epoch, replays=driver.replays)
+        self._log.info("started", generation=driver.generation, epoch=driver.epoch, replays=driver.pending)
 
     def _committed(self, progress: Progress) -> None:
         report = progress.report
@@ -132,7 +131,7 @@ class TableProgress:
 
     def _started(self, driver: Driver) -> None:
         self._rates = Rates(self._clock(), RATE_WINDOW_S)
-        again = f", epoch {driver.epoch + 1} is replayed" if driver.replays else ""
+        again = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
         self._say(f"{self._job.name}: generation {driver.generation}, after epoch {driver.epoch}{again}")
 
     def _trouble(self, error: JoineryError, pause: float) -> None:

@@ -16,7 +16,7 @@ from joinery_runtime.cli.state_sessions import Course
 from joinery_runtime.core.pipeline.spec import MARKS, SESSIONS
 from joinery_runtime.core.table.columns import EMITTED, FORCED, MARK, ROW, SEGMENT, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
-from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.store import JobRecord, StateReader
 from joinery_runtime.state.upgrade import read_live
 
 
@@ -47,7 +47,7 @@ class Census:
             yield f"  the first goes out when the watermark of {self.until_input} is above {time_text(self.until)}"
 
 
-def read_sessions(store: StateStore, record: JobRecord) -> tuple[JobRecord, pa.Table]:
+def read_sessions(store: StateReader, record: JobRecord) -> tuple[JobRecord, pa.Table]:
     """TS, EMITTED and FORCED of all rows that no later one has replaced, and the record that they are of: a driver may
     replace segments meanwhile."""
     newest = record

@@ -15,7 +15,7 @@ from joinery_runtime.core.table.columns import ROW, SEGMENT
 from joinery_runtime.core.table.segment import Run, SegmentMeta, decode, first_key
 from joinery_runtime.core.table.shards import HashRange
 from joinery_runtime.state import migrations
-from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.store import JobRecord, StateReader
 from joinery_runtime.state.upgrade import read_live
 
 Segments = Mapping[str, Run]
@@ -42,7 +42,7 @@ class Wanted:
         return np.arange(rows.start, rows.stop)
 
 
-def read_key(store: StateStore, record: JobRecord, wanted: Sequence[Wanted]) -> tuple[JobRecord, Segments]:
+def read_key(store: StateReader, record: JobRecord, wanted: Sequence[Wanted]) -> tuple[JobRecord, Segments]:
     """The segments that cover a key, with the record that they are of: a driver may replace some meanwhile."""
     newest = record
     found: dict[str, Run] = {}

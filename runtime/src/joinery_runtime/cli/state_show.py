@@ -26,7 +26,7 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job import Job, StreamJoin
 from joinery_runtime.job import SessionWindow as SessionWindowJob
 from joinery_runtime.sinks.encode import rows_to_json
-from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.store import JobRecord, StateReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Shown:
                 yield row.line()
 
 
-def show(job: Job, store: StateStore, texts: Sequence[str], step: int | None = None) -> Shown:
+def show(job: Job, store: StateReader, texts: Sequence[str], step: int | None = None) -> Shown:
     """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
     JoineryError naming what is wrong with them."""
     pipeline = compile_job(job)

@@ -15,7 +15,7 @@ from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import BEGIN_OF_TIME, LEFT, MARKS, SESSIONS, AsOf, Interval, Pipeline, Watermark
 from joinery_runtime.core.pipeline.times import Horizons
 from joinery_runtime.core.table.segment import SegmentMeta
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import StateSize
 from joinery_runtime.errors import LimitReached
 
 

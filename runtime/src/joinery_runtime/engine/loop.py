@@ -82,7 +82,7 @@ class _Run:
             if self._epoch(settle=settle):
                 self._polls.reset()
                 recoveries.reset()
-            elif self._planner.finished and not self._driver.pending:
+            elif self._planner.status.finished and not self._driver.pending:
                 return
             else:
                 self._wait()

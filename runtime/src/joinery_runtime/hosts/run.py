@@ -12,9 +12,9 @@ from pyspark import SparkContext
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, Parts
-from joinery_runtime.engine.identity import compare_with_state
+from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.job_state import compare_with_state
 from joinery_runtime.engine.loop import (
     RECOVER_FIRST_S,
     RECOVER_LAST_S,
@@ -155,13 +155,13 @@ class _JobRun:
                 stack.callback(source.close)
             idle = idle_clock(job)
             planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle)
-            planner.look(input_states(sources, self.store.record(job.name)))
+            planner.check_sources(input_states(sources, self.store.record(job.name)))
             output = _prepared(stack, sink_for(job, self._table_store), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
             dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
             build = WorkerBuilder(job, self._address, output.writer(), None if dead is None else dead.writer())
             host = SparkHost(self._spark(job), WorkerSetup(build.digest, build, len(pipeline.steps)), job.name)
-            parts = Parts(self.store, planner, host, output, dead)
+            parts = DriverParts(self.store, planner, host, output, dead)
             if stop.is_set():
                 return
             listener = self._listening(job.name, idle, settle=settle)

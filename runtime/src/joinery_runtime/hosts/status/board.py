@@ -15,9 +15,7 @@ from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Listener, Progress
 from joinery_runtime.engine.plan import InputState
-from joinery_runtime.engine.rates import Rates
-from joinery_runtime.engine.report import Totals
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import Rates, StateSize, Totals
 from joinery_runtime.errors import JoineryError, StoreUnavailable
 from joinery_runtime.hosts.status.pulse import Pulse
 from joinery_runtime.state.store import Savepoint
@@ -142,20 +140,20 @@ class Board:
         self._change(executors=executors)
 
     def _started(self, driver: Driver, *, ready: bool) -> None:
-        at = driver.committed_at_ms
+        state, at = driver.state, driver.state.committed_at_ms
         self._driver = driver
         with self._lock:
             self._rates = Rates(self._running(), RATE_WINDOW_S)
         self._change(
             ready=ready,
             generation=driver.generation,
-            epoch=driver.epoch,
+            epoch=state.epoch,
             committed_at=None if at is None else at / 1000,
-            inputs=dict(driver.inputs),
-            totals=driver.totals,
-            state=driver.state,
-            sides=driver.sides,
-            parts=driver.parts,
+            inputs=dict(state.inputs),
+            totals=state.totals,
+            state=state.size,
+            sides=state.sides,
+            parts=state.part_sizes,
             error=None,
         )
 
@@ -172,7 +170,7 @@ class Board:
             committed=self._known.committed + 1,
             own=self._known.own + own,
             committed_at=self.wall(),
-            inputs=dict(driver.inputs),
+            inputs=dict(driver.state.inputs),
             backlog=dict(report.backlog),
             totals=report.totals,
             state=StateSize(report.segments, report.state_rows, report.state_bytes),
@@ -183,7 +181,7 @@ class Board:
         )
 
     def _look(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
-        quiet = {name: _is_idle(state, idle.get(name, ())) for name, state in driver.inputs.items()}
+        quiet = {name: _is_idle(state, idle.get(name, ())) for name, state in driver.state.inputs.items()}
         self._change(backlog=dict(driver.backlog), idle=quiet, paused=dict(driver.paused))
 
     def _change(self, **changes: object) -> None:
