@@ -33,13 +33,13 @@ def _unheard(_: object) -> None:
 @dataclass(frozen=True, slots=True)
 class Listener:
     """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` with the seconds until the next
-    try when the store is away or partitions are, `turned` after each look for new records, and `noticed` with words
+    try when the store is away or partitions are, `polled` after each call of `Driver.plan`, and `noticed` with words
     about hot keys and inputs that are paused."""
 
     started: Callable[[Driver], None]
     committed: Callable[[Progress], None]
     trouble: Callable[[JoineryError, float], None]
-    turned: Callable[[Driver], None] = _unheard
+    polled: Callable[[Driver], None] = _unheard
     noticed: Callable[[str], None] = _unheard
 
 
@@ -94,7 +94,7 @@ class _Run:
         started = time.monotonic()
         try:
             plan = self._driver.plan()
-            self._turned()
+            self._polled()
             if plan is None:
                 return False
             outcome = self._driver.run(plan)
@@ -107,8 +107,8 @@ class _Run:
             self._listener.noticed(words)
         return True
 
-    def _turned(self) -> None:
-        self._listener.turned(self._driver)
+    def _polled(self) -> None:
+        self._listener.polled(self._driver)
         paused = self._driver.paused
         for name in sorted(paused.keys() - self._paused):
             self._listener.noticed(f"Input {name} is paused, no more of it is read for now: {paused[name]}")

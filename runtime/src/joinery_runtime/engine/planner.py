@@ -162,15 +162,15 @@ class Planner:
 
     # --- partitions that are shared out -------------------------------------------------------------------------------
 
-    def recreated(self, plan: EpochPlan, inputs: Inputs) -> frozenset[PartitionRef]:
-        """Partitions of the plan whose topic is no more the one that it was made for. Raises DataLoss for them, unless
-        the job allows it."""
+    def gone(self, plan: EpochPlan, inputs: Inputs) -> frozenset[PartitionRef]:
+        """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss for them,
+        unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
         found = [source.gone(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
         return frozenset().union(*found)
 
     def hold(self, partitions: Iterable[PartitionRef]) -> bool:
-        """Keeps these partitions until `release`; False if one is not ours (then none is kept)."""
+        """Holds these partitions until `release`; False if one is not ours (then none is held)."""
         held = all(source.hold(refs) for _, source, refs in self._by_source(partitions))
         if not held:
             self.release({})
@@ -249,7 +249,7 @@ def next_plan(
 ) -> tuple[EpochPlan | None, History]:
     """The plan that reads these ranges, None if it would do nothing; and what later plans need to know. Raises
     LimitReached where the state is over a limit and no plan can help: a checkpoint may, which merges segments and drops
-    rows of them that are not kept any more, and is tried once."""
+    rows of them that nothing needs any longer, and is tried once."""
     inputs, bounds = state.inputs, observed.bounds
     now = _times(inputs, observed.progress)
     horizons = state.horizons(now)

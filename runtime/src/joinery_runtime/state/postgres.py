@@ -339,7 +339,7 @@ def _batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
 
 
 class ReadOnlyStore(PostgresStore):
-    """A look at a job's state, for `record` and `read_segments`, that changes nothing: beside a driver of an earlier
+    """For `record` and `read_segments` only, and changes nothing: for use beside a driver of an earlier
     release, which could not start again after its schema was upgraded. What an upgrade would make of the record is
     found out and rolled back; the tables that hold segments are read as they are."""
 

@@ -117,15 +117,15 @@ class Board:
             self.trouble(error)
             listener.trouble(error, pause)
 
-        def turned(driver: Driver) -> None:
+        def polled(driver: Driver) -> None:
             self.pulse.beat()
             if looked.due():
                 self._look(driver, idle())
             if asked.due():
                 self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
-            listener.turned(driver)
+            listener.polled(driver)
 
-        return Listener(started, committed, trouble, turned, listener.noticed)
+        return Listener(started, committed, trouble, polled, listener.noticed)
 
     def trouble(self, error: JoineryError) -> None:
         """It is waited out. While the store is away, the job is not ready."""
