@@ -20,7 +20,7 @@ from joinery_runtime.core.compile import compile_job, compile_join
 from joinery_runtime.core.pipeline.spec import END_OF_TIME, SideSpec
 from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import Listener, Progress
+from joinery_runtime.engine.loop import JobListener, Progress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import PartitionsLost, StoreUnavailable
@@ -104,7 +104,7 @@ class Scene:
         self.savepoints: list[Savepoint] = []
         self.asked = 0
         self.heard: list[str] = []
-        behind = Listener(
+        behind = JobListener(
             lambda _: self.heard.append("started"),
             lambda _: self.heard.append("committed"),
             lambda *_: self.heard.append("trouble"),
@@ -277,7 +277,7 @@ def test_a_job_that_is_edited_is_not_ready_until_its_own_driver_has_recovered(sc
 
 
 def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scene: Scene) -> None:
-    behind = Listener(lambda _: None, lambda _: None, lambda *_: None)
+    behind = JobListener(lambda _: None, lambda _: None, lambda *_: None)
     settling = scene.board.beside(behind, idle=dict, savepoints=list, settle=True)
     settling.started(scene.driver)
     assert (scene.status.ready, scene.board.known.ready) == (False, False)

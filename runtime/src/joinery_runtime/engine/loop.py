@@ -31,7 +31,7 @@ def _unheard(_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class JobListener:
     """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` with the seconds until the next
     try when the store is away or partitions are, `polled` after each call of `Driver.plan`, and `noticed` with words
     about hot keys and inputs that are paused."""
@@ -47,7 +47,7 @@ MakeDriver = Callable[[], Driver]
 
 
 def run_until_stopped(
-    make_driver: MakeDriver, planner: Planner, stop: Event, listener: Listener, *, settle: bool = False
+    make_driver: MakeDriver, planner: Planner, stop: Event, listener: JobListener, *, settle: bool = False
 ) -> None:
     """Returns after the epoch during which `stop` was set, or when every input has ended; with `settle`, as soon as no
     plan is pending. A StoreUnavailable makes a new driver that recovers as after a crash, unless another process has
@@ -71,7 +71,7 @@ def run_until_stopped(
 class _Run:
     """One driver, from its recovery on."""
 
-    def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: Listener) -> None:
+    def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: JobListener) -> None:
         self._driver, self._planner, self._stop, self._listener = driver, planner, stop, listener
         self._polls = Backoff(POLL_FIRST_S, POLL_LAST_S)
         self._paused: frozenset[str] = frozenset()
