@@ -102,8 +102,9 @@ bench: setup ## throughput beside Spark's own joins and sessions and the raw rea
 	@$(BIN)/python bench/latency.py --out build/latency.json
 
 .PHONY: crds
-crds: setup ## write crds/ from the resource models, and deploy/ from the chart (tests fail while they differ)
+crds: setup ## write crds/ from the resource models, deploy/ from the chart, the operator's table (tests fail while they differ)
 	@$(BIN)/joinery crds --folder crds
+	@$(BIN)/python -c 'from joinery_operator.reconcile.rollout_table import rendered; print(rendered(), end="")' > docs/rollout-table.md
 	@PYTHONPATH=tests $(BIN)/python deploy/render.py --helm "$$($(BIN)/python -c 'from joinery_devkit.kubernetes.binaries import program; print(program("helm"))')"
 
 .PHONY: lock

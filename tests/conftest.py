@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
+from budget import examples
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.kubernetes.shared import cluster_services
@@ -23,8 +24,15 @@ from kubernetes_e2e.installation import OPERATOR, installed_operator
 pytest_plugins = ["joinery_devkit.kubernetes.fixtures", "joinery_devkit.time_limit"]
 
 # "ci" finds the same on every run; "dev" looks elsewhere each time. On a busy machine an example may be slow.
-settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("dev", deadline=None)
+# tests/budget.py says how many examples there are.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=examples(100),
+)
+settings.register_profile("dev", deadline=None, max_examples=examples(100))
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # With the newer group protocol the broker says how often members hear of a rebalance (5 s by default).

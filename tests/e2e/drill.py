@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from e2e.driver_process import Run
-from e2e.kill_harness import Log, kill_task_processes
+from e2e.kill_harness import Log
 
 POINTS = ("planned", "reading", "staged", "output-written", "before-commit", "after-commit")
 IN_TRANSACTIONS = ("transaction-begun", "transaction-sent", "transaction-committed")
@@ -78,9 +78,14 @@ class Drill:
         self.died.append(point)
 
     def kill_tasks(self, times: int, master: str = LOCAL) -> None:
-        """Executors and Python workers of a driver that goes on."""
-        run = self.start(5, master)
-        assert len(kill_task_processes(run, times, random.Random(7))) == times
+        """Executors, if there are any, and Python workers of a driver that goes on, in turn."""
+        run, choose = self.start(5, master), random.Random(7)
+        for number in range(times):
+            run.wait_for_more_epochs(3)
+            kinds = [each for each in (run.executors(), run.python_workers()) if each]
+            assert len(kinds) == (2 if master == CLUSTER else 1)
+            choose.choice(kinds[number % len(kinds)]).kill()
+        run.wait_for_more_epochs(2)
         self._check_replay(run)
 
     def _check_replay(self, run: Run) -> None:

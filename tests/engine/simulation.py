@@ -63,7 +63,8 @@ class World:
     worker_type: type[Worker] = Worker
     job_text: str = INNER
     pace_ms: float = 0.5  # event time from record to record
-    every_call = True  # whether each fault is tried at every call of a run
+    every_call = False  # whether each fault is tried at every call of a run, and a driver sleeps at each
+    pace_of_zombies = 6  # or at one call of so many
 
     def __init__(self, cache: Path, *, from_latest: bool = False) -> None:
         self.job = parsed(self.job_text)
@@ -176,7 +177,7 @@ class FullWorld(World):
     sink_type = NoTopic
     job_text = FULL
     pace_ms = 4
-    every_call = False
+    pace_of_zombies = 12
 
 
 class ChainWorld(World):
@@ -185,7 +186,7 @@ class ChainWorld(World):
     sink_type = NoTopic
     job_text = CHAIN
     pace_ms = 4
-    every_call = False
+    pace_of_zombies = 12
 
 
 class WindowWorld(FullWorld):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import Phase
 from hypothesis.stateful import run_state_machine_as_test
 
+from budget import found_with
 from engine.commit_protocol import CommitProtocol, profile
 from engine.sim_host import SimHost
 from engine.sim_run import small_world
@@ -124,7 +125,7 @@ def broken(world: type[World], mutant: type) -> type[World]:
 
 def any_mixture(world: type[World]) -> None:
     machine = type("BrokenProtocol", (CommitProtocol,), {"world_type": world})
-    run_state_machine_as_test(machine, settings=profile(40, 30, Phase.generate))
+    run_state_machine_as_test(found_with(0)(machine), settings=profile(40, 30, Phase.generate))
 
 
 @pytest.mark.parametrize(("mutant", "world", "why"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import Phase
 from hypothesis.stateful import run_state_machine_as_test
 
+from budget import found_with
 from engine.commit_protocol import CommitProtocol, profile
 from engine.sim_host import SimHost
 from engine.sim_kafka import GroupMark, Row, SimTopic
@@ -197,18 +198,19 @@ def test_a_broken_protocol_is_found(mutant: type, why: str) -> None:
     world = type("BrokenWorld", (World,), {"sink_type": NoTopic, part: mutant})
     machine = type("BrokenProtocol", (CommitProtocol,), {"world_type": world})
     with pytest.raises(AssertionError, match=why):
-        run_state_machine_as_test(machine, settings=profile(100, 30, Phase.generate))
+        run_state_machine_as_test(found_with(0)(machine), settings=profile(100, 30, Phase.generate))
 
 
 def test_attempts_of_one_name_are_found() -> None:
     """What only a task shows that runs a second time: each call is tried."""
     with pytest.raises(AssertionError, match=r"is not unique|other bytes"):
-        single_faults(type("BrokenWorld", (World,), {"sink_type": NoTopic, "host_type": OneName}))
+        single_faults(type("BrokenWorld", (World,), {"sink_type": NoTopic, "host_type": OneName, "every_call": True}))
 
 
 @pytest.mark.parametrize(("mutant", "why"), TOPIC_MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_broken_topic_is_found(mutant: type[SimTopic], why: str) -> None:
     """What only a zombie between two calls shows: each call is tried."""
-    world = type("BrokenWorld", (World,), {"sink_type": type("BrokenSink", (SimSink,), {"topic_type": mutant})})
+    sink = type("BrokenSink", (SimSink,), {"topic_type": mutant})
+    world = type("BrokenWorld", (World,), {"sink_type": sink, "every_call": True})
     with pytest.raises(AssertionError, match=why):
         zombies("idle", world)

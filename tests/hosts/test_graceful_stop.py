@@ -32,7 +32,9 @@ def unbounded(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> tu
     return job, path
 
 
-@pytest.mark.parametrize("how", ["SIGTERM to the driver", "Ctrl-C to everybody in the terminal"])
+@pytest.mark.parametrize(
+    "how", ["SIGTERM to the driver", pytest.param("Ctrl-C to everybody in the terminal", marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_job_in_order(
     unbounded: tuple[Job, Path], postgres_dsn: str, how: str, tmp_path: Path
 ) -> None:

@@ -116,11 +116,13 @@ def _go_build(go: str, target: str, packages: Sequence[str]) -> None:
     """`target` is a folder, where each program is named after the last part of its package."""
     major, minor, _ = KUBERNETES_VERSION.split(".")
     facts = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
-    flags = " ".join(["-s -w", *(f"-X {_STAMP}.{name}={value}" for name, value in facts.items())])
+    linked = " ".join(["-s -w", *(f"-X {_STAMP}.{name}={value}" for name, value in facts.items())])
+    # A compiler that makes no debug information and collects garbage seldom takes 40 % less time.
+    flags = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={linked}"]
     done = subprocess.run(
-        [go, "build", "-mod=readonly", "-trimpath", "-ldflags", flags, "-o", target, *packages],
+        [go, "build", *flags, "-o", target, *packages],
         cwd=MODULE,
-        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOWORK": "off"},
+        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOGC": "400", "GOWORK": "off"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

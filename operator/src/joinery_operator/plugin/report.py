@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from joinery_operator.plugin.jobs import Job
+from joinery_operator.plugin.kubectl import JobResource
 
 _BAD = {"Ready": "False", "Valid": "False", "StateCompatible": "False", "Degraded": "True"}
 
 
-def status_lines(job: Job) -> Iterator[str]:
+def status_lines(job: JobResource) -> Iterator[str]:
     status = job.status
     yield f"{job.resource['kind']} {job.name}: {status.get('phase', 'not seen by the operator yet')}"
     if status.get("observedGeneration") not in {None, job.resource["metadata"].get("generation")}:

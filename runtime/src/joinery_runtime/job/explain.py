@@ -180,7 +180,7 @@ def _store(job: Job) -> str:
     if store.postgres:
         where = f"Postgres, schema {store.postgres.schema_name}"
     else:
-        where = "memory" if store.memory else "embedded Postgres on this machine"
+        where = {"embedded": "embedded Postgres on this machine"}.get(store.kind, store.kind)
     return f"{where}; {job.spec.shards} shards; compacted every {format_duration(store.checkpoint_interval)}"
 
 

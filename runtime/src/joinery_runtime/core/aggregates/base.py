@@ -18,11 +18,14 @@ type is an error also where later rows would bring it back: what is in the state
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+
+from joinery_runtime.core.pipeline.spec import Aggregate
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +88,6 @@ class Accumulator(Protocol):
     def result(self, states: States) -> pa.Array:
         """What goes out for each state, of type `result_type`; NULL where no value was seen, but 0 for counts."""
         ...
+
+
+Make = Callable[[str, Aggregate], Accumulator]  # from the name of its columns and what the job asks for

@@ -1,0 +1,157 @@
+"""The table of a rollout: total, without overlap or dead rows, and rendered as it stands; and its rarer rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from joinery_operator.reconcile import rollout
+from joinery_operator.reconcile.rollout_table import (
+    DIMENSIONS,
+    STAGES,
+    TABLE,
+    Act,
+    Row,
+    Situation,
+    Stage,
+    rendered,
+    row_for,
+    situations,
+)
+from joinery_runtime.job.crd import Refusal, Rollout
+from operator_reconcile.cluster import Cluster, resource
+
+SITUATIONS = list(situations())
+REFUSING = {Act.REFUSE, Act.REFUSE_AND_ROLL_BACK}
+# Acts that begin a stage; the others stay in theirs or end the rollout.
+ENTERS = {
+    Act.BEGIN: Stage.CHECKING,
+    Act.STOP: Stage.STOPPING,
+    Act.START: Stage.STARTING,
+    Act.ROLL_BACK: Stage.ROLLING_BACK,
+    Act.REFUSE_AND_ROLL_BACK: Stage.ROLLING_BACK,
+}
+STAYS = {Act.WAIT, Act.REPORT, Act.RESTART_CLOCK}
+
+
+def test_there_are_situations_of_every_stage_and_value() -> None:
+    assert len(SITUATIONS) == len(set(SITUATIONS)) > 150
+    assert {each.stage for each in SITUATIONS} == set(Stage) == set(STAGES)
+    for name, kind in DIMENSIONS.items():
+        assert {getattr(each, name) for each in SITUATIONS} - {None} == set(kind), name
+    assert {stage.value for stage in Stage} - {"Stable"} == set(get_args(Rollout.model_fields["stage"].annotation))
+
+
+def test_every_situation_has_exactly_one_row() -> None:
+    for situation in SITUATIONS:
+        rows = [row for row in TABLE if row.matches(situation)]
+        assert len(rows) == 1, (situation, rows)
+        assert row_for(situation) is rows[0]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[f"{i}-{row.stage.value}-{row.act.name}" for i, row in enumerate(TABLE)])
+def test_every_row_is_of_use_and_consistent(row: Row) -> None:
+    assert any(row.matches(situation) for situation in SITUATIONS)
+    assert set(row.when) <= set(STAGES[row.stage].dimensions)
+    assert all(values < set(DIMENSIONS[name]) for name, values in row.when.items()), "a condition that always holds"
+    assert (row.refused is not None) == (row.act in REFUSING)
+    assert row.refused is None or row.refused in get_args(Refusal.model_fields["reason"].annotation)
+    assert row.to is (row.stage if row.act in STAYS else ENTERS.get(row.act, Stage.STABLE))
+    assert row.act is not Act.DROP or row.stage is not Stage.STABLE, "would go round for ever"
+
+
+def test_every_act_can_be_carried_out() -> None:
+    assert set(rollout._ACTS) == {row.act for row in TABLE} == set(Act)
+
+
+def test_the_rendering_is_in_the_docs() -> None:
+    there = (Path(__file__).parents[3] / "docs" / "rollout-table.md").read_text()
+    assert there == rendered(), "run `make crds`"
+    assert sum(line.startswith(tuple(f"| `{stage.value}` | " for stage in Stage)) for line in there.splitlines()) == (
+        len(TABLE) + len(STAGES)
+    )
+
+
+# What is observed is one of the situations, and the rows that the courses of test_rollout.py do not take
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Stage, Act]]:
+    """The rows that a reconcile took."""
+    found: list[tuple[Stage, Act]] = []
+
+    def noted(situation: Situation) -> Row:
+        assert situation in SITUATIONS
+        row = row_for(situation)
+        found.append((row.stage, row.act))
+        return row
+
+    monkeypatch.setattr(rollout, "row_for", noted)
+    return found
+
+
+@pytest.fixture
+def cluster(taken: list[tuple[Stage, Act]]) -> Cluster:
+    """A job that has run for a while and is changed: its check runs."""
+    cluster = Cluster(resource())
+    name = cluster.started(1)
+    cluster.commit(name)
+    cluster.tell(name)
+    cluster.edit(shards=8)
+    cluster.step()
+    cluster.run(check(cluster))
+    taken.clear()
+    return cluster
+
+
+def check(cluster: Cluster) -> str:
+    return next(name for name in cluster.pods if "-check-" in name)
+
+
+def starting(cluster: Cluster, taken: list[Any]) -> None:
+    """No pod of the new revision can be created: an admission refuses it before its attempt is written."""
+    cluster.check_result(check(cluster), fits=True)
+    cluster.step()
+    cluster.stopped("orders-driver-1")
+    # Written by an operator that died before it wrote the attempt.
+    cluster.step()
+    assert cluster.resource is not None
+    cluster.resource["status"]["driver"] = {**cluster.resource["status"]["driver"], "number": 1, "outcome": "Stopped"}
+    del cluster.resource["status"]["driver"]["migrate"]
+    cluster.pods.clear()
+    # A driver of an earlier resource is still there, so that no attempt begins.
+    pod = {"metadata": {"name": "orders-driver-7", "uid": "u", "creationTimestamp": "2026-11-21T10:00:00Z"}}
+    cluster.orphaned_drivers = {"orders-driver-7": {**pod, "status": {"phase": "Running"}}}
+    taken.clear()
+
+
+def test_a_check_that_ends_as_incompatible_refuses_the_revision(cluster: Cluster, taken: list[Any]) -> None:
+    ending = {"outcome": "failed", "kind": "IncompatibleState", "error": "written by a newer release", "retry": False}
+    cluster.end(check(cluster), ending)
+    cluster.step()
+    assert taken == [(Stage.CHECKING, Act.REFUSE)]
+    refused = cluster.status.refused
+    assert refused is not None
+    assert (refused.reason, refused.message) == (
+        "IncompatibleState",
+        "the check pod failed: written by a newer release",
+    )
+
+
+def test_before_the_first_new_driver_another_job_drops_the_rollout(cluster: Cluster, taken: list[Any]) -> None:
+    starting(cluster, taken)
+    cluster.edit(shards=9)
+    cluster.step()
+    assert taken == [(Stage.STARTING, Act.DROP), (Stage.STABLE, Act.BEGIN)]
+    assert cluster.status.refused is None
+
+
+def test_without_a_new_driver_the_deadline_refuses_and_restores_nothing(cluster: Cluster, taken: list[Any]) -> None:
+    starting(cluster, taken)
+    cluster.pass_time(301)
+    cluster.step()
+    assert taken == [(Stage.STARTING, Act.REFUSE)]
+    assert cluster.status.refused is not None
+    assert (cluster.status.rollout, cluster.status.refused.reason) == (None, "DeadlineExceeded")
