@@ -259,7 +259,9 @@ class Driver:
         self.state, self._recheck, self._gone = after, False, frozenset()
         heat = self._hottest.learn(plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()})
         if plan.checkpoint:
-            self._sweep()
+            # Commits only retire segments: unswept, they would fill the store of a job that runs for weeks.
+            with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
+                self._parts.store.sweep(self._identity.name, self.generation)
         return epoch_report(plan, outcome, parts=sizes, totals=after.totals, heat=heat, backlog=planner.status.backlog)
 
     def _epoch_commit(
@@ -316,11 +318,6 @@ class Driver:
             raise
         except SourceError:
             return self._gone  # the broker does not answer any more; this epoch's work is done
-
-    def _sweep(self) -> None:
-        """Replaced and expired segments would fill the store of a job that runs for weeks: commits only retire them."""
-        with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
-            self._parts.store.sweep(self._identity.name, self.generation)
 
 
 def _takeover(

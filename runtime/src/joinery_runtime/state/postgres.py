@@ -166,7 +166,11 @@ class PostgresStore:
         with self._connection.session() as connection:
             facts = decisions.check_owner(self._facts(connection, job), job, generation)
             garbage = self._segments.garbage(connection, facts)
-        return sum(self._remove(job, batch) for batch in _batches(garbage, SWEEP_BATCH))
+        removed = 0
+        for batch in _batches(garbage, SWEEP_BATCH):
+            with self._connection.session() as connection:  # one at a time, so that others get in between
+                removed += self._segments.remove(connection, job, batch)
+        return removed
 
     def create_savepoint(self, job: str, name: str) -> Savepoint:
         with self._connection.transaction() as connection:
@@ -296,10 +300,6 @@ class PostgresStore:
         self._sql.run(
             connection, statements.SET_OFFSETS, job, sources=sources, values=values, version=CURRENT_STATE_VERSION
         )
-
-    def _remove(self, job: str, keys: list[bytes]) -> int:
-        with self._connection.session() as connection:
-            return self._segments.remove(connection, job, keys)
 
     def _savepoints(self, connection: Connection, job: str) -> dict[str, Savepoint]:
         return {row[0]: Savepoint(*row) for row in self._sql.run(connection, statements.SAVEPOINTS, job)}
