@@ -36,11 +36,12 @@ $(STAMP): requirements/dev.txt requirements/uv.txt $(PROJECTS:%=%/pyproject.toml
 	@touch $@
 
 .PHONY: lint
-lint: setup ## style, format, types, import contracts
+lint: setup ## style, format, types, import contracts, and that only its modules name a kind
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m joinery_devkit.kind_names
 
 .PHONY: format
 format: setup ## let ruff fix and format every file

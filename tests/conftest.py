@@ -84,7 +84,15 @@ def postgres_dsn(worker_id: str) -> str:
 
 # --- order ------------------------------------------------------------------------------------------------------------
 
+# Files of a minute and more, by how long they take.
+LONGEST = (
+    "test_kill.py", "test_fencing.py", "test_against_spark.py", "test_kill_table.py", "test_kill_sessions.py",
+    "test_reruns.py", "test_demo.py", "test_kafka_brokers.py", "test_status_live.py", "test_examples.py",
+    "test_spark_traces.py", "test_bad_input.py",
+)  # fmt: skip
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that no worker is still at them when the others are done."""
-    items.sort(key=lambda item: not item.path.name.startswith("test_kill"))
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.pipeline.prepare import prepare
-from joinery_runtime.core.pipeline.spec import part_name
+from joinery_runtime.core.pipeline.sides import part_name
 from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
 from joinery_runtime.engine.assembly import identity

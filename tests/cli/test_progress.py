@@ -13,7 +13,7 @@ from rich.live import Live
 from cli.session_jobs import session_job
 from job.resources import job
 from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time
-from joinery_runtime.core.pipeline.spec import END_OF_TIME
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Progress
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals

@@ -17,8 +17,8 @@ import pyarrow as pa
 from core.cases import Case, Epoch
 from joinery_devkit.oracle import EpochExpectation, Row, WatermarkOracle, differences
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
-from joinery_runtime.core.table.schema import arrow_schema
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.plan import EpochPlan

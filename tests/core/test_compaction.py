@@ -17,8 +17,8 @@ from joinery_runtime.core.table.compaction import (
     choose,
     pieces,
 )
+from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
 from joinery_runtime.core.table.segment import STATE_VERSION, SegmentMeta
-from joinery_runtime.core.table.shards import HASH_SPACE, HashRange, shard_range
 
 EVERYTHING = shard_range(0, 1)
 

@@ -11,7 +11,7 @@ import pytest
 
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import parse_job
-from joinery_runtime.job.wording import linked
+from joinery_runtime.job.model.wording import linked
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "semantics.md").read_text()

@@ -20,7 +20,7 @@ from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
 from engine.sim_topics import Inputs, PlainDecoder, Topic
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.table.schema import arrow_schema
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.job_state import JobIdentity

@@ -16,7 +16,7 @@ from engine.sim_host import SimHost
 from engine.sim_run import small_world
 from engine.simulation import AggregateWorld, ChainWorld, FullWorld, World
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.spec import MARKS
+from joinery_runtime.core.pipeline.sides import MARKS
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine import step_task

@@ -15,8 +15,11 @@ from engine import sim_kafka
 from engine.sim_jobs import CHAIN, INNER, parsed
 from engine.simulation import World
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.pipeline.spec import END_OF_TIME, AsOf, Pipeline, TumblingWindow
+from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.limits import Cap, Pauses, Reading, StateLimits, refuse_growth
@@ -262,8 +265,8 @@ def reading(*unread: str, idle: str = "", ended: str = "", marks: Mapping[str, i
     return Reading(unread, idle.split(), ended.split(), marks)
 
 
-def of_rule(rule: Any) -> Pipeline:
-    return replace(ONE, steps=(replace(ONE.last, rule=rule),))
+def of_kind(kind: Any) -> Pipeline:
+    return replace(ONE, steps=(replace(ONE.last, kind=kind),))
 
 
 def test_the_other_side_of_an_interval_lets_rows_go() -> None:
@@ -276,7 +279,7 @@ def test_the_other_side_of_an_interval_lets_rows_go() -> None:
 
 
 def test_of_a_window_the_slowest_side_lets_rows_go() -> None:
-    windows = of_rule(TumblingWindow(10, 10))
+    windows = of_kind(WindowJoin(10, 10))
     paused = full("left", pipeline=windows)
     assert paused.stuck(reading("orders", marks={"orders": 100, "payments": 50})) is None
     assert paused.stuck(reading("orders", marks={"orders": 100, "payments": None})) is None
@@ -286,7 +289,7 @@ def test_of_a_window_the_slowest_side_lets_rows_go() -> None:
 
 def test_of_an_as_of_step_only_what_is_read_of_the_side_itself_lets_rows_go() -> None:
     for part, name in (("left", "orders"), ("right", "payments")):
-        assert full(part, pipeline=of_rule(AsOf(100, 10))).stuck(reading(name)) is not None
+        assert full(part, pipeline=of_kind(AsOfJoin(100, 10))).stuck(reading(name)) is not None
 
 
 def test_a_pause_ends_after_another_one() -> None:

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from engine.sim_jobs import FULL, parsed
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.pipeline.spec import LEFT, Pipeline, SideSpec
+from joinery_runtime.core.pipeline.sides import LEFT, SideSpec
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.table.columns import ENGINE_FIELDS, MARK
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode

@@ -15,7 +15,7 @@ from engine import sim_kafka
 from engine.sim_store import SimStore
 from engine.simulation import World
 from joinery_devkit.oracle import Oracle, Row
-from joinery_runtime.core.pipeline.spec import END_OF_TIME
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.job_state import HORIZONS
 from joinery_runtime.state.store import EpochCommit, Json

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_runtime.core.pipeline.spec import END_OF_TIME, Pipeline
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.pipeline.times import InputTime
-from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress, InputTime
 from joinery_runtime.engine.job_state import HORIZONS, JobState, stored_floors
 from joinery_runtime.engine.plan import (
     FORMAT,

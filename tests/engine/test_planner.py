@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.core.pipeline.spec import END_OF_TIME, Pipeline
-from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import PartitionRead

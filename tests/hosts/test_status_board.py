@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli.session_jobs import session_job
 from job.resources import job
 from joinery_runtime.core.compile import compile_job, compile_join
-from joinery_runtime.core.pipeline.spec import END_OF_TIME, SideSpec
-from joinery_runtime.core.pipeline.watermark import InputProgress
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Listener, Progress
 from joinery_runtime.engine.plan import InputState

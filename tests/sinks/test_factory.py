@@ -9,7 +9,7 @@ import pytest
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job import SessionWindow, StreamJoin
-from joinery_runtime.job.outputs import DeadLetter, Output
+from joinery_runtime.job.model.outputs import DeadLetter, Output
 from joinery_runtime.sinks import dead_letter_sink, sink_for
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink

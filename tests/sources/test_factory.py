@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.core.table.schema import arrow_schema
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
 from joinery_runtime.sources import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from joinery_runtime.job.crd import KINDS
-from joinery_runtime.job.resource import API_VERSION
+from joinery_runtime.job.model.resource import API_VERSION
 
 
 @dataclass(frozen=True, slots=True)

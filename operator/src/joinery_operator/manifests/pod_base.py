@@ -16,7 +16,7 @@ from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.observed import Manifest
 from joinery_operator.revision import ManifestError, PodTemplates
 from joinery_operator.settings import Settings
-from joinery_runtime.job.pods import Driver, SparkSpec, TemplateRef
+from joinery_runtime.job.model.pods import Driver, SparkSpec, TemplateRef
 
 USER = 185
 """The images' user, and the group that mounted files belong to."""

@@ -32,7 +32,7 @@ from joinery_operator.names import ChildNames, Role, digest_of, labels, owner_re
 from joinery_operator.observed import Manifest
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import ENDING_FILE
-from joinery_runtime.job.secrets import SecretRef
+from joinery_runtime.job.model.secrets import SecretRef
 
 MAIN_CONTAINER = "joinery"
 """In every pod that the operator makes; a pod template's container of this name is merged with it."""

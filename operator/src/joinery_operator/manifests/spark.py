@@ -26,7 +26,7 @@ from joinery_operator.manifests.pod_base import (
 from joinery_operator.names import ATTEMPT_LABEL, ChildNames, labels
 from joinery_operator.observed import Manifest
 from joinery_operator.revision import JobRevision, ManifestError
-from joinery_runtime.job.pods import SparkSpec
+from joinery_runtime.job.model.pods import SparkSpec
 
 # Request and limit of memory are the same, so that nothing is killed for what others use.
 # What a JVM needs beside its heap: Spark's own rule for JVM jobs.

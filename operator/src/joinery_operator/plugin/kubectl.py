@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from joinery_operator.names import ChildNames
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.job.crd import KINDS
-from joinery_runtime.job.resource import API_VERSION
-from joinery_runtime.job.wording import listed
+from joinery_runtime.job.model.resource import API_VERSION
+from joinery_runtime.job.model.wording import listed
 
 
 class KubectlFailed(JoineryError):

@@ -17,7 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from joinery_runtime.core.pipeline.spec import END_OF_TIME, LEFT, RIGHT, SIDES, Watermark, part_name
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import Listener, Progress
 from joinery_runtime.engine.report import EpochReport, Rates

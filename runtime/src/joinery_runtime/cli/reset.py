@@ -9,7 +9,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from joinery_runtime.cli.reset_target import Change, Extent, OnBroker, Reset, Target, ToTime, plan_reset
 from joinery_runtime.cli.state import durable, known
-from joinery_runtime.core.pipeline.spec import END_OF_TIME
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.kinds.rows import Selection, gather
-from joinery_runtime.core.pipeline.spec import LEFT, StepSpec
+from joinery_runtime.core.pipeline.sides import LEFT
+from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import KeptRun
 
 TOP = 10

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.spec import Pipeline, SideSpec, Watermark
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.pipeline.times import Floors, Times
-from joinery_runtime.core.pipeline.watermark import InputClock
+from joinery_runtime.core.pipeline.times import Floors
+from joinery_runtime.core.pipeline.watermark import InputClock, Times, Watermark
+from joinery_runtime.core.table.keyhash import shard_range
 from joinery_runtime.core.table.segment import SegmentMeta, first_key
-from joinery_runtime.core.table.shards import shard_range
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import FORMAT, EpochPlan, InputState, check_format, input_states, partition_id
 from joinery_runtime.engine.protocol import Action, next_action

@@ -12,10 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from joinery_runtime.core.pipeline.spec import Watermark
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.pipeline.times import InputTime
-from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress
+from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, Watermark
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import Known, PartitionRef, Range
 from joinery_runtime.state.store import JobRecord

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from joinery_runtime.core.pipeline.times import InputTime
-from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, advance, all_idle
+from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, advance, all_idle
 from joinery_runtime.engine.alignment import Backlog, Densities, allocate
 from joinery_runtime.engine.idleness import Idleness
 from joinery_runtime.engine.job_state import JobState

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from joinery_runtime.core.pipeline.spec import MARKS, Watermark
+from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import Heat, KeyRows
 from joinery_runtime.engine.messages import EpochOutcome

@@ -15,7 +15,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.prepare import cut_by_shard, prepare, prepare_joined
-from joinery_runtime.core.pipeline.spec import LEFT, Pipeline, Placement, SessionGap, SessionWindow, StepSpec
+from joinery_runtime.core.pipeline.sides import LEFT, Placement
+from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import StepResult
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
@@ -293,7 +294,7 @@ def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCo
 
 def _left(step: StepSpec, result: StepResult) -> dict[str, int]:
     """Rows of sessions that are marked have gone; other marks say something about rows that stay."""
-    if not isinstance(step.rule, SessionGap | SessionWindow):
+    if not step.kind.marked_rows_leave:
         return {}
     return {segment: len(rows) for marks in result.marks for segment, rows in marks.items()}
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.pipeline.times import InputTime, watermarks_out
+from joinery_runtime.core.pipeline.times import watermarks_out
+from joinery_runtime.core.pipeline.watermark import InputTime
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner

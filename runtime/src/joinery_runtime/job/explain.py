@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from joinery_runtime.job.duration import format_duration
-from joinery_runtime.job.explain_sessions import session_plan, session_warnings
-from joinery_runtime.job.explain_steps import SidePlan, StepPlan, step_plans
-from joinery_runtime.job.inputs import AtTimestamp, Input, KafkaInput
-from joinery_runtime.job.outputs import DeadLetter, Output
-from joinery_runtime.job.resource import Job
-from joinery_runtime.job.row_sizes import RATE, assumed_columns
-from joinery_runtime.job.session_window import SessionWindow
-from joinery_runtime.job.sessions import RETRACTED
-from joinery_runtime.job.stream_join import StreamJoin
-from joinery_runtime.job.wording import listed
+from joinery_runtime.job.join.explain import SidePlan, StepPlan, step_plans
+from joinery_runtime.job.join.row_sizes import RATE, assumed_columns
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.inputs import AtTimestamp, Input, KafkaInput
+from joinery_runtime.job.model.outputs import DeadLetter, Output
+from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.wording import listed
 
 # Seed 003: ten million keys of about 200 bytes, "~2 GB resident", is where a warning is due.
 LARGE_STATE_BYTES = 2 * 1024**3
@@ -142,7 +141,7 @@ def _watermark(side: Input) -> str:
 def _output(job: Job) -> str:
     output = job.spec.output
     # In a table a retraction is no row.
-    hidden = {RETRACTED} if isinstance(job, SessionWindow) and output.postgres else set()
+    hidden = {job.retracted} if output.postgres else set()
     columns = ", ".join(column.name for column in job.output_columns if column.name not in hidden)
     if output.kafka:
         where = f"Kafka topic {output.kafka.topic}, {_into_kafka(job)}"

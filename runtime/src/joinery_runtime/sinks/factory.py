@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.job import Job, SessionWindow
-from joinery_runtime.job.outputs import DeadLetter, DeadLetterKafka, FileOutput, KafkaOutput, Output, PostgresOutput
-from joinery_runtime.job.sessions import RETRACTED
+from joinery_runtime.job import Job
+from joinery_runtime.job.model.outputs import (
+    DeadLetter,
+    DeadLetterKafka,
+    FileOutput,
+    KafkaOutput,
+    Output,
+    PostgresOutput,
+)
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
@@ -33,7 +39,7 @@ def sink_for(job: Job, store: StoreAddress | None) -> Sink:
             target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties)
             return _kafka(job, target, PartNames(job.name))
         case Output(postgres=PostgresOutput() as postgres):
-            return _postgres(TargetTable(postgres.table, job.upsert_key, _retracted(job)), job, store)
+            return _postgres(TargetTable(postgres.table, job.upsert_key, job.retracted), job, store)
         case Output(file=FileOutput() as file):
             return FileSink(file.path)
         case unknown:
@@ -48,11 +54,6 @@ def _postgres(table: TargetTable, job: Job, store: StoreAddress | None) -> Sink:
             todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
         )
     return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
-
-
-def _retracted(job: Job) -> str | None:
-    """The output's column that says whether a row takes back the one with its key."""
-    return RETRACTED if isinstance(job, SessionWindow) and job.spec.emit_retractions else None
 
 
 def dead_letter_sink(job: Job) -> Sink | None:

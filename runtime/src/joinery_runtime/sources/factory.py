@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from joinery_runtime.core.table.schema import arrow_schema
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import SourceError
-from joinery_runtime.job.inputs import FileInput, Input, KafkaInput, Table
+from joinery_runtime.job.model.inputs import FileInput, Input, KafkaInput, Table
 from joinery_runtime.sources.base import SourcePlanner, SourceReader
 from joinery_runtime.sources.csv_decoder import CsvDecoder
 from joinery_runtime.sources.files import FilePlanner, FileReader, csv_header

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates.base import Accumulator, GroupError, Groups, Make, States
+from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
 from joinery_runtime.core.aggregates.counts import Count
 from joinery_runtime.core.aggregates.sums import TODO, DoubleSum, WholeSum
 from joinery_runtime.core.aggregates.wide import Wide
-from joinery_runtime.core.pipeline.spec import Aggregate
 
 _EXACT = 2**53  # whole numbers up to it are doubles
 
@@ -109,7 +108,7 @@ def _divisors(sums: pa.Array, counts: pa.Array) -> pa.Array:
     return pc.if_else(sums.is_valid(), counts, None)
 
 
-def _of_type(name: str, of: Aggregate) -> Accumulator:
+def _of_type(name: str, of: AggregateCall) -> Accumulator:
     kind: pa.DataType = of.type
     if pa.types.is_floating(kind):
         return of_doubles(name)

@@ -25,7 +25,17 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.spec import Aggregate
+
+@dataclass(frozen=True, slots=True)
+class AggregateCall:
+    """One aggregate of a session (S7): `function` of `column` of type `type` (None: it counts rows), in the output as
+    `name`. `limit`: `count_distinct` is exact up to so many values; None: it is a sketch."""
+
+    function: str
+    name: str
+    column: str = ""
+    type: pa.DataType | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +100,4 @@ class Accumulator(Protocol):
         ...
 
 
-Make = Callable[[str, Aggregate], Accumulator]  # from the name of its columns and what the job asks for
+Make = Callable[[str, AggregateCall], Accumulator]  # from the name of its columns and what the job asks for

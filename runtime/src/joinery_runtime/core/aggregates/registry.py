@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from joinery_runtime.core.aggregates import averages, counts, ends, extremes, sketch, sums
-from joinery_runtime.core.aggregates.base import Accumulator, Make
-from joinery_runtime.core.pipeline.spec import Aggregate
+from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, Make
 
 _MADE: dict[str, Make] = {
     **counts.FUNCTIONS,
@@ -16,6 +15,6 @@ _MADE: dict[str, Make] = {
 }
 
 
-def accumulator(of: Aggregate) -> Accumulator:
+def accumulator(of: AggregateCall) -> Accumulator:
     """Raises KeyError for a function that there is not."""
     return _MADE[of.function](f"${of.function}({of.column})", of)

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import compensated, wide
-from joinery_runtime.core.aggregates.base import Accumulator, GroupError, Groups, Make, States
+from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
 from joinery_runtime.core.aggregates.present import Present
-from joinery_runtime.core.pipeline.spec import Aggregate
 
 _STUCK = (
     "What is planned runs as it was planned: give it up with `joinery state reset --drop-planned`, or start anew with "
@@ -91,7 +90,7 @@ class DoubleSum:
         return present.spread(pa.array(sums)), present.spread(pa.array(left))
 
 
-def _sum(name: str, of: Aggregate) -> Accumulator:
+def _sum(name: str, of: AggregateCall) -> Accumulator:
     kind: pa.DataType = of.type
     if pa.types.is_floating(kind):
         return DoubleSum(name)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pyarrow as pa
 
+from joinery_runtime.core import kinds
 from joinery_runtime.core.compile.sessions import compile_session
+from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
     Expression,
@@ -17,24 +22,9 @@ from joinery_runtime.core.pipeline.expression import (
     parse_expression,
     type_of,
 )
-from joinery_runtime.core.pipeline.spec import (
-    LEFT,
-    RIGHT,
-    AsOf,
-    InputSpec,
-    Intake,
-    Interval,
-    OutputColumn,
-    Pipeline,
-    Placement,
-    Rule,
-    SessionGap,
-    SideSpec,
-    StepSpec,
-    TumblingWindow,
-    part_name,
-)
-from joinery_runtime.core.table.schema import arrow_schema
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
+from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
 
@@ -83,6 +73,7 @@ class _Step:
 
     number: int
     step: JoinStep
+    kind: Join
     left: tuple[str, ...]
     keys: tuple[tuple[ColumnRef, ColumnRef], ...]
     predicates: tuple[Expression | None, Expression | None]
@@ -96,7 +87,7 @@ class _Step:
 
     @property
     def left_time(self) -> str:
-        return self.step.interval.of if self.step.interval is not None else self.left[0]
+        return self.step.matching.counted_from or self.left[0]
 
 
 class _Compiler:
@@ -118,21 +109,22 @@ class _Compiler:
     def _take_apart(self, number: int, step: JoinStep) -> _Step:
         left = tuple(self._job.left_inputs(number))
         keys = tuple((_ref(pair.left), _ref(pair.right)) for pair in self._job.keys_of(step))
+        kind = _kind(step, len(self._job.joins) == 1)
         parts = conjuncts(self._predicate(number, step.where)) if step.where else []
         of_side: tuple[list[Expression], list[Expression]] = ([], [])
         rest: list[Expression] = []
         for part in parts:
-            side = _decided_by(part, left, step)
+            side = _decided_by(part, left, step, kind)
             (rest if side is None else of_side[side]).append(part)
         return _Step(
-            number, step, left, keys, (conjunction(of_side[LEFT]), conjunction(of_side[RIGHT])), conjunction(rest)
+            number, step, kind, left, keys, (conjunction(of_side[LEFT]), conjunction(of_side[RIGHT])), conjunction(rest)
         )
 
     def _compile(self, of: _Step) -> StepSpec:
         return StepSpec(
             number=of.number,
             sides=(self._side(of, LEFT), self._side(of, RIGHT)),
-            rule=_rule(of.step, lenient=len(self._steps) == 1 and of.step.type == "inner"),
+            kind=of.kind,
             residual=of.residual,
             output=tuple(self._output_columns(of)),
         )
@@ -146,7 +138,7 @@ class _Compiler:
             inputs=inputs,
             time=time,
             intake=self._intake(of, side, inputs, time, preserved=preserved),
-            marks=of.step.window.session is not None if of.step.window else preserved and of.step.as_of is None,
+            marks=of.kind.marks_rows(preserved=preserved),
         )
 
     def _intake(self, of: _Step, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
@@ -165,7 +157,7 @@ class _Compiler:
             stored=tuple(name for name in schema.names if name in names),
             predicate=of.predicates[side],
             preserved=preserved,
-            table=of.step.as_of is not None and side == RIGHT,
+            table=of.kind.right_is_table and side == RIGHT,
             placement=_placement(of.step, inputs),
             chained=chained,
         )
@@ -248,13 +240,13 @@ def _ref(reference: Reference) -> ColumnRef:
     return ColumnRef(reference.input, reference.column)
 
 
-def _decided_by(part: Expression, left: tuple[str, ...], step: JoinStep) -> int | None:
+def _decided_by(part: Expression, left: tuple[str, ...], step: JoinStep, kind: Join) -> int | None:
     """The side that alone decides a predicate: what it refuses is never kept (J4). A table's rows must all be kept: a
     version that is refused is no older version."""
     inputs = {ref.input for ref in part.columns}
     if inputs and inputs <= set(left):
         return LEFT
-    return RIGHT if inputs == {step.right} and step.as_of is None else None
+    return RIGHT if inputs == {step.right} and not kind.right_is_table else None
 
 
 def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
@@ -263,17 +255,18 @@ def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
     return Placement.EVERYWHERE if step.broadcast in inputs else Placement.SPREAD
 
 
-def _rule(step: JoinStep, *, lenient: bool) -> Rule:
-    late = step.allowed_lateness
-    if step.interval is not None:
-        return Interval(step.interval.lower, step.interval.upper, late, step.late_data == "drop", lenient)
-    if step.as_of is not None:
-        return AsOf(step.as_of.history_retention, step.as_of.grace)
-    window = step.window
-    assert window is not None, "a step has an interval, a window or an asOf"
-    if window.session is not None:
-        return SessionGap(window.session.gap, late)
-    if window.hopping is not None:
-        return TumblingWindow(window.hopping.size, window.hopping.slide, late)
-    assert window.tumbling is not None, "a window is tumbling, hopping or session"
-    return TumblingWindow(window.tumbling, window.tumbling, late)
+def _kind(step: JoinStep, only: bool) -> Join:
+    return next(kind for kind in join_kinds() if isinstance(step.matching, kind.written_as)).of(step, only)
+
+
+@cache
+def join_kinds() -> tuple[type[Join], ...]:
+    """Those of every module of `core.kinds`: to have a module there is enough."""
+    modules = [import_module(f"{kinds.__name__}.{found.name}") for found in iter_modules(kinds.__path__)]
+    return tuple(
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Join) and value is not Join
+        if value.__module__ == module.__name__
+    )

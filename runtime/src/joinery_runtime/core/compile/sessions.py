@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates import accumulator
-from joinery_runtime.core.kinds.session.state import state_schema
-from joinery_runtime.core.pipeline import spec
+from joinery_runtime.core.aggregates import AggregateCall, accumulator
+from joinery_runtime.core.kinds.session.change import state_schema
+from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression, type_of
-from joinery_runtime.core.pipeline.spec import SESSIONS, InputSpec, Intake, OutputColumn, Pipeline, SideSpec, StepSpec
-from joinery_runtime.core.table.schema import arrow_schema, type_name
+from joinery_runtime.core.pipeline.sides import SESSIONS, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
+from joinery_runtime.core.table.columns import arrow_schema, type_name
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, SessionWindow
-from joinery_runtime.job.sessions import RETRACTED, SESSION_COLUMNS, takes, takes_text
+from joinery_runtime.job.kinds.session.sessions import RETRACTED, SESSION_COLUMNS, takes, takes_text
 
 SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()), strict=True))
 
@@ -23,7 +24,7 @@ def compile_session(job: SessionWindow) -> Pipeline:
     """Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL, when an expression does not fit the
     input, and `spec.aggregates[n].column`, when an aggregate does not take what one gives."""
     of = _Compiler(job)
-    step = StepSpec(0, (of.side(),), of.rule(), None, tuple(of.output()))
+    step = StepSpec(0, (of.side(),), of.kind(), None, tuple(of.output()))
     return Pipeline((InputSpec(job.spec.input.name, 0, 0),), (step,))
 
 
@@ -42,9 +43,9 @@ class _Compiler:
         self._schema = pa.schema([*self._declared, *(pa.field(c.name, c.type) for c in self._computed)])
         self._aggregates = tuple(self._aggregate(n, of) for n, of in enumerate(self._sessions.aggregates))
 
-    def rule(self) -> spec.SessionWindow:
+    def kind(self) -> SessionAggregation:
         wanted = self._job.spec
-        return spec.SessionWindow(
+        return SessionAggregation(
             gap=self._sessions.gap,
             max_duration=wanted.max_duration,
             aggregates=self._aggregates,
@@ -78,12 +79,12 @@ class _Compiler:
             grouped=True,
         )
 
-    def _aggregate(self, number: int, of: Aggregate) -> spec.Aggregate:
+    def _aggregate(self, number: int, of: Aggregate) -> AggregateCall:
         kind = self._schema.field(of.column).type if of.column is not None else None
         if kind is not None and not takes(of.function, type_name(kind) or ""):
             facts = f"{of.function} takes {takes_text(of.function)}, and {of.column!r} is {kind}"
             raise self._error(f"spec.aggregates[{number}].column", f"{facts}; choose another function")
-        return spec.Aggregate(of.function, of.as_, of.column or "", kind, of.distinct_limit)
+        return AggregateCall(of.function, of.as_, of.column or "", kind, of.distinct_limit)
 
     # --- expressions --------------------------------------------------------------------------------------------------
 

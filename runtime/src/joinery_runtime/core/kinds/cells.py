@@ -22,10 +22,11 @@ from joinery_runtime.core.kinds.rows import (
     project,
     rows_at_once,
 )
-from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, SIDES, SideSpec, StepSpec
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.table.columns import HASH
-from joinery_runtime.core.table.match import list_pairs
 from joinery_runtime.core.table.segment import concat
+from joinery_runtime.core.table.sort import list_pairs
 
 Sides = tuple[list[Selection], list[Selection]]
 
@@ -46,7 +47,7 @@ class Members:
         return len(self.rows)
 
 
-class Emitter:
+class WindowOutput:
     """Collects what a window step puts out. `batches` hold at most MAX_ROWS rows each; `lookups` counts, per side, rows
     once per window that closed, `matches` the pairs."""
 
@@ -112,28 +113,6 @@ def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarra
     cell = left[probe]
     for own, other in list_pairs((probe, stop[cell] - count[cell], stop[cell]), MAX_ROWS):
         yield own, order[other]
-
-
-# --- getting rows into cells ------------------------------------------------------------------------------------------
-
-
-def changes(values: np.ndarray) -> np.ndarray:
-    """bool[n]: the first value, and each that is not the one before it."""
-    return np.concatenate([np.ones(min(len(values), 1), dtype=bool), values[1:] != values[:-1]])
-
-
-def number_cells(order: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """int64[n]: the number of each row's group, of rows whose groups begin at `begins` in `order`."""
-    cell = np.empty(len(order), dtype=np.int64)
-    cell[order] = np.cumsum(begins) - 1
-    return cell
-
-
-def spread(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(position, number): every number of [first, stop) of every position; none where stop <= first."""
-    count = np.maximum(stop - first, 0)
-    position = np.repeat(np.arange(len(first)), count)
-    return position, np.arange(len(position)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
 def cut_by_hash(sides: Sides) -> Iterator[Sides]:

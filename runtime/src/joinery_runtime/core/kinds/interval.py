@@ -2,52 +2,200 @@
 
 No I/O, no clock, no randomness: the same work gives the same rows.
 """
-# ruff: noqa: ARG001 - what a `Survivors` is given is the same for every kernel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.kinds.arrivals import as_segment, split_joinable
+from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import (
     Pairs,
     Selection,
+    as_segment,
     bounded,
     confirm,
     in_arrival_order,
     in_closing_order,
     project,
+    split_joinable,
 )
-from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, SIDES, Interval, SideSpec, StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
+from joinery_runtime.core.pipeline.spec import Distance, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, clamp, earlier
 from joinery_runtime.core.table.columns import TS
-from joinery_runtime.core.table.match import find_ranges, list_pairs
-from joinery_runtime.core.table.segment import Run
+from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.core.table.sort import find_ranges, list_pairs
+from joinery_runtime.job import Interval, JoinStep
+from joinery_runtime.job.kinds.base import StepKind
+from joinery_runtime.job.model.duration import format_time
 
 
-def run(step: StepSpec, work: StepWork) -> StepResult:
-    """Closes what lies behind the horizons, then takes the arrivals: left first, then right (J2)."""
-    epoch = _Epoch(step, work)
-    output = [*epoch.closings(), *epoch.arrive(LEFT), *epoch.arrive(RIGHT)]
-    return StepResult(
-        output=output,
-        kept=(epoch.kept(LEFT), epoch.kept(RIGHT)),
-        marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
-        dropped=(epoch.dropped(LEFT), epoch.dropped(RIGHT)),
-        lookups=(epoch.lookups(LEFT), epoch.lookups(RIGHT)),
-        matches=epoch.matches,
-    )
+@dataclass(frozen=True, slots=True)
+class IntervalJoin(Join):
+    """`right.ts - left.ts` in [lower, upper]. `drop_late` False is `lateData: reopen` (J7). `lenient`: the job is one
+    inner interval step, whose lateness is J6's first formula.
+
+    A join on time only (J9) is one, too: its sides have no keys, and their placement makes one of them go to every
+    shard. A row of a preserved side is marked when it has matched."""
+
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (Interval,)
+
+    lower: int
+    upper: int
+    allowed_lateness: int = 0
+    drop_late: bool = True
+    lenient: bool = True
+
+    @classmethod
+    def of(cls, step: JoinStep, only: bool, /) -> Self:
+        said = cast(Interval, step.matching)
+        return cls(
+            said.lower,
+            said.upper,
+            step.allowed_lateness,
+            step.late_data == "drop",
+            lenient=only and step.type == "inner",
+        )
+
+    def marks_rows(self, *, preserved: bool) -> bool:
+        return preserved
+
+    def partner_bounds(self, side: int) -> tuple[int, int]:
+        """A row of `side` at ts matches rows of the other in [ts + first, ts + second]."""
+        return (self.lower, self.upper) if side == LEFT else (-self.upper, -self.lower)
+
+    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+        """Closes what lies behind the horizons, then takes the arrivals: left first, then right (J2)."""
+        epoch = _Epoch(self, step, work)
+        output = [*epoch.closings(), *epoch.arrive(LEFT), *epoch.arrive(RIGHT)]
+        return StepResult(
+            output=output,
+            kept=(epoch.kept(LEFT), epoch.kept(RIGHT)),
+            marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
+            dropped=(epoch.dropped(LEFT), epoch.dropped(RIGHT)),
+            lookups=(epoch.lookups(LEFT), epoch.lookups(RIGHT)),
+            matches=epoch.matches,
+        )
+
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        return arrived[1 - side] or (closing and step.sides[side].preserved)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.lower, self.upper
+
+    def accept_from(self, step: StepSpec, watermarks: Mapping[str, Watermark]) -> tuple[int | None, ...]:
+        """J6, J7."""
+        if not self.drop_late:
+            return None, None
+        left, right = step.sides
+        own = (None if left.intake.chained else watermarks[left.time], watermarks[right.time])
+        if not self.lenient:
+            return earlier(own[LEFT], self.allowed_lateness), earlier(own[RIGHT], self.allowed_lateness)
+        if own[LEFT] is None or own[RIGHT] is None:
+            return None, None
+        reach = max(self.upper, -self.lower)
+        lowest = clamp(min(own[LEFT], own[RIGHT]) - reach - self.allowed_lateness)
+        return lowest, lowest
+
+    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+        left, right = step.sides
+        return {left.part: earlier(lows[right.time], self.upper), right.part: earlier(lows[left.time], -self.lower)}
+
+    def handed_on(self, step: StepSpec, lows: Lows, found: Horizons, distance: Distance) -> Lows:
+        left, right = step.sides
+        out = {left.time: _may_go_out(left, found), right.time: _may_go_out(right, found)}
+        for name in left.inputs:
+            if name != left.time:
+                out[name] = earlier(out[left.time], -distance(name, left.time))
+        return {name: _lower(lows[name], out[name]) for name in out}
+
+    def keep_from(self, side: int, horizon: int) -> int | None:
+        return horizon
+
+    def kept_for_ms(self, side: int) -> int | None:
+        return max(0, self.partner_bounds(side)[1] + self.allowed_lateness)
+
+    def needs(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        """Rows that are not preserved leave without a word."""
+        return not self.expires(side, meta, horizon.before if step.sides[side].preserved else horizon.now)
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        assert horizon.now is not None, "asked when a horizon moves"
+        return step.sides[side].preserved and meta.ts_min < horizon.now and self.needs(step, side, meta, horizon)
+
+    def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
+        return set(step.sides[1 - side].inputs)
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
+        padded = ", older ones that never matched go out padded" if step.sides[side].preserved else ""
+        return f"keeps rows from {format_time(horizons[step.sides[side].part].now)}{padded}"
+
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
+        return [self._status(step, row, outlook) for row in rows]
+
+    def _status(self, step: StepSpec, row: StoredRow, outlook: Outlook) -> RowStatus:
+        other = step.sides[1 - row.side]
+        last_partner = row.ts + self.partner_bounds(row.side)[1]
+        late = 0 if other.intake.chained else self.allowed_lateness
+        horizon = outlook.horizon(step.sides[row.side].part)
+        watermark = outlook.watermarks[other.time]
+        if horizon is not None and row.ts < horizon:
+            may_match = "no"
+        else:
+            may_match = "on time" if watermark is None or last_partner >= watermark else "late"
+        facts = {
+            "until_input": other.time,
+            "until": last_partner + late,
+            "may_match": may_match,
+            **({"matched": row.marked} if row.marked is not None else {}),
+        }
+        upstream = f"what step {step.number} hands on of " if other.intake.chained else ""
+        now = "" if other.intake.chained else f" ({format_time(watermark)})"
+        goes = f"goes when {upstream}the watermark of {other.time}{now} is above {format_time(last_partner + late)}"
+        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, outlook)}", facts)
 
 
-def survivors(step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
-    """The rows that are still kept (J3)."""
-    since = horizon.now
-    return runs if since is None else [kept.where(kept.run.ts >= since) for kept in runs]
+_MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
+
+
+def _matched(step: StepSpec, row: StoredRow, outlook: Outlook) -> str:
+    """O1: a row that never matches goes out padded in the epoch that closes it."""
+    spec = step.sides[row.side]
+    if row.marked is None or not spec.preserved:
+        return ""
+    if row.marked:
+        return "; has matched"
+    horizon = outlook.horizons[spec.part]
+    if horizon.before is not None and row.ts < horizon.before:
+        return "; has not matched and went out padded"
+    closed = horizon.now is not None and row.ts < horizon.now
+    return f"; has not matched: goes out padded {'with the next epoch' if closed else 'unless it still does'}"
+
+
+def _may_go_out(side: SideSpec, found: Horizons) -> Watermark:
+    """The lowest event time of a kept row of this side that this epoch, or a later one, may let out: a preserved row
+    does when it is closed."""
+    horizon = found[side.part]
+    return horizon.before if side.preserved else horizon.now
+
+
+def _lower(a: Watermark, b: Watermark) -> Watermark:
+    return None if a is None or b is None else min(a, b)
+
+
+# --- the join of one shard in one epoch -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -82,9 +230,8 @@ class _Arrivals:
 
 
 class _Epoch:
-    def __init__(self, step: StepSpec, work: StepWork) -> None:
-        self._step, self._work = step, work
-        self._rule = cast(Interval, step.rule)
+    def __init__(self, kind: IntervalJoin, step: StepSpec, work: StepWork) -> None:
+        self._kind, self._step, self._work = kind, step, work
         self._kept = tuple([_Rows.of_segment(kept) for kept in work.kept[side]] for side in SIDES)
         self._new = tuple(_arrivals(step.sides[side], work, side) for side in SIDES)
         self.matches = 0
@@ -163,7 +310,7 @@ class _Epoch:
 
     def _near(self, side: int, run: Run, new: Run) -> np.ndarray:
         """The rows of a kept run that are still kept and may be near enough to a few new ones."""
-        first, last = self._rule.partner_bounds(1 - side)
+        first, last = self._kind.partner_bounds(1 - side)
         since = self._work.horizons[side].now
         near = (run.ts >= new.ts.min() + first) & (run.ts <= new.ts.max() + last)
         return np.flatnonzero(near if since is None else near & (run.ts >= since))
@@ -171,7 +318,7 @@ class _Epoch:
     def _candidates(
         self, side: int, run: Run, probes: np.ndarray, other: Run, keep_from: int | None
     ) -> Iterator[Pairs]:
-        lower, upper = self._rule.partner_bounds(side)
+        lower, upper = self._kind.partner_bounds(side)
         ts = run.ts[probes]
         first, last = ts + lower, ts + upper
         if keep_from is not None:

@@ -14,9 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.pipeline.expression import ColumnRef
-from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, SideSpec, StepSpec
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
-from joinery_runtime.core.table.columns import OFFSET, PARTITION, TS
+from joinery_runtime.core.table.columns import JOINABLE, MARK_FIELD, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import Run
 
 # Rows and bytes of text projected at once: they bound the memory of a key that matches with very many rows, and a text
 # column of Arrow ends at 2 GiB.
@@ -212,3 +214,27 @@ def _place(rows: Selection | None, count: int) -> tuple[np.ndarray, np.ndarray]:
     if rows is None:
         return np.full(count, -1), np.full(count, -1)
     return rows.numbers(PARTITION), rows.numbers(OFFSET)
+
+
+# --- rows that arrive -------------------------------------------------------------------------------------------------
+
+
+def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """The rows that can match, and those that cannot (J4), which come on preserved sides only."""
+    if not side.preserved:
+        return rows, rows.slice(0, 0)
+    joinable = rows.column(JOINABLE)
+    return rows.filter(joinable), rows.filter(pc.invert(joinable))
+
+
+def as_segment(side: SideSpec, rows: pa.RecordBatch, marked: np.ndarray | None = None) -> pa.RecordBatch:
+    """Prepared rows that can match with the columns of the side's segments; `marked` is bool[n] (None: no row is)."""
+    marks = pa.array(marked if marked is not None else np.zeros(rows.num_rows, dtype=bool))
+    schema = side.segment_schema()
+    columns = [marks if field == MARK_FIELD else rows.column(field.name) for field in schema]
+    return pa.record_batch(columns, schema=schema)
+
+
+def to_keep(side: SideSpec, rows: pa.RecordBatch) -> Run | None:
+    """Prepared rows that can match as a sorted run of the side's segments, no row marked. None: no rows."""
+    return Run.sort(as_segment(side, rows)) if rows.num_rows else None

@@ -5,48 +5,121 @@ judged together with the sessions that are still open, and kept (T3). Only keys 
 drop are looked at. No I/O, no clock, no randomness: the same work gives the same rows.
 """
 
-# `survivors` takes all that the protocol gives, whether this kernel needs it or not.
-# ruff: noqa: ARG001
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.kinds import windows
-from joinery_runtime.core.kinds.arrivals import split_joinable, to_keep
-from joinery_runtime.core.kinds.cells import Emitter, Members, Sides, cut_by_hash, spread, together
-from joinery_runtime.core.kinds.rows import Selection
-from joinery_runtime.core.kinds.sessions import Sessions, form
-from joinery_runtime.core.pipeline.spec import LEFT, RIGHT, SIDES, SessionGap, StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
+from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
+from joinery_runtime.core.kinds.grouping import changes, gaps, number_groups, spread, tell_apart
+from joinery_runtime.core.kinds.rows import Selection, gather, split_joinable, to_keep
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.watermark import Lows, Times, earlier
 from joinery_runtime.core.table.columns import HASH, TS
-from joinery_runtime.core.table.segment import Run
+from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.core.table.sort import sort_order
+from joinery_runtime.job import JoinStep, Session
+from joinery_runtime.job.kinds.base import StepKind
+from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
+from joinery_runtime.job.model.duration import format_time
 
 Arrived = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason
 
 
-def run(step: StepSpec, work: StepWork) -> StepResult:
-    epoch = _Epoch(step, work)
-    epoch.close()
-    left, right = epoch.arrive()
-    return StepResult(
-        output=epoch.out.batches,
-        kept=(left[0], right[0]),
-        marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
-        finished=epoch.finished(),
-        dropped=(left[1], right[1]),
-        lookups=(epoch.out.lookups[LEFT], epoch.out.lookups[RIGHT]),
-        matches=epoch.out.matches,
-    )
+@dataclass(frozen=True, slots=True)
+class SessionWindowJoin(Join):
+    """Sessions formed by the rows of both sides together, per key: consecutive ones are <= gap apart (W1, S1).
+
+    The horizon is `C = min wm - allowedLateness`, one number for both sides: a session is closed when `last + gap < C`.
+    A row is marked when it has gone out."""
+
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
+    added_columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
+    marked_rows_leave: ClassVar[bool] = True
+
+    gap: int
+    allowed_lateness: int = 0
+
+    @classmethod
+    def of(cls, step: JoinStep, _only: bool, /) -> Self:
+        return cls(cast(Session, step.matching).gap, step.allowed_lateness)
+
+    def marks_rows(self, *, preserved: bool) -> bool:
+        return True
+
+    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+        epoch = _Epoch(self, step, work)
+        epoch.close()
+        left, right = epoch.arrive()
+        return StepResult(
+            output=epoch.out.batches,
+            kept=(left[0], right[0]),
+            marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
+            finished=epoch.finished(),
+            dropped=(left[1], right[1]),
+            lookups=(epoch.out.lookups[LEFT], epoch.out.lookups[RIGHT]),
+            matches=epoch.out.matches,
+        )
+
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        return True
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+        return lower_of_both(step, lows)
+
+    def open_from(self, horizon: int | None) -> int | None:
+        """Sessions whose last row is before this are closed. None: none is."""
+        return earlier(horizon, self.gap)
+
+    def keep_from(self, side: int, horizon: int) -> int | None:
+        return None  # a session may go on for ever
+
+    def kept_for_ms(self, side: int) -> int | None:
+        return None
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        return meta.ts_min < cast(int, self.open_from(horizon.now))
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    def may_go_before(self, side: int, horizon: int) -> int | None:
+        return self.open_from(horizon)
+
+    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
+        before = self.open_from(horizons[step.sides[side].part].now)
+        return f"closes sessions whose last row is before {format_time(before)}"
+
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
+        times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))
+        sessions = np.split(times, np.flatnonzero(gaps(times, self.gap)))
+        spans = [(int(of[0]), int(of[-1])) for of in sessions if len(of)]
+        return [
+            self._status(step, row, next(span for span in spans if span[0] <= row.ts <= span[1]), outlook)
+            for row in rows
+        ]
+
+    def _status(self, step: StepSpec, row: StoredRow, span: tuple[int, int], outlook: Outlook) -> RowStatus:
+        open_from = self.open_from(outlook.horizon(step.sides[row.side].part))
+        facts = {"session": list(span), "closed": bool(row.marked) or (open_from is not None and span[1] < open_from)}
+        words = f"in the session {format_time(span[0])} to {format_time(span[1])}"
+        if facts["closed"]:
+            return RowStatus(f"{words}, which is closed", facts)
+        slower = slower_watermark(step, self.allowed_lateness)
+        above = format_time(span[1] + self.gap)
+        return RowStatus(f"{words}; goes when {slower} is above {above}, unless it grows", facts)
 
 
-def survivors(step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
-    """A `Survivors`: the rows that have not gone out."""
-    return [kept.where(~_marked(kept)) for kept in runs]
+# --- the join of one shard in one epoch -------------------------------------------------------------------------------
 
 
 def _marked(kept: KeptRun) -> np.ndarray:
@@ -80,13 +153,12 @@ class _State:
 class _Epoch:
     """`_open_from`: sessions whose last row is before it are closed (None: none is)."""
 
-    def __init__(self, step: StepSpec, work: StepWork) -> None:
-        rule = cast(SessionGap, step.rule)
-        self._step, self._work, self._gap = step, work, rule.gap
-        # Sessions close by the lower of the two watermarks: both sides have one horizon.
-        self._open_from = windows.open_from(rule, work.horizons[LEFT].now)
+    def __init__(self, kind: SessionWindowJoin, step: StepSpec, work: StepWork) -> None:
+        self._step, self._work, self._gap = step, work, kind.gap
+        # GapSessions close by the lower of the two watermarks: both sides have one horizon.
+        self._open_from = kind.open_from(work.horizons[LEFT].now)
         self._state = [[_State(kept) for kept in work.kept[side]] for side in SIDES]
-        self.out = Emitter(step, ordered=work.ordered)
+        self.out = WindowOutput(step, ordered=work.ordered)
 
     def marks(self, side: int) -> dict[str, np.ndarray]:
         newly = {state.kept.segment: state.newly_gone() for state in self._state[side]}
@@ -103,7 +175,7 @@ class _Epoch:
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Sessions whose last row is too far behind the horizon go out."""
+        """GapSessions whose last row is too far behind the horizon go out."""
         if self._open_from is None:
             return
         old = [state.hashes_before(self._open_from) for side in SIDES for state in self._state[side]]
@@ -120,7 +192,7 @@ class _Epoch:
         self.out.close((left, right))
 
     def _leave(
-        self, side: int, rows: Sequence[Selection], number: np.ndarray, sessions: Sessions, closed: np.ndarray
+        self, side: int, rows: Sequence[Selection], number: np.ndarray, sessions: GapSessions, closed: np.ndarray
     ) -> Members:
         """The rows of a side that are in a closed session; they have gone out from now on."""
         leaving = [chosen.where(closed[of]) for chosen, of in zip(rows, _by_selection(number, rows), strict=True)]
@@ -192,3 +264,40 @@ def _by_selection(values: np.ndarray, rows: Sequence[Selection]) -> list[np.ndar
     """The values of each selection's rows, of values that stand in the order of the selections; a rest is left out."""
     ends = np.cumsum([len(chosen) for chosen in rows], dtype=np.int64)
     return np.split(values, ends)[: len(rows)]
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+SideRows = tuple[int, Selection]  # rows of a side
+
+
+@dataclass(frozen=True, slots=True)
+class GapSessions:
+    """`number` is int64[n], the session of each row; `first` and `last` are int64[m], the event times of the first and
+    the last row of each session."""
+
+    number: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+def form(step: StepSpec, rows: Sequence[SideRows], gap: int) -> GapSessions:
+    """The sessions of all these rows (at least one selection), numbered through in the order of the selections."""
+    hashes = np.concatenate([chosen.numbers(HASH) for _, chosen in rows])
+    times = np.concatenate([chosen.numbers(TS) for _, chosen in rows])
+    keys = tell_apart(hashes, _key_columns(step, rows))
+    order = sort_order(hashes, keys, times)
+    begins = changes(hashes[order]) | changes(keys[order]) | gaps(times[order], gap)
+    ends = np.roll(begins, -1)
+    return GapSessions(number_groups(order, begins), times[order][begins], times[order][ends])
+
+
+def _key_columns(step: StepSpec, rows: Sequence[SideRows]) -> list[pa.Array]:
+    """The values of each key of all rows; int32 and int64 become one type (V2)."""
+    left, right = step.sides[LEFT].intake, step.sides[RIGHT].intake
+    columns = []
+    for names in zip(left.keys, right.keys, strict=True):
+        types = {intake.schema.field(name).type for intake, name in zip((left, right), names, strict=True)}
+        kind = pa.int64() if len(types) > 1 else types.pop()
+        columns.append(pa.concat_arrays([gather(step.sides[i], chosen, names[i]).cast(kind) for i, chosen in rows]))
+    return columns

@@ -143,7 +143,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-# --- evaluation -------------------------------------------------------------------------------------------------
+# --- evaluation -------------------------------------------------------------------------------------------------------
 
 
 def _evaluate(node: exp.Expr, resolve: Resolve) -> Value:

@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.pipeline.spec import Intake, Placement
+from joinery_runtime.core.pipeline.sides import Intake, Placement
 from joinery_runtime.core.table.columns import HASH
-from joinery_runtime.core.table.keyhash import KeyHash, key_hash, spread_hash
-from joinery_runtime.core.table.shards import shard_starts
+from joinery_runtime.core.table.keyhash import KeyHash, key_hash, shard_starts, spread_hash
 
 # RFC 3339's years 0001 to 9999: one corrupt event time must not move the watermark past everything.
 EVENT_TIME_MIN = -62_135_596_800_000

@@ -1,213 +1,153 @@
-"""What the core needs to know of a job: plain values, compiled once from the resource by `core.compile`.
+"""A job as the engine runs it: a `Pipeline` of steps, compiled once from the resource by `core.compile`.
 
-A `Pipeline` is a chain of steps; docs/architecture.md tells the story. Durations and times are milliseconds.
+`Kind` is all that the engine and the command line ask of a kind of step; `core.kinds` has a module for each. Nothing
+else may know which kinds there are. docs/architecture.md tells the story. Durations and times are milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, Literal
+from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, Summary, ToJson
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
-from joinery_runtime.core.table.columns import DELETED_FIELD, ENGINE_FIELDS, JOINABLE_FIELD, MARK_FIELD, SESSION_FIELDS
+from joinery_runtime.core.pipeline.sides import LEFT, MARKS, RIGHT, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
+from joinery_runtime.core.table.segment import SegmentMeta
 
-LEFT: Final = 0
-RIGHT: Final = 1
-SIDES: Final = (LEFT, RIGHT)
-
-# Watermark of an input that has ended (rule T7); printed as it is.
-END_OF_TIME: Final = 2**63 - 1
-BEGIN_OF_TIME: Final = -(2**63)
-
-Watermark = int | None  # None: nothing known yet
-
-MARKS: Final = ".marks"  # after a part's name: its marks
-SESSIONS: Final = "sessions"  # the part of the state of a job of sessions
-COMPLETE: Final = "sessions.complete"  # the horizon behind which sessions have gone out (S5)
-
-WINDOW_COLUMNS: Final = ("window_start", "window_end")  # rule W4: after the user's columns, int64 milliseconds
+Distance = Callable[[str, str], int]
+"""The c of `name.ts >= other.ts + c`, of the inputs `name` and `other` of a row that was joined (N2)."""
 
 
-def clamp(ts: int) -> int:
-    """Arithmetic on watermarks stays in int64: the end of time stays the end, whatever is taken off it."""
-    return END_OF_TIME if ts >= END_OF_TIME else max(BEGIN_OF_TIME, ts)
+class Kind(ABC):
+    """A kind of step, with its durations. Methods are pure: no I/O, no clock, no randomness."""
 
+    __slots__ = ()
 
-def earlier(watermark: Watermark, by_ms: int) -> Watermark:
-    """`watermark - by_ms`; END_OF_TIME is infinite."""
-    if watermark is None or watermark == END_OF_TIME:
-        return watermark
-    return clamp(watermark - by_ms)
-
-
-class Placement(Enum):
-    """Which shard gets a row: that of its key's hash; any (time-only joins, the side that is not broadcast); all."""
-
-    BY_KEY = "by key"
-    SPREAD = "spread"
-    EVERYWHERE = "everywhere"
-
-
-@dataclass(frozen=True, slots=True)
-class Intake:
-    """How decoded rows, or rows of the step before, become prepared rows of a side.
-
-    `schema` is what comes in, `event_time` the column that becomes `$ts`, `keys` the key columns in the step's order,
-    `stored` the user columns that go on, `predicate` what only this side can decide. `preserved`: rows that cannot
-    match go on, with `$joinable` false. `table`: rows are versions and carry `$deleted`. `chained`: what comes in was
-    made by the step before, with columns called `<input>.<column>`. `computed` are columns of the schema, its last
-    ones, that expressions make of the others. `grouped`: keys are groups, where NULL and NaN are values like others.
-    """
-
-    schema: pa.Schema
-    event_time: str
-    keys: tuple[str, ...]
-    stored: tuple[str, ...]
-    predicate: Expression | None = None
-    preserved: bool = False
-    table: bool = False
-    placement: Placement = Placement.BY_KEY
-    chained: bool = False
-    computed: tuple[tuple[str, Expression], ...] = ()
-    grouped: bool = False
-
-    def name_of(self, ref: ColumnRef) -> str:
-        """How an input's column is called in batches of this side."""
-        return str(ref) if self.chained else ref.column
-
-    def prepared_schema(self) -> pa.Schema:
-        added = [JOINABLE_FIELD] * self.preserved + [DELETED_FIELD] * self.table
-        return pa.schema([*ENGINE_FIELDS, *added, *self._stored_fields()])
-
-    def _stored_fields(self) -> list[pa.Field]:
-        return [self.schema.field(name) for name in self.stored]
-
-
-@dataclass(frozen=True, slots=True)
-class SideSpec:
-    """One side of a step. `part` names its rows in the state; `inputs` whose columns they carry (one, or those of all
-    steps before); `time` is the input whose event time is `$ts`, which the step's bound counts from; `marks`: rows of
-    this part have marks; `state` are the columns of its segments where they are no prepared rows."""
-
-    part: str
-    inputs: tuple[str, ...]
-    time: str
-    intake: Intake
-    marks: bool = False
-    state: pa.Schema | None = None
+    added_columns: ClassVar[tuple[str, ...]] = ()
+    """int64 columns that go out after the user's."""
+    marked_rows_leave: ClassVar[bool] = False
+    """Whether a row that is marked has left the state. Else its mark says that it has matched, and it stays."""
+    summary_columns: ClassVar[tuple[str, ...]] = ()
+    """The columns of all stored rows that `summary` wants; none: there is no summary."""
 
     @property
-    def preserved(self) -> bool:
-        return self.intake.preserved
+    @abstractmethod
+    def allowed_lateness(self) -> int: ...
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+        """The step of one shard in one epoch; the same arguments give the same rows."""
+
+    @abstractmethod
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        """Whether `run` looks at what is kept of `side`: which sides have arrivals, and whether rows may leave."""
+
+    def sorts_by_offset(self, side: int) -> bool:
+        """Whether rows of one key and time must stand in the order of their offsets (A1)."""
+        return False
+
+    # --- which rows are late, and how far the state is closed ---------------------------------------------------------
+
+    def accept_from(self, step: StepSpec, watermarks: Mapping[str, Watermark]) -> tuple[int | None, ...]:
+        """Per side, the lowest event time of an arriving record that is not late; None where nothing is, or where `run`
+        judges by the horizons. Rows of the step before never are late (N2)."""
+        return (None,) * len(step.sides)
+
+    def lowest_times(self, step: StepSpec, times: Times) -> Lows:
+        """Of the inputs that this step reads: the lowest event time that may still come, late rows apart."""
+        read = [side.time for side in step.sides if not side.intake.chained]
+        return {name: earlier(times[name].watermark, self.allowed_lateness) for name in read}
+
+    @abstractmethod
+    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+        """By part of the state: up to which event time it is closed, given `times` of the inputs and the lowest times
+        that may still come."""
 
     @property
-    def broadcast(self) -> bool:
-        return self.intake.placement is Placement.EVERYWHERE
+    def bounds(self) -> tuple[int, int] | None:
+        """What `right.ts - left.ts` of a pair is at least and at most; None: nothing bounds it."""
+        return None
 
-    @property
-    def marks_part(self) -> str:
-        return self.part + MARKS
+    def handed_on(self, step: StepSpec, lows: Lows, found: Horizons, distance: Distance) -> Lows:
+        """N3: for each time, the lower of what may still come in and what may still go out from the state."""
+        return lows
 
-    @property
-    def stored(self) -> tuple[str, ...]:
-        """The columns of segments beside the engine's own: a user's, or of sessions groups and accumulators."""
-        if self.state is None:
-            return self.intake.stored
-        own = {field.name for field in (*ENGINE_FIELDS, MARK_FIELD, *SESSION_FIELDS)}
-        return tuple(name for name in self.state.names if name not in own)
+    # --- how long rows are kept ---------------------------------------------------------------------------------------
 
-    def segment_schema(self) -> pa.Schema:
-        """Columns of this part's segments."""
-        if self.state is not None:
-            return self.state
-        prepared = self.intake.prepared_schema()
-        kept = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
-        engine = len(ENGINE_FIELDS)
-        return pa.schema([*kept[:engine], *([MARK_FIELD] if self.marks else []), *kept[engine:]])
+    @abstractmethod
+    def keep_from(self, side: int, horizon: int) -> int | None:
+        """Rows with event times before this are let go under the horizon; None: no event time tells."""
 
+    @abstractmethod
+    def kept_for_ms(self, side: int) -> int | None:
+        """For how long of event time a row is kept, apart from watermark delays; None: no event time ends it."""
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """`right.ts - left.ts` in [lower, upper]. `drop_late` False is `lateData: reopen` (J7). `lenient`: the job is one
-    inner interval step, whose lateness is J6's first formula."""
+    @abstractmethod
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        """Whether an epoch that moves the horizon may emit rows of the segment although nothing arrives (T3)."""
 
-    lower: int
-    upper: int
-    allowed_lateness: int = 0
-    drop_late: bool = True
-    lenient: bool = True
+    def needs(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        """Whether an epoch has to see the segment: it may hold a row that is kept, or one that is closed."""
+        return not self.expires(side, meta, horizon.before)
 
-    def partner_bounds(self, side: int) -> tuple[int, int]:
-        """A row of `side` at ts matches rows of the other in [ts + first, ts + second]."""
-        return (self.lower, self.upper) if side == LEFT else (-self.upper, -self.lower)
+    def expires(self, side: int, meta: SegmentMeta, horizon: int | None) -> bool:
+        """Whether no row of the segment is kept under the horizon."""
+        since = None if horizon is None else self.keep_from(side, horizon)
+        return since is not None and meta.ts_max < since
 
+    def survivors(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
+        """Which rows of runs of one side a compaction keeps, under the horizon that is in force: a run for each, sorted
+        as it was; `marked` goes with them."""
+        since = None if horizon.now is None else self.keep_from(side, horizon.now)
+        return [kept.where(self._there(kept, since)) for kept in runs]
 
-@dataclass(frozen=True, slots=True)
-class TumblingWindow:
-    """Windows [n * slide, n * slide + size) of event time; tumbling where slide is size."""
+    def _there(self, kept: KeptRun, since: int | None) -> np.ndarray:
+        there = np.ones(len(kept.run), dtype=bool) if since is None else kept.run.ts >= since
+        if self.marked_rows_leave:
+            assert kept.marked is not None, "rows of this kind have marks"
+            there = there & ~kept.marked
+        return there
 
-    size: int
-    slide: int
-    allowed_lateness: int = 0
+    def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
+        """The inputs that have to go on so that rows of the side leave: here those with the lowest watermark."""
+        known = {name: watermarks[name] for each in step.sides for name in each.inputs}
+        lowest = min(known.values(), key=lambda at: (at is not None, at))
+        return {name for name, at in known.items() if at == lowest}
 
+    # --- for people ---------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class SessionGap:
-    """Sessions formed by the rows of both sides together, per key: consecutive ones are <= gap apart (W1, S1)."""
+    def side_text(self, step: StepSpec, side: int) -> str:
+        """A side in words: `step 2, left side (orders, payments)`."""
+        name = "left" if side == LEFT else "right"
+        return f"step {step.number + 1}, {name} side ({', '.join(step.sides[side].inputs)})"
 
-    gap: int
-    allowed_lateness: int = 0
+    def may_go_before(self, side: int, horizon: int) -> int | None:
+        """Rows with event times before this may be let go; None: none is."""
+        return self.keep_from(side, horizon)
 
+    @abstractmethod
+    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
+        """What an epoch with these horizons closes on a side, which has one: `closes windows that end at ...`."""
 
-@dataclass(frozen=True, slots=True)
-class AsOf:
-    """A stream row takes the table's version that is valid at its time (rules A1-A4)."""
+    @abstractmethod
+    def shown(self, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson) -> Sequence[Shown]:
+        """What is stored of one key, each with what is still to come for it."""
 
-    history_retention: int
-    grace: int = 0
+    def count_text(self, shown: Sequence[Shown]) -> str:
+        return f"{len(shown)} rows"
 
-
-@dataclass(frozen=True, slots=True)
-class Aggregate:
-    """One aggregate of a session (S7): `function` of `column` of type `type` (None: it counts rows), in the output as
-    `name`. `limit`: `count_distinct` is exact up to so many values; None: it is a sketch."""
-
-    function: str
-    name: str
-    column: str = ""
-    type: pa.DataType | None = None
-    limit: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SessionWindow:
-    """Sessions of one input, aggregated (S1-S7). `drop_late` False is `lateData: reopen` (S5); `retracts`: an id that
-    was replaced goes out once more, as a retraction."""
-
-    gap: int
-    max_duration: int
-    aggregates: tuple[Aggregate, ...]
-    allowed_lateness: int = 0
-    drop_late: bool = True
-    retracts: bool = False
-
-
-Rule = Interval | TumblingWindow | SessionGap | AsOf | SessionWindow
-
-
-@dataclass(frozen=True, slots=True)
-class OutputColumn:
-    """`name` holds `column` (its name in the batches of `side`), or `expression` over input columns, of type `type`."""
-
-    name: str
-    type: pa.DataType
-    side: int = LEFT
-    column: str = ""
-    expression: Expression | None = None
+    def summary(self, step: StepSpec, rows: pa.Table, outlook: Outlook) -> Summary | None:
+        """`rows` are `summary_columns` of all rows that have not left."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,18 +159,14 @@ class StepSpec:
 
     number: int
     sides: tuple[SideSpec, ...]
-    rule: Rule
+    kind: Kind
     residual: Expression | None
     output: tuple[OutputColumn, ...]
 
-    @property
-    def windowed(self) -> bool:
-        return isinstance(self.rule, TumblingWindow | SessionGap)
-
     def output_schema(self) -> pa.Schema:
-        """The user's columns; a window step adds WINDOW_COLUMNS (W4)."""
-        window = [pa.field(name, pa.int64()) for name in WINDOW_COLUMNS] if self.windowed else []
-        return pa.schema([*(pa.field(c.name, c.type) for c in self.output), *window])
+        """The user's columns, then those that the kind adds."""
+        added = [pa.field(name, pa.int64()) for name in self.kind.added_columns]
+        return pa.schema([*(pa.field(c.name, c.type) for c in self.output), *added])
 
     def place_of(self, ref: ColumnRef) -> tuple[int, str]:
         """Which side holds an input's column, and its name in that side's batches."""
@@ -280,8 +216,3 @@ class Pipeline:
 
     def output_schema(self) -> pa.Schema:
         return self.last.output_schema()
-
-
-def part_name(step: int, side: int) -> str:
-    name: Literal["left", "right"] = "left" if side == LEFT else "right"
-    return name if step == 0 else f"{name}.{step + 1}"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.table.columns import MARK
+from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run
-from joinery_runtime.core.table.shards import HashRange
 
 # Order of a trace's rows (docs/trace.md): closings first, by (ts, side, partition, offset) of the row that is
 # closed (of a pair: of its left row); then matches, by the later row's (side, partition, offset). The partner's place
@@ -36,6 +34,9 @@ class Horizon:
 
     before: int | None = None
     now: int | None = None
+
+
+Horizons = Mapping[str, Horizon]  # by part of the state, and COMPLETE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +102,8 @@ class StepResult:
     matches: int = 0
 
     @classmethod
-    def nothing(cls, step: StepSpec) -> StepResult:
-        sides = len(step.sides)
+    def nothing(cls, sides: int) -> StepResult:
         return cls(kept=(None,) * sides, marks=({},) * sides, dropped=({},) * sides, lookups=(0,) * sides)
-
-
-class Kernel(Protocol):
-    """Runs a step; pure: no I/O, no clock, no randomness, the same arguments give the same rows."""
-
-    def __call__(self, step: StepSpec, work: StepWork) -> StepResult: ...
-
-
-class Survivors(Protocol):
-    """Which rows of runs of one side a compaction keeps, under the horizon that is in force: a run for each, sorted as
-    it was; `marked` goes with them."""
-
-    def __call__(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]: ...
 
 
 def with_marks(run: Run, marked: np.ndarray) -> Run:

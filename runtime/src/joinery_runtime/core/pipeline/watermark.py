@@ -7,8 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from joinery_runtime.core.pipeline.spec import END_OF_TIME, Watermark
+# Watermark of an input that has ended (rule T7); printed as it is.
+END_OF_TIME: Final = 2**63 - 1
+BEGIN_OF_TIME: Final = -(2**63)
+
+Watermark = int | None  # None: nothing known yet
+
+
+def clamp(ts: int) -> int:
+    """Arithmetic on watermarks stays in int64: the end of time stays the end, whatever is taken off it."""
+    return END_OF_TIME if ts >= END_OF_TIME else max(BEGIN_OF_TIME, ts)
+
+
+def earlier(watermark: Watermark, by_ms: int) -> Watermark:
+    """`watermark - by_ms`; END_OF_TIME is infinite."""
+    if watermark is None or watermark == END_OF_TIME:
+        return watermark
+    return clamp(watermark - by_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class InputTime:
+    """An input's watermark in an epoch's plan, and the highest event time that earlier epochs have read of it."""
+
+    watermark: Watermark = None
+    highest: int | None = None
+
+
+Times = Mapping[str, InputTime]
+Lows = Mapping[str, Watermark]  # by input: the lowest event time that may still come
 
 
 @dataclass(frozen=True, slots=True)

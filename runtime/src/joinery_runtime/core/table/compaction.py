@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
+from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import SegmentMeta
-from joinery_runtime.core.table.shards import HashRange
 
 FAN_IN = 8
 CHECKPOINT_FAN_IN = 4

@@ -1,4 +1,4 @@
-"""The stable 64-bit key hash (rule V1), version 1.
+"""The stable 64-bit key hash (rule V1), version 1, and the ranges of it that shards own.
 
 It decides where state lives, so it must give the same number on every machine and in every release. The definition,
 over unsigned 64-bit arithmetic modulo 2^64, for the key columns k1..kn of a row:
@@ -25,6 +25,7 @@ Two keys with one hash are told apart by comparing the keys themselves, never by
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -104,3 +105,37 @@ def _xxh3(column: pa.Array) -> np.ndarray:
     frame = pl.DataFrame({"k": pl.from_arrow(column)})
     hashes = frame.select(plh.col("k").nchash.xxh3_64().fill_null(0)).to_series()
     return np.asarray(hashes.to_numpy())
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+# Shards are contiguous ranges of the 64-bit hash space: shard t of T owns [ceil(t*2^64/T), ceil((t+1)*2^64/T)). State
+# is addressed by hash, never by shard number, so any epoch may run with any number of shards.
+HASH_SPACE = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class HashRange:
+    """Unsigned 64-bit hashes, both ends inclusive (2^64 itself does not fit 64 bits)."""
+
+    first: int
+    last: int
+
+    def contains(self, first: int, last: int) -> bool:
+        return self.first <= first and last <= self.last
+
+    def overlaps(self, first: int, last: int) -> bool:
+        return first <= self.last and self.first <= last
+
+
+def shard_range(shard: int, shards: int) -> HashRange:
+    return HashRange(_start(shard, shards), _start(shard + 1, shards) - 1)
+
+
+def shard_starts(shards: int) -> np.ndarray:
+    """uint64[shards]: the first hash of every shard."""
+    return np.array([_start(t, shards) for t in range(shards)], dtype=np.uint64)
+
+
+def _start(shard: int, shards: int) -> int:
+    return -(-shard * HASH_SPACE // shards)

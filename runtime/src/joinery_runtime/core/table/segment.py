@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
-from joinery_runtime.core.table.shards import HashRange
+from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.sort import by_hash_and_time
 
 STATE_VERSION = 1

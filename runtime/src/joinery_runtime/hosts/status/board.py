@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client import Histogram
 
-from joinery_runtime.core.pipeline.spec import SideSpec
+from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Listener, Progress

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from joinery_runtime.job.crd.cel import TARGETS, Rule, positive
 from joinery_runtime.job.crd.shapes import Place
-from joinery_runtime.job.session_window import SessionWindowSpec
-from joinery_runtime.job.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS, Aggregate, ComputedColumn
-from joinery_runtime.job.wording import listed
+from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
+from joinery_runtime.job.kinds.session.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS, Aggregate, ComputedColumn
+from joinery_runtime.job.model.cel import TARGETS, Rule, positive
+from joinery_runtime.job.model.wording import listed
 
 _OWN = (*SESSION_COLUMNS, RETRACTED)
 _NAMES = f"[{', '.join(map(repr, _OWN))}]"

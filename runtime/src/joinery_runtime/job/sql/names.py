@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql.report import Report, place_of
 from joinery_runtime.job.sql.shape import Source
-from joinery_runtime.job.wording import listed, suggestion
 
 
 @dataclass(frozen=True, slots=True)

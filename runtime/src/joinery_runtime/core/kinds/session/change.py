@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates import GroupError, Groups
-from joinery_runtime.core.kinds.cells import changes
-from joinery_runtime.core.kinds.session.arrivals import Arrived
-from joinery_runtime.core.kinds.session.form import Formed, form
-from joinery_runtime.core.kinds.session.state import Folding
-from joinery_runtime.core.pipeline.spec import SessionWindow, SideSpec
-from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, MARK, OFFSET, PARTITION, START, TS
+from joinery_runtime.core.aggregates import Accumulator, GroupError, Groups, States, accumulator
+from joinery_runtime.core.aggregates.base import AggregateCall
+from joinery_runtime.core.kinds.grouping import changes
+from joinery_runtime.core.kinds.session.form import Arrived, Formed, SessionParameters, form
+from joinery_runtime.core.pipeline.sides import Intake, SideSpec
+from joinery_runtime.core.table.columns import (
+    EMITTED,
+    ENGINE_FIELDS,
+    FORCED,
+    HASH,
+    MARK,
+    MARK_FIELD,
+    OFFSET,
+    PARTITION,
+    SESSION_FIELDS,
+    START,
+    TS,
+)
 from joinery_runtime.core.table.segment import Run, concat
 from joinery_runtime.errors import AggregateError
 
@@ -52,12 +63,12 @@ class _Sessions:
         return np.asarray(np.where(self.filled, self.out | over | forced, forced & ~self.out))
 
 
-def change(side: SideSpec, rule: SessionWindow, arrived: Arrived, complete: int | None) -> Changed:
+def change(side: SideSpec, of: SessionParameters, arrived: Arrived, complete: int | None) -> Changed:
     """`complete` is the horizon before which sessions have gone out. Raises AggregateError."""
     lined, out = arrived.lined, _gone_out(arrived.kept, complete)
-    sessions = _form(rule, arrived, out)
+    sessions = _form(of, arrived, out)
     changed, goes_out = sessions.changed, sessions.goes_out(complete)
-    rows = _State(side, rule, arrived, sessions).rows(goes_out)
+    rows = _State(side, of, arrived, sessions).rows(goes_out)
     kept = np.flatnonzero(~lined.row & changed[sessions.of])
     replaced, retracted = np.zeros((2, arrived.kept.num_rows), dtype=bool)
     number = lined.number[kept]
@@ -66,11 +77,11 @@ def change(side: SideSpec, rule: SessionWindow, arrived: Arrived, complete: int 
     return Changed(rows, goes_out[changed], replaced, retracted)
 
 
-def stays(rule: SessionWindow, rows: pa.RecordBatch) -> Run:
+def stays(of: SessionParameters, rows: pa.RecordBatch) -> Run:
     """What is kept of changed sessions; of one that has reached the cap a mark, without accumulators."""
     index = np.arange(rows.num_rows)
     unless_forced = pa.array(index, mask=rows.column(FORCED).to_numpy(zero_copy_only=False))
-    accumulated = {field.name for field in Folding(rule.aggregates).fields}
+    accumulated = {field.name for field in Folding(of.aggregates).fields}
     columns = [
         column.take(unless_forced) if name in accumulated else column
         for name, column in zip(rows.schema.names, rows.columns, strict=True)
@@ -84,9 +95,9 @@ def _gone_out(kept: pa.RecordBatch, complete: int | None) -> np.ndarray:
     return np.asarray(emitted if complete is None else emitted | (kept.column(TS).to_numpy() < complete))
 
 
-def _form(rule: SessionWindow, arrived: Arrived, out: np.ndarray) -> _Sessions:
+def _form(of: SessionParameters, arrived: Arrived, out: np.ndarray) -> _Sessions:
     lined = arrived.lined
-    formed = form(lined.elements, rule.gap, rule.max_duration)
+    formed = form(lined.elements, of.gap, of.max_duration)
     begins = np.zeros(len(lined.start), dtype=bool)
     begins[formed.begin] = True
     went_out = np.append(out, np.zeros(arrived.rows.num_rows, dtype=bool))[lined.number]
@@ -97,9 +108,9 @@ def _form(rule: SessionWindow, arrived: Arrived, out: np.ndarray) -> _Sessions:
 class _State:
     """Makes the changed sessions' rows of the state."""
 
-    def __init__(self, side: SideSpec, rule: SessionWindow, arrived: Arrived, sessions: _Sessions) -> None:
-        self._side, self._rule, self._arrived, self._sessions = side, rule, arrived, sessions
-        self._folding = Folding(rule.aggregates)
+    def __init__(self, side: SideSpec, of: SessionParameters, arrived: Arrived, sessions: _Sessions) -> None:
+        self._side, self._arrived, self._sessions = side, arrived, sessions
+        self._folding = Folding(of.aggregates)
         self._first = arrived.lined.number[sessions.formed.begin]  # element, by session
 
     def rows(self, goes_out: np.ndarray) -> pa.RecordBatch:
@@ -161,3 +172,68 @@ class _State:
 def _groups(number: np.ndarray) -> Groups:
     """Of ascending numbers."""
     return Groups(np.flatnonzero(changes(number)), len(number))
+
+
+# --- the rows of the state --------------------------------------------------------------------------------------------
+
+Names = tuple[str, ...]
+_Named = tuple[AggregateCall, Accumulator]
+
+
+def state_schema(intake: Intake, aggregates: Sequence[AggregateCall]) -> pa.Schema:
+    groups = [intake.schema.field(name) for name in intake.keys]
+    return pa.schema([*ENGINE_FIELDS, MARK_FIELD, *SESSION_FIELDS, *groups, *Folding(aggregates).fields])
+
+
+class Folding:
+    """All aggregates of a job; equal ones share their columns. Methods raise GroupError, whose facts say which
+    aggregate it is."""
+
+    def __init__(self, aggregates: Sequence[AggregateCall]) -> None:
+        self._each = [(of, accumulator(of)) for of in aggregates]
+        self._columns: Mapping[Names, _Named] = {_names(found): (of, found) for of, found in self._each}
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        return [field for _, found in self._columns.values() for field in found.fields]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of rows that are aggregated."""
+        return sorted({of.column for of, _ in self._columns.values() if of.column})
+
+    def fold(self, rows: pa.RecordBatch, times: np.ndarray, groups: Groups) -> pa.RecordBatch:
+        """The accumulators of groups of rows; `times` are event times, int64[n]."""
+        made: list[pa.Array] = []
+        for of, found in self._columns.values():
+            with _telling(of):
+                made += found.fold(rows.column(of.column) if of.column else None, times, groups)
+        return pa.record_batch(made, schema=pa.schema(self.fields))
+
+    def merge(self, states: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
+        made: list[pa.Array] = []
+        for names, (of, found) in self._columns.items():
+            with _telling(of):
+                made += found.merge(_states(states, names), groups)
+        return pa.record_batch(made, schema=pa.schema(self.fields))
+
+    def results(self, states: pa.RecordBatch) -> list[pa.Array]:
+        """A column per aggregate, in the job's order."""
+        return [found.result(_states(states, _names(found))) for _, found in self._each]
+
+
+@contextmanager
+def _telling(of: AggregateCall) -> Iterator[None]:
+    try:
+        yield
+    except GroupError as error:
+        call = f"{of.function}({of.column})" if of.column else of.function
+        raise GroupError(error.group, f"{call}, in the output as {of.name}: {error.facts}", error.todo) from None
+
+
+def _names(of: Accumulator) -> Names:
+    return tuple(field.name for field in of.fields)
+
+
+def _states(batch: pa.RecordBatch, names: Names) -> States:
+    return tuple(batch.column(name) for name in names)

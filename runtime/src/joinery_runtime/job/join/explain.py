@@ -1,0 +1,108 @@
+"""What each step of a job does, in words: what matches, how long each side is kept, what is late, what is capped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from joinery_runtime.job.join.retention import kept_for
+from joinery_runtime.job.join.row_sizes import RATE, row_bytes
+from joinery_runtime.job.join.steps import JoinStep, part_names
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.base import StepWords
+from joinery_runtime.job.model.base import Limits
+from joinery_runtime.job.model.quantity import format_bytes
+from joinery_runtime.job.model.wording import listed
+
+
+@dataclass(frozen=True, slots=True)
+class SidePlan:
+    """How long rows of one side wait. `rows_of` names their input, or the inputs whose joined rows they are;
+    `kept_for_ms` is event time after the row's own, in steady flow; `rows` and `bytes` are the state expected at RATE
+    rows per second, uncompressed. Where it `holds` sessions, that is the most, each row being a session of its own."""
+
+    part: str
+    rows_of: str
+    kept_until: str
+    kept_for_ms: int
+    row_bytes: int
+    holds: Literal["rows", "sessions"] = "rows"
+
+    @property
+    def rows(self) -> int:
+        return self.kept_for_ms * RATE // 1000
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: `title` says what it is, `facts` are (name, text) in the order they are told, `shorter` is what makes
+    its state smaller."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    sides: tuple[SidePlan, ...]
+    shorter: str
+
+
+def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
+    """`stored` names the columns that segments keep, per part of the state."""
+    return tuple(_Step(job, number).plan(stored, kept) for number, kept in enumerate(kept_for(job)))
+
+
+class _Step:
+    def __init__(self, job: StreamJoin, number: int) -> None:
+        self._job, self._number = job, number
+        self._step: JoinStep = job.joins[number]
+        self._kind = self._step.matching
+        self._words = StepWords(
+            number=number,
+            left=job.left_inputs(number),
+            right=self._step.right,
+            times={side.name: side.event_time for side in job.inputs},
+            allowed_lateness=self._step.allowed_lateness,
+            reopens=self._step.late_data == "reopen",
+            only_inner=len(job.joins) == 1 and self._step.type == "inner",
+        )
+
+    def plan(self, stored: Mapping[str, Sequence[str]], kept: tuple[int, int]) -> StepPlan:
+        until, labels = self._kind.kept_until(self._words), self._words.labels
+        sides = [
+            SidePlan(part, labels[i], until[i], kept[i], row_bytes(self._job, self._number, i, stored[part]))
+            for i, part in enumerate(part_names(self._number))
+        ]
+        title = f"{self._step.type} {self._kind.title} join"
+        return StepPlan(title, tuple(self._facts()), tuple(sides), self._kind.shorter)
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        step = self._step
+        yield "keys", self._keys()
+        yield self._kind.bound(self._words)
+        if step.where is not None:
+            yield "where", step.where
+        if any(step.preserved):
+            sides = listed(label for label, kept in zip(self._words.labels, step.preserved, strict=True) if kept)
+            yield "unmatched", f"{sides} rows go out padded with nulls, {self._kind.padding}"
+        yield "late rows", self._kind.late(self._words)
+        if step.limits is not None:
+            yield "limits", limits_text(step.limits, "a side")
+
+    def _keys(self) -> str:
+        pairs = [f"{pair.left} = {pair.right}" for pair in self._job.keys_of(self._step)]
+        if pairs:
+            return ", ".join(pairs)
+        return f"none, a join on time only; every shard gets all rows of {self._step.broadcast} (broadcast)"
+
+
+def limits_text(limits: Limits, of: str) -> str:
+    """`of` is what the caps are on."""
+    sizes = [format_bytes(limits.max_state_bytes)] if limits.max_state_bytes else []
+    sizes += [f"{limits.max_records:,} rows"] if limits.max_records else []
+    read = "of that side is read" if of == "a side" else "is read"
+    then = "the job fails" if limits.on_limit == "fail" else f"no more {read} until it has shrunk"
+    cap = f"{of} holds at most {listed(sizes)}, else {then}; " if sizes else ""
+    return f"{cap}a key with more than {limits.hot_key_warning:,} rows is warned about"
