@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from joinery_runtime.job.crd.shapes import Place
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
-from joinery_runtime.job.kinds.session.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS, Aggregate, ComputedColumn
+from joinery_runtime.job.kinds.session.sessions import FROM_SQL, Aggregate, ComputedColumn
 from joinery_runtime.job.model.cel import TARGETS, Rule, positive
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
 _OWN = (*SESSION_COLUMNS, RETRACTED)

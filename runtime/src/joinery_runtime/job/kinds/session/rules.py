@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from joinery_runtime.job.join.rules import table_of
 from joinery_runtime.job.kinds.session import aggregate_rules
 from joinery_runtime.job.kinds.session.aggregate_rules import unknown
-from joinery_runtime.job.kinds.session.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
+from joinery_runtime.job.kinds.session.sessions import FROM_SQL
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.parts import Finding, Loc, Parts, dig, input_part, items, repeats
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.sql import check_session_shape, translate_sessions
+from joinery_runtime.job.sql.names import table_of
 
 _SQL: Loc = ("spec", "sql")
 _GROUPS: Loc = ("spec", "groupBy")
@@ -160,5 +161,5 @@ def output_names(parts: Parts) -> list[str] | None:
 
 _RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     *(*input_rules.RULES, _table, _groups, _gap, _computed),
-    *(*aggregate_rules.RULES, _names, _keys_known, _takes_back_its_own, *output_rules.TARGETS),
+    *(*aggregate_rules.RULES, _names, _keys_known, _takes_back_its_own, *output_rules.RULES),
 )
