@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from joinery_runtime.job.join.retention import kept_for
 from joinery_runtime.job.join.row_sizes import row_bytes
 from joinery_runtime.job.join.steps import JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin
-from joinery_runtime.job.kinds.base import StepWords
+from joinery_runtime.job.kinds.base import Chain, StepWords
 from joinery_runtime.job.model.plan import SidePlan, StepPlan, limits_text
 from joinery_runtime.job.model.wording import listed
 
@@ -60,3 +59,17 @@ class _Step:
         if pairs:
             return ", ".join(pairs)
         return f"none, a join on time only; every shard gets all rows of {self._step.broadcast} (broadcast)"
+
+
+# --- how long rows are kept -------------------------------------------------------------------------------------------
+
+
+def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
+    """Per step, for how many milliseconds of event time after their own the left and the right rows are kept."""
+    first = job.spec.inputs[0].name
+    chain = Chain({}, {(first, first): (0, 0)})
+    for number, step in enumerate(job.joins):
+        left = job.left_inputs(number)
+        for name in (*(left if number == 0 else ()), step.right):
+            chain.lag[name] = job.input(name).watermark.delay + step.allowed_lateness
+        yield step.matching.keeps(chain, left, step.right)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from joinery_runtime.job.join import select_rules, step_rules, time_rules
+from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.parts import Finding, Loc, Parts, dig, take_apart
 from joinery_runtime.job.sql import Table, check_shape, translate
 from joinery_runtime.job.sql.names import table_of
 
 _RULES = (
-    *(*input_rules.RULES, *step_rules.RULES, *time_rules.RULES),
+    *(*input_rules.RULES, *step_rules.RULES),
     *(*select_rules.RULES, *output_rules.RULES),
 )
 _SQL: Loc = ("spec", "sql")
