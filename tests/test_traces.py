@@ -1,5 +1,7 @@
 """Every golden trace of tests/traces/, run straight, restarted, rescaled and recut: always the same rows.
 
+`make test` runs each straight and disturbed as much as it can be; `make soak` disturbs it in one way after another.
+
 The rules are those of the semantics page; COVERED lists the ones that are built, and each needs a trace.
 """
 
@@ -9,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,8 @@ COVERED = (
 LEAST_TRACES = 450
 LEAST_SESSIONS = 150
 SHARDS = (1, 3, 8)
+RESTART: Mapping[str, Any] = {"restart": True}
+RESCALES: Sequence[Mapping[str, Any]] = [{"rescale": shards} for shards in SHARDS]
 SEEDS = {f"seed{number:03}" for number in range(5)}
 SOURCES = SEEDS | {"kafka-streams", "ksql", "flink", "arroyo", "spark", "beam"}
 
@@ -85,37 +90,42 @@ def test_running_traces_show_output() -> None:
 
 
 @every_trace
-def test_straight(trace: Trace) -> None:
-    _check(trace, trace.steps, MemoryStore())
+def test_straight_and_with_a_restart_and_a_rescale_between_all_steps(trace: Trace) -> None:
+    job = _job(trace)
+    _check(trace, trace.steps, MemoryStore(), job=job)
+    _check(trace, _between(trace.steps, [[RESTART, rescale] for rescale in RESCALES]), MemoryStore(), 2, job)
 
 
+@pytest.mark.soak
 @every_trace
 def test_with_a_restart_between_all_steps(trace: Trace) -> None:
-    _check(trace, _between(trace.steps, [{"restart": True}]), MemoryStore())
+    _check(trace, _between(trace.steps, [[RESTART]]), MemoryStore())
 
 
+@pytest.mark.soak
 @every_trace
 @pytest.mark.parametrize("shards", SHARDS)
 def test_with_shards(trace: Trace, shards: int) -> None:
     _check(trace, trace.steps, MemoryStore(), shards)
 
 
+@pytest.mark.soak
 @every_trace
 def test_with_a_rescale_between_all_steps(trace: Trace) -> None:
-    _check(trace, _between(trace.steps, [{"rescale": shards} for shards in SHARDS]), MemoryStore(), shards=2)
+    _check(trace, _between(trace.steps, [[rescale] for rescale in RESCALES]), MemoryStore(), shards=2)
 
 
 @pytest.mark.parametrize("trace", [trace for trace in RUNNING if trace.any_cut], ids=lambda trace: trace.name)
-@pytest.mark.parametrize("cut", ["row by row", "one epoch"])
-def test_any_cut_gives_the_same_rows(trace: Trace, cut: str) -> None:
-    steps = list(_row_by_row(trace)) if cut == "row by row" else [{"rows": _rows_by_input(trace)}]
+def test_any_cut_gives_the_same_rows(trace: Trace) -> None:
+    job = _job(trace)
     ends = [step.given for step in trace.steps if "end" in step.given]
-    lines = list(run_trace(_job(trace), [*steps, *ends], MemoryStore()))
-    assert not any(count for line in lines for count in line["late"].values())
-    shown = [row for line in lines for row in line["output"]]
     meant = [row for step in trace.steps for row in step.expected.output]
     settle = _final_upserts if trace.sessions else list
-    assert _multiset(settle(shown)) == _multiset(settle(meant))
+    for cut, steps in {"row by row": [*_row_by_row(trace)], "one epoch": [{"rows": _rows_by_input(trace)}]}.items():
+        lines = list(run_trace(job, [*steps, *ends], MemoryStore()))
+        assert not any(count for line in lines for count in line["late"].values()), cut
+        shown = [row for line in lines for row in line["output"]]
+        assert _multiset(settle(shown)) == _multiset(settle(meant)), cut
 
 
 @pytest.mark.parametrize("trace", REFUSED, ids=lambda trace: trace.name)
@@ -139,11 +149,36 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresStore
         store.close()
 
 
+def _one_for_every_rule() -> list[str]:
+    """Few traces that together cover every rule: always the one that adds most, of equals the one with most steps."""
+    chosen: list[str] = []
+    open_rules = {rule for trace in RUNNING for rule in trace.covers}
+    while open_rules:
+        best = max(RUNNING, key=lambda trace: (len(open_rules & {*trace.covers}), len(trace.steps), trace.name))
+        chosen.append(best.name)
+        open_rules -= {*best.covers}
+    return chosen
+
+
+ON_POSTGRES = _one_for_every_rule()
+
+
+def test_postgres_gets_a_trace_for_every_rule() -> None:
+    assert {rule for trace in RUNNING if trace.name in ON_POSTGRES for rule in trace.covers} == set(COVERED)
+    assert len(ON_POSTGRES) < len(COVERED)
+
+
 @pytest.mark.services
-@every_trace
+@pytest.mark.parametrize(
+    "trace",
+    [
+        pytest.param(trace, id=trace.name, marks=() if trace.name in ON_POSTGRES else pytest.mark.soak)
+        for trace in RUNNING
+    ],
+)
 def test_on_postgres(trace: Trace, postgres: PostgresStore) -> None:
-    """With restarts: a straight run would read back less of what was stored."""
-    _check(trace, _between(trace.steps, [{"restart": True}]), postgres)
+    """With restarts: a straight run would read back less of what was stored. `soak` runs all of them."""
+    _check(trace, _between(trace.steps, [[RESTART]]), postgres)
 
 
 # --- running and comparing --------------------------------------------------------------------------------------------
@@ -153,8 +188,10 @@ def _job(trace: Trace) -> Job:
     return parse_job(json.dumps(trace.job), f"{trace.name}.yaml")
 
 
-def _check(trace: Trace, steps: Sequence[Step], store: StateStore, shards: int | None = None) -> None:
-    with closing(_lines(_job(trace), steps, store, shards)) as lines:
+def _check(
+    trace: Trace, steps: Sequence[Step], store: StateStore, shards: int | None = None, job: Job | None = None
+) -> None:
+    with closing(_lines(job or _job(trace), steps, store, shards)) as lines:
         for number, step in enumerate(steps, start=1):
             place = f"{trace.name}, step {number} of this run: {step.given}"
             if step.expected.fails:
@@ -191,14 +228,13 @@ def _check_failure(lines: Iterator[Mapping[str, Any]], fragments: Sequence[str],
     assert not [fragment for fragment in fragments if fragment not in str(raised.value)], f"{raised.value}: {place}"
 
 
-def _between(steps: Sequence[Step], extra: Sequence[Mapping[str, Any]]) -> list[Step]:
-    """The steps with one of `extra`, in turn, after each but the last. They emit nothing and move no watermark."""
-    inserted = [
-        part
-        for number, step in enumerate(steps)
-        for part in (step, Step(extra[number % len(extra)], _unmoved(step.expected)))
-    ]
-    return inserted[:-1]
+def _between(steps: Sequence[Step], extra: Sequence[Sequence[Mapping[str, Any]]]) -> list[Step]:
+    """The steps with one group of `extra`, in turn, between them. They emit nothing and move no watermark."""
+    inserted = list(steps[:1])
+    for number, (before, step) in enumerate(pairwise(steps)):
+        inserted += [Step(given, _unmoved(before.expected)) for given in extra[number % len(extra)]]
+        inserted.append(step)
+    return inserted
 
 
 def _unmoved(after: Expected) -> Expected:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from core.asof_shard import Oracle, Rate, Row, Shard, Trade, all_the_same, asof_step, far_apart, rows_of
 from joinery_runtime.core.kinds import asof
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
@@ -107,13 +108,13 @@ def check(case: Case) -> None:
         assert result.matches == sum(rate is not None for _, _, rate, _ in wanted)
 
 
-@settings(quick, max_examples=400)
+@settings(quick, max_examples=examples(400))
 @given(case=cases())
 def test_every_epoch_gives_the_oracles_rows_in_order_and_counts(case: Case) -> None:
     check(case)
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=examples(200))
 @given(case=cases())
 def test_compaction_changes_nothing(case: Case) -> None:
     def seen(*, compact: bool) -> list[Any]:
@@ -122,7 +123,7 @@ def test_compaction_changes_nothing(case: Case) -> None:
     assert seen(compact=True) == seen(compact=False)
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=examples(200))
 @given(case=cases(), cut=st.integers(1, 3))
 def test_with_one_epoch_per_row_or_all_in_one_what_has_waited_joins_the_same(case: Case, cut: int) -> None:
     """Once every version is there and nothing has expired, only versions and times count, not the epochs' cuts."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from budget import found_with
 from core.cases import Case, cases
 from core.harness import check_against_oracle, few_hashes
 from core.random_sessions import session_cases
@@ -27,7 +28,7 @@ from joinery_runtime.core.pipeline.spec import Kind, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepWork
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import FORCED
-from joinery_runtime.engine.planner import Kept
+from joinery_runtime.engine.job_state import JobState
 
 Patch = pytest.MonkeyPatch
 Kernel = Callable[[StepSpec, StepWork], StepResult]
@@ -120,7 +121,7 @@ def compaction_before_the_epoch(patch: Patch) -> None:
 
 
 def no_following_epochs(patch: Patch) -> None:
-    patch.setattr(Kept, "closes", lambda self, now: False)
+    patch.setattr(JobState, "closes", lambda self, now: False)
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
@@ -216,6 +217,8 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "complete sessions wait for the next row": ("sessions", no_following_epochs),
 }
 
+FOUND_WITH: dict[str, int] = {}
+
 # What the comparison says, not an assertion of the engine's own.
 DIFFERENCE = r"(?s)^(epoch \d+, .*(missing|unexpected) row|drops of epoch|rows wait|epochs without rows go on)"
 
@@ -227,6 +230,7 @@ def test_the_oracle_finds_a_broken_engine(mistake: str, monkeypatch: Patch) -> N
     kind, breaks = MISTAKES[mistake]
     breaks(monkeypatch)
 
+    @found_with(FOUND_WITH.get(mistake))
     @settings(
         max_examples=3000,
         database=None,

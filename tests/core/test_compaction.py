@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from joinery_runtime.core.table.compaction import (
     CHECKPOINT_FAN_IN,
     FAN_IN,
@@ -76,7 +77,7 @@ segments = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     found=st.lists(segments, max_size=30),
     kept_for=st.sampled_from([0, 480_000, 960_000, 9_600_000]),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from core.cases import Case, cases, cuts, punctual
 from core.harness import check_against_oracle, few_hashes, run
 from core.random_jobs import KINDS
@@ -31,8 +32,8 @@ def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
 
 
-def search(kind: str, examples: int, check: Callable[[Case], object]) -> None:
-    @settings(quick, max_examples=examples)
+def search(kind: str, count: int, check: Callable[[Case], object]) -> None:
+    @settings(quick, max_examples=examples(count))
     @given(case=cases(kind))
     def every(case: Case) -> None:
         check(case)
@@ -68,7 +69,7 @@ def test_the_number_of_shards_changes_nothing(kind: str) -> None:
 def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None:
     """T9, against the plain meaning of the join over all rows at once."""
 
-    @settings(quick, max_examples=40)
+    @settings(quick, max_examples=examples(40))
     @given(data=st.data(), history=punctual(kind))
     def check(data: Any, history: Any) -> None:
         case, arrivals = history

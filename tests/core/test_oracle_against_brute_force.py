@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from core.cases import Case, Epoch, cuts, punctual
 from core.random_jobs import KINDS
 from joinery_devkit.oracle import Joined, WatermarkOracle, brute_force
@@ -20,7 +21,7 @@ quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Hea
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None:
-    @settings(quick, max_examples=150)
+    @settings(quick, max_examples=examples(150))
     @given(data=st.data(), history=punctual(kind))
     def check(data: Any, history: Any) -> None:
         case, arrivals = history

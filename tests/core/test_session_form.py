@@ -1,4 +1,4 @@
-"""`form` against one row at a time, as docs/design/sessions.md tells it."""
+"""`form` against one row at a time, as rules S1 to S3 say."""
 
 from __future__ import annotations
 

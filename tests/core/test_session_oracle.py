@@ -1,5 +1,5 @@
-"""The oracle of sessions itself, against cases worked out by hand from semantics.md, docs/design/sessions.md and seed
-003; and against the plain meaning of sessions over all rows at once."""
+"""The oracle of sessions itself, against cases worked out by hand from docs/semantics.md and seed 003; and
+against the plain meaning of sessions over all rows at once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from core.random_sessions import INPUT, SessionJob, punctual_sessions, session_cuts
 from core.session_table import UpsertTable
 from joinery_devkit.oracle import END, Row, SessionOracle, WatermarkOracle, multiset
@@ -231,7 +232,9 @@ def test_s7_aggregates(function: Any, kind: str, values: Sequence[Any], expected
 # --- all rows at once -------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(data=st.data(), punctual=punctual_sessions())
 def test_where_epochs_are_cut_changes_nothing_in_the_end(data: Any, punctual: Any) -> None:
     case, arrivals = punctual

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from core.cases import Case
 from core.harness import check_against_oracle, few_hashes, run
 from core.random_sessions import NO_CAP, punctual_sessions, session_cases, session_cuts
@@ -42,19 +43,19 @@ def check(case: Case, hasher: KeyHash = key_hash) -> None:
         table.check_apart()
 
 
-@settings(quick, max_examples=160)
+@settings(quick, max_examples=examples(160))
 @given(case=session_cases())
 def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check(case)
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=examples(60))
 @given(case=session_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
     check(case, few_hashes(2))
 
 
-@settings(quick, max_examples=20)
+@settings(quick, max_examples=examples(20))
 @given(case=session_cases())
 def test_the_number_of_shards_changes_nothing(case: Case) -> None:
     def rows(shards: int) -> list[Any]:
@@ -66,7 +67,7 @@ def test_the_number_of_shards_changes_nothing(case: Case) -> None:
     assert rows(1) == rows(3) == rows(8)
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=examples(60))
 @given(data=st.data(), punctual=punctual_sessions())
 def test_where_epochs_are_cut_changes_nothing_in_the_end(data: Any, punctual: Any) -> None:
     """T9, against all rows at once."""
@@ -86,7 +87,7 @@ EDITS: dict[str, list[Any]] = {
 }
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=examples(60))
 @given(data=st.data(), case=session_cases())
 def test_an_edited_job_goes_on_and_gives_nothing_twice(data: Any, case: Case) -> None:
     """What had been forgotten before an edit does not come again as something new (M2)."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from core.window_brute_force import SessionBruteForce, TumblingBruteForce
 from core.window_steps import PRESERVED, Joined, Row, Shard, WindowRule, one_hash, real_hash, window_step
 from joinery_runtime.core.kinds import cells, window
@@ -32,7 +33,7 @@ tumbling = st.builds(lambda slide, more: WindowJoin(slide + more, slide), st.int
 sessions = st.builds(SessionWindowJoin, st.integers(1, 6))
 kinds = st.sampled_from(sorted(PRESERVED))
 hashers = st.sampled_from([real_hash, one_hash])
-QUICK = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def brute_force(rule: WindowRule, kind: str, differ: bool) -> Any:

@@ -193,9 +193,9 @@ class CommitProtocol(RuleBasedStateMachine):
             yield alive[who % len(alive)]
 
 
-def profile(examples: int, steps: int, *phases: Phase) -> settings:
+def profile(count: int, steps: int, *phases: Phase) -> settings:
     return settings(
-        max_examples=examples,
+        max_examples=count,
         stateful_step_count=steps,
         derandomize=True,
         database=None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +11,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from budget import LARGE
 from engine import sim_kafka
 from engine.audit import Auditor
 from engine.sim_process import Fault
 from engine.simulation import DriverProcess, World
 from joinery_runtime.core.table import compaction
-
-# Minutes more: every fault at every call also where the fast suite tries each fault at two calls of a kind.
-EVERY_CALL = "JOINERY_EVERY_CALL" in os.environ
 
 Record = tuple[str, int, str | None, int]  # input, partition, key, jitter
 
@@ -188,14 +185,10 @@ def faults_to_try(world_type: type[World]) -> list[tuple[int, Fault]]:
     chosen = [
         (number, fault)
         for turn, ((_, fault), numbers) in enumerate(pairs.items())
-        for number in (numbers if world_type.every_call or EVERY_CALL else _two_of(numbers, turn))
+        # Of the calls of a kind another one for each fault, so that together they meet as many calls as they can.
+        for number in (numbers if LARGE or world_type.every_call else [numbers[turn % len(numbers)]])
     ]
     return sorted(chosen, key=lambda each: each[0])
-
-
-def _two_of(numbers: Sequence[int], turn: int) -> set[int]:
-    """Other ones for each fault, so that together they meet as many calls as they can."""
-    return {numbers[(turn + part * len(numbers) // 2) % len(numbers)] for part in range(2)}
 
 
 def single_faults(world_type: type[World], *, strays_first: bool = False) -> int:
@@ -217,9 +210,15 @@ def single_faults(world_type: type[World], *, strays_first: bool = False) -> int
     return len(chosen)
 
 
-def zombies(successor_at: str, world_type: type[World] = World) -> None:
-    pace = 1 if world_type.every_call or EVERY_CALL else 6
-    for number in range(1, len(calls_of_a_recovery(world_type)), pace):
+SUCCESSORS_AT = ("store.sweep", "store.commit", "idle")
+
+
+def zombies(successor_at: str, world_type: type[World] = World) -> int:
+    """How many calls a driver slept at: all, or for each place of the successor others, far apart."""
+    pace = 1 if LARGE or world_type.every_call else world_type.pace_of_zombies
+    first = 1 + SUCCESSORS_AT.index(successor_at) * pace // len(SUCCESSORS_AT)
+    numbers = range(first, len(calls_of_a_recovery(world_type)), pace)
+    for number in numbers:
         with run_to_call(number, f"wakes when its successor is at {successor_at}", world_type) as (running, zombie):
             successor = running.world.start_driver(1, 0)
             running.world.run_to(successor, successor_at)
@@ -229,3 +228,4 @@ def zombies(successor_at: str, world_type: type[World] = World) -> None:
             running.auditor.check()
             running.world.run_to(successor, "end")
             running.auditor.check()
+    return len(numbers)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from joinery_runtime.engine.alignment import PROBE_RECORDS, Backlog, Densities, allocate
 
 BUDGET = 500_000
@@ -59,7 +60,7 @@ backlogs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(found=st.lists(backlogs, max_size=8), budget=st.sampled_from([1, 10, 50_000, BUDGET]))
 def test_never_nothing_never_too_much(found: list[Backlog[object]], budget: int) -> None:
     share = allocate(found, budget)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import Phase
 from hypothesis.stateful import run_state_machine_as_test
 
+from budget import found_with
 from engine.commit_protocol import CommitProtocol, profile
 from engine.sim_host import SimHost
 from engine.sim_run import small_world
@@ -68,15 +68,18 @@ class ForgetsHorizons(Driver):
 
     def recover(self, previous: int | None = None) -> None:
         super().recover(previous)
-        self._floors = {}
+        self.state = replace(self.state, floors={})
 
 
 class PlansAgainFromTheStart(Driver):
     """The horizons of a pending plan are worked out anew."""
 
-    def _with_horizons(self, document: Mapping[str, Any]) -> EpochPlan:
-        plan = super()._with_horizons(document)
-        return replace(plan, horizons=times.horizons(self._pipeline, plan.times, {}))
+    def recover(self, previous: int | None = None) -> None:
+        super().recover(previous)
+        plan = self.state.pending
+        if plan is not None:
+            anew = times.horizons(self._pipeline, plan.times, {})
+            self.state = self.state.planned(replace(plan, horizons=anew))
 
 
 class DropsBeforeClosing(Driver):
@@ -122,7 +125,7 @@ def broken(world: type[World], mutant: type) -> type[World]:
 
 def any_mixture(world: type[World]) -> None:
     machine = type("BrokenProtocol", (CommitProtocol,), {"world_type": world})
-    run_state_machine_as_test(machine, settings=profile(40, 30, Phase.generate))
+    run_state_machine_as_test(found_with(0)(machine), settings=profile(40, 30, Phase.generate))
 
 
 @pytest.mark.parametrize(("mutant", "world", "why"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import Phase
 from hypothesis.stateful import run_state_machine_as_test
 
+from budget import found_with
 from engine.commit_protocol import CommitProtocol, profile
 from engine.sim_host import SimHost
 from engine.sim_kafka import GroupMark, Row, SimTopic
@@ -24,7 +25,7 @@ from joinery_runtime.errors import StoreUnavailable
 from joinery_runtime.sinks.base import AttemptId, Receipt, Takeover
 from joinery_runtime.sinks.kafka_marks import Mark
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import EpochCommit, JobRecord
+from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ class ForgetsThePlan(Driver):
 
     def recover(self, previous: int | None = None) -> None:
         super().recover(previous)
-        self._pending = None
+        self.state = self.state.planned(None)
 
 
 class ChangesThePlan(Driver):
@@ -77,37 +78,37 @@ class ChangesThePlan(Driver):
 
     def recover(self, previous: int | None = None) -> None:
         super().recover(previous)
-        if self._pending is not None:
-            self._pending = replace(self._pending, shards=self._pending.shards + 1)
+        pending = self.state.pending
+        if pending is not None:
+            self.state = self.state.planned(replace(pending, shards=pending.shards + 1))
 
 
 class PlansInMemory(Driver):
     """Runs a plan that the store has not seen."""
 
     def plan(self, *, always: bool = False) -> EpochPlan | None:
-        planner = self._parts.planner
-        if self._pending is None:
-            self._pending = planner.plan(self._epoch + 1, self.inputs, self.kept, self._now_ms(), always=always)
-        return self._pending
+        if self.state.pending is None:
+            self.state = self.state.planned(self._parts.planner.plan(self.state, self._now_ms(), always=always))
+        return self.state.pending
 
 
 class BelievesInSuccess(Driver):
     """Takes a commit without an answer for done."""
 
-    def _commit(self, commit: EpochCommit) -> None:
+    def _write(self, commit: EpochCommit) -> None:
         with suppress(StoreUnavailable):
-            self._parts.store.commit(self._identity.name, self._generation, commit)
+            self._parts.store.commit(self._identity.name, self.generation, commit)
 
 
 class SweepsBeforePublishing(Driver):
-    def _recover_sinks(self, record: JobRecord) -> None:
+    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> None:
         for sink, _ in self._receipts({}):
             sink.recover(Takeover(record.generation, record.epoch))
-        super()._recover_sinks(record)
+        super()._recover_sinks(record, newest)
 
 
 class NeverPublishesAgain(Driver):
-    def _recover_sinks(self, record: JobRecord) -> None:
+    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> None:
         for sink, _ in self._receipts({}):
             sink.recover(Takeover(record.generation, record.epoch))
 
@@ -197,18 +198,19 @@ def test_a_broken_protocol_is_found(mutant: type, why: str) -> None:
     world = type("BrokenWorld", (World,), {"sink_type": NoTopic, part: mutant})
     machine = type("BrokenProtocol", (CommitProtocol,), {"world_type": world})
     with pytest.raises(AssertionError, match=why):
-        run_state_machine_as_test(machine, settings=profile(100, 30, Phase.generate))
+        run_state_machine_as_test(found_with(0)(machine), settings=profile(100, 30, Phase.generate))
 
 
 def test_attempts_of_one_name_are_found() -> None:
     """What only a task shows that runs a second time: each call is tried."""
     with pytest.raises(AssertionError, match=r"is not unique|other bytes"):
-        single_faults(type("BrokenWorld", (World,), {"sink_type": NoTopic, "host_type": OneName}))
+        single_faults(type("BrokenWorld", (World,), {"sink_type": NoTopic, "host_type": OneName, "every_call": True}))
 
 
 @pytest.mark.parametrize(("mutant", "why"), TOPIC_MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_broken_topic_is_found(mutant: type[SimTopic], why: str) -> None:
     """What only a zombie between two calls shows: each call is tried."""
-    world = type("BrokenWorld", (World,), {"sink_type": type("BrokenSink", (SimSink,), {"topic_type": mutant})})
+    sink = type("BrokenSink", (SimSink,), {"topic_type": mutant})
+    world = type("BrokenWorld", (World,), {"sink_type": sink, "every_call": True})
     with pytest.raises(AssertionError, match=why):
         zombies("idle", world)

@@ -23,8 +23,7 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.limits import Cap, Pauses, Reading, StateLimits, refuse_growth
-from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import EpochReport, StateSize
 from joinery_runtime.errors import LimitReached
 
 FAIL = {"maxRecords": 5}
@@ -81,7 +80,7 @@ def epochs(driver: Driver) -> list[EpochReport]:
 
 
 def rows(driver: Driver) -> dict[str, int]:
-    return {part: size.rows for part, size in driver.parts.items()}
+    return {part: size.rows for part, size in driver.state.part_sizes.items()}
 
 
 # --- fail -------------------------------------------------------------------------------------------------------------
@@ -113,7 +112,7 @@ def test_an_epoch_that_would_grow_over_the_cap_is_not_committed_and_goes_on_unde
     (report,) = epochs(higher)
     assert (report.epoch, report.rows_in, report.rows_out) == (2, {"orders": 2, "payments": 1}, 6)
     assert rows(higher) == {"left": 6, "right": 1}
-    assert higher.totals.rows_in == {"orders": 6, "payments": 1}
+    assert higher.state.totals.rows_in == {"orders": 6, "payments": 1}
 
 
 def test_bytes_are_capped_too(make_world: Callable[..., World]) -> None:
@@ -247,7 +246,7 @@ def test_it_stops_although_other_inputs_are_read_on(make_world: Callable[..., Wo
     add(world, "refunds", *range(1_000, 1_040))
     with pytest.raises(LimitReached):
         epochs(driver)
-    assert 0 < driver.totals.rows_in["refunds"] < 40
+    assert 0 < driver.state.totals.rows_in["refunds"] < 40
 
 
 # --- what lets rows go ------------------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ START = "from joinery_runtime.hosts.spark import start_context; start_context('j
 
 def run(variant: Variant, folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     """A program with the variant's package in front of the installed one."""
-    shutil.copytree(SOURCES, folder / "joinery_runtime", ignore=shutil.ignore_patterns("__pycache__"))
+    # With what is compiled: it is valid as long as its source is the same.
+    shutil.copytree(SOURCES, folder / "joinery_runtime")
     for path, content in files_of(variant).items():
         (folder / Path(path).relative_to(Path(INSTALLED).parent)).write_bytes(content)
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}

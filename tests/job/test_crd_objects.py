@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from budget import examples
 from job import chains
 from job.resources import GOOD, edited
 from job.test_step_rules import GOOD_STEPS
@@ -249,7 +250,7 @@ DELAY = SPEC["properties"]["inputs"]["items"]["properties"]["watermark"]["proper
 BOUND = SPEC["properties"]["joins"]["items"]["properties"]["interval"]["properties"]["lower"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(-(10**12), 10**12))
 def test_every_duration_is_a_bound_and_none_below_zero_a_delay(ms):
     text = format_duration(ms)
@@ -257,7 +258,7 @@ def test_every_duration_is_a_bound_and_none_below_zero_a_delay(ms):
     assert bool(list(wrong(text, DELAY))) == bool(list(wrong(ms, DELAY))) == (ms < 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.from_regex(BOUND["pattern"].replace("$", r"\Z"), alphabet=st.characters(max_codepoint=255)))
 def test_what_looks_like_a_duration_is_one_or_too_fine_or_too_long(text):
     try:

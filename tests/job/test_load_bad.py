@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from job.resources import GOOD, edited, problems
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import load_job, parse_job
@@ -414,7 +415,7 @@ JUNK = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.integers(2, len(LINES) - 1), JUNK), min_size=1, max_size=3))
 def test_no_value_anywhere_gives_anything_but_a_job_error(edits):
     lines = list(LINES)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from job.chains import said_of
 from job.sessions import CLICKS, COUNT, document, in_sql, load, mistakes, of
 from job.test_step_rules import JUNK, places
@@ -255,7 +256,7 @@ def test_distinct_values_are_counted_exactly_unless_told_otherwise(aggregate: An
     assert load(aggregate).sessions.aggregates[0].distinct_limit == limit
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> None:
     good = [*(document(*aggregates, **more) for aggregates, more in GOOD), *map(in_sql, GOOD_SQL)]

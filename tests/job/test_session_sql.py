@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from job.chains import said_of
 from job.sessions import document, in_sql, parsed
 from joinery_runtime.core.compile import compile_job
@@ -252,7 +253,7 @@ WORDS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_no_text_gives_anything_but_sessions_or_reasons(data: st.DataObject) -> None:
     words = data.draw(st.sampled_from([selected("COUNT(*) AS n"), COMPUTED, KSQL])).split(" ")

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from job.resources import problems
 from job.sql_jobs import HEAD, HOUR, KEY, joined, resource
 from joinery_runtime.core.compile import compile_join
@@ -152,7 +153,7 @@ WORDS = """SELECT FROM JOIN LEFT ON AND OR NOT WHERE BETWEEN INTERVAL '1' HOUR D
     " ` -- /* $1 :a ? [ ] { } @ # CAST LATERAL PIVOT""".split()  # noqa: SIM905 - a list would take a line a word
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=12), st.sampled_from(["", joined(KEY), f"{GOOD} "]))
 def test_any_words_are_a_job_or_refused_at_the_sql(words, before):
     assert {problem.path for problem in problems(resource(f"{before} {' '.join(words)}"))} <= {"spec.sql"}

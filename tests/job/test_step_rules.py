@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from job.chains import (
     DAY,
     ITEMS,
@@ -365,7 +366,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [found for key, each in inner for found in ((*at, key), *places(each, (*at, key)))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> None:
     steps, more = data.draw(st.sampled_from(GOOD_STEPS))

@@ -14,7 +14,7 @@ from joinery_runtime.core.aggregates import accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall, Groups
 from joinery_runtime.core.compile.sessions import compile_session
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
-from joinery_runtime.job import SessionAggregation as Job
+from joinery_runtime.job import SessionWindow as Job
 from joinery_runtime.sinks import rows_to_json
 from sinks.postgres import commit, content
 from sinks.rows import FULL, attempt

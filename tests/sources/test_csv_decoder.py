@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from joinery_runtime.sources import CsvDecoder, Decoded
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
@@ -150,7 +151,7 @@ def as_csv(row: tuple[Any, ...]) -> bytes:
 bad_records = st.sampled_from([None, b"", b"\n", b"x", b'"', b"\xff,1,1,1", b"a,x,,", b"a,,,x", b"a,,,\nb,,,"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(rows | bad_records, max_size=12))
 def test_rows_and_bad_records_partition_the_batch(batch: list[Any]) -> None:
     records = [as_csv(item) if isinstance(item, tuple) else item for item in batch]
@@ -166,7 +167,7 @@ pieces = st.sampled_from([b",", b'"', b"\n", b"\r", b"a", b"1", b" ", b"\\", b"\
 junk = st.binary(max_size=12) | st.lists(pieces, max_size=10).map(b"".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(st.none() | junk, max_size=6))
 def test_any_bytes_are_a_row_or_a_bad_record(records: list[bytes | None]) -> None:
     schema = pa.schema({"a": pa.string(), "b": pa.int64()})

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Known, Range, decoder_for, line_number, planner_for, reader_for
@@ -38,7 +39,7 @@ def read_in_ranges(model: Input, records_per_range: int) -> list[tuple[int, byte
 lines = st.lists(st.sampled_from([b"", b"x", b"yy" * 40, b'{"a": 1}', b"\xff"]), max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(lines, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.integers(1, 6))
 def test_json_lines(tmp_path_factory, texts: list[bytes], end: bytes, ended: bool, per_range: int) -> None:
     path = tmp_path_factory.mktemp("files") / "in.jsonl"
@@ -52,7 +53,7 @@ def test_json_lines(tmp_path_factory, texts: list[bytes], end: bytes, ended: boo
 fields = st.sampled_from([b"", b"x", b'"a\nb"', b'"a\r\n""b"""', b'"' + b"long\n" * 30 + b'"'])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(fields, fields), max_size=12), st.sampled_from([b"\n", b"\r\n"]), st.integers(1, 5))
 def test_csv_line_breaks_in_quotes(
     tmp_path_factory, rows: list[tuple[bytes, bytes]], end: bytes, per_range: int

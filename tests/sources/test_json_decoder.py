@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from joinery_runtime.sources import Decoded, JsonDecoder
 from joinery_runtime.sources.json_faults import Explainer
 
@@ -266,7 +267,7 @@ bad_records = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(rows, st.booleans(), st.booleans()) | bad_records, max_size=12))
 def test_rows_and_bad_records_partition_the_batch(batch: list[Any]) -> None:
     records = [
@@ -289,7 +290,7 @@ fragments = st.sampled_from(
 junk = st.binary(max_size=20) | st.lists(fragments, max_size=12).map(b"".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.lists(st.none() | junk, max_size=6), st.sampled_from([pa.int64(), pa.decimal128(5, 2), TIMESTAMP, pa.string()])
 )
@@ -302,7 +303,7 @@ def test_any_bytes_are_a_row_or_a_bad_record(records: list[bytes | None], arrow:
     assert decoded.rows["b"][0].as_py() == decoded.rows["b"][-1].as_py() == "here"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(junk, st.sampled_from([pa.int64(), pa.float64(), pa.bool_(), pa.decimal128(5, 2)]))
 def test_the_explainer_never_blames_what_the_parsers_accept(record: bytes, arrow: pa.DataType) -> None:
     """Else a record would be good or bad by its neighbours' faults."""

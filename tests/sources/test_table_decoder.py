@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from joinery_runtime.job import Input
 from joinery_runtime.sources import BadRecord, Decoded, PartitionRef, RawBatch, decoder_for, json_decoder_for
 
@@ -193,7 +194,7 @@ marked = st.integers(0, 99).map(lambda n: (None, b'{"currency": "k", "rate": 1, 
 broken = st.sampled_from([(b"k", b"bad", 1), (None, None, 1), (b"\xff", None, 1), (b"k", None, -1), (b"k", b"", 1)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(upserts | tombstones | marked | broken, max_size=12))
 def test_rows_and_bad_records_partition_the_batch(records: list[tuple[bytes | None, bytes | None, int]]) -> None:
     decoded = decode(table(key_format="string"), *records)

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from budget import examples
 from joinery_runtime.errors import StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.memory import MemoryStore
@@ -217,6 +218,6 @@ def test_both_stores_give_the_same_answers(postgres: PostgresStore, monkeypatch:
     run_state_machine_as_test(
         BothStores,
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

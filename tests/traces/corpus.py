@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,8 @@ class Trace:
         return len(self.inputs) <= 2
 
 
-def load_traces(folder: Path = FOLDER) -> list[Trace]:
+@cache
+def load_traces(folder: Path = FOLDER) -> Sequence[Trace]:
     """Every trace below the folder, by name."""
     return [_read(path, path.relative_to(folder).with_suffix("").as_posix()) for path in sorted(folder.rglob("*.yaml"))]
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import examples
 from core.aggregates.cases import ALL, DOUBLE, FLOAT, NUMBERS, ORDERED, SPECIAL, Rows, merged, rows
 from core.aggregates.reference import exact_sum, reference
 from joinery_runtime.core.aggregates import Accumulator, Groups, accumulator
@@ -48,7 +49,7 @@ def near(value: float, wanted: Any, values: list[Any], *, units: Fraction) -> bo
     return abs(Fraction(value) - wanted) <= room
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ALL, ids=str)
 def test_every_value_as_in_plain_python(kind: pa.DataType, data: st.DataObject) -> None:
@@ -57,7 +58,7 @@ def test_every_value_as_in_plain_python(kind: pa.DataType, data: st.DataObject) 
         check(function, case, data)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 @pytest.mark.parametrize("kind", NUMBERS, ids=str)
 def test_sums_and_averages_as_in_plain_python(kind: pa.DataType, data: st.DataObject) -> None:
@@ -76,7 +77,7 @@ def check(function: str, case: Rows, data: st.DataObject) -> None:
         agree(case, function, of.result(each))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 @pytest.mark.parametrize("kind", [FLOAT, DOUBLE], ids=str)
 def test_infinities_and_nan_add_up_as_in_ieee(kind: pa.DataType, data: st.DataObject) -> None:
@@ -94,7 +95,7 @@ def test_averages_of_integers_are_the_nearest_doubles(data: st.DataObject) -> No
     assert found == [sum(values) / len(values) if values else None for values in case.values()]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ALL, ids=str)
 def test_sketches_of_few_values_count_exactly(kind: pa.DataType, data: st.DataObject) -> None:

@@ -10,7 +10,8 @@ from joinery_runtime.core.pipeline.describe import Outlook
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import InputTime, Watermark
-from joinery_runtime.engine.plan import EpochPlan, input_states, stored_floors
+from joinery_runtime.engine.job_state import stored_floors
+from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.state.store import JobRecord
 
 

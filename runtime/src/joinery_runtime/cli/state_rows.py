@@ -16,7 +16,7 @@ from joinery_runtime.core.table.columns import MARK, ROW, SEGMENT
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run, SegmentMeta, decode, first_key
 from joinery_runtime.state import migrations
-from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.store import JobRecord, StateReader
 from joinery_runtime.state.upgrade import read_live
 
 Segments = Mapping[str, Run]
@@ -43,7 +43,7 @@ class Wanted:
         return np.arange(rows.start, rows.stop)
 
 
-def read_key(store: StateStore, record: JobRecord, wanted: Sequence[Wanted]) -> tuple[JobRecord, Segments]:
+def read_key(store: StateReader, record: JobRecord, wanted: Sequence[Wanted]) -> tuple[JobRecord, Segments]:
     """The segments that cover a key, with the record that they are of: a driver may replace some meanwhile."""
     newest = record
     found: dict[str, Run] = {}
@@ -60,7 +60,7 @@ def read_key(store: StateStore, record: JobRecord, wanted: Sequence[Wanted]) -> 
 
 
 def read_columns(
-    store: StateStore, record: JobRecord, pipeline: Pipeline, names: Sequence[str]
+    store: StateReader, record: JobRecord, pipeline: Pipeline, names: Sequence[str]
 ) -> tuple[JobRecord, pa.Table | None]:
     """These columns of all rows of the last step's left side that are not marked, and the record that they are of: a
     driver may replace segments meanwhile. No columns: nothing is read."""

@@ -24,7 +24,7 @@ from joinery_runtime.core.table.columns import MARK
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.job import Job
 from joinery_runtime.sinks.encode import rows_to_json
-from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.store import JobRecord, StateReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ShownKey:
                 yield row.line()
 
 
-def show(job: Job, store: StateStore, texts: Sequence[str], step: int | None = None) -> ShownKey:
+def show(job: Job, store: StateReader, texts: Sequence[str], step: int | None = None) -> ShownKey:
     """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
     JoineryError naming what is wrong with them."""
     pipeline = compile_job(job)

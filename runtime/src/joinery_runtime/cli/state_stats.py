@@ -18,10 +18,9 @@ from joinery_runtime.core.pipeline.sides import SESSIONS
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.assembly import state_limits
+from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import Cap
-from joinery_runtime.engine.plan import live_segments
-from joinery_runtime.engine.report import PartTotals, Totals
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import PartTotals, StateSize, Totals
 from joinery_runtime.job import Job, format_time
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore

@@ -10,8 +10,8 @@ from typing import Any
 from joinery_runtime.core.compile import stored_columns
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
-from joinery_runtime.engine.identity import JobIdentity
 from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import Cap, StateLimits
 from joinery_runtime.engine.planner import PlanSettings
 from joinery_runtime.job import Job, Limits, definition, signature

@@ -17,7 +17,7 @@ from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.segment import SegmentMeta
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import StateSize
 from joinery_runtime.errors import LimitReached
 
 
@@ -159,6 +159,6 @@ class Pauses:
         return step.sides[side].inputs
 
     def _lets_go(self, part: str, reading: Reading) -> set[str]:
-        """The inputs that have to go on so that rows of the part go (docs/design/joins.md, "Horizons")."""
+        """The inputs that have to go on so that rows of the part go (docs/architecture.md, "Horizons")."""
         step, side = self._pipeline.side(part)
         return step.kind.released_by(step, side, reading.watermarks)

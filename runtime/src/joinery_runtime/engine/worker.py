@@ -30,7 +30,7 @@ from joinery_runtime.engine.tally import ReadReport, Tally
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, SinkWriter
 from joinery_runtime.sources import Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
-from joinery_runtime.state.store import Standing, StateStore
+from joinery_runtime.state.store import Standing, TaskStore
 
 # Rows gathered before they are cut into shards: fewer, larger blocks.
 CUT_ROWS = 65_536
@@ -68,7 +68,7 @@ class WorkerParts:
     job: str
     pipeline: Pipeline
     inputs: InputAccess
-    store: StateStore
+    store: TaskStore
     output: SinkWriter
     dead_letters: SinkWriter | None
     cache: Path
@@ -193,7 +193,7 @@ class Worker:
             hottest=hottest,
             parts={side.part: _counts(step, i, result, shard) for i, side in enumerate(step.sides)},
             matches=result.matches,
-            left=_left(step, result),
+            removed=_left(step, result),
         )
 
     def _hottest(self, work: EpochWork, step: StepSpec, shard: int, task: StepTask) -> tuple[KeyRows, ...] | None:

@@ -18,6 +18,7 @@ type is an error also where later rows would bring it back: what is in the state
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,3 +98,6 @@ class Accumulator(Protocol):
     def result(self, states: States) -> pa.Array:
         """What goes out for each state, of type `result_type`; NULL where no value was seen, but 0 for counts."""
         ...
+
+
+Make = Callable[[str, AggregateCall], Accumulator]  # from the name of its columns and what the job asks for

@@ -1,7 +1,7 @@
 """A job as the engine runs it: a `Pipeline` of steps, compiled once from the resource by `core.compile`.
 
 `Kind` is all that the engine and the command line ask of a kind of step; `core.kinds` has a module for each. Nothing
-else may know which kinds there are. docs/design/joins.md tells the story. Durations and times are milliseconds.
+else may know which kinds there are. docs/architecture.md tells the story. Durations and times are milliseconds.
 """
 
 from __future__ import annotations

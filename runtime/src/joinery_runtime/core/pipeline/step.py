@@ -12,7 +12,7 @@ from joinery_runtime.core.table.columns import MARK
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run
 
-# Order of a trace's rows (interfaces.md, "Traces"): closings first, by (ts, side, partition, offset) of the row that is
+# Order of a trace's rows (docs/trace.md): closings first, by (ts, side, partition, offset) of the row that is
 # closed (of a pair: of its left row); then matches, by the later row's (side, partition, offset). The partner's place
 # comes after both, -1 where there is none, and then the window's start, 0 where there is none.
 ORDER_COLUMNS = (
@@ -30,7 +30,7 @@ CLOSING, ARRIVAL = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """See docs/design/joins.md, "Horizons". None: nothing can be closed yet."""
+    """See docs/architecture.md, "Horizons". None: nothing can be closed yet."""
 
     before: int | None = None
     now: int | None = None

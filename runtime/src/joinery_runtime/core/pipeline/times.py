@@ -1,5 +1,5 @@
 """What time means to a pipeline: how far each part of the state is closed, and what a step hands on as watermarks to
-the next one (docs/design/joins.md "Horizons").
+the next one (docs/architecture.md, "Horizons").
 
 Everything here follows from the inputs' watermarks and the durations of the steps alone (N3), so it is the same in all
 shards and after a restart. Times are event-time milliseconds.

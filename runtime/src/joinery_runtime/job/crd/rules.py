@@ -167,8 +167,8 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     (SelectItem, "as"): (
         Rule("!self.startsWith('$')", "starts with `$`, which engine columns do; choose another name"),
     ),
-    Output: (exactly_one("kafka", "postgres", "file"),),
-    DeadLetter: (exactly_one("kafka", "file"),),
+    Output: (exactly_one(*Output.KINDS),),
+    DeadLetter: (exactly_one(*DeadLetter.KINDS),),
     StoreSpec: (Rule("!has(self.postgres) || !has(self.memory)", "postgres and memory are both named; keep one"),),
     (StoreSpec, "checkpointInterval"): positive(),
     PostgresStore: (exactly_one("dsn", "dsnSecretRef"),),

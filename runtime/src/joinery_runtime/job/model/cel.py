@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.model.wording import linked, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Rule:
     at: str = ""
 
     def schema(self) -> dict[str, Any]:
-        return {"rule": self.rule, "message": self.message, **({"fieldPath": self.at} if self.at else {})}
+        return {"rule": self.rule, "message": linked(self.message), **({"fieldPath": self.at} if self.at else {})}
 
 
 def exactly_one(*names: str) -> Rule:

@@ -118,8 +118,8 @@ class Column(Model):
 
 
 class Watermark(Model):
-    """How an input's watermark moves (rules T1 to T6). `idle_timeout` 0 switches idleness off; with `explicit` only
-    the steps of `joinery trace` raise it."""
+    """How an input's watermark moves (docs/semantics.md#time). `idle_timeout` 0 switches idleness off; with
+    `explicit` only the steps of `joinery trace` raise it."""
 
     delay: PositiveDuration = 0
     idle_timeout: PositiveDuration = 60_000
@@ -128,7 +128,8 @@ class Watermark(Model):
 
 
 class Table(Model):
-    """An input that is a changelog: each row is the version of its `key` columns from its event time on (rule A1).
+    """An input that is a changelog: each row is the version of its `key` columns from its event time on
+    (docs/semantics.md#a1).
 
     A record without a value deletes: its key columns come from the record's own key, read by `key_format` (`json`: an
     object that has them; `string`: the one key column as text), its event time is the Kafka record's timestamp."""

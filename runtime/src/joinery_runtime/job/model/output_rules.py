@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from joinery_runtime.job.model.outputs import DeadLetter, Output
 from joinery_runtime.job.model.parts import Finding, Parts, dig, exactly_one, items
 from joinery_runtime.job.model.wording import listed, suggestion
 
@@ -22,8 +23,8 @@ def unknown_columns(parts: Parts, known: Sequence[str] | None) -> Iterator[Findi
 
 def _one_target(parts: Parts) -> Iterator[Finding]:
     spec = dig(parts.data, "spec")
-    yield from exactly_one(dig(spec, "output"), ("spec", "output"), ("kafka", "postgres", "file"))
-    yield from exactly_one(dig(spec, "deadLetter"), ("spec", "deadLetter"), ("kafka", "file"))
+    yield from exactly_one(dig(spec, "output"), ("spec", "output"), Output.KINDS)
+    yield from exactly_one(dig(spec, "deadLetter"), ("spec", "deadLetter"), DeadLetter.KINDS)
     if dig(spec, "stateStore", "postgres") is not None and dig(spec, "stateStore", "memory") is not None:
         yield ("spec", "stateStore"), "postgres and memory are both named; keep one"
     yield from exactly_one(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -39,6 +39,8 @@ class FileOutput(Model):
 class Output(Model):
     """Exactly one of `kafka`, `postgres` and `file`."""
 
+    KINDS: ClassVar = ("kafka", "postgres", "file")
+
     kafka: KafkaOutput | None = None
     postgres: PostgresOutput | None = None
     file: FileOutput | None = None
@@ -60,6 +62,8 @@ class DeadLetterKafka(Model):
 
 class DeadLetter(Model):
     """Exactly one of `kafka` and `file`. The job's `delivery` holds for Kafka dead letters too; files never repeat."""
+
+    KINDS: ClassVar = ("kafka", "file")
 
     kafka: DeadLetterKafka | None = None
     file: FileOutput | None = None

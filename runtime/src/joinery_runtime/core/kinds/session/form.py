@@ -1,4 +1,4 @@
-"""How kept sessions and new rows of one epoch become sessions (rules S1-S3; docs/design/sessions.md tells the rule).
+"""How kept sessions and new rows of one epoch become sessions (rules S1-S3; docs/architecture.md, "Sessions").
 
 Elements are kept sessions [start, end] and rows (start = end), sorted by (key, start, kept sessions first, arrival).
 All of it is arithmetic on arrays: times are event-time milliseconds, positions count elements.

@@ -40,9 +40,9 @@ class ComputedColumn(Model):
 
 
 class Aggregate(Model):
-    """One aggregate of a session (rule S7); NULLs are skipped. `count` counts rows, every other function needs a
-    `column`. `count_distinct` is `exact`, and fails the job at more than `limit` (10,000 if not given) values in one
-    session, or `hll`: a HyperLogLog sketch with a relative standard error of about 1.6 %."""
+    """One aggregate of a session (docs/semantics.md#s7); NULLs are skipped. `count` counts rows, every other
+    function needs a `column`. `count_distinct` is `exact`, and fails the job at more than `limit` (10,000 if not given)
+    values in one session, or `hll`: a HyperLogLog sketch with a relative standard error of about 1.6 %."""
 
     function: Function
     column: Text | None = None

@@ -1,0 +1,22 @@
+"""How much the tests search: little in `make test`, much in `make soak` (JOINERY_BUDGET=large)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import seed
+
+LARGE = {"small": False, "large": True}[os.environ.get("JOINERY_BUDGET", "small")]
+
+
+def examples(large: int) -> int:
+    """How many examples hypothesis tries: so many in the large budget, a fifth in the small one, at least 20."""
+    return large if LARGE else min(large, max(20, large // 5))
+
+
+def found_with(number: int) -> Callable[[Any], Any]:
+    """Begins the search for something broken where it is found soon; the large budget begins elsewhere. When what is
+    drawn changes, the search takes longer and finds it all the same: it tries as many examples."""
+    return (lambda test: test) if LARGE else seed(number)
