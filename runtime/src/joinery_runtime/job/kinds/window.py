@@ -12,9 +12,6 @@ from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.parts import Finding, Parts, dig
 from joinery_runtime.job.model.parts import exactly_one as one_of
 
-WINDOW_COLUMNS = ("window_start", "window_end")
-"""What the rows of a window join carry after the user's columns (rule W4): int64 milliseconds."""
-
 
 def _window(parts: Parts) -> Iterator[Finding]:
     for step in parts.steps:
