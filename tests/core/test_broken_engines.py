@@ -228,7 +228,6 @@ FOUND_WITH = {
     "nothing is taken back": 7,
     "one group takes the rows of another": 2,
     "compaction drops a session too early": 11,
-    "compaction drops a session too early": 11,
 }
 
 # What the comparison says, not an assertion of the engine's own.
