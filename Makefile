@@ -20,7 +20,7 @@ LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
 setup: $(STAMP) ## create .venv with the pinned dependencies and the three distributions (done by the others when needed)
@@ -36,38 +36,59 @@ $(STAMP): requirements/dev.txt requirements/uv.txt $(PROJECTS:%=%/pyproject.toml
 	@touch $@
 
 .PHONY: lint
-lint: setup ## ruff, format check, mypy --strict, import contracts
+lint: setup ## style, format, types, import contracts, and that only its modules name a kind
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m joinery_devkit.kind_names
 
 .PHONY: format
 format: setup ## let ruff fix and format every file
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# Every suite is one pytest process with a worker per core; a file stays with one worker, and the first ones begin first.
+# (Not `--dist loadgroup`: with pytest 9.2 xdist 3.8 sees no groups and spreads a file over the workers.)
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+KUBERNETES := $(BIN)/python -m joinery_devkit.kubernetes
+
 .PHONY: test
-test: lint test-fast test-services ## everything that CI runs
+test: lint test-fast test-services ## lint, types, layers, every rule, and the product on real Kafka, Postgres, Spark and API server
+
+.PHONY: test-all
+test-all: test test-slow e2e ## all that must pass before a change lands (what .ci/run runs)
 
 .PHONY: test-fast
 test-fast: setup ## the tests that need nothing but this process
-	$(BIN)/pytest -m "not services and not node" -n 2
+	$(PYTEST) -m "not services and not node and not slow and not soak"
 
 .PHONY: test-services
-test-services: setup ## the tests that bring up Kafka, Postgres, Spark and an API server
-	@$(BIN)/python -m joinery_devkit.kubernetes build api
-	$(BIN)/pytest -m "services and not slow" -n 2 --dist loadfile --durations=10
-	$(BIN)/pytest -m "services and slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+test-services: setup ## the tests on a Kafka, a Postgres, a Spark and an API server that they bring up
+	@$(KUBERNETES) build api
+	$(PYTEST) -m "services and not slow and not soak"
+
+.PHONY: test-slow
+test-slow: setup ## drivers that are killed at every point, whole examples, fencing: real parts, minutes
+	@$(KUBERNETES) build api
+	$(PYTEST) -m "slow and not node and not soak"
+
+.PHONY: programs
+programs: setup ## compile what a Kubernetes node consists of ahead (minutes, once)
+	@$(KUBERNETES) build node
+
+.PHONY: images
+images: setup ## build the images ahead, as images/*.Dockerfile say (root; minutes, once)
+	@$(BIN)/python -m joinery_devkit.images
 
 .PHONY: e2e
-e2e: setup ## the operator on a real Kubernetes node, brought up here (root; the first time builds its binaries)
-	@$(BIN)/python -m joinery_devkit.kubernetes build node
-	$(BIN)/pytest -m node --durations=10
+e2e: setup ## the operator on a real Kubernetes node, and the images (root; minutes more the first time)
+	@$(MAKE) -j2 programs images
+	$(PYTEST) -m "node and not soak"
 
 .PHONY: soak
-soak: setup ## the kill tests with every point hit three times (half an hour)
-	JOINERY_KILLS=3 $(BIN)/pytest tests/e2e/test_kill.py tests/e2e/test_kill_sessions.py
+soak: setup ## the same with large budgets: every trace in every variant, every kill three times, whole lives (hours)
+	JOINERY_BUDGET=large JOINERY_KILLS=3 $(PYTEST) --timeout=3600
 
 KIND ?= joins
 
@@ -83,8 +104,9 @@ bench: setup ## throughput beside Spark's own joins and sessions and the raw rea
 	@$(BIN)/python bench/latency.py --out build/latency.json
 
 .PHONY: crds
-crds: setup ## write crds/ from the resource models, and deploy/ from the chart (tests fail while they differ)
+crds: setup ## write crds/ from the resource models, deploy/ from the chart, the operator's table (tests fail while they differ)
 	@$(BIN)/joinery crds --folder crds
+	@$(BIN)/python -c 'from joinery_operator.reconcile.rollout_table import rendered; print(rendered(), end="")' > docs/rollout-table.md
 	@PYTHONPATH=tests $(BIN)/python deploy/render.py --helm "$$($(BIN)/python -c 'from joinery_devkit.kubernetes.binaries import program; print(program("helm"))')"
 
 .PHONY: lock

@@ -1,21 +1,27 @@
-"""Services that the whole run shares, and how much hypothesis searches."""
+"""Services that the whole run shares, the tests' order, and how much hypothesis searches."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
 from budget import examples
 from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_devkit.kubernetes.shared import cluster_services
+from joinery_devkit.services import SharedServices, address_of
 from joinery_runtime.state.embedded import embedded_postgres
+from kubernetes_e2e.installation import OPERATOR, installed_operator
 
-# The tests' own Kubernetes, for every folder of tests.
-pytest_plugins = ["joinery_devkit.kubernetes.fixtures"]
+# The tests' own Kubernetes, and the limit of a test's time.
+pytest_plugins = ["joinery_devkit.kubernetes.fixtures", "joinery_devkit.time_limit"]
 
 # "ci" finds the same on every run; "dev" looks elsewhere each time. On a busy machine an example may be slow.
 # tests/budget.py says how many examples there are.
@@ -29,17 +35,21 @@ settings.register_profile(
 settings.register_profile("dev", deadline=None, max_examples=examples(100))
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-
-@pytest.fixture(scope="session")
-def kafka_broker() -> Iterator[KafkaBroker]:
-    """A real broker; each test makes topics of its own."""
-    with KafkaBroker() as broker:
-        yield broker
+# With the newer group protocol the broker says how often members hear of a rebalance (5 s by default).
+PROMPT = {f"group.consumer.{limit}heartbeat.interval.ms": "500" for limit in ("min.", "")}
 
 
-@pytest.fixture(scope="session")
-def postgres_dsn() -> Iterator[str]:
-    """A real Postgres; each test makes a schema of its own."""
+# --- shared services --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _kafka() -> Iterator[str]:
+    with KafkaBroker(properties=PROMPT) as broker:
+        yield broker.bootstrap
+
+
+@contextmanager
+def _postgres() -> Iterator[str]:
     # Not in pytest's own folder: run by root, the server has another user, and every further pytest that starts on
     # this machine closes that folder to others.
     with (
@@ -49,6 +59,40 @@ def postgres_dsn() -> Iterator[str]:
         yield dsn
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # xdist's workers ask the process that started them
+        services = SharedServices(
+            {"kafka": _kafka, "postgres": _postgres, **cluster_services(), OPERATOR: installed_operator}
+        )
+        config.add_cleanup(services.close)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> KafkaAdmin:
+    """The run's Kafka broker; each test makes topics of its own."""
+    return KafkaAdmin(address_of("kafka"))
+
+
+@pytest.fixture(scope="session")
+def postgres_dsn(worker_id: str) -> str:
+    """A database of this worker's own on the run's Postgres; each test makes a schema of its own."""
+    server = address_of("postgres")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {worker_id}")
+    return server.replace("/postgres?", f"/{worker_id}?")
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+# Files of a minute and more, by how long they take.
+LONGEST = (
+    "test_kill.py", "test_fencing.py", "test_against_spark.py", "test_kill_table.py", "test_kill_sessions.py",
+    "test_reruns.py", "test_demo.py", "test_kafka_brokers.py", "test_status_live.py", "test_examples.py",
+    "test_spark_traces.py", "test_bad_input.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that no worker is still at them when the others are done."""
-    items.sort(key=lambda item: not item.path.name.startswith("test_kill"))
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))

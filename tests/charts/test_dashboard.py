@@ -8,8 +8,8 @@ import re
 import pytest
 
 from charts.rendering import CHART
-from joinery_operator.shell.metrics import Metrics
-from joinery_runtime.core.watermark import InputProgress
+from joinery_operator.kube.metrics import Metrics
+from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import StateSize, Totals
 from joinery_runtime.hosts.status.board import Board, Known

@@ -11,17 +11,17 @@ import yaml
 
 from charts.rendering import CHART, ROOT
 from joinery_operator.plugin.app import app
-from joinery_operator.reconcile import ensure, facts
-from joinery_operator.reconcile.job import Wanted
+from joinery_operator.reconcile import reasons
+from joinery_operator.reconcile.desired import DesiredJob
 from joinery_runtime.job.crd import KINDS, Refusal
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 GITOPS = (ROOT / "docs" / "gitops.md").read_text()
 REASONS = {
     *get_args(Refusal.model_fields["reason"].annotation),
-    *(facts.IMAGE_PULL, facts.UNSCHEDULABLE, facts.NOT_CREATED, facts.NOT_READY, facts.CREATE_REFUSED),
-    *(ensure.LOST, ensure.TEMPLATE),
-    *({*get_args(get_type_hints(Wanted)["reason"])} - {"Valid"}),
+    *(reasons.IMAGE_PULL, reasons.UNSCHEDULABLE, reasons.NOT_CREATED, reasons.NOT_READY, reasons.CREATE_REFUSED),
+    *(reasons.REVISION_LOST, reasons.INCOMPLETE),
+    *({*get_args(get_type_hints(DesiredJob)["reason"])} - {"Valid"}),
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from charts.health import health
-from joinery_operator.children import MAIN_CONTAINER
 from joinery_operator.decision import Create
+from joinery_operator.manifests import MAIN_CONTAINER
 from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import reconcile
 from joinery_operator.settings import Settings
@@ -31,7 +31,7 @@ class World:
     pods: dict[str, Any] = field(default_factory=dict)
     config_maps: dict[str, Any] = field(default_factory=dict)
     now: datetime = BEGIN
-    namesakes: tuple[dict[str, Any], ...] = ()
+    name_conflicts: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         self.resource = resource_of(self.kind, namespace="jobs")
@@ -45,7 +45,7 @@ class World:
         self.now += timedelta(seconds=1)
         children = Children(deepcopy(self.pods), deepcopy(self.config_maps), {})
         of = (self.kind, deepcopy(self.resource), children, {}, None, self.now, SETTINGS)
-        decision = reconcile(Observed(*of, namesakes=self.namesakes))
+        decision = reconcile(Observed(*of, name_conflicts=self.name_conflicts))
         if decision.status is not None:
             self.resource["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         for action in decision.actions:
@@ -148,7 +148,7 @@ def test_a_job_whose_state_is_another_kinds_is_degraded(running: World) -> None:
     (other,) = [kind for kind in KINDS if kind != running.kind]
     second = World(other)
     second.resource["metadata"]["creationTimestamp"] = BEGIN.isoformat()
-    second.namesakes = (running.resource,)
+    second.name_conflicts = (running.resource,)
     assert second.look() == "Degraded"
     assert health(second.resource)["message"].startswith("StateTaken: ")
     assert running.look() == "Healthy"

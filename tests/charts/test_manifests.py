@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from charts.rendering import NAMESPACE, ROOT, Chart, Manifest, Rendered
+from joinery_operator.kube.preflight import PERMISSIONS
+from joinery_operator.kube.resources import JOBS
 from joinery_operator.names import labels as driver_labels
-from joinery_operator.shell.kinds import JOBS
-from joinery_operator.shell.preflight import RIGHTS
 
 pytestmark = pytest.mark.services
 
@@ -137,7 +137,7 @@ def _rules(role: Manifest) -> dict[str, set[str]]:
 def _operator_rules() -> dict[str, set[str]]:
     """What the operator checks at its start that it may, and what only some clusters check."""
     found = {f"{job.plural}/finalizers": {"update"} for job in JOBS}
-    for right in RIGHTS:
+    for right in PERMISSIONS:
         name = f"{right.resource.plural}/{right.subresource}" if right.subresource else right.resource.plural
         found.setdefault(name, set()).add(right.verb)
     return found

@@ -16,12 +16,12 @@ import yaml
 from charts.rendering import CHART, ROOT, Chart
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import Kubectl, KubectlFailed
-from joinery_operator.shell import kinds
+from joinery_operator.kube.resources import JOBS as RESOURCES
 
 pytestmark = pytest.mark.services
 
 EXAMPLES = ROOT / "examples" / "kubernetes"
-JOBS = [f"{job.plural}.{job.group}" for job in kinds.JOBS]
+JOBS = [f"{job.plural}.{job.group}" for job in RESOURCES]
 
 
 @dataclass(frozen=True, slots=True)

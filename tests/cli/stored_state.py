@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.prepare import prepare
-from joinery_runtime.core.segment import Run, SegmentMeta, describe, encode
-from joinery_runtime.core.spec import part_name
-from joinery_runtime.core.watermark import InputProgress
+from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.sides import part_name
+from joinery_runtime.core.pipeline.watermark import InputProgress
+from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.job import StreamJoin

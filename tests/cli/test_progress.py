@@ -13,11 +13,10 @@ from rich.live import Live
 from cli.session_jobs import session_job
 from job.resources import job
 from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time
-from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Progress
-from joinery_runtime.engine.report import EpochReport, PartTotals, Totals
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import StoreUnavailable
 from joinery_runtime.job import Job
 
@@ -27,7 +26,7 @@ WARNING = "wider bounds [/]: rows stay gone"
 
 
 class FakeDriver:
-    generation, epoch, replays = 3, 6, True
+    generation, epoch, pending = 3, 6, True
 
 
 def report(epoch: int = 7, rows_in: Mapping[str, int] | None = None, **changes: Any) -> EpochReport:

@@ -13,10 +13,10 @@ import yaml
 
 from core.reference_keyhash import reference_hash
 from joinery_runtime.core.aggregates import accumulator
+from joinery_runtime.core.aggregates.base import AggregateCall
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.schema import arrow_type
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.table.columns import arrow_type
+from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.job import SessionWindow, load_job, parse_job, parse_type
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def test_the_types_of_its_aggregates(row: list[str]) -> None:
         for kind in kinds_of(row[1]):
             limit = 10 if function == "count_distinct" else None
             column = "" if function == "count" else "v"
-            of = Aggregate(function, "a", column, None if function == "count" else kind, limit)
+            of = AggregateCall(function, "a", column, None if function == "count" else kind, limit)
             assert accumulator(of).result_type == wanted(row[2], kind)
 
 

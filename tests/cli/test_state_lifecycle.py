@@ -11,10 +11,10 @@ import pytest
 from cli.commands import Joinery
 from cli.stored_state import commit_rows, plan_of
 from job.resources import edited
-from joinery_operator.reconcile.rollout import COMMITTED_SINCE
+from joinery_operator.reconcile.reasons import COMMITTED_SINCE
 from joinery_runtime.cli import state_migrate
 from joinery_runtime.cli.state_savepoints import roll_back
-from joinery_runtime.core.segment import decode, encode
+from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.errors import Fenced
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.crd.driver import Ending, StateCheck

@@ -11,8 +11,8 @@ from confluent_kafka import Producer
 
 from cli.commands import Joinery
 from job.resources import edited
-from joinery_devkit.kafka import KafkaBroker
-from joinery_runtime.core.watermark import InputProgress
+from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import Fenced
 from joinery_runtime.sources.base import PartitionRef
@@ -26,7 +26,7 @@ _numbers = count(1)
 
 
 @pytest.fixture
-def topic(kafka_broker: KafkaBroker) -> str:
+def topic(kafka_broker: KafkaAdmin) -> str:
     """20 records in partition 0, 10 in partition 1, with the timestamps 1,000, 2,000, ..."""
     name = f"reset-{next(_numbers)}"
     kafka_broker.create_topic(name, 2)
@@ -34,7 +34,7 @@ def topic(kafka_broker: KafkaBroker) -> str:
     return name
 
 
-def fill(broker: KafkaBroker, topic: str) -> None:
+def fill(broker: KafkaAdmin, topic: str) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for partition, size in ((0, 20), (1, 10)):
         for number in range(size):
@@ -43,11 +43,11 @@ def fill(broker: KafkaBroker, topic: str) -> None:
 
 
 @pytest.fixture
-def written(postgres_dsn: str, kafka_broker: KafkaBroker, tmp_path: Path, topic: str) -> Path:
+def written(postgres_dsn: str, kafka_broker: KafkaAdmin, tmp_path: Path, topic: str) -> Path:
     return write_job(postgres_dsn, kafka_broker, tmp_path, f"topic: {topic}")
 
 
-def write_job(dsn: str, broker: KafkaBroker, folder: Path, topics: str) -> Path:
+def write_job(dsn: str, broker: KafkaAdmin, folder: Path, topics: str) -> Path:
     path = folder / "job.yaml"
     output, schema = "    postgres: {table: joined}\n", folder.name.replace("-", "_")
     path.write_text(
@@ -157,7 +157,7 @@ def test_nothing_to_change_fences_nobody(
 
 @pytest.mark.services
 def test_what_the_broker_does_not_have_is_refused(
-    joinery: Joinery, kafka_broker: KafkaBroker, written: Path, store: PostgresStore, started: JobRecord, topic: str
+    joinery: Joinery, kafka_broker: KafkaAdmin, written: Path, store: PostgresStore, started: JobRecord, topic: str
 ) -> None:
     kafka_broker.delete_records(topic, 0, 4)
     before = store.record(JOB)
@@ -207,7 +207,7 @@ def test_a_plan_is_dropped_where_the_offsets_stay(
 
 @pytest.mark.services
 def test_a_topic_that_was_recreated_can_be_read_on(
-    joinery: Joinery, kafka_broker: KafkaBroker, written: Path, store: PostgresStore, topic: str
+    joinery: Joinery, kafka_broker: KafkaAdmin, written: Path, store: PostgresStore, topic: str
 ) -> None:
     record, ref = store.acquire(JOB), PartitionRef("orders", topic, 0)
     state = InputState({ref: 500}, PROGRESS, {}, {topic: "the id of the topic before it"})
@@ -224,7 +224,7 @@ def test_a_topic_that_was_recreated_can_be_read_on(
 
 @pytest.mark.services
 def test_of_a_pattern_the_topics_that_were_read_are_set(
-    joinery: Joinery, kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path, store: PostgresStore, topic: str
+    joinery: Joinery, kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path, store: PostgresStore, topic: str
 ) -> None:
     other = f"{topic}-more"
     kafka_broker.create_topic(other, 1)

@@ -8,8 +8,7 @@ import pytest
 
 from joinery_runtime.cli.reset import report
 from joinery_runtime.cli.reset_target import Change, Extent, OnBroker, ToOffsets, ToTime, parse_target, plan_reset
-from joinery_runtime.core.spec import END_OF_TIME
-from joinery_runtime.core.watermark import InputProgress
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.sources.base import PartitionRef

@@ -9,7 +9,7 @@ import yaml
 
 from cli.commands import Joinery
 from cli.session_jobs import REOPEN, epoch, resource, row, run_epochs
-from joinery_runtime.core.segment import decode, encode
+from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.job import Job, load_job
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore

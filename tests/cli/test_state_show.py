@@ -10,7 +10,7 @@ import pytest
 from cli.commands import Joinery
 from cli.stored_state import commit_rows, plan_of
 from job.resources import edited
-from joinery_runtime.core.segment import decode, encode
+from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.job import StreamJoin, load_job
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore

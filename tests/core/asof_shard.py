@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.core import asof
-from joinery_runtime.core.expression import parse_expression
-from joinery_runtime.core.segment import merge
-from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, Intake, OutputColumn, SideSpec, StepSpec
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.pipeline.expression import parse_expression
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.table.segment import merge
 
 TIME = pa.timestamp("ms", "UTC")
 TRADES = pa.schema([("currency", pa.string()), ("amount", pa.int64()), ("ts", TIME)])
@@ -69,7 +70,7 @@ def asof_step(*, grace: int = 0, left: bool = False, where: str | None = None) -
         OutputColumn("rated_at", TIME, RIGHT, "ts"),
     )
     residual = parse_expression(where) if where is not None else None
-    return StepSpec(0, sides, AsOf(history_retention=10, grace=grace), residual, output)
+    return StepSpec(0, sides, AsOfJoin(history_retention=10, grace=grace), residual, output)
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Shard:
         self.horizons = [_risen(old, new) for old, new in zip(self.horizons, (now, history), strict=True)]
         arrivals = (self._trades(trades), self._rates(rates))
         left, right = self.horizons
-        result = asof.run(self.step, StepWork(arrivals, self.runs, (left, right), ordered=self.ordered))
+        result = self.step.kind.run(self.step, StepWork(arrivals, self.runs, (left, right), ordered=self.ordered))
         for side, kept in enumerate(result.kept):
             if kept is not None:
                 assert kept.batch.schema == self.step.sides[side].segment_schema()
@@ -106,7 +107,7 @@ class Shard:
         marked = list(zip(self.runs[side], [*chosen, *[False] * len(self.runs[side])], strict=False))
         taken = [run for run, choice in marked if choice]
         rest = [run for run, choice in marked if not choice]
-        kept = asof.survivors(self.step, side, taken, self.horizons[side])
+        kept = self.step.kind.survivors(self.step, side, taken, self.horizons[side])
         rows = [one.run for one in kept if len(one.run)]
         self.runs[side][:] = [*rest, *([KeptRun("merged", merge(rows, by_offset=True))] if rows else [])]
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 from core.cases import Case, Epoch
 from joinery_devkit.oracle import EpochExpectation, Row, WatermarkOracle, differences
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.keyhash import KeyHash, key_hash
-from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.core.table.columns import arrow_schema
+from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, Parts
+from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
@@ -135,7 +135,7 @@ class Engine:
                 hasher=self._hasher,
             )
         )  # fmt: skip
-        parts = Parts(self._store, self._planner, LocalHost(worker), self._output, None)
+        parts = DriverParts(self._store, self._planner, LocalHost(worker), self._output, None)
         self.driver = Driver(who, self._pipeline, parts, now_ms=lambda: self._now_ms)
         self.driver.recover()
 

@@ -18,8 +18,8 @@ from core.random_jobs import KEY_TYPES, NAN, ms
 from core.reference_keyhash import reference_hash
 from joinery_devkit.oracle import Row, SessionOracle, SessionShape
 from joinery_runtime.core.aggregates import Groups, accumulator
-from joinery_runtime.core.schema import arrow_type
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.aggregates.base import AggregateCall
+from joinery_runtime.core.table.columns import arrow_type
 from joinery_runtime.job import SessionWindow, parse_type
 
 Values = Mapping[str, Any]
@@ -87,7 +87,7 @@ def estimate(values: Sequence[Any], kind: str) -> int:
     if not values:
         return 0
     of_type = arrow_type(parse_type(kind))
-    sketch = accumulator(Aggregate("count_distinct", "n", "w", of_type))
+    sketch = accumulator(AggregateCall("count_distinct", "n", "w", of_type))
     one = Groups(np.zeros(1, dtype=np.int64), len(values))
     states = sketch.fold(pa.array(values, of_type), np.zeros(len(values), dtype=np.int64), one)
     return int(sketch.result(states)[0].as_py())

@@ -7,9 +7,11 @@ from itertools import permutations
 import pytest
 
 from core.asof_shard import Rate, Shard, Trade, all_the_same, asof_step, rows_of
-from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, InputSpec, Pipeline
-from joinery_runtime.core.step import ORDER_COLUMNS, Horizon
-from joinery_runtime.core.times import InputTime, horizons
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
+from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon
+from joinery_runtime.core.pipeline.times import horizons
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputTime
 
 EUR_AT_1_2_3 = [Rate("E", ts, ts * 10, offset=ts) for ts in (1, 2, 3)]
 

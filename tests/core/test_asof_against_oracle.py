@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from budget import examples, found_with
 from core.asof_shard import Oracle, Rate, Row, Shard, Trade, all_the_same, asof_step, far_apart, rows_of
-from joinery_runtime.core import asof, versions
-from joinery_runtime.core.spec import LEFT, RIGHT
-from joinery_runtime.core.step import StepResult
+from joinery_runtime.core.kinds import asof
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
+from joinery_runtime.core.pipeline.step import StepResult
 
 # Examples are cheap and many; the shared two-core machine makes any deadline a lottery.
 quick = settings(deadline=None)
@@ -151,9 +151,9 @@ def test_the_suite_finds_a_broken_core(broken: str, monkeypatch: pytest.MonkeyPa
     elif broken == "before":
         monkeypatch.setattr(asof, "_between", lambda run, before, now: run.batch.filter(run.ts <= now))
     elif broken == "ties":
-        monkeypatch.setattr(versions, "_later", lambda one, other: np.asarray(one[0] > other[0]))
+        monkeypatch.setattr(asof, "_later", lambda one, other: np.asarray(one[0] > other[0]))
     else:
-        monkeypatch.setattr(versions, "_last_of_their_keys", lambda keys, ranks: np.ones(len(keys), dtype=bool) & False)
+        monkeypatch.setattr(asof, "_last_of_their_keys", lambda keys, ranks: np.ones(len(keys), dtype=bool) & False)
 
     @found_with(1)
     @settings(quick, max_examples=1500, database=None, phases=[Phase.generate])

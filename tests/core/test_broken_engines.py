@@ -14,50 +14,50 @@ from budget import found_with
 from core.cases import Case, cases
 from core.harness import check_against_oracle, few_hashes
 from core.random_sessions import session_cases
-from joinery_runtime.core import (
-    asof,
-    compaction,
-    join,
-    kernels,
-    session_arrivals,
-    session_change,
-    session_form,
-    session_join,
-    session_window,
-    times,
-    window,
-)
-from joinery_runtime.core.columns import FORCED
-from joinery_runtime.core.spec import LEFT, RIGHT, AsOf, Interval, SessionGap, SessionWindow, StepSpec, TumblingWindow
-from joinery_runtime.core.step import Horizon, StepResult, StepWork
-from joinery_runtime.engine.planner import Kept
+from joinery_runtime.core.kinds import interval
+from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.kinds.interval import IntervalJoin
+from joinery_runtime.core.kinds.session import change as session_change
+from joinery_runtime.core.kinds.session import form as session_form
+from joinery_runtime.core.kinds.session import kind as session_kind
+from joinery_runtime.core.kinds.session.kind import SessionAggregation
+from joinery_runtime.core.kinds.session_join import SessionWindowJoin
+from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
+from joinery_runtime.core.pipeline.spec import Kind, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepWork
+from joinery_runtime.core.table import compaction
+from joinery_runtime.core.table.columns import FORCED
+from joinery_runtime.engine.job_state import JobState
 
 Patch = pytest.MonkeyPatch
 Kernel = Callable[[StepSpec, StepWork], StepResult]
-KERNELS: dict[type, Kernel] = {
-    Interval: join.run,
-    TumblingWindow: window.run,
-    SessionGap: session_join.run,
-    AsOf: asof.run,
-    SessionWindow: session_window.run,
-}
+KINDS: tuple[type[Kind], ...] = (IntervalJoin, WindowJoin, SessionWindowJoin, AsOfJoin, SessionAggregation)
 
 
 def kernel(wrapped: Callable[[Kernel, StepSpec, StepWork], StepResult]) -> Callable[[Patch], None]:
     """Every kernel, with this around it."""
 
-    def run_step(step: StepSpec, work: StepWork) -> StepResult:
-        return wrapped(KERNELS[type(step.rule)], step, work)
+    def breaks(patch: Patch) -> None:
+        for kind in KINDS:
+            patch.setattr(kind, "run", broken(kind.run))
 
-    return lambda patch: patch.setattr("joinery_runtime.engine.step_task.run_step", run_step)
+    def broken(real: Any) -> Any:
+        def run(step: StepSpec, work: StepWork) -> StepResult:
+            return real(step.kind, step, work)
+
+        return lambda self, step, work: wrapped(run, step, work)
+
+    return breaks
 
 
-def another_rule(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
+def another_duration(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
     """The kernel alone takes a duration for another."""
 
     def wrapped(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
-        changed = {name: of(getattr(step.rule, name)) for name, of in change.items()}
-        return run(replace(step, rule=replace(step.rule, **changed)), work)
+        changed = {name: of(getattr(step.kind, name)) for name, of in change.items()}
+        kind: Any = step.kind
+        return run(replace(step, kind=replace(kind, **changed)), work)
 
     return kernel(wrapped)
 
@@ -92,22 +92,22 @@ def without_before(horizon: Horizon) -> Horizon:
 
 
 def late_by_one(patch: Patch) -> None:
-    real = times.accept_from
-    patch.setattr(times, "accept_from", lambda *of: tuple(None if at is None else at + 1 for at in real(*of)))
+    real = IntervalJoin.accept_from
+    patch.setattr(IntervalJoin, "accept_from", lambda *of: tuple(None if at is None else at + 1 for at in real(*of)))
 
 
 def nothing_is_still_to_go_out(patch: Patch) -> None:
-    patch.setattr(times, "_may_go_out", lambda step, side, found: found[step.sides[side].part].now)
+    patch.setattr(interval, "_may_go_out", lambda side, found: found[side.part].now)
 
 
 def greedy_compaction(patch: Patch) -> None:
     """Merges drop rows one millisecond early."""
-    real = kernels.survivors
+    for kind in KINDS:
+        patch.setattr(kind, "survivors", greedy(kind.survivors))
 
-    def survivors(step: Any, side: int, runs: Any, horizon: Horizon) -> Any:
-        return real(step, side, runs, one_later(horizon))
 
-    patch.setattr("joinery_runtime.engine.step_task.survivors", survivors)
+def greedy(real: Any) -> Any:
+    return lambda self, step, side, runs, horizon: real(self, step, side, runs, one_later(horizon))
 
 
 def forgetful_compaction(patch: Patch) -> None:
@@ -121,7 +121,7 @@ def compaction_before_the_epoch(patch: Patch) -> None:
 
 
 def no_following_epochs(patch: Patch) -> None:
-    patch.setattr(Kept, "closes", lambda self, now: False)
+    patch.setattr(JobState, "closes", lambda self, now: False)
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
@@ -140,13 +140,13 @@ def nowhere(module: Any, name: str) -> Callable[[Patch], None]:
 
 def other_changes(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
     def breaks(patch: Patch) -> None:
-        real = session_window.change
+        real = session_kind.change
 
         def changed(*of: Any) -> Any:
             found = real(*of)
             return replace(found, **{name: each(getattr(found, name)) for name, each in change.items()})
 
-        patch.setattr(session_window, "change", changed)
+        patch.setattr(session_kind, "change", changed)
 
     return breaks
 
@@ -167,17 +167,17 @@ def drops_what_was_kept(patch: Patch) -> None:
 
 
 def one_key_per_hash(patch: Patch) -> None:
-    patch.setattr(session_arrivals, "tell_apart", lambda hashes, _: np.zeros(len(hashes), dtype=np.int64))
+    patch.setattr(session_form, "tell_apart", lambda hashes, _: np.zeros(len(hashes), dtype=np.int64))
 
 
 def emitted_is_forgotten(patch: Patch) -> None:
-    real = session_window._flags
-    patch.setattr(session_window, "_flags", lambda rows, name: real(rows, name) & (name == FORCED))
+    real = session_kind._flags
+    patch.setattr(session_kind, "_flags", lambda rows, name: real(rows, name) & (name == FORCED))
 
 
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a row is late one millisecond early": ("interval", late_by_one),
-    "the upper bound is not included": ("interval", another_rule(upper=lambda ms: ms - 1)),
+    "the upper bound is not included": ("interval", another_duration(upper=lambda ms: ms - 1)),
     "rows that matched are padded": ("interval", kernel(forget_marks)),
     "rows are padded again": ("interval", other_horizons(without_before, LEFT, RIGHT)),
     "a row is closed one millisecond early": ("interval", other_horizons(one_later, LEFT)),
@@ -191,18 +191,18 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "late rows of windows are not counted": ("fixed", kernel(count_no_drops)),
     "a window closes one millisecond early": ("fixed", other_horizons(one_later, LEFT, RIGHT)),
     "a window goes out again": ("fixed", other_horizons(without_before, LEFT, RIGHT)),
-    "a gap is too small": ("session", another_rule(gap=lambda ms: ms - 1)),
+    "a gap is too small": ("session", another_duration(gap=lambda ms: ms - 1)),
     "a session goes out again": ("session", kernel(forget_marks)),
     "a version is gone one millisecond early": ("asof", other_horizons(one_later, RIGHT)),
     "a row goes out again": ("asof", other_horizons(without_before, LEFT)),
-    "grace is not waited for": ("asof", another_rule(grace=lambda ms: 0)),
+    "grace is not waited for": ("asof", another_duration(grace=lambda ms: 0)),
     "compaction drops a version too early": ("asof", greedy_compaction),
-    "the gap of sessions is too small": ("sessions", another_rule(gap=lambda ms: ms - 1)),
-    "the gap of sessions is too wide": ("sessions", another_rule(gap=lambda ms: ms + 1)),
-    "sessions may reach the cap": ("sessions", another_rule(max_duration=lambda ms: ms + 1)),
+    "the gap of sessions is too small": ("sessions", another_duration(gap=lambda ms: ms - 1)),
+    "the gap of sessions is too wide": ("sessions", another_duration(gap=lambda ms: ms + 1)),
+    "sessions may reach the cap": ("sessions", another_duration(max_duration=lambda ms: ms + 1)),
     "a full session only ends": ("sessions", nowhere(session_form, "_forced")),
-    "rows inside marks are let in": ("sessions", nowhere(session_arrivals, "_in_mark")),
-    "late rows are let in": ("sessions", nowhere(session_arrivals, "_touches_nothing")),
+    "rows inside marks are let in": ("sessions", nowhere(session_form, "_in_mark")),
+    "late rows are let in": ("sessions", nowhere(session_form, "_touches_nothing")),
     "a session is forgotten one millisecond early": ("sessions", other_horizons(one_later, LEFT)),
     "a session is complete one millisecond early": ("sessions", completes(one_later)),
     "complete sessions go out again": ("sessions", completes(without_before)),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from joinery_runtime.core.compaction import (
+from joinery_runtime.core.table.compaction import (
     CHECKPOINT_FAN_IN,
     FAN_IN,
     MAX_MERGED_BYTES,
@@ -17,8 +17,8 @@ from joinery_runtime.core.compaction import (
     choose,
     pieces,
 )
-from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta
-from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range
+from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
+from joinery_runtime.core.table.segment import STATE_VERSION, SegmentMeta
 
 EVERYTHING = shard_range(0, 1)
 

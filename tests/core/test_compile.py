@@ -5,15 +5,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.core import times
 from joinery_runtime.core.compile import compile_join, stored_columns
-from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, AsOf, Interval, Pipeline, Placement
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import InputTime
+from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.kinds.interval import IntervalJoin
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputTime
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import StreamJoin
 
 WHERE_PATH = "spec.joins[0].where"
+
+
+def accept_from(pipeline: Pipeline, watermarks: dict[str, int | None]) -> tuple[int | None, ...]:
+    return pipeline.last.kind.accept_from(pipeline.last, watermarks)
 
 
 def columns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -48,9 +55,9 @@ def horizons(pipeline: Pipeline, **watermarks: int | None) -> dict[str, Horizon]
 
 def test_bounds_are_seen_from_each_side() -> None:
     (step,) = compiled().steps
-    assert isinstance(step.rule, Interval)
-    assert step.rule.partner_bounds(LEFT) == (-1_000, 5_000)
-    assert step.rule.partner_bounds(RIGHT) == (-5_000, 1_000)
+    assert isinstance(step.kind, IntervalJoin)
+    assert step.kind.partner_bounds(LEFT) == (-1_000, 5_000)
+    assert step.kind.partner_bounds(RIGHT) == (-5_000, 1_000)
     assert [side.intake.keys for side in step.sides] == [("id",), ("oid",)]
 
 
@@ -99,16 +106,16 @@ def test_deadlines_and_lateness() -> None:
     pipeline = compiled(allowedLateness="2s")
     assert horizons(pipeline, o=None, p=100_000) == {"left": Horizon(None, 93_000), "right": Horizon()}
     assert horizons(pipeline, o=100_000, p=None) == {"left": Horizon(), "right": Horizon(None, 97_000)}
-    assert [times.kept_for_ms(pipeline.last, side) for side in (LEFT, RIGHT)] == [7_000, 3_000]
+    assert [pipeline.last.kind.kept_for_ms(side) for side in (LEFT, RIGHT)] == [7_000, 3_000]
     reach = 90_000 - 5_000 - 2_000
-    assert times.accept_from(pipeline.last, {"o": 90_000, "p": 100_000}) == (reach, reach)
-    assert times.accept_from(pipeline.last, {"o": None, "p": 100_000}) == (None, None)
-    assert times.accept_from(compiled(lateData="reopen").last, {"o": 90_000, "p": 100_000}) == (None, None)
+    assert accept_from(pipeline, {"o": 90_000, "p": 100_000}) == (reach, reach)
+    assert accept_from(pipeline, {"o": None, "p": 100_000}) == (None, None)
+    assert accept_from(compiled(lateData="reopen"), {"o": 90_000, "p": 100_000}) == (None, None)
 
 
 def test_an_outer_join_judges_each_row_by_its_own_input() -> None:
     pipeline = compiled(type="left", allowedLateness="2s")
-    assert times.accept_from(pipeline.last, {"o": 90_000, "p": 100_000}) == (88_000, 98_000)
+    assert accept_from(pipeline, {"o": 90_000, "p": 100_000}) == (88_000, 98_000)
     assert [(side.preserved, side.marks) for side in pipeline.last.sides] == [(True, True), (False, False)]
 
 
@@ -116,7 +123,7 @@ def test_horizons_stay_in_64_bits_at_the_end_of_time_and_never_fall() -> None:
     pipeline = compiled(interval={"of": "o", "lower": "-9s", "upper": "-5s"})
     ended = horizons(pipeline, o=END_OF_TIME, p=END_OF_TIME)
     assert ended == {"left": Horizon(None, END_OF_TIME), "right": Horizon(None, END_OF_TIME)}
-    assert times.kept_for_ms(pipeline.last, LEFT) == 0
+    assert pipeline.last.kind.kept_for_ms(LEFT) == 0
     later = times.horizons(pipeline, {"o": InputTime(5), "p": InputTime(5)}, {"left": 10_000, "right": -50_000})
     assert later == {"left": Horizon(10_000, 10_000), "right": Horizon(-50_000, 5 - 9_000)}
 
@@ -178,7 +185,7 @@ def test_a_predicate_on_a_table_is_a_condition_on_the_version() -> None:
     rates = source("p", "at", ("oid", "int32"), ("paid", "double"), ("at", "int64"), table={"key": ["oid"]})
     step = {"right": "p", "keys": {"o.id": "p.oid"}, "asOf": {"historyRetention": "1h", "grace": "1m"}}
     pipeline = job([ORDERS, rates], [{**step, "where": "p.paid > 0 AND o.amount > 1"}], None)
-    assert pipeline.last.rule == AsOf(3_600_000, 60_000)
+    assert pipeline.last.kind == AsOfJoin(3_600_000, 60_000)
     assert pipeline.last.residual is not None
     assert pipeline.last.residual.text == "p.paid > 0"
     assert pipeline.last.sides[RIGHT].intake.table

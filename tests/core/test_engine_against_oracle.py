@@ -16,7 +16,7 @@ from core.cases import Case, cases, cuts, punctual
 from core.harness import check_against_oracle, few_hashes, run
 from core.random_jobs import KINDS
 from joinery_devkit.oracle import brute_force, multiset, output_columns, output_row
-from joinery_runtime.core import compaction
+from joinery_runtime.core.table import compaction
 
 # The shared two-core machine makes any deadline a lottery; the fixture below is the same for all examples.
 quick = settings(

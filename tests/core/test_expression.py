@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.core import expression as module
-from joinery_runtime.core.expression import (
+from joinery_runtime.core.pipeline import expression as module
+from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
     check_predicate,
     conjunction,

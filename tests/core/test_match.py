@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joinery_runtime.core import match
-from joinery_runtime.core.match import find_ranges, list_pairs
+from joinery_runtime.core.table import sort as match
+from joinery_runtime.core.table.sort import find_ranges, list_pairs
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), max_size=12)
 probes = st.lists(st.tuples(st.integers(0, 3), st.integers(-6, 6), st.integers(-3, 4)), max_size=12)

@@ -10,13 +10,15 @@ import pyarrow as pa
 import pytest
 
 from job.resources import job
-from joinery_runtime.core import join
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.match import Ranges, list_pairs
-from joinery_runtime.core.prepare import prepare
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.spec import LEFT, RIGHT, Interval, StepSpec
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.kinds import interval as join
+from joinery_runtime.core.kinds.interval import IntervalJoin
+from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.table.segment import Run
+from joinery_runtime.core.table.sort import Ranges, list_pairs
 
 ROWS = 100_000
 SPACING_MS = 1_000
@@ -25,7 +27,7 @@ HOUR = 3_600_000
 
 def step_of(lower: int, upper: int) -> StepSpec:
     (step,) = compile_join(job()).steps
-    return replace(step, rule=Interval(lower, upper))
+    return replace(step, kind=IntervalJoin(lower, upper))
 
 
 def rows_of(step: StepSpec, side: int, first: int) -> pa.RecordBatch:
@@ -61,7 +63,7 @@ def test_only_rows_that_are_near_in_time_are_compared(looked_at: list[int], kept
     left, right = rows_of(step, LEFT, HOUR), rows_of(step, RIGHT, HOUR + 10 * SPACING_MS)
     state = [KeptRun("s", Run.sort(left))] if kept else []
     arrivals = (None, right) if kept else (left, right)
-    result = join.run(step, StepWork(arrivals, (state, []), (Horizon(), Horizon())))
+    result = step.kind.run(step, StepWork(arrivals, (state, []), (Horizon(), Horizon())))
     assert found(result) == result.matches == ROWS - 10
     assert sum(looked_at) == ROWS - 10
 
@@ -69,7 +71,7 @@ def test_only_rows_that_are_near_in_time_are_compared(looked_at: list[int], kept
 def test_no_pair_is_compared_where_no_times_fit(looked_at: list[int]) -> None:
     step = step_of(1, SPACING_MS - 1)
     sides = (rows_of(step, LEFT, HOUR), rows_of(step, RIGHT, HOUR))
-    result = join.run(step, StepWork(sides, ([], []), (Horizon(), Horizon())))
+    result = step.kind.run(step, StepWork(sides, ([], []), (Horizon(), Horizon())))
     assert (found(result), looked_at) == (0, [])
     assert result.lookups == (ROWS, ROWS)
 
@@ -80,4 +82,4 @@ def test_the_rows_behind_the_horizon_are_not_compared(looked_at: list[int]) -> N
     newest = HOUR + (ROWS - 3) * SPACING_MS
     arriving = rows_of(step, RIGHT, HOUR).slice(0, 5)
     work = StepWork((None, arriving), ([kept], []), (Horizon(None, newest), Horizon()))
-    assert found(join.run(step, work)) == sum(looked_at) == 5 * 3
+    assert found(step.kind.run(step, work)) == sum(looked_at) == 5 * 3

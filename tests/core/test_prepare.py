@@ -9,17 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joinery_runtime.core.expression import parse_expression
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.prepare import (
-    EVENT_TIME_MAX,
-    EVENT_TIME_MIN,
-    Prepared,
-    cut_by_shard,
-    prepare,
-)
-from joinery_runtime.core.shards import shard_range
-from joinery_runtime.core.spec import Intake
+from joinery_runtime.core.pipeline.expression import parse_expression
+from joinery_runtime.core.pipeline.prepare import EVENT_TIME_MAX, EVENT_TIME_MIN, Prepared, cut_by_shard, prepare
+from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.core.table.keyhash import key_hash, shard_range
 
 NAN = float("nan")
 SCHEMA = pa.schema([("k", pa.int64()), ("x", pa.float64()), ("ts", pa.int64()), ("v", pa.string())])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joinery_runtime.core.columns import ENGINE_FIELDS
-from joinery_runtime.core.segment import STATE_VERSION, Run, concat, decode, describe, encode, merge
-from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range, shard_starts
+from joinery_runtime.core.table.columns import ENGINE_FIELDS
+from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range, shard_starts
+from joinery_runtime.core.table.segment import STATE_VERSION, Run, concat, decode, describe, encode, merge
 
 LAST = HASH_SPACE - 1
 

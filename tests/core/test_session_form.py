@@ -1,4 +1,4 @@
-"""`form` against one row at a time, as docs/design/sessions.md tells it."""
+"""`form` against one row at a time, as rules S1 to S3 say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_runtime.core.session_form import Elements, form
+from joinery_runtime.core.kinds.session.form import Elements, form
 
 Span = tuple[int, int]
 

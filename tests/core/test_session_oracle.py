@@ -1,5 +1,5 @@
-"""The oracle of sessions itself, against cases worked out by hand from semantics.md, docs/design/sessions.md and seed
-003; and against the plain meaning of sessions over all rows at once."""
+"""The oracle of sessions itself, against cases worked out by hand from docs/semantics.md and seed 003; and
+against the plain meaning of sessions over all rows at once."""
 
 from __future__ import annotations
 

@@ -6,15 +6,20 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.core import times
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import COMPLETE, END_OF_TIME, SESSIONS, Pipeline
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import InputTime
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.sides import COMPLETE, SESSIONS
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputTime
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.job import SessionWindow
 
 GAP, LATENESS = 10, 200
+
+
+def accept_from(pipeline: Pipeline, watermarks: dict[str, int | None]) -> tuple[int | None, ...]:
+    return pipeline.last.kind.accept_from(pipeline.last, watermarks)
 
 
 def pipeline(**changed: Any) -> Pipeline:
@@ -54,7 +59,7 @@ def test_a_longer_gap_makes_no_row_late() -> None:
     before = horizons(pipeline(allowedLateness=0), 1000, {})
     longer = pipeline(allowedLateness=0, gap=500)
     assert horizons(longer, 1000, times.floors_after(before))[SESSIONS].now == 990
-    assert times.accept_from(longer.last, {"clicks": 1000}) == (1000,)
+    assert accept_from(longer, {"clicks": 1000}) == (1000,)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +67,7 @@ def test_a_longer_gap_makes_no_row_late() -> None:
 )
 def test_what_is_late(late_data: str, watermark: int | None, lowest: int | None) -> None:
     """S4; with `reopen` it depends on what is kept (S5)."""
-    assert times.accept_from(pipeline(lateData=late_data).last, {"clicks": watermark}) == (lowest,)
+    assert accept_from(pipeline(lateData=late_data), {"clicks": watermark}) == (lowest,)
 
 
 def test_sessions_that_have_gone_out_and_wait_for_late_rows_ask_for_no_epochs() -> None:

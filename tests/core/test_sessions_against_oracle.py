@@ -16,8 +16,8 @@ from core.harness import check_against_oracle, few_hashes, run
 from core.random_sessions import NO_CAP, punctual_sessions, session_cases, session_cuts
 from core.session_table import UpsertTable
 from joinery_devkit.oracle import multiset
-from joinery_runtime.core import compaction
-from joinery_runtime.core.keyhash import KeyHash, key_hash
+from joinery_runtime.core.table import compaction
+from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 
 quick = settings(
     deadline=None,

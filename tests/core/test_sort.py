@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from joinery_runtime.core import sort
-from joinery_runtime.core.sort import by_hash_and_time, sort_order
+from joinery_runtime.core.table import sort
+from joinery_runtime.core.table.sort import by_hash_and_time, sort_order
 
 # Hashes that begin alike, at both ends of the space and in its middle.
 HASHES = [0, 1, 2**20, 2**63, 2**63 + 1, 2**63 + 5, 2**64 - 2, 2**64 - 1]

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from joinery_runtime.core.spec import END_OF_TIME, Watermark
-from joinery_runtime.core.watermark import InputClock, InputProgress, advance, all_idle
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress, Watermark, advance, all_idle
 
 END = END_OF_TIME
 CLOCK = InputClock(delay_ms=10)

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from core.window_steps import Joined, Row, Shard, in_trace_order, one_hash, outcome, window_step
-from joinery_runtime.core import cells, window
-from joinery_runtime.core import rows as core_rows
-from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, TumblingWindow
-from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.kinds import cells, window
+from joinery_runtime.core.kinds import rows as core_rows
+from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 
-HOUR = TumblingWindow(60, 60)
-HOPPING = TumblingWindow(60, 20)
+HOUR = WindowJoin(60, 60)
+HOPPING = WindowJoin(60, 20)
 
 
 def once(*rows: Joined) -> Counter[Joined]:
@@ -25,7 +27,7 @@ def once(*rows: Joined) -> Counter[Joined]:
 NOTHING = once()
 
 
-def closed(rule: TumblingWindow, kind: str, left: Iterable[Row], right: Iterable[Row], **step: Any) -> Counter[Joined]:
+def closed(rule: WindowJoin, kind: str, left: Iterable[Row], right: Iterable[Row], **step: Any) -> Counter[Joined]:
     """What goes out when rows came in an epoch and everything closes in the next."""
     shard = Shard(window_step(rule, kind, **step))
     assert shard.epoch(None, list(left), list(right)) == NOTHING
@@ -77,7 +79,7 @@ def test_a_preserved_row_is_padded_once_per_window_without_a_partner() -> None:
 
 def test_a_size_that_is_no_multiple_of_the_slide() -> None:
     # Windows of 7 every 3: 7 is in [3, 10) and [6, 13); 5 in [0, 7) and [3, 10).
-    rule = TumblingWindow(7, 3)
+    rule = WindowJoin(7, 3)
     expected = once((1, 11, 3, 10), (1, None, 6, 13))
     assert closed(rule, "left", [Row("a", 7, 1)], [Row("a", 5, 11)]) == expected
 
@@ -152,7 +154,7 @@ def test_a_compaction_drops_rows_whose_windows_are_all_closed() -> None:
     step = window_step(HOPPING)
     shard = Shard(step)
     shard.epoch(None, [Row("a", ts, ts) for ts in (39, 40, 59, 60)])
-    assert len(window.survivors(step, LEFT, shard.kept(LEFT), Horizon(None, None))[0].run) == 4
+    assert len(step.kind.survivors(step, LEFT, shard.kept(LEFT), Horizon(None, None))[0].run) == 4
     shard.epoch(80)
     shard.compact()
     assert shard.names(LEFT) == [40, 59, 60]
@@ -165,7 +167,7 @@ def test_the_order_of_a_trace() -> None:
     shard = Shard(window_step(HOPPING, "full"))
     shard.epoch(None, [Row("a", 45, 1), Row("b", 41, 2)], [Row("a", 44, 11)])
     work = shard.work(60, [Row(None, 50, 3)], ordered=True)
-    rows = in_trace_order(window.run(shard.step, work))
+    rows = in_trace_order(shard.step.kind.run(shard.step, work))
     # By the left row's time: of 41, then 45 with its partner; what was padded on arrival comes last, window by window.
     assert rows == [(2, None, 0), (1, 11, 0), (3, None, 20), (3, None, 40)]
 
@@ -185,7 +187,7 @@ def test_a_hot_key_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) 
 def test_very_many_windows_of_a_row_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cells, window, core_rows):
         monkeypatch.setattr(module, "MAX_ROWS", 100)
-    shard = Shard(window_step(TumblingWindow(1000, 1), "full"))
+    shard = Shard(window_step(WindowJoin(1000, 1), "full"))
     out = shard.epoch(None, [Row("a", 5, 1), Row(None, 5, 2)], [Row("a", 6, 11)])
     assert out == once(*((2, None, start, start + 1000) for start in range(-994, 6)))
     out = shard.epoch(END_OF_TIME)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from joinery_runtime.core.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.windows import closes, closing, keep_from
+from core.window_steps import window_step
+from joinery_runtime.core.kinds.session_join import SessionWindowJoin
+from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.sides import LEFT
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
+from joinery_runtime.core.table.segment import SegmentMeta
 
-HOUR = TumblingWindow(60, 60)
-HOPPING = TumblingWindow(60, 20)
-WINDOWS = [HOUR, HOPPING, TumblingWindow(7, 3), TumblingWindow(1, 1)]
+HOUR = WindowJoin(60, 60)
+HOPPING = WindowJoin(60, 20)
+WINDOWS = [HOUR, HOPPING, WindowJoin(7, 3), WindowJoin(1, 1)]
+
+
+def closes(kind: WindowJoin | SessionWindowJoin, ts_min: int, ts_max: int, horizon: Horizon) -> bool:
+    pipeline = Pipeline((), (window_step(kind, "inner"),))
+    meta = SegmentMeta("s", "left", 0, 1, ts_min, ts_max, 5, 100, 1, 1)
+    return times.closes(pipeline, meta, {"left": horizon, "right": horizon})
 
 
 @pytest.mark.parametrize(
@@ -29,25 +41,25 @@ WINDOWS = [HOUR, HOPPING, TumblingWindow(7, 3), TumblingWindow(1, 1)]
         (HOPPING, BEGIN_OF_TIME, BEGIN_OF_TIME),
     ],
 )
-def test_the_lowest_time_that_is_still_in_an_open_window(rule: TumblingWindow, closed: int, expected: int) -> None:
-    assert keep_from(rule, closed) == expected
+def test_the_lowest_time_that_is_still_in_an_open_window(rule: WindowJoin, closed: int, expected: int) -> None:
+    assert rule.keep_from(LEFT, closed) == expected
 
 
-def windows_at(rule: TumblingWindow, ts: int) -> list[tuple[int, int]]:
+def windows_at(rule: WindowJoin, ts: int) -> list[tuple[int, int]]:
     starts = [start for start in range(ts - rule.size + 1, ts + 1) if start % rule.slide == 0]
     return [(start, start + rule.size) for start in starts]
 
 
 @pytest.mark.parametrize("rule", WINDOWS)
-def test_below_it_every_window_is_closed_and_from_it_one_is_open(rule: TumblingWindow) -> None:
+def test_below_it_every_window_is_closed_and_from_it_one_is_open(rule: WindowJoin) -> None:
     for closed in range(-70, 71):
-        since = keep_from(rule, closed)
+        since = rule.keep_from(LEFT, closed)
         assert max(end for _, end in windows_at(rule, since - 1)) <= closed
         assert max(end for _, end in windows_at(rule, since)) > closed
 
 
 @pytest.mark.parametrize("rule", WINDOWS)
-def test_a_segment_closes_when_a_window_of_its_times_ends_between_the_horizons(rule: TumblingWindow) -> None:
+def test_a_segment_closes_when_a_window_of_its_times_ends_between_the_horizons(rule: WindowJoin) -> None:
     for ts in range(-65, 66, 5):
         for before in range(-130, 131, 9):
             for now in (before, before + 1, before + 25, before + 90):
@@ -64,7 +76,7 @@ def test_a_segment_of_several_windows_closes_with_each() -> None:
 
 
 @pytest.mark.parametrize("rule", [HOUR, HOPPING])
-def test_the_ends_of_time(rule: TumblingWindow) -> None:
+def test_the_ends_of_time(rule: WindowJoin) -> None:
     assert closes(rule, 5, 5, Horizon(None, END_OF_TIME))
     assert closes(rule, 5, 5, Horizon(3, END_OF_TIME))
     assert not closes(rule, 5, 5, Horizon(END_OF_TIME, END_OF_TIME)), "everything is closed already"
@@ -73,13 +85,13 @@ def test_the_ends_of_time(rule: TumblingWindow) -> None:
 
 
 def test_nothing_closes_while_no_end_is_reached() -> None:
-    assert closing(HOUR, Horizon(60, 119)) is None
-    assert closing(HOUR, Horizon(60, 120)) == (1, 1)
-    assert closing(HOUR, Horizon(None, None)) is None
+    assert HOUR.closing(Horizon(60, 119)) is None
+    assert HOUR.closing(Horizon(60, 120)) == (1, 1)
+    assert HOUR.closing(Horizon(None, None)) is None
 
 
 def test_a_session_may_close_when_the_horizon_moves_past_the_gap_of_the_first_row() -> None:
-    rule = SessionGap(10)
+    rule = SessionWindowJoin(10)
     assert not closes(rule, 5, 90, Horizon(None, 15)), "5 + 10 < 15 is false"
     assert closes(rule, 5, 90, Horizon(None, 16))
     assert closes(rule, 5, 90, Horizon(15, 16))

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from budget import examples
 from core.window_brute_force import SessionBruteForce, TumblingBruteForce
 from core.window_steps import PRESERVED, Joined, Row, Shard, WindowRule, one_hash, real_hash, window_step
-from joinery_runtime.core import cells, window
-from joinery_runtime.core import rows as core_rows
-from joinery_runtime.core.spec import BEGIN_OF_TIME, END_OF_TIME, SessionGap, TumblingWindow
+from joinery_runtime.core.kinds import cells, window
+from joinery_runtime.core.kinds import rows as core_rows
+from joinery_runtime.core.kinds.session_join import SessionWindowJoin
+from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 
 RESIDUAL = "l.v % 3 <> r.v % 3"
 # v is the position in the history: unique.
@@ -27,8 +29,8 @@ facts = st.tuples(
     st.sampled_from([True] * 5 + [False]),
 )
 epochs = st.lists(st.tuples(st.integers(0, 9), st.lists(facts, max_size=7), st.booleans()), min_size=1, max_size=6)
-tumbling = st.builds(lambda slide, more: TumblingWindow(slide + more, slide), st.integers(1, 5), st.integers(0, 6))
-sessions = st.builds(SessionGap, st.integers(1, 6))
+tumbling = st.builds(lambda slide, more: WindowJoin(slide + more, slide), st.integers(1, 5), st.integers(0, 6))
+sessions = st.builds(SessionWindowJoin, st.integers(1, 6))
 kinds = st.sampled_from(sorted(PRESERVED))
 hashers = st.sampled_from([real_hash, one_hash])
 QUICK = settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -37,7 +39,7 @@ QUICK = settings(deadline=None, max_examples=examples(200), suppress_health_chec
 def brute_force(rule: WindowRule, kind: str, differ: bool) -> Any:
     return (
         TumblingBruteForce(rule, kind, differ)
-        if isinstance(rule, TumblingWindow)
+        if isinstance(rule, WindowJoin)
         else SessionBruteForce(rule, kind, differ)
     )
 
@@ -70,7 +72,7 @@ def test_every_epoch_puts_out_the_same(
         assert all(batch.num_rows <= most for batch in shard.last.output)
         if compact:
             shard.compact()
-    if isinstance(rule, SessionGap):
+    if isinstance(rule, SessionWindowJoin):
         assert shard.segments == ([], []), "what has gone out is finished"
 
 

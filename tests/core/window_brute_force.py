@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from core.window_steps import PRESERVED, Joined, Row
-from joinery_runtime.core.spec import SIDES, SessionGap, TumblingWindow
+from joinery_runtime.core.kinds.session_join import SessionWindowJoin
+from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.pipeline.sides import SIDES
 
 Rows = tuple[Sequence[Row], Sequence[Row]]
 Window = tuple[int, int]
@@ -34,7 +36,7 @@ def padded(side: int, row: Row, window: Window) -> Joined:
 
 @dataclass
 class TumblingBruteForce:
-    rule: TumblingWindow
+    rule: WindowJoin
     kind: str
     differ: bool
     open: dict[Window, tuple[list[Row], list[Row]]] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class TumblingBruteForce:
 
 @dataclass
 class SessionBruteForce:
-    rule: SessionGap
+    rule: SessionWindowJoin
     kind: str
     differ: bool
     open: list[tuple[int, Row]] = field(default_factory=list)

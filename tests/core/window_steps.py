@@ -8,31 +8,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core import session_join, window
-from joinery_runtime.core.expression import parse_expression
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.segment import Run, merge
-from joinery_runtime.core.spec import (
-    LEFT,
-    RIGHT,
-    SIDES,
-    Intake,
-    OutputColumn,
-    SessionGap,
-    SideSpec,
-    StepSpec,
-    TumblingWindow,
-)
-from joinery_runtime.core.step import ORDER_COLUMNS, Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.kinds.session_join import SessionWindowJoin
+from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.pipeline.expression import parse_expression
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.table.keyhash import key_hash
+from joinery_runtime.core.table.segment import Run, merge
 
 Joined = tuple[int | None, int | None, int, int]  # v of the left row, of the right row, window start and end
 Hasher = Callable[[Sequence[str | None]], np.ndarray]
-WindowRule = TumblingWindow | SessionGap
+WindowRule = WindowJoin | SessionWindowJoin
 
 PRESERVED = {"inner": (False, False), "left": (True, False), "right": (False, True), "full": (True, True)}
 
@@ -61,7 +52,7 @@ def one_hash(keys: Sequence[str | None]) -> np.ndarray:
 
 def window_step(rule: WindowRule, kind: str = "inner", residual: str | None = None) -> StepSpec:
     schema = pa.schema([("k", pa.string()), ("v", pa.int64()), ("ts", pa.timestamp("ms", "UTC"))])
-    marks = isinstance(rule, SessionGap)
+    marks = isinstance(rule, SessionWindowJoin)
     sides = [
         SideSpec(part, (name,), name, Intake(schema, "ts", ("k",), ("k", "v"), preserved=PRESERVED[kind][side]), marks)
         for side, (part, name) in enumerate((("left", "l"), ("right", "r")))
@@ -103,14 +94,13 @@ class Shard:
 
     def __init__(self, step: StepSpec, hasher: Hasher = real_hash) -> None:
         self.step, self.hasher = step, hasher
-        self.kernel: Any = session_join if isinstance(step.rule, SessionGap) else window
         self.segments: tuple[list[Segment], list[Segment]] = ([], [])
         self.before: int | None = None
         self.last = StepResult()
         self._named = 0
 
     def epoch(self, now: int | None, left: Sequence[Row] = (), right: Sequence[Row] = ()) -> Counter[Joined]:
-        self.last = self.kernel.run(self.step, self.work(now, left, right))
+        self.last = self.step.kind.run(self.step, self.work(now, left, right))
         self.before = now
         for side in SIDES:
             self._commit(side)
@@ -138,7 +128,7 @@ class Shard:
         """All segments of a side become one, as a compaction makes it."""
         for side in SIDES:
             horizon = Horizon(self.before, self.before)
-            kept = list(self.kernel.survivors(self.step, side, self.kept(side), horizon))
+            kept = list(self.step.kind.survivors(self.step, side, self.kept(side), horizon))
             runs = [with_marks(k.run, k.marked) if k.marked is not None else k.run for k in kept if len(k.run)]
             self.segments[side].clear()
             if runs:

@@ -45,10 +45,11 @@ def left_behind(temporary: Path) -> list[Path]:
     ("kind", "job", "said"),
     [
         ("joins", "StreamJoin", r"^VERIFIED: 1,\d\d\d joined rows, each exactly once, "),
-        (
+        pytest.param(
             "sessions",
             "SessionWindow",
             r"^VERIFIED: 298 sessions of 2,000 rows, each as brute force finds it, [1-9]",
+            marks=pytest.mark.soak,
         ),
     ],
 )

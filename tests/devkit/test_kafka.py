@@ -57,6 +57,7 @@ def test_records_of_any_time_are_accepted(kafka_broker, consumer, timestamp):
     assert consumer.poll(30).timestamp()[1] == timestamp
 
 
+@pytest.mark.slow
 def test_stopped_or_killed_it_comes_back_with_its_data(tmp_path):
     with KafkaBroker(tmp_path / "broker") as broker:
         broker.create_topic("kept")
@@ -71,12 +72,14 @@ def test_stopped_or_killed_it_comes_back_with_its_data(tmp_path):
     assert (tmp_path / "broker" / "server.log").exists()
 
 
+@pytest.mark.slow
 def test_a_temporary_directory_is_removed():
     with KafkaBroker() as broker:
         assert (broker.directory / "server.properties").exists()
     assert not broker.directory.exists()
 
 
+@pytest.mark.slow
 def test_a_bad_setting_is_explained_and_nothing_is_left_running(tmp_path):
     broker = KafkaBroker(tmp_path, properties={"num.io.threads": "none"})
     with pytest.raises(EnvironmentProblem, match=rf"(?s)cannot format.*num\.io\.threads.*log are in {tmp_path}"):
@@ -84,6 +87,7 @@ def test_a_bad_setting_is_explained_and_nothing_is_left_running(tmp_path):
     assert broker.pid is None
 
 
+@pytest.mark.slow
 def test_a_broker_that_ends_while_starting_shows_its_last_words(tmp_path):
     broker = KafkaBroker(tmp_path, properties={"authorizer.class.name": "no.such.Class"})
     with pytest.raises(EnvironmentProblem, match=r"(?s)does not start: it ended; .*ClassNotFound.* no\.such\.Class"):

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from joinery_devkit.kafka import KafkaBroker
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 QUIET = {"log_level": 0, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200}
 
 

@@ -1,7 +1,7 @@
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from joinery_devkit.kafka_tools import GroupRow, describe_group
+from joinery_devkit.kafka_tools import GroupRow, describe_groups
 from joinery_runtime.errors import EnvironmentProblem
 
 pytestmark = pytest.mark.services
@@ -19,18 +19,18 @@ def test_a_group_with_a_member_as_kafka_s_own_tool_sees_it(kafka_broker):
         consumer.poll(0.1)
     consumer.commit(offsets=[TopicPartition("tools-lag", 1, 3)], asynchronous=False)
     member = consumer.memberid()
-    assert describe_group(kafka_broker.bootstrap, "tools") == [
+    assert describe_groups(kafka_broker.bootstrap, "tools") == [
         GroupRow("tools-lag", 0, None, 0, None, member),
         GroupRow("tools-lag", 1, 3, 5, 2, member),
     ]
     consumer.close()
-    assert describe_group(kafka_broker.bootstrap, "tools") == [GroupRow("tools-lag", 1, 3, 5, 2, None)]
+    assert describe_groups(kafka_broker.bootstrap, "tools") == [GroupRow("tools-lag", 1, 3, 5, 2, None)]
 
 
 def test_a_group_that_is_not_there(kafka_broker):
-    assert describe_group(kafka_broker.bootstrap, "tools-nobody") == []
+    assert describe_groups(kafka_broker.bootstrap, "tools-nobody") == []
 
 
 def test_a_tool_that_fails_says_why():
     with pytest.raises(EnvironmentProblem, match=r"(?s)kafka-consumer-groups failed: .*bootstrap"):
-        describe_group("not an address", "g")
+        describe_groups("not an address", "g")

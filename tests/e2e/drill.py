@@ -1,20 +1,40 @@
-"""Drivers of one job that die one after another, by SIGKILL at a named point, and what was seen of them."""
+"""A drill: drivers of one job that die one after another, by SIGKILL at a named point of the epoch, while records
+arrive; and after them executors and Python workers of one that goes on.
+
+A module is one drill, in the order of its tests: one for each death, one for the tasks' processes, and a last one that
+judges all that came out. `make soak` (JOINERY_KILLS=3) has each driver die at every point so many times, on a cluster.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from e2e.driver_process import Run
-from e2e.kill_harness import Log, kill_task_processes
+from e2e.kill_harness import Log
 
 POINTS = ("planned", "reading", "staged", "output-written", "before-commit", "after-commit")
-MASTER = "local-cluster[2,1,1024]"
+IN_TRANSACTIONS = ("transaction-begun", "transaction-sent", "transaction-committed")
+TIMES_EACH = int(os.environ.get("JOINERY_KILLS", "0"))
+EPOCHS_BEFORE_A_KILL = 3
+CLUSTER = "local-cluster[2,1,1024]"
+LOCAL = CLUSTER if TIMES_EACH else "local[2,4]"  # a cluster takes three times as long to start
 STURDY = '{spark.task.maxFailures: "8", spark.deploy.maxExecutorRetries: "-1"}'
+
+MARKS = [pytest.mark.services, pytest.mark.slow, *([pytest.mark.soak] if TIMES_EACH else [])]
+
+
+def deaths(points: Sequence[str], fewer: Sequence[str] | None = None) -> list[str]:
+    """Where drivers die, shuffled: at all points, or without `make soak` at `fewer` of them."""
+    chosen = list(points) * TIMES_EACH if TIMES_EACH else list(points if fewer is None else fewer)
+    random.Random(7).shuffle(chosen)
+    return chosen
 
 
 @dataclass
@@ -24,9 +44,7 @@ class Drill:
     job: Callable[[Path, int], Path]
     folder: Path
     log: Log
-    epochs_before_a_kill: int
-    replays: int = 0
-    deaths: Counter[str] = field(default_factory=Counter)
+    died: list[str] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
 
     def __enter__(self) -> Drill:
@@ -41,31 +59,36 @@ class Drill:
     def path(self) -> Path:
         return self.folder / "job.yaml"
 
-    def start(self, shards: int, fault: str | None = None) -> Run:
-        run = Run.start(self.job(self.path, shards), MASTER, {"JOINERY_FAULT": fault} if fault else None)
+    @property
+    def last(self) -> Run:
+        return self.runs[-1]
+
+    def start(self, shards: int, master: str = LOCAL, fault: str | None = None) -> Run:
+        run = Run.start(self.job(self.path, shards), master, {"JOINERY_FAULT": fault} if fault else None)
         self.runs.append(run)
         return run
 
-    def kill_at(self, point: str, shards: int) -> None:
+    def kill_at(self, point: str, master: str = LOCAL) -> None:
         before = self.log.committed()
-        run = self.start(shards, f"{point}@{before + self.epochs_before_a_kill}")
+        shards = (4, 1, 3, 7)[len(self.died) % 4]
+        run = self.start(shards, master, f"{point}@{before + EPOCHS_BEFORE_A_KILL}")
         assert run.wait() == -signal.SIGKILL, run.last_words
-        self.replays += run.replayed
-        self.deaths[point] += 1
-        assert self.log.committed() >= before + self.epochs_before_a_kill - 1, "the driver died where it was told to"
+        self._check_replay(run)
+        assert self.log.committed() >= before + EPOCHS_BEFORE_A_KILL - 1, "the driver died where it was told to"
+        self.died.append(point)
 
-    def kill_everything(
-        self, deaths: Mapping[str, int], random_kills: int, least_epochs: int, choose: random.Random
-    ) -> Run:
-        """A driver dies at each point so many times; then executors and Python workers of one that goes on, until there
-        are so many epochs. That one."""
-        points = [point for point, times in deaths.items() for _ in range(times)]
-        choose.shuffle(points)
-        for number, point in enumerate(points):
-            self.kill_at(point, shards=(4, 1, 3, 7)[number % 4])
-        last = self.start(shards=5)
-        killed = kill_task_processes(last, random_kills, choose)
-        last.wait_for("enough epochs", lambda epochs: bool(epochs) and epochs[-1]["epoch"] >= least_epochs)
-        assert self.deaths == deaths
-        assert len(killed) == random_kills
-        return last
+    def kill_tasks(self, times: int, master: str = LOCAL) -> None:
+        """Executors, if there are any, and Python workers of a driver that goes on, in turn."""
+        run, choose = self.start(5, master), random.Random(7)
+        for number in range(times):
+            run.wait_for_more_epochs(3)
+            kinds = [each for each in (run.executors(), run.python_workers()) if each]
+            assert len(kinds) == (2 if master == CLUSTER else 1)
+            choose.choice(kinds[number % len(kinds)]).kill()
+        run.wait_for_more_epochs(2)
+        self._check_replay(run)
+
+    def _check_replay(self, run: Run) -> None:
+        """Whatever died after it had planned and before it had committed has left a plan."""
+        if self.died and self.died[-1] != "after-commit":
+            assert run.replayed, f"a driver died at {self.died[-1]}, and the next one found no pending plan"

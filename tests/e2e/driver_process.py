@@ -105,9 +105,13 @@ class Run:
                     each.kill()
         self.wait()
 
-    def task_processes(self) -> list[psutil.Process]:
-        """Executors and Python workers of this driver."""
-        return [each for each in self.processes() if _is_task_process(each)]
+    def executors(self) -> list[psutil.Process]:
+        """The Java processes of this driver's executors; none where the driver itself runs the tasks."""
+        return [each for each in self.processes() if "CoarseGrainedExecutorBackend" in _command(each)]
+
+    def python_workers(self) -> list[psutil.Process]:
+        """The Python processes that run tasks, and the daemons that fork them, by whatever module."""
+        return [each for each in self.processes() if _command(each).endswith(" pyspark.worker")]
 
     def _read_lines(self) -> None:
         assert self.process.stdout is not None
@@ -126,12 +130,11 @@ class Run:
                 self.errors.append(line)
 
 
-def _is_task_process(process: psutil.Process) -> bool:
+def _command(process: psutil.Process) -> str:
     try:
-        command = " ".join(process.cmdline())
+        return " ".join(process.cmdline())
     except psutil.Error:
-        return False
-    return "CoarseGrainedExecutorBackend" in command or "pyspark.daemon" in command
+        return ""
 
 
 def caught_up(epochs: list[Mapping[str, Any]]) -> bool:

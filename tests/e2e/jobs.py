@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -79,7 +80,7 @@ def until(offset: int) -> str:
 
 
 def fresh_name() -> str:
-    return f"bad-input-{next(_numbers)}"
+    return f"bad-input-{os.getpid()}-{next(_numbers)}"
 
 
 def order(number: int, **changes: Any) -> dict[str, Any]:

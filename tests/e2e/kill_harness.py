@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from e2e.driver_process import Run
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
 from joinery_devkit.topics import Record, read_topic, readable
 from joinery_devkit.verify import Verdict, verify
@@ -263,18 +262,6 @@ def repeated(log: Sequence[Mapping[str, Any]]) -> list[int]:
     ]
 
 
-def create_topics(broker: KafkaBroker, job: Job) -> None:
+def create_topics(broker: KafkaAdmin, job: Job) -> None:
     for topic, partitions in job.topics().items():
         broker.create_topic(topic, partitions)
-
-
-def kill_task_processes(run: Run, times: int, choose: random.Random) -> list[str]:
-    """SIGKILLs a random executor or Python worker, `times` times, with committed epochs between; their commands."""
-    killed = []
-    for _ in range(times):
-        seen = len(run.epochs)
-        run.wait_for("epochs between kills", lambda epochs, seen=seen: len(epochs) >= seen + 3)
-        victim = choose.choice(run.task_processes())
-        killed.append(" ".join(victim.cmdline()))
-        victim.kill()
-    return killed

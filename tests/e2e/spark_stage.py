@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark import SparkContext
 
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.engine.host import Host
+from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup

@@ -30,7 +30,7 @@ from e2e.jobs import (
     traceback_of_ours,
     until,
 )
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 
 MASTER = "local[2,4]"
 
@@ -94,7 +94,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> A
 
 
 @pytest.fixture
-def job(kafka_broker: KafkaBroker, database: str) -> Job:
+def job(kafka_broker: KafkaAdmin, database: str) -> Job:
     """A job with two empty topics and a database of its own."""
     job = Job(fresh_name(), kafka_broker.bootstrap, f'{{postgres: {{dsn: "{database}"}}}}')
     for side in ("orders", "payments"):
@@ -132,7 +132,7 @@ def failed(ended: Ended, *says: str) -> None:
 
 
 @pytest.mark.services
-def test_a_topic_that_is_not_there(run: Any, job: Job, tmp_path: Path, kafka_broker: KafkaBroker) -> None:
+def test_a_topic_that_is_not_there(run: Any, job: Job, tmp_path: Path, kafka_broker: KafkaAdmin) -> None:
     kafka_broker.delete_topic(f"{job.name}.payments")
     ended = run(job.write(tmp_path))
     failed(ended, "Input payments", f"topic {job.name}.payments does not exist", job.bootstrap, "Create it")
@@ -249,7 +249,7 @@ def _added(ended: Ended, field: str) -> Any:
 
 @pytest.mark.services
 def test_records_that_the_broker_has_deleted(
-    run: Any, job: Job, database: str, tmp_path: Path, kafka_broker: KafkaBroker
+    run: Any, job: Job, database: str, tmp_path: Path, kafka_broker: KafkaAdmin
 ) -> None:
     path = job.write(tmp_path)
     fill(job, *range(10))

@@ -54,7 +54,12 @@ def taken_over(entries: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("point", "shards"), [("transaction-begun", 4), ("transaction-sent", 2), ("transaction-committed", 7)]
+    ("point", "shards"),
+    [
+        pytest.param("transaction-begun", 4, marks=pytest.mark.soak),
+        ("transaction-sent", 2),
+        ("transaction-committed", 7),
+    ],
 )
 def test_a_paused_driver_ends_when_it_goes_on(scene: Scene, point: str, shards: int) -> None:
     """It is stopped with a transaction in a shard's hands; the other driver has a number of shards of its own."""

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,10 @@ import pytest
 from e2e.driver_process import caught_up
 from e2e.kill_harness import INPUTS, Feeder, log_of
 from e2e.scene import PATIENCE_S, Scene
-from joinery_devkit.kafka_tools import GroupRow, describe_group
+from joinery_devkit.kafka_tools import GroupRow, describe_groups
 from joinery_devkit.topics import read_topic
-from joinery_runtime.engine.plan import InputState, input_offsets
+from joinery_runtime.engine.job_state import input_offsets
+from joinery_runtime.engine.plan import InputState
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -64,12 +63,9 @@ def test_lag_tools_see_what_the_job_has_read(scene: Scene) -> None:
 
 
 def shown_by_tool(scene: Scene) -> Shown:
-    with ThreadPoolExecutor() as threads:  # a Java program each
-        return dict(zip(INPUTS, threads.map(partial(_describe, scene), INPUTS), strict=True))
-
-
-def _describe(scene: Scene, name: str) -> list[GroupRow]:
-    return describe_group(scene.job.bootstrap, f"{scene.job.name}.{name}")
+    """By input, whose topic and group have the same name."""
+    rows = describe_groups(scene.job.bootstrap, *(f"{scene.job.name}.{name}" for name in INPUTS))
+    return {name: [row for row in rows if row.topic == f"{scene.job.name}.{name}"] for name in INPUTS}
 
 
 def until(scene: Scene, ready: Callable[[Shown], bool]) -> Shown:

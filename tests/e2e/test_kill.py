@@ -1,91 +1,71 @@
-"""The kill test: real Kafka, Postgres and Spark with two executors, while records arrive throughout.
+"""The kill test of a join that writes a topic, in transactions, before its state: real Kafka, Postgres and Spark, while
+records arrive throughout.
 
 Drivers die by SIGKILL at every named point of the epoch, executors and Python workers at random; shards change between
-restarts. In the end the output must equal what an oracle gets from the epoch log and the topics, row by row: a table
-that is written with the state, and a topic that is written before it, in transactions.
+restarts. In the end the output must equal what an oracle gets from the epoch log and the topics, row by row.
 """
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
-from psycopg.rows import dict_row
 
-from e2e.drill import POINTS, STURDY, Drill
+from e2e.drill import CLUSTER, IN_TRANSACTIONS, LOCAL, MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
 from e2e.driver_process import caught_up
-from e2e.jobs import json_rows
-from e2e.kill_harness import Feeder, Job, create_topics, judge, log_of, repeated, topic_rows
-from joinery_devkit.kafka import KafkaBroker
-from joinery_devkit.topics import milliseconds
-from joinery_runtime.job import load_job
+from e2e.kill_harness import Feeder, Job, create_topics, judge_topics, log_of, repeated
+from joinery_devkit.kafka_admin import KafkaAdmin
 
-IN_TRANSACTIONS = ("transaction-begun", "transaction-sent", "transaction-committed")
-TIMES_EACH = int(os.environ.get("JOINERY_KILLS", "1"))  # `make soak` takes more
-EPOCHS_BEFORE_A_KILL = 3
-RANDOM_KILLS = 1 + 3 * TIMES_EACH
-LEAST_EPOCHS = 40 * TIMES_EACH
-LEAST_REPLAYS = 5
+RANDOM_KILLS = 1 + 3 * max(1, TIMES_EACH)
+LEAST_EPOCHS = 40 * max(1, TIMES_EACH)
 LEAST_REPEATED = 2
+DEATHS = deaths(POINTS + IN_TRANSACTIONS)
+OUTLIVED = "transaction-sent"  # here the driver's executors live on, for a moment, with a transaction in their hands
 
-Rows = list[dict[str, Any]]
-
-pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(1500)]
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where rows and dead letters of the job go, and at which points its drivers die."""
-
-    job: Job
-    points: tuple[str, ...]
-    output: Callable[[], Rows]
-    dead_letters: Callable[[], Rows]
+pytestmark = MARKS
 
 
-@pytest.fixture(params=["postgres", "kafka"])
-def target(request: pytest.FixtureRequest, kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> Target:
-    job = Job(f"kill-{request.param}", kafka_broker.bootstrap, postgres_dsn, conf=STURDY)
+@pytest.fixture(scope="module")
+def job(kafka_broker: KafkaAdmin, postgres_dsn: str) -> Job:
+    job = Job("kill-topic", kafka_broker.bootstrap, postgres_dsn, conf=STURDY)
     create_topics(kafka_broker, job)
-    if request.param == "kafka":
-        out, dead = (lambda name=name: topic_rows(job.bootstrap, f"{job.name}.{name}") for name in ("out", "dead"))
-        return Target(job, POINTS + IN_TRANSACTIONS, out, dead)
-    dead_folder = tmp_path / "dead"
-    job = replace(job, output="{postgres: {table: killed}}", dead=f'{{file: {{path: "{dead_folder}"}}}}')
-    return Target(job, POINTS, lambda: _table(postgres_dsn), lambda: json_rows(dead_folder))
+    return job
 
 
-def _table(dsn: str) -> Rows:
-    with psycopg.connect(dsn, row_factory=dict_row) as connection:
-        rows = connection.execute("SELECT * FROM killed").fetchall()
-    return [{k: milliseconds(v) if isinstance(v, datetime) else v for k, v in row.items()} for row in rows]
+@pytest.fixture(scope="module")
+def feeder(job: Job) -> Iterator[Feeder]:
+    with Feeder(job.bootstrap, job.name, seed=11) as feeder:
+        yield feeder
 
 
-def test_every_pair_once_whatever_is_killed(target: Target, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def drill(job: Job, feeder: Feeder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
     def write(path: Path, shards: int) -> Path:
-        return replace(target.job, shards=shards).write(path)
+        return replace(job, shards=shards).write(path)
 
-    with log_of(target.job) as log, Drill(write, tmp_path, log, EPOCHS_BEFORE_A_KILL) as drill:
-        with Feeder(target.job.bootstrap, target.job.name, seed=11) as feeder:
-            deaths = dict.fromkeys(target.points, TIMES_EACH)
-            last = drill.kill_everything(deaths, RANDOM_KILLS, LEAST_EPOCHS, random.Random(7))
-            feeder.stop()
-            last.wait_for("the last record", caught_up)
-            assert last.stop() == 0, last.last_words
-        entries = log.entries()
-    replays = drill.replays + last.replayed
-    assert replays >= LEAST_REPLAYS, f"only {replays} restarts found a pending plan"
-    assert len(entries) >= LEAST_EPOCHS
-    job = load_job(drill.path)
-    verdict = judge(job, target.job.bootstrap, entries, target.output(), target.dead_letters())
+    with log_of(job) as log, Drill(write, tmp_path_factory.mktemp("drill"), log) as drill:
+        yield drill
+
+
+@pytest.mark.parametrize("point", DEATHS)
+def test_a_driver_dies(point: str, drill: Drill) -> None:
+    drill.kill_at(point, CLUSTER if point == OUTLIVED else LOCAL)
+
+
+def test_executors_and_python_workers_die(drill: Drill) -> None:
+    drill.kill_tasks(RANDOM_KILLS, CLUSTER)
+
+
+def test_every_pair_comes_once(drill: Drill, feeder: Feeder, job: Job) -> None:
+    drill.last.wait_for("enough epochs", lambda epochs: bool(epochs) and epochs[-1]["epoch"] >= LEAST_EPOCHS)
+    feeder.stop()
+    drill.last.wait_for("the last record", caught_up)
+    assert drill.last.stop() == 0, drill.last.last_words
+    assert drill.died == DEATHS
+    entries = drill.log.entries()
+    verdict = judge_topics(drill.path, job, entries)
     assert verdict.dropped["late"] > 0
     assert verdict.dead_letters > 0
-    if job.spec.output.kafka is not None:
-        assert len(repeated(entries)) >= LEAST_REPEATED, "no replay met what its epoch had written"
+    assert len(repeated(entries)) >= LEAST_REPEATED, "no replay met what its epoch had written"

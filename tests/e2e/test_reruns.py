@@ -15,7 +15,7 @@ import pytest
 from e2e.kill_harness import Feeder, expected_epochs, read_inputs, repeated, topic_rows
 from e2e.scene import Scene
 from joinery_devkit.expectation import read
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.oracle import Oracle, Values, differences
 from joinery_devkit.processes import ChildProcess
 from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
@@ -71,7 +71,7 @@ def test_speculative_attempts_write_once(scene: Scene, two_hosts: str) -> None:
     assert epoch in repeated(entries)
 
 
-def test_an_epoch_is_finished_by_the_job_that_began_it(scene: Scene, kafka_broker: KafkaBroker) -> None:
+def test_an_epoch_is_finished_by_the_job_that_began_it(scene: Scene, kafka_broker: KafkaAdmin) -> None:
     """Output topic, columns and predicate are changed while an epoch is half written."""
     later = f"{scene.job.name}.later"
     kafka_broker.create_topic(later, 2)

@@ -15,7 +15,7 @@ import pytest
 
 from core.reference_keyhash import reference_hash
 from e2e.jobs import produce
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import read_topic
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
@@ -83,7 +83,7 @@ SESSIONS = [
 ]
 
 
-def written(name: str, folder: Path, broker: KafkaBroker, dsn: str) -> Path:
+def written(name: str, folder: Path, broker: KafkaAdmin, dsn: str) -> Path:
     """The example on this broker and Postgres, which ends where its topics end."""
     text = (FOLDER / name).read_text().replace("startFrom: earliest", "startFrom: earliest, stopAt: latest")
     text = text.replace("localhost:9092", broker.bootstrap)
@@ -100,7 +100,7 @@ def run(jobs: Sequence[Path]) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_sessions_over_what_a_join_writes(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> None:
+def test_sessions_over_what_a_join_writes(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> None:
     records: Mapping[str, Sequence[dict[str, Any]]] = {"orders": ORDERS, "payments": PAYMENTS, "paid-orders": ()}
     for topic, sent in records.items():
         kafka_broker.create_topic(TOPICS[topic], 2)

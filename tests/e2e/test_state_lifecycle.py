@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from e2e.jobs import Job, fresh_name, joined, order, payment, produce, until
 from e2e.kill_harness import topic_rows
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord
 
@@ -60,7 +60,7 @@ def rows(job: Job) -> list[tuple[object, ...]]:
     return sorted(((row["id"], row["amount"], row["paid"]) for row in found), key=lambda row: int(str(row[1])))
 
 
-def test_each_row_comes_once(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> None:
+def test_each_row_comes_once(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> None:
     name = fresh_name()
     output = f'{{kafka: {{bootstrapServers: "{kafka_broker.bootstrap}", topic: "{name}.joined"}}}}'
     job = Job(name, kafka_broker.bootstrap, f'{{postgres: {{dsn: "{postgres_dsn}", schema: lifecycle}}}}', output)

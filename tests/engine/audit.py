@@ -17,7 +17,7 @@ from engine.sim_sink import SimSink
 from engine.sim_store import Committed
 from engine.simulation import World
 from joinery_devkit.oracle import EpochExpectation, Oracle, Row, SessionOracle, SessionShape, WatermarkOracle
-from joinery_runtime.engine.plan import HORIZONS
+from joinery_runtime.engine.job_state import HORIZONS
 from joinery_runtime.job import Job, SessionWindow, StreamJoin
 from joinery_runtime.state.store import EpochRecord, JobRecord
 

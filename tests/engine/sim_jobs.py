@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from joinery_runtime.job import Job, parse_job
-from joinery_runtime.job.resource import API_VERSION
+from joinery_runtime.job.model.resource import API_VERSION
 
 DELAYS = {"orders": 5, "payments": 3, "refunds": 4}
 PARTITIONS = {"orders": 2, "payments": 1, "refunds": 1}

@@ -16,7 +16,7 @@ from engine import sim_kafka
 from engine.audit import Auditor
 from engine.sim_process import Fault
 from engine.simulation import DriverProcess, World
-from joinery_runtime.core import compaction
+from joinery_runtime.core.table import compaction
 
 Record = tuple[str, int, str | None, int]  # input, partition, key, jitter
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.sim_process import CRASHES, FAILURES, IN_TASK, Fault, call
 from engine.sim_sink import Transaction
-from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.errors import SinkError
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json, Standing

@@ -20,10 +20,10 @@ from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
 from engine.sim_topics import Inputs, PlainDecoder, Topic
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, Parts
-from joinery_runtime.engine.identity import JobIdentity
+from joinery_runtime.engine.driver import Driver, DriverParts
+from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.errors import SinkError, SourceError, StateError, StoreUnavailable, Superseded
@@ -46,7 +46,7 @@ class DriverProcess(Process):
             plan = self.driver.plan()
             if plan is not None:
                 self.driver.commit(plan, self.driver.run(plan))
-            elif self.planner.finished:
+            elif self.planner.status.finished:
                 return
             else:
                 call("idle", CRASHES, lambda: None)
@@ -109,7 +109,7 @@ class World:
         dead = self.dead if dead_letters else None
         host = self.host_type(lambda: self._worker(machine, dead), self._attempts, self.spawn)
         self.hosts.append(host)
-        parts = Parts(self.store, planner, host, self.output, dead)
+        parts = DriverParts(self.store, planner, host, self.output, dead)
         return self.driver_type(who, self.pipeline, parts, now_ms=lambda: self.now_ms), planner
 
     @property

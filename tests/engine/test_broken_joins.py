@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,10 @@ from engine.commit_protocol import CommitProtocol, profile
 from engine.sim_host import SimHost
 from engine.sim_run import small_world
 from engine.simulation import AggregateWorld, ChainWorld, FullWorld, World
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import MARKS
-from joinery_runtime.core.step import Horizon, KeptRun
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine import step_task
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary
@@ -69,15 +68,18 @@ class ForgetsHorizons(Driver):
 
     def recover(self, previous: int | None = None) -> None:
         super().recover(previous)
-        self._floors = {}
+        self.state = replace(self.state, floors={})
 
 
 class PlansAgainFromTheStart(Driver):
     """The horizons of a pending plan are worked out anew."""
 
-    def _with_horizons(self, document: Mapping[str, Any]) -> EpochPlan:
-        plan = super()._with_horizons(document)
-        return replace(plan, horizons=times.horizons(self._pipeline, plan.times, {}))
+    def recover(self, previous: int | None = None) -> None:
+        super().recover(previous)
+        plan = self.state.pending
+        if plan is not None:
+            anew = times.horizons(self._pipeline, plan.times, {})
+            self.state = self.state.planned(replace(plan, horizons=anew))
 
 
 class DropsBeforeClosing(Driver):

@@ -25,7 +25,7 @@ from joinery_runtime.errors import StoreUnavailable
 from joinery_runtime.sinks.base import AttemptId, Receipt, Takeover
 from joinery_runtime.sinks.kafka_marks import Mark
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import EpochCommit, JobRecord
+from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ class ForgetsThePlan(Driver):
 
     def recover(self, previous: int | None = None) -> None:
         super().recover(previous)
-        self._pending = None
+        self.state = self.state.planned(None)
 
 
 class ChangesThePlan(Driver):
@@ -78,37 +78,37 @@ class ChangesThePlan(Driver):
 
     def recover(self, previous: int | None = None) -> None:
         super().recover(previous)
-        if self._pending is not None:
-            self._pending = replace(self._pending, shards=self._pending.shards + 1)
+        pending = self.state.pending
+        if pending is not None:
+            self.state = self.state.planned(replace(pending, shards=pending.shards + 1))
 
 
 class PlansInMemory(Driver):
     """Runs a plan that the store has not seen."""
 
     def plan(self, *, always: bool = False) -> EpochPlan | None:
-        planner = self._parts.planner
-        if self._pending is None:
-            self._pending = planner.plan(self._epoch + 1, self.inputs, self.kept, self._now_ms(), always=always)
-        return self._pending
+        if self.state.pending is None:
+            self.state = self.state.planned(self._parts.planner.plan(self.state, self._now_ms(), always=always))
+        return self.state.pending
 
 
 class BelievesInSuccess(Driver):
     """Takes a commit without an answer for done."""
 
-    def _commit(self, commit: EpochCommit) -> None:
+    def _write(self, commit: EpochCommit) -> None:
         with suppress(StoreUnavailable):
-            self._parts.store.commit(self._identity.name, self._generation, commit)
+            self._parts.store.commit(self._identity.name, self.generation, commit)
 
 
 class SweepsBeforePublishing(Driver):
-    def _recover_sinks(self, record: JobRecord) -> None:
+    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> None:
         for sink, _ in self._receipts({}):
             sink.recover(Takeover(record.generation, record.epoch))
-        super()._recover_sinks(record)
+        super()._recover_sinks(record, newest)
 
 
 class NeverPublishesAgain(Driver):
-    def _recover_sinks(self, record: JobRecord) -> None:
+    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> None:
         for sink, _ in self._receipts({}):
             sink.recover(Takeover(record.generation, record.epoch))
 

@@ -8,8 +8,8 @@ from typing import cast
 
 import pyarrow as pa
 
-from joinery_runtime.core.columns import ENGINE_FIELDS
-from joinery_runtime.core.segment import Run, SegmentMeta, describe, encode
+from joinery_runtime.core.table.columns import ENGINE_FIELDS
+from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.state.store import StateStore
 

@@ -16,7 +16,7 @@ from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.engine.protocol import Action, Outcome, choose_attempts, next_action, resolve_commit
+from joinery_runtime.engine.protocol import Action, CommitResult, choose_attempts, next_action, resolve_commit
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.errors import (
     DataLoss,
@@ -98,14 +98,16 @@ def test_a_plan_for_the_next_epoch_is_replayed(plan: dict[str, int] | None, acti
 @pytest.mark.parametrize(
     ("observed", "outcome"),
     [
-        (RECORD, Outcome.COMMITTED),
-        (replace(RECORD, epoch=6), Outcome.NOT_COMMITTED),
-        (replace(RECORD, generation=5), Outcome.FENCED),
-        (replace(RECORD, generation=5, epoch=6), Outcome.FENCED),
-        (None, Outcome.FENCED),
+        (RECORD, CommitResult.COMMITTED),
+        (replace(RECORD, epoch=6), CommitResult.NOT_COMMITTED),
+        (replace(RECORD, generation=5), CommitResult.FENCED),
+        (replace(RECORD, generation=5, epoch=6), CommitResult.FENCED),
+        (None, CommitResult.FENCED),
     ],
 )
-def test_a_commit_without_an_answer_is_resolved_by_what_is_there(observed: JobRecord | None, outcome: Outcome) -> None:
+def test_a_commit_without_an_answer_is_resolved_by_what_is_there(
+    observed: JobRecord | None, outcome: CommitResult
+) -> None:
     assert resolve_commit(observed, generation=4, epoch=7) is outcome
 
 
@@ -131,7 +133,7 @@ def test_recovery_replays_the_pending_plan_as_it_stands(world: World) -> None:
 
     second = started(world, shards=3)
 
-    assert second.replays
+    assert second.pending
     assert second.plan() == pending
     assert pending is not None
     assert pending.shards == 2
@@ -146,7 +148,7 @@ def test_recovery_goes_on_where_the_newest_epoch_ended(world: World) -> None:
     fill(world, 4)
     epoch(started(world))
     second = started(world)
-    assert (second.generation, second.epoch, second.replays) == (2, 1, False)
+    assert (second.generation, second.epoch, second.pending) == (2, 1, False)
     assert second.plan() is None
     fill(world, 2, first=4)
     epoch(second)
@@ -485,7 +487,7 @@ def test_a_plan_waits_until_its_partitions_are_ours(world: World) -> None:
     assert not driver.pending
     assert not driver.waiting
     assert group.released[-1] == {
-        ref: offset for ref, offset in driver.inputs["orders"].positions.items() if ref.input == "orders"
+        ref: offset for ref, offset in driver.state.inputs["orders"].positions.items() if ref.input == "orders"
     }
 
 
@@ -519,7 +521,7 @@ def test_a_topic_that_was_recreated_since_its_plan_is_not_read_in_silence(world:
     assert report.rows_in == {"orders": 0, "payments": 2}
     assert report.lost == {"orders/0": 2}
     assert world.store.epochs(world.job.name)[0].result["lost"] == {"orders/0": 2}
-    assert driver.inputs["orders"].positions[orders] == 2
+    assert driver.state.inputs["orders"].positions[orders] == 2
 
 
 # --- taking over ------------------------------------------------------------------------------------------------------
@@ -580,7 +582,7 @@ def test_where_a_bounded_input_stops_and_which_topic_it_was_survive_a_restart(wo
     topic.bounds = lambda known: [replace(b, stop=7, topic_id="id-1") for b in plain(known)]
     fill(world, 4)
     epoch(started(world))
-    state = started(world).inputs["orders"]
+    state = started(world).state.inputs["orders"]
     assert state.stops == {PartitionRef("orders", "orders", p): 7 for p in range(2)}
     assert state.topic_ids == {"orders": "id-1"}
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from job.resources import job
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.prepare import prepare
-from joinery_runtime.core.segment import Run
-from joinery_runtime.core.shards import shard_range
-from joinery_runtime.core.spec import Intake, StepSpec
-from joinery_runtime.core.step import KeptRun
+from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import KeptRun
+from joinery_runtime.core.table.keyhash import shard_range
+from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine import hot_keys
 from joinery_runtime.engine.hot_keys import (
     LONGEST_RUNS,

@@ -15,13 +15,15 @@ from engine import sim_kafka
 from engine.sim_jobs import CHAIN, INNER, parsed
 from engine.simulation import World
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import END_OF_TIME, AsOf, Pipeline, TumblingWindow
-from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.limits import Cap, Pauses, Reading, StateLimits, refuse_growth
-from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import EpochReport, StateSize
 from joinery_runtime.errors import LimitReached
 
 FAIL = {"maxRecords": 5}
@@ -78,7 +80,7 @@ def epochs(driver: Driver) -> list[EpochReport]:
 
 
 def rows(driver: Driver) -> dict[str, int]:
-    return {part: size.rows for part, size in driver.parts.items()}
+    return {part: size.rows for part, size in driver.state.part_sizes.items()}
 
 
 # --- fail -------------------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def test_an_epoch_that_would_grow_over_the_cap_is_not_committed_and_goes_on_unde
     (report,) = epochs(higher)
     assert (report.epoch, report.rows_in, report.rows_out) == (2, {"orders": 2, "payments": 1}, 6)
     assert rows(higher) == {"left": 6, "right": 1}
-    assert higher.totals.rows_in == {"orders": 6, "payments": 1}
+    assert higher.state.totals.rows_in == {"orders": 6, "payments": 1}
 
 
 def test_bytes_are_capped_too(make_world: Callable[..., World]) -> None:
@@ -244,7 +246,7 @@ def test_it_stops_although_other_inputs_are_read_on(make_world: Callable[..., Wo
     add(world, "refunds", *range(1_000, 1_040))
     with pytest.raises(LimitReached):
         epochs(driver)
-    assert 0 < driver.totals.rows_in["refunds"] < 40
+    assert 0 < driver.state.totals.rows_in["refunds"] < 40
 
 
 # --- what lets rows go ------------------------------------------------------------------------------------------------
@@ -263,8 +265,8 @@ def reading(*unread: str, idle: str = "", ended: str = "", marks: Mapping[str, i
     return Reading(unread, idle.split(), ended.split(), marks)
 
 
-def of_rule(rule: Any) -> Pipeline:
-    return replace(ONE, steps=(replace(ONE.last, rule=rule),))
+def of_kind(kind: Any) -> Pipeline:
+    return replace(ONE, steps=(replace(ONE.last, kind=kind),))
 
 
 def test_the_other_side_of_an_interval_lets_rows_go() -> None:
@@ -277,7 +279,7 @@ def test_the_other_side_of_an_interval_lets_rows_go() -> None:
 
 
 def test_of_a_window_the_slowest_side_lets_rows_go() -> None:
-    windows = of_rule(TumblingWindow(10, 10))
+    windows = of_kind(WindowJoin(10, 10))
     paused = full("left", pipeline=windows)
     assert paused.stuck(reading("orders", marks={"orders": 100, "payments": 50})) is None
     assert paused.stuck(reading("orders", marks={"orders": 100, "payments": None})) is None
@@ -287,7 +289,7 @@ def test_of_a_window_the_slowest_side_lets_rows_go() -> None:
 
 def test_of_an_as_of_step_only_what_is_read_of_the_side_itself_lets_rows_go() -> None:
     for part, name in (("left", "orders"), ("right", "payments")):
-        assert full(part, pipeline=of_rule(AsOf(100, 10))).stuck(reading(name)) is not None
+        assert full(part, pipeline=of_kind(AsOfJoin(100, 10))).stuck(reading(name)) is not None
 
 
 def test_a_pause_ends_after_another_one() -> None:

@@ -18,10 +18,10 @@ from joinery_runtime.engine.loop import (
     RECOVER_LAST_S,
     RECOVER_TRIES,
     WAITING_NOTICE,
-    Listener,
+    JobListener,
     run_until_stopped,
 )
-from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.planner import Planner, SourceStatus
 from joinery_runtime.errors import Fenced, JoineryError, PartitionsLost, StoreUnavailable
 from joinery_runtime.sources.base import PartitionRef
 
@@ -96,8 +96,8 @@ class Heard:
     noticed: list[str] = field(default_factory=list)
 
     @property
-    def listener(self) -> Listener:
-        return Listener(
+    def listener(self) -> JobListener:
+        return JobListener(
             self.started.append,
             self.committed.append,
             lambda *what: self.trouble.append(what),
@@ -105,18 +105,17 @@ class Heard:
         )
 
 
-@dataclass
-class Endless:
-    """A planner that only says whether the inputs have ended."""
-
-    finished: bool = False
-
-
 def loop(drivers: list[Scripted], stop: threading.Event, *, finished: bool = False, settle: bool = False) -> Heard:
     heard = Heard()
     supply = iter(drivers)
     make = cast(Callable[[], Driver], lambda: next(supply))
-    run_until_stopped(make, cast(Planner, Endless(finished)), stop, heard.listener, settle=settle)
+    run_until_stopped(
+        make,
+        cast(Planner, SimpleNamespace(status=SourceStatus(finished=finished))),
+        stop,
+        heard.listener,
+        settle=settle,
+    )
     return heard
 
 

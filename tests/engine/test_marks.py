@@ -13,9 +13,9 @@ from engine import sim_kafka
 from engine.audit import Auditor
 from engine.sim_steps import add, epochs, record, rows, started
 from engine.simulation import FullWorld, World
-from joinery_runtime.core import compaction
-from joinery_runtime.core.segment import MIGRATED, Run, SegmentMeta
-from joinery_runtime.core.spec import MARKS
+from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.table import compaction
+from joinery_runtime.core.table.segment import MIGRATED, Run, SegmentMeta
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.marks import MarkBook

@@ -10,11 +10,12 @@ from typing import Any, cast
 import pyarrow as pa
 
 from engine.sim_jobs import FULL, parsed
-from joinery_runtime.core.columns import ENGINE_FIELDS, MARK
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.segment import Run, SegmentMeta, describe, encode
-from joinery_runtime.core.spec import LEFT, Pipeline, SideSpec
-from joinery_runtime.core.step import Horizon
+from joinery_runtime.core.pipeline.sides import LEFT, SideSpec
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.table.columns import ENGINE_FIELDS, MARK
+from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.marks import MarkBook
 from joinery_runtime.engine.messages import EpochWork

@@ -15,9 +15,9 @@ from engine import sim_kafka
 from engine.sim_store import SimStore
 from engine.simulation import World
 from joinery_devkit.oracle import Oracle, Row
-from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.plan import HORIZONS
+from joinery_runtime.engine.job_state import HORIZONS
 from joinery_runtime.state.store import EpochCommit, Json
 
 
@@ -106,7 +106,7 @@ def test_a_pending_plan_without_horizons_is_replayed(world: World, committed: in
 
     upgrade(world)
     driver = started(world, 1)
-    assert driver.replays
+    assert driver.pending
     pending = driver.plan()
     assert pending is not None
     assert {name: pending.watermarks[name] for name in world.topics} == record.plan["watermarks"]
@@ -146,4 +146,4 @@ def test_horizons_are_stored_from_the_first_epoch_on(world: World) -> None:
     stored = json.loads(record.offsets[HORIZONS])["horizons"]
     assert set(stored) == {"left", "right"}
     assert max(stored.values()) < END_OF_TIME, "an inner join closes nothing at the end"
-    assert driver.kept.floors == stored
+    assert driver.state.floors == stored

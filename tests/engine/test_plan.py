@@ -7,18 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_runtime.core.spec import END_OF_TIME
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import InputTime
-from joinery_runtime.core.watermark import InputClock, InputProgress
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress, InputTime
+from joinery_runtime.engine.job_state import HORIZONS, JobState, stored_floors
 from joinery_runtime.engine.plan import (
     FORMAT,
-    HORIZONS,
     EpochPlan,
     InputState,
-    floors_to_bytes,
     partition_id,
-    stored_floors,
 )
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import PartitionRef, Range
@@ -166,7 +163,7 @@ def record_with(offsets: dict[str, bytes]) -> JobRecord:
 
 def test_the_stored_form_of_horizons_is_fixed() -> None:
     floors = {"left": 5, "right.2": END_OF_TIME}
-    data = floors_to_bytes(floors)
+    data = JobState(Pipeline((), ()), {}, floors=floors).offsets()[HORIZONS]
     assert json.loads(data) == {"format": 3, "horizons": floors}
     assert stored_floors(record_with({HORIZONS: data})) == floors
     with pytest.raises(IncompatibleState, match="the stored horizons has format 4: this release reads formats up to 3"):

@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.core.spec import END_OF_TIME, Pipeline
-from joinery_runtime.core.watermark import InputClock, InputProgress
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress
 from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState
-from joinery_runtime.engine.planner import Kept, Planner, PlanSettings
+from joinery_runtime.engine.planner import Planner, PlanSettings
 from joinery_runtime.errors import SourceError
 from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range
 
 IDLE_MS, CHECKPOINT_MS = 1_000, 60_000
 ORDERS = [PartitionRef("orders", "orders", p) for p in range(2)]
 PAYMENTS = [PartitionRef("payments", "payments", 0)]
-
-
-# What plans say of kept rows: test_follow_ups.py.
-NOTHING_KEPT = Kept(Pipeline((), ()), {}, ())
 
 
 @dataclass
@@ -72,8 +69,13 @@ class Job:
             IdleClock({"orders": IDLE_MS, "payments": IDLE_MS}),
         )
 
+    @property
+    def state(self) -> JobState:
+        """Without segments: what plans say of kept rows is in test_follow_ups.py."""
+        return JobState(Pipeline((), ()), self.inputs, epoch=self.number)
+
     def plan(self, now_ms: int = 0, *, always: bool = False) -> EpochPlan | None:
-        return self.planner.plan(self.number + 1, self.inputs, NOTHING_KEPT, now_ms, always=always)
+        return self.planner.plan(self.state, now_ms, always=always)
 
     def epoch(self, highest: Mapping[PartitionRef, int], now_ms: int = 0, *, always: bool = False) -> EpochPlan:
         """`highest` are the event times that the epoch's records reach."""
@@ -103,7 +105,7 @@ def test_a_plan_takes_what_can_be_read() -> None:
     assert ranges(plan) == {ORDERS[0]: (0, 10), ORDERS[1]: (0, 10), PAYMENTS[0]: (0, 7)}
     assert (plan.epoch, plan.shards, plan.fingerprint, plan.checkpoint) == (1, 4, "f", False)
     assert plan.watermarks == {"orders": None, "payments": None}
-    assert job.planner.backlog == {"orders": 20, "payments": 7}
+    assert job.planner.status.backlog == {"orders": 20, "payments": 7}
 
 
 def test_the_first_plan_fixes_where_partitions_start_also_without_records() -> None:
@@ -310,20 +312,20 @@ def test_an_input_that_has_been_read_to_its_final_end_is_over() -> None:
     job.payments.final = True
     first = job.epoch({ORDERS[0]: 100, ORDERS[1]: 100, PAYMENTS[0]: 80})
     assert first.ended == ()
-    assert not job.planner.finished
+    assert not job.planner.status.finished
     second = job.epoch({}, always=True)
     assert second.ended == ("payments",)
     assert second.watermarks == {"orders": 95, "payments": END_OF_TIME}
-    assert not job.planner.finished
+    assert not job.planner.status.finished
 
 
 def test_a_job_is_finished_when_all_its_inputs_are() -> None:
     job = with_records()
     job.orders.final = job.payments.final = True
     job.epoch({})
-    assert not job.planner.finished
+    assert not job.planner.status.finished
     assert job.plan() is None
-    assert job.planner.finished
+    assert job.planner.status.finished
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -410,7 +412,7 @@ def test_only_partitions_that_are_ours_are_read() -> None:
     plan = job.plan()
     assert plan is not None
     assert {r.partition for r in plan.ranges} == {ORDERS[0], *PAYMENTS}
-    assert job.planner.backlog == {"orders": 20, "payments": 10}
+    assert job.planner.status.backlog == {"orders": 20, "payments": 10}
 
 
 def test_a_partition_of_another_member_holds_the_watermark_back_and_never_gets_idle() -> None:
@@ -428,21 +430,21 @@ def test_a_bounded_input_is_not_finished_while_another_member_has_its_records() 
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10)), final=True), Source(dict.fromkeys(PAYMENTS, (0, 0)), final=True))
     taken(job, *ORDERS)
     assert job.plan() is None
-    assert not job.planner.finished
+    assert not job.planner.status.finished
 
 
 def test_the_inputs_wait_for_one_whose_records_are_all_another_member_s() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
     taken(job, *PAYMENTS)
     assert job.plan() is None
-    assert job.planner.not_held == tuple(PAYMENTS)
+    assert job.planner.status.not_held == tuple(PAYMENTS)
 
 
-def test_a_first_look_meets_what_is_missing() -> None:
+def test_checking_the_sources_meets_what_is_missing() -> None:
     job = Job()
     job.payments.away = True
     with pytest.raises(SourceError, match="the broker is away"):
-        job.planner.look(job.inputs)
+        job.planner.check_sources(job.inputs)
 
 
 def test_a_deleted_topic_is_forgotten_with_a_plan_of_its_own_and_holds_nothing_back() -> None:
@@ -468,4 +470,4 @@ def test_a_bounded_run_waits_for_an_input_that_has_no_topic_yet() -> None:
     job = Job(Source({}), Source(dict.fromkeys(PAYMENTS, (0, 0)), final=True))
     job.epoch({}, always=True)
     assert job.plan() is None
-    assert not job.planner.finished
+    assert not job.planner.status.finished

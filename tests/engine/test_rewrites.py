@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.core.columns import HASH
-from joinery_runtime.core.segment import SegmentMeta, decode
-from joinery_runtime.core.shards import shard_range
+from joinery_runtime.core.table.columns import HASH
+from joinery_runtime.core.table.keyhash import shard_range
+from joinery_runtime.core.table.segment import SegmentMeta, decode
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import Step

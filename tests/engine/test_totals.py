@@ -12,8 +12,7 @@ import pytest
 from engine import sim_kafka
 from engine.simulation import World
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.report import EpochReport, PartTotals, Totals
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 
 
 @pytest.fixture(autouse=True)
@@ -57,12 +56,14 @@ def test_totals_go_on_under_the_next_driver(world: World) -> None:
     first = started(world)
     told = epochs(first)
     assert (told[-1].totals.rows_in, told[-1].totals.rows_out) == ({"orders": 4, "payments": 1}, 4)
-    assert first.totals == told[-1].totals
+    assert first.state.totals == told[-1].totals
 
     second = started(world, shards=3)
-    assert second.totals == first.totals
-    assert second.committed_at_ms is not None
-    assert second.state == first.state == StateSize(told[-1].segments, told[-1].state_rows, told[-1].state_bytes)
+    assert second.state.totals == first.state.totals
+    assert second.state.committed_at_ms is not None
+    assert (
+        second.state.size == first.state.size == StateSize(told[-1].segments, told[-1].state_rows, told[-1].state_bytes)
+    )
     add(world, "payments", "a", 1_001)
     (more,) = epochs(second)
     assert more.totals.rows_in == {"orders": 4, "payments": 2}
@@ -80,8 +81,9 @@ def test_totals_count_late_rows_and_dead_letters(world: World) -> None:
     world.topics["payments"].append(0, b"no JSON")
     epochs(driver)
     again = started(world)
-    assert again.totals == driver.totals
-    assert (again.totals.late, again.totals.dropped, again.totals.dead["payments"]) == (1, {"orders": {"late": 1}}, 1)
+    totals = again.state.totals
+    assert totals == driver.state.totals
+    assert (totals.late, totals.dropped, totals.dead["payments"]) == (1, {"orders": {"late": 1}}, 1)
 
 
 def test_a_log_of_a_release_without_totals_counts_from_its_newest_epoch() -> None:
@@ -124,8 +126,8 @@ def test_each_side_has_its_statistics_and_they_go_on_under_the_next_driver(world
     last = epochs(again)[-1]
     assert last.totals.parts["left"] == PartTotals(stored=7, expired=4, lookups=3, matches=7, peak=6)
     assert last.totals.parts["right"].expired == 2
-    assert again.parts == last.parts
-    assert Totals.of({"totals": json.loads(json.dumps(again.totals.to_json()))}) == again.totals
+    assert again.state.part_sizes == last.parts
+    assert Totals.of({"totals": json.loads(json.dumps(last.totals.to_json()))}) == again.state.totals
 
 
 def test_hottest_keys_are_told_once_there_is_state_and_then_by_checkpoints(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from engine import sim_kafka
 from engine.simulation import World
-from joinery_runtime.core.segment import decode, encode
+from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.errors import IncompatibleState
@@ -115,7 +115,7 @@ def test_rolled_back_the_older_release_goes_on_as_if_nothing_had_been(
     back = world.store.roll_back(world.job.name, PIN)
     assert (back.segments, back.plan) == (before.segments, plan.to_json())
     driver, _ = started(world)
-    assert driver.replays
+    assert driver.pending
     assert epoch(driver) > 0
     assert record(world).epoch == plan.epoch
 
@@ -135,5 +135,5 @@ def test_a_job_that_was_started_anew_publishes_nothing_of_its_earlier_life(world
     world.store.create_savepoint(world.job.name, "rollout-b")
     world.store.start_anew(world.job.name, "rollout-b")
     driver, _ = started(world)
-    assert driver.inputs == {name: type(state)() for name, state in driver.inputs.items()}
+    assert driver.state.inputs == {name: type(state)() for name, state in driver.state.inputs.items()}
     assert epoch(driver) > 0  # it reads the topics from their start

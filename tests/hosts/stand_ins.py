@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from e2e.spark_stage import first_time
-from joinery_runtime.core.spec import LEFT
+from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.worker import Block, ReadReport, RowBlock
 from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter

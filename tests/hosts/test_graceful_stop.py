@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from e2e.jobs import Job, fresh_name, order, payment, produce, traceback_of_ours
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.state.postgres import PostgresStore
 
 pytestmark = pytest.mark.services
 
 
 @pytest.fixture
-def unbounded(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
+def unbounded(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
     """A job that goes on for ever."""
     store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: graceful_stop}}}}'
     job = Job(fresh_name(), kafka_broker.bootstrap, store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')
@@ -32,7 +32,9 @@ def unbounded(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> t
     return job, path
 
 
-@pytest.mark.parametrize("how", ["SIGTERM to the driver", "Ctrl-C to everybody in the terminal"])
+@pytest.mark.parametrize(
+    "how", ["SIGTERM to the driver", pytest.param("Ctrl-C to everybody in the terminal", marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_job_in_order(
     unbounded: tuple[Job, Path], postgres_dsn: str, how: str, tmp_path: Path
 ) -> None:

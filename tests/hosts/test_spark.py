@@ -28,7 +28,7 @@ from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.sources.base import PartitionRef, Range
 from joinery_runtime.state.postgres import PostgresStore
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 SPECULATION = {
     "spark.speculation": "true",

@@ -17,13 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli.session_jobs import session_job
 from job.resources import job
 from joinery_runtime.core.compile import compile_job, compile_join
-from joinery_runtime.core.spec import END_OF_TIME, SideSpec
-from joinery_runtime.core.watermark import InputProgress
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import Listener, Progress
+from joinery_runtime.engine.loop import JobListener, Progress
 from joinery_runtime.engine.plan import InputState
-from joinery_runtime.engine.report import EpochReport, PartTotals, Totals
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import PartitionsLost, StoreUnavailable
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import LOOK_EVERY_S, RATE_WINDOW_S, SAVEPOINTS_EVERY_S
@@ -40,22 +39,29 @@ STALLED_AFTER = 600.0
 
 
 @dataclass
-class FakeDriver:
-    generation: int = 3
+class FakeState:
     epoch: int = 6
     committed_at_ms: int | None = 1_700_000_050_000
     totals: Totals = field(default_factory=lambda: Totals({"orders": 10}, 4, {"orders": {"late": 2, "filtered": 1}}))
-    state: StateSize = field(default_factory=lambda: StateSize(2, 10, 1_000))
+    size: StateSize = field(default_factory=lambda: StateSize(2, 10, 1_000))
     sides: Mapping[str, SideSpec] = field(default_factory=lambda: compile_join(job()).parts())
-    parts: dict[str, StateSize] = field(default_factory=lambda: dict.fromkeys(("left", "right"), StateSize(1, 5, 500)))
-    paused: dict[str, str] = field(default_factory=dict)
-    backlog: dict[str, int] = field(default_factory=lambda: {"orders": 0, "payments": 0})
+    part_sizes: dict[str, StateSize] = field(
+        default_factory=lambda: dict.fromkeys(("left", "right"), StateSize(1, 5, 500))
+    )
     inputs: dict[str, InputState] = field(
         default_factory=lambda: {
             "orders": InputState(progress=InputProgress({"o/0": MARK, "o/1": MARK}, MARK)),
             "payments": InputState(progress=InputProgress({"p/0": None})),
         }
     )
+
+
+@dataclass
+class FakeDriver:
+    generation: int = 3
+    state: FakeState = field(default_factory=FakeState)
+    paused: dict[str, str] = field(default_factory=dict)
+    backlog: dict[str, int] = field(default_factory=lambda: {"orders": 0, "payments": 0})
 
 
 def report(**changes: Any) -> EpochReport:
@@ -98,11 +104,11 @@ class Scene:
         self.savepoints: list[Savepoint] = []
         self.asked = 0
         self.heard: list[str] = []
-        behind = Listener(
+        behind = JobListener(
             lambda _: self.heard.append("started"),
             lambda _: self.heard.append("committed"),
             lambda *_: self.heard.append("trouble"),
-            lambda _: self.heard.append("turned"),
+            lambda _: self.heard.append("polled"),
             self.heard.append,
         )
         self.listener = self.board.beside(behind, idle=lambda: self.idle, savepoints=self._savepoints)
@@ -180,17 +186,17 @@ def test_each_side_tells_its_size_and_its_statistics(scene: Scene) -> None:
 
 
 def test_the_sides_of_a_later_step(scene: Scene) -> None:
-    scene.driver.sides = {"right.12": scene.driver.sides["right"]}
-    scene.driver.parts = {"right.12": StateSize(1, 5, 500)}
+    scene.driver.state.sides = {"right.12": scene.driver.state.sides["right"]}
+    scene.driver.state.part_sizes = {"right.12": StateSize(1, 5, 500)}
     scene.listener.started(scene.driver)
     assert [(side.step, side.side) for side in scene.status.sides] == [(12, "right")]
 
 
 def test_sessions_are_a_part_with_a_name_of_its_own(scene: Scene, site: Site) -> None:
     size, counts = StateSize(2, 20, 900), PartTotals(stored=30, expired=9, lookups=100, peak=21)
-    scene.driver.sides = compile_job(session_job()).parts()
-    scene.driver.parts = {"sessions": size}
-    scene.driver.totals = Totals(parts={"sessions": counts})
+    scene.driver.state.sides = compile_job(session_job()).parts()
+    scene.driver.state.part_sizes = {"sessions": size}
+    scene.driver.state.totals = Totals(parts={"sessions": counts})
     scene.listener.started(scene.driver)
     told = SideStatus(
         step=1, side="sessions", inputs=("clicks",), rows=20, bytes=900, stored=30, expired=9, lookups=100, peak=21
@@ -216,26 +222,26 @@ def test_hot_keys_and_paused_inputs_are_told_while_they_last(scene: Scene) -> No
     scene.commit()
     assert scene.status.too_hot == (TooHot(step=1, key="id=a", rows=9),)
     scene.driver.paused = {"orders": "the left side is full"}
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert scene.status.paused == (Paused(name="orders", reason="the left side is full"),)
     scene.driver.paused = {}
     scene.now += LOOK_EVERY_S
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     scene.commit(too_hot=())
     assert (scene.status.too_hot, scene.status.paused) == ((), ())
 
 
 def test_everything_is_passed_on(scene: Scene) -> None:
     scene.listener.started(scene.driver)
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     scene.commit()
     scene.listener.trouble(PartitionsLost("taken"), 0.25)
     scene.listener.noticed("hot")
-    assert scene.heard == ["started", "turned", "committed", "trouble", "hot"]
+    assert scene.heard == ["started", "polled", "committed", "trouble", "hot"]
 
 
 def test_an_ended_input_has_no_watermark_to_be_behind(scene: Scene) -> None:
-    scene.driver.inputs["orders"] = InputState(progress=InputProgress({"o/0": MARK}, END_OF_TIME))
+    scene.driver.state.inputs["orders"] = InputState(progress=InputProgress({"o/0": MARK}, END_OF_TIME))
     scene.listener.started(scene.driver)
     (orders, _) = scene.status.inputs
     assert (orders.ended, orders.watermark, orders.watermark_delay) == (True, None, None)
@@ -243,7 +249,7 @@ def test_an_ended_input_has_no_watermark_to_be_behind(scene: Scene) -> None:
 
 @pytest.mark.parametrize("mark", [-(2**62), 2**62])
 def test_a_watermark_that_no_calendar_has_is_left_out(scene: Scene, mark: int) -> None:
-    scene.driver.inputs["orders"] = InputState(progress=InputProgress({"o/0": mark}, mark))
+    scene.driver.state.inputs["orders"] = InputState(progress=InputProgress({"o/0": mark}, mark))
     scene.listener.started(scene.driver)
     assert scene.status.inputs[0].watermark is None
 
@@ -271,7 +277,7 @@ def test_a_job_that_is_edited_is_not_ready_until_its_own_driver_has_recovered(sc
 
 
 def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scene: Scene) -> None:
-    behind = Listener(lambda _: None, lambda _: None, lambda *_: None)
+    behind = JobListener(lambda _: None, lambda _: None, lambda *_: None)
     settling = scene.board.beside(behind, idle=dict, savepoints=list, settle=True)
     settling.started(scene.driver)
     assert (scene.status.ready, scene.board.known.ready) == (False, False)
@@ -288,18 +294,18 @@ def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scen
 
 def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> None:
     scene.listener.started(scene.driver)
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert [(i.lag, i.idle) for i in scene.status.inputs] == [(0, False), (0, False)]
     scene.driver.backlog["orders"] = 5
     scene.idle = {"orders": ("o/0",), "payments": ("p/0",)}
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert scene.status.inputs[0].lag == 0, "an idle loop turns often, a look is made once in a while"
     scene.now += LOOK_EVERY_S
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert [(i.lag, i.idle) for i in scene.status.inputs] == [(5, False), (0, True)]
     scene.idle["orders"] = ("o/0", "o/1")
     scene.now += LOOK_EVERY_S
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert scene.status.inputs[0].idle is True
 
 
@@ -307,7 +313,7 @@ def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None
     old = Savepoint(name="old", epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")
     scene.savepoints = [replace(old, name="new", epoch=9, committed=7, created_at=MARK + 5), old]
     for _ in range(3):
-        scene.listener.turned(scene.driver)
+        scene.listener.polled(scene.driver)
     assert scene.asked == 1
     created = datetime(2023, 11, 14, 22, 13, 20, 5_000, tzinfo=UTC)
     assert scene.status.last_savepoint == SavepointStatus(name="new", epoch=7, time=created), (
@@ -315,13 +321,13 @@ def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None
     )
     scene.now += SAVEPOINTS_EVERY_S
     scene.savepoints = []
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert (scene.asked, scene.status.last_savepoint) == (2, None)
 
 
 def test_a_savepoint_with_a_name_that_is_too_long_does_not_break_the_status(scene: Scene) -> None:
     scene.savepoints = [Savepoint("x" * 300, epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")]
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert scene.status.last_savepoint is not None
     assert scene.status.last_savepoint.name == "x" * 253
 
@@ -340,7 +346,7 @@ def test_signs_of_life(scene: Scene, sign: str) -> None:
     scene.now += STALLED_AFTER + 1
     assert scene.pulse.problem() == "nothing has moved for 601 s"
     if sign == "turn":
-        scene.listener.turned(scene.driver)
+        scene.listener.polled(scene.driver)
     elif sign == "epoch":
         scene.commit()
     elif sign == "trouble":
@@ -423,7 +429,7 @@ def test_metrics(scene: Scene, site: Site) -> None:
     scene.listener.started(scene.driver)
     scene.commit()
     scene.driver.paused = {"orders": "full"}
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     scene.listener.trouble(PartitionsLost("taken"), 0.25)
     scene.board.spark(2)
     expected = {

@@ -98,6 +98,7 @@ class Scene:
 
 
 @pytest.mark.services
+@pytest.mark.slow
 def test_a_job_without_executors_is_told_and_a_stop_ends_it(bare: SparkContext) -> None:
     with Scene(bare) as scene:
         scene.watch.look(1_000)
@@ -115,6 +116,7 @@ def test_a_job_without_executors_is_told_and_a_stop_ends_it(bare: SparkContext) 
 
 
 @pytest.mark.services
+@pytest.mark.slow
 def test_the_watch_looks_from_a_thread_of_its_own_until_it_is_closed(bare: SparkContext) -> None:
     scene = Scene(bare)
     with watched(scene.watch):

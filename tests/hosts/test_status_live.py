@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.jobs import Job, fresh_name, order, payment, produce
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.processes import free_port
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.job.crd import DriverStatus, Ending
@@ -89,7 +89,7 @@ def started(path: Path, folder: Path, *options: str) -> Iterator[Run]:
 
 
 @pytest.fixture
-def unbounded(kafka_broker: KafkaBroker, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
+def unbounded(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
     """A job that goes on for ever and checkpoints often."""
     store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: status_live}}, checkpointInterval: 500ms}}'
     job = Job(fresh_name(), kafka_broker.bootstrap, store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')
@@ -152,6 +152,7 @@ def test_a_running_job_tells_where_it_stands_and_goes_on_counting_after_a_restar
         assert (again.last_savepoint.name, again.last_savepoint.epoch) == ("pin", again.epoch)
 
 
+@pytest.mark.slow
 def test_an_epoch_that_was_planned_before_an_edit_is_none_of_the_edited_jobs_own(
     unbounded: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +211,7 @@ def test_a_stop_while_spark_starts_ends_it_at_once(unbounded: tuple[Job, Path], 
             assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_a_stop_ends_an_epoch_that_waits_for_executors_and_leaves_its_plan(
     unbounded: tuple[Job, Path], postgres_dsn: str, tmp_path: Path
 ) -> None:
@@ -232,7 +234,7 @@ def test_a_stop_ends_an_epoch_that_waits_for_executors_and_leaves_its_plan(
     ("column_type", "kind", "retry"),
     [
         pytest.param("int65", "JobError", False, id="a wrong job"),
-        pytest.param("int64", "SourceError", True, id="no broker"),
+        pytest.param("int64", "SourceError", True, id="no broker", marks=pytest.mark.slow),
     ],
 )
 def test_a_failure_says_whether_the_same_again_may_go_better(

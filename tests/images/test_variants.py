@@ -17,12 +17,12 @@ from joinery_devkit.images.variants import (
     Variant,
     files_of,
 )
-from joinery_runtime.core.segment import STATE_VERSION
+from joinery_runtime.core.table.segment import STATE_VERSION
 
 MIGRATE = """
 import pyarrow as pa
-from joinery_runtime.core.columns import HASH, TS
-from joinery_runtime.core.segment import STATE_VERSION, Run, decode, describe, encode
+from joinery_runtime.core.table.columns import HASH, TS
+from joinery_runtime.core.table.segment import STATE_VERSION, Run, decode, describe, encode
 from joinery_runtime.engine import driver
 from joinery_runtime.state import migrations
 
@@ -72,7 +72,7 @@ def test_a_driver_that_does_not_start_fails_before_spark(tmp_path: Path) -> None
 
 def test_an_edit_that_no_longer_fits_the_sources_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(SOURCES, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "core" / "segment.py").write_text("STATE_VERSION: Final = 1\n")
+    (tmp_path / "core" / "table" / "segment.py").write_text("STATE_VERSION: Final = 1\n")
     monkeypatch.setattr("joinery_devkit.images.variants.SOURCES", tmp_path)
 
     with pytest.raises(ValueError, match=r"0 times in the source"):

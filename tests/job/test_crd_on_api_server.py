@@ -24,7 +24,7 @@ from job.test_session_rules import BAD as BAD_SESSIONS
 from job.test_step_rules import BAD_STEPS, GOOD_STEPS
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_runtime.job.crd import KINDS, custom_resource_definition
-from joinery_runtime.job.resource import API_VERSION
+from joinery_runtime.job.model.resource import API_VERSION
 
 pytestmark = pytest.mark.services
 

@@ -12,13 +12,13 @@ import pytest
 from pydantic import Field
 from ruamel.yaml import YAML
 
-from joinery_runtime.job.base import Model, PositiveDuration
 from joinery_runtime.job.crd import KINDS, Kind, custom_resource_definition, file_name, to_yaml
 from joinery_runtime.job.crd.rules import RULES
 from joinery_runtime.job.crd.shapes import FIELDS
 from joinery_runtime.job.crd.structural import description
-from joinery_runtime.job.inputs import Input
-from joinery_runtime.job.outputs import Output
+from joinery_runtime.job.model.base import Model, PositiveDuration
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.outputs import Output
 
 FOLDER = Path(__file__).parents[2] / "crds"
 Node = tuple[str, dict[str, Any]]

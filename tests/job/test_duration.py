@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_runtime.job.duration import MAX_MS, format_duration, parse_duration
+from joinery_runtime.job.model.duration import MAX_MS, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from job.chains import said_of
 from job.sessions import CLICKS, COUNT, document, in_sql, load, mistakes, of
 from job.test_step_rules import JUNK, places
 from joinery_runtime.job import SessionWindow
-from joinery_runtime.job.sessions import takes
+from joinery_runtime.job.kinds.session.sessions import takes
 
 LOWER = {"expression": "LOWER(page)", "as": "low"}
 POSTGRES = {"postgres": {"table": "sessions"}}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from job.sql_jobs import HOUR, KEY, joined, load, resource, twin
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.expression import parse_expression
+from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.job import Interval, StreamJoin, definition, load_job, parse_job, under_definition
 
 KEYS = "keys: {orders.order_id: payments.order_id}"

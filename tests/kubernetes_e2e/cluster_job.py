@@ -15,7 +15,8 @@ from typing import Any
 from e2e.kill_harness import Log
 from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.kubernetes.kubectl import Kubectl
-from joinery_runtime.engine.plan import InputState, input_offsets
+from joinery_runtime.engine.job_state import input_offsets
+from joinery_runtime.engine.plan import InputState
 from kubernetes_e2e.works import STORE_SCHEMA, Manifest, Work
 
 PATIENCE_S = 240

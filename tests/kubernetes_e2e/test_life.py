@@ -1,21 +1,25 @@
 """The life of one job on a real node, from `helm install` on: whatever happens to it, every pair goes out once.
 
-The tests go on from one another, in this order.
+The tests go on from one another, in this order; those of `make soak` come in between.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from joinery_runtime.core.table.segment import STATE_VERSION
 from kubernetes_e2e.cluster_job import PATIENCE_S, ClusterJob
-from kubernetes_e2e.conftest import OPERATOR_NAMESPACE, Images, MakeJob
+from kubernetes_e2e.conftest import MakeJob
+from kubernetes_e2e.installation import OPERATOR_NAMESPACE
 from kubernetes_e2e.works import Pairs, Sessions
 
 # The first one waits for images that are built from nothing.
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
+
+GetImage = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,7 @@ def test_its_driver_is_deleted(job: ClusterJob) -> None:
     job.judge()
 
 
+@pytest.mark.soak
 def test_its_node_is_drained(job: ClusterJob) -> None:
     """The driver is evicted, and the next one starts as soon as there is a node for it."""
     before = job.driver()["metadata"]["uid"]
@@ -75,6 +80,7 @@ def test_kubectl_joinery_looks_into_it(job: ClusterJob) -> None:
     assert "by-hand" in job.joinery("state", job.name, "savepoint", "--list")
 
 
+@pytest.mark.soak
 def test_an_executor_is_deleted(job: ClusterJob) -> None:
     driver = job.driver()["metadata"]["uid"]
     with job.feeder:
@@ -86,6 +92,7 @@ def test_an_executor_is_deleted(job: ClusterJob) -> None:
     assert victim not in [pod["metadata"]["name"] for pod in job.pods("executor")]
 
 
+@pytest.mark.soak
 def test_the_operator_is_gone_and_comes_back(job: ClusterJob) -> None:
     driver = job.driver()["metadata"]["uid"]
     with job.feeder:
@@ -98,6 +105,7 @@ def test_the_operator_is_gone_and_comes_back(job: ClusterJob) -> None:
     assert job.driver()["metadata"]["uid"] == driver, "an operator that starts leaves jobs as they are"
 
 
+@pytest.mark.soak
 def test_it_is_suspended_and_resumed(job: ClusterJob) -> None:
     with job.feeder:
         job.apply(suspend=True)
@@ -108,6 +116,7 @@ def test_it_is_suspended_and_resumed(job: ClusterJob) -> None:
     job.judge()
 
 
+@pytest.mark.soak
 def test_its_shards_and_executors_are_changed(job: ClusterJob) -> None:
     with job.feeder:
         executor = {**job.manifest["spec"]["spark"]["executor"], "instances": 1}
@@ -117,6 +126,7 @@ def test_its_shards_and_executors_are_changed(job: ClusterJob) -> None:
     assert job.log.entries()[-1]["plan"]["shards"] == 7
 
 
+@pytest.mark.soak
 def test_a_change_that_does_not_fit_its_state_is_refused(job: ClusterJob) -> None:
     """Another key: the driver that runs goes on."""
     before, fitting = job.driver()["metadata"]["uid"], job.manifest["spec"]["joins"]
@@ -132,11 +142,12 @@ def test_a_change_that_does_not_fit_its_state_is_refused(job: ClusterJob) -> Non
     assert job.driver()["metadata"]["uid"] == before
 
 
-def test_an_image_whose_migration_would_fail_is_refused(job: ClusterJob, images: Images) -> None:
+@pytest.mark.soak
+def test_an_image_whose_migration_would_fail_is_refused(job: ClusterJob, cluster_image: GetImage) -> None:
     """The dry run says so, and the driver that runs goes on."""
-    before = job.driver()["metadata"]["uid"]
+    before, image = job.driver()["metadata"]["uid"], cluster_image("failing-migration")
     with job.feeder:
-        job.apply_spark(image=images.failing_migration)
+        job.apply_spark(image=image)
         job.wait("it is refused", lambda: job.condition("StateCompatible").get("status") == "False")
         assert "cannot be brought to the next version" in job.condition("StateCompatible")["message"]
         job.wait_for_more_epochs(3)
@@ -144,37 +155,41 @@ def test_an_image_whose_migration_would_fail_is_refused(job: ClusterJob, images:
     assert job.driver()["metadata"]["uid"] == before
 
 
-def test_an_image_that_fails_after_its_migration_is_rolled_back(job: ClusterJob, images: Images) -> None:
+@pytest.mark.soak
+def test_an_image_that_fails_after_its_migration_is_rolled_back(job: ClusterJob, cluster_image: GetImage) -> None:
+    image = cluster_image("failing-start")
     with job.feeder:
-        job.apply_spark(image=images.failing_start)
+        job.apply_spark(image=image)
         job.wait("it is refused", lambda: job.status.get("refused") is not None and "rollout" not in job.status)
-        job.wait("the old image runs", lambda: job.images() == [images.runtime])
+        job.wait("the old image runs", lambda: job.images() == [job.image])
         job.wait_for_more_epochs(3)
         assert "does not start" in job.status["refused"]["message"]
         assert job.condition("Degraded")["status"] == "True"
-        assert images.next_version not in job.state_versions()
-        job.apply_spark(image=images.runtime)
+        assert STATE_VERSION + 1 not in job.state_versions()
+        job.apply_spark(image=job.image)
         job.wait_until_running()
     job.judge()
     assert job.condition("Degraded")["status"] == "False"
 
 
-def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, images: Images) -> None:
+def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, migrating: str) -> None:
     with job.feeder:
-        job.apply_spark(image=images.migrating)
+        job.apply_spark(image=migrating)
         job.wait_until_running()
     job.judge()
-    assert job.images() == [images.migrating]
-    assert job.state_versions() == {images.next_version}
+    assert job.images() == [migrating]
+    assert job.state_versions() == {STATE_VERSION + 1}
 
 
 def test_deleted_with_its_state_it_leaves_nothing(job: ClusterJob) -> None:
+    job.apply(cleanup="deleteState")
     assert job.log.record() is not None
     job.delete()
     job.wait("its children are gone", lambda: not job.children())
     assert job.log.record() is None
 
 
+@pytest.mark.soak
 def test_deleted_without_its_state_it_goes_on_when_it_is_back(make_job: MakeJob) -> None:
     job = make_job("back", Sessions)
     for _ in range(2):

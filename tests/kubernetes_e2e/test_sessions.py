@@ -1,6 +1,7 @@
 """A SessionWindow on a real node: whatever happens to it, its table has every session once, as its rows make it.
 
-The tests go on from one another, in this order. What is the same for every kind is in test_life.py.
+The tests go on from one another, in this order; those of `make soak` come in between. What is the same for every kind
+is in test_life.py.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from joinery_runtime.core.table.segment import STATE_VERSION
 from kubernetes_e2e.cluster_job import ClusterJob
-from kubernetes_e2e.conftest import Images, MakeJob
+from kubernetes_e2e.conftest import MakeJob
 from kubernetes_e2e.works import Pairs, Sessions
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
@@ -33,6 +35,7 @@ def test_it_runs_and_writes_sessions(job: ClusterJob) -> None:
     assert columns.split()[:2] == [job.name, "Running"]
 
 
+@pytest.mark.soak
 def test_a_join_of_its_name_does_not_touch_its_state(job: ClusterJob, make_job: MakeJob) -> None:
     """The younger one says whose the state is, and goes without deleting it."""
     second = make_job(job.name, Pairs)
@@ -83,15 +86,17 @@ def test_another_grouping_is_refused(job: ClusterJob) -> None:
     assert job.driver()["metadata"]["uid"] == before
 
 
-def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, images: Images) -> None:
+@pytest.mark.soak
+def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, migrating: str) -> None:
     with job.feeder:
-        job.apply_spark(image=images.migrating)
+        job.apply_spark(image=migrating)
         job.wait_until_running()
     job.judge()
-    assert job.images() == [images.migrating]
-    assert job.state_versions() == {images.next_version}
+    assert job.images() == [migrating]
+    assert job.state_versions() == {STATE_VERSION + 1}
 
 
+@pytest.mark.soak
 def test_its_state_is_looked_into_and_pinned(job: ClusterJob) -> None:
     assert json.loads(job.joinery("state", job.name, "stats"))["epoch"] > 0
     job.joinery("savepoint", f"sw/{job.name}", "by-hand")

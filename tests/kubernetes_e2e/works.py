@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from ruamel.yaml import YAML
 
 from e2e.kill_harness import INPUTS, Feeder, Job, judge, topic_rows
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.job import load_job
 from kubernetes_e2e import clicks
 
@@ -24,7 +24,7 @@ STORE_SCHEMA = "joinery"
 class Work(ABC):
     """`name` is the job's, and the beginning of its topics' names."""
 
-    def __init__(self, name: str, broker: KafkaBroker, dsn: str) -> None:
+    def __init__(self, name: str, broker: KafkaAdmin, dsn: str) -> None:
         self.name, self.bootstrap, self.dsn = name, broker.bootstrap, dsn
         for topic, partitions in {**self.inputs, **self.outputs}.items():
             broker.create_topic(topic, partitions)

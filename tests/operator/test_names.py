@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_operator.names import Names, labels, owner_reference
+from joinery_operator.names import ChildNames, labels, owner_reference
 from joinery_runtime.job.crd import KINDS
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -28,7 +28,7 @@ def pods_of(names, attempt):
 
 @given(job_names, kinds, attempts)
 def test_all_names_are_short_dns_labels(name, kind, attempt):
-    names = Names(resource(name, kind))
+    names = ChildNames(resource(name, kind))
     every = [*pods_of(names, attempt), names.config_map(REVISION), names.service]
     every.append(f"{names.executor_prefix(attempt)}-exec-9999999999")
     assert all(DNS_LABEL.fullmatch(each) and len(each) <= 63 for each in every), every
@@ -39,14 +39,14 @@ def test_all_names_are_short_dns_labels(name, kind, attempt):
 def test_no_two_jobs_share_a_child(first, second, kind, other, attempt, later):
     if (first, kind) == (second, other):
         return
-    here, there = Names(resource(first, kind)), Names(resource(second, other))
+    here, there = ChildNames(resource(first, kind)), ChildNames(resource(second, other))
     assert not set(pods_of(here, attempt)) & set(pods_of(there, later))
     assert here.config_map(REVISION) != there.config_map(REVISION)
     assert here.service != there.service
 
 
 def test_names_of_a_plain_job_read_as_designed():
-    names = Names(resource("orders"))
+    names = ChildNames(resource("orders"))
     assert names.driver(3) == "orders-driver-3"
     assert names.config_map("abc") == "orders-job-abc"
     assert names.service == "orders-driver"
@@ -60,20 +60,20 @@ def test_names_of_a_plain_job_read_as_designed():
     [("a" * 60, "a" * 59 + "b"), ("a.b", "a-b"), ("a" * 36 + "b", "a" * 36 + "c"), ("1st", "j1st")],
 )
 def test_names_that_are_cut_or_cleaned_stay_apart(first, second):
-    assert Names(resource(first)).driver(1) != Names(resource(second)).driver(1)
-    assert Names(resource(first)).driver(1).startswith(("a", "j1st-"))
+    assert ChildNames(resource(first)).driver(1) != ChildNames(resource(second)).driver(1)
+    assert ChildNames(resource(first)).driver(1).startswith(("a", "j1st-"))
 
 
 def test_the_same_name_in_another_kind_is_another_job():
-    assert Names(resource("orders", "SessionWindow")).service.startswith("orders-")
+    assert ChildNames(resource("orders", "SessionWindow")).service.startswith("orders-")
     every = [resource("orders", kind.name) for kind in KINDS]
     assert len(every) > 1
     of_each = [
         {*pods_of(names, 1), names.config_map(REVISION), f"{names.executor_prefix(1)}-exec-1"}
-        for names in map(Names, every)
+        for names in map(ChildNames, every)
     ]
     assert len(set().union(*of_each)) == sum(map(len, of_each))
-    assert len({Names(each).service for each in every}) == len(every)
+    assert len({ChildNames(each).service for each in every}) == len(every)
     # Services, probes and the metrics' monitors find pods by labels.
     assert len({tuple(sorted(labels(each, "driver").items())) for each in every}) == len(every)
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from joinery_operator.children import ChildError
-from joinery_operator.revision import resolved_image, revision
+from joinery_operator.manifests import ManifestError
+from joinery_operator.revision import resolved_image, revision_hash
 from joinery_operator.settings import Settings
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.crd import KINDS
@@ -36,7 +36,7 @@ def edited(path="", value=None):
 
 
 def of(resource, image=IMAGE):
-    return revision(KIND, resource, image)
+    return revision_hash(KIND, resource, image)
 
 
 BASE = of(RESOURCE)
@@ -47,7 +47,7 @@ def test_it_is_ten_hex_digits_and_the_same_for_every_release():
     assert int(BASE, 16) >= 0
     # Another value here restarts every job of every installation that upgrades.
     assert BASE == "47948d63c9"
-    assert revision(SESSIONS, SESSION_RESOURCE, IMAGE) == "328ee8f680"
+    assert revision_hash(SESSIONS, SESSION_RESOURCE, IMAGE) == "328ee8f680"
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_all_defaults_filled_in_as_the_api_server_does_change_nothing():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_jobs_of_every_kind_have_revisions(kind):
-    base = revision(kind, resource_of(kind), IMAGE)
+    base = revision_hash(kind, resource_of(kind), IMAGE)
     filled = kind.model.model_validate(resource_of(kind)).model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert revision(kind, {**resource_of(kind), "spec": filled["spec"]}, IMAGE) == base
+    assert revision_hash(kind, {**resource_of(kind), "spec": filled["spec"]}, IMAGE) == base
     same = ({"suspend": True}, {"cleanup": "deleteState"}, {"upgrade": {"mode": "stateless"}})
-    assert {revision(kind, resource_of(kind, **spec), IMAGE) for spec in same} == {base}
+    assert {revision_hash(kind, resource_of(kind, **spec), IMAGE) for spec in same} == {base}
     other = ({"shards": 5}, {"spark": {"executor": {"instances": 3}}}, {"trigger": {"maxRecordsPerEpoch": 1}})
-    assert len({base, *(revision(kind, resource_of(kind, **spec), IMAGE) for spec in other)}) == 4
+    assert len({base, *(revision_hash(kind, resource_of(kind, **spec), IMAGE) for spec in other)}) == 4
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_jobs_of_every_kind_have_revisions(kind):
     ],
 )
 def test_what_a_session_windows_driver_sees_makes_another_revision(spec, same):
-    base = revision(SESSIONS, resource_of(SESSIONS), IMAGE)
-    assert (revision(SESSIONS, resource_of(SESSIONS, **spec), IMAGE) == base) == same
+    base = revision_hash(SESSIONS, resource_of(SESSIONS), IMAGE)
+    assert (revision_hash(SESSIONS, resource_of(SESSIONS, **spec), IMAGE) == base) == same
 
 
 def test_another_image_is_another_revision():
@@ -179,5 +179,5 @@ def test_without_one_the_job_keeps_what_it_runs_with_while_nothing_changes():
 
 
 def test_no_image_at_all_says_where_to_name_one():
-    with pytest.raises(ChildError, match=r"orders-payments has no image.*spec\.spark\.image"):
+    with pytest.raises(ManifestError, match=r"orders-payments has no image.*spec\.spark\.image"):
         image()

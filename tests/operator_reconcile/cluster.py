@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from joinery_operator.decision import Action, Create, Decision, Delete, Patch, SetFinalizers
-from joinery_operator.names import Names
+from joinery_operator.names import ChildNames
 from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import FINALIZER, reconcile
-from joinery_operator.reconcile.look import read_status
+from joinery_operator.reconcile.context import read_status
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import KINDS, DriverStatus, Kind, Status
 from operator_world.resources import BY_NAME, resource_of
@@ -99,9 +99,9 @@ class Cluster:
     pods: dict[str, Manifest] = field(default_factory=dict)
     config_maps: dict[str, Manifest] = field(default_factory=dict)
     services: dict[str, Manifest] = field(default_factory=dict)
-    refused: str = ""
-    left_over: dict[str, Manifest] = field(default_factory=dict)
-    namesakes: list[Manifest] = field(default_factory=list)
+    create_refused: str = ""
+    orphaned_drivers: dict[str, Manifest] = field(default_factory=dict)
+    name_conflicts: list[Manifest] = field(default_factory=list)
     templates: dict[str, Manifest | None] = field(default_factory=dict)
     database: Database = field(default_factory=Database)
     said: dict[str, DriverStatus] = field(default_factory=dict)
@@ -147,15 +147,15 @@ class Cluster:
             driver=self._said(),
             now=self.now,
             settings=self.settings,
-            left_over=deepcopy(self.left_over),
-            refused=self.refused,
-            namesakes=deepcopy(self.namesakes),
+            orphaned_drivers=deepcopy(self.orphaned_drivers),
+            create_refused=self.create_refused,
+            name_conflicts=deepcopy(self.name_conflicts),
         )
 
     def _said(self) -> DriverStatus | None:
         assert self.resource is not None
         driver = read_status(self.resource).driver
-        pod = self.pods.get(Names(self.resource).driver(driver.number)) if driver else None
+        pod = self.pods.get(ChildNames(self.resource).driver(driver.number)) if driver else None
         return self.said.get(pod["metadata"]["uid"]) if pod else None
 
     def step(self, killed_after: int | None = None) -> Decision:
@@ -351,7 +351,7 @@ class Cluster:
     def started(self, number: int) -> str:
         """The driver of that attempt runs, is ready and has been looked at; returns its pod's name."""
         assert self.resource is not None
-        name = Names(self.resource).driver(number)
+        name = ChildNames(self.resource).driver(number)
         self.step()
         self.run(name)
         self.get_ready(name)

@@ -12,8 +12,8 @@ from typing import Any, Self
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import load_kube_config
 
-from joinery_operator.shell.kinds import BY_KIND, CHILDREN, JOBS
-from joinery_operator.shell.watches import SELECTOR
+from joinery_operator.kube.resources import BY_KIND, CHILDREN, JOBS
+from joinery_operator.kube.watches import SELECTOR
 
 _LOOK_SECONDS = 0.2
 

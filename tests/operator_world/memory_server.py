@@ -11,10 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from kubernetes.aio.client import Configuration
 
+from joinery_operator.kube.api import Answer, Api
+from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.resources import BY_KIND, ApiResource
 from joinery_operator.observed import Manifest
-from joinery_operator.shell.api import Answer, Api
-from joinery_operator.shell.kinds import BY_KIND, Resource
-from joinery_operator.shell.metrics import Metrics
 
 _BY_PLURAL = {resource.plural: resource for resource in BY_KIND.values()}
 Id = tuple[str, str, str]  # plural, namespace, name
@@ -84,7 +84,7 @@ class MemoryServer:
                 return self._delete((plural, namespace, name), found, body or {})
         return 200, copy.deepcopy(found)
 
-    def _create(self, resource: Resource, namespace: str, body: Manifest) -> tuple[int, Any]:
+    def _create(self, resource: ApiResource, namespace: str, body: Manifest) -> tuple[int, Any]:
         made = json.loads(json.dumps(body))
         key = (resource.plural, namespace, made["metadata"]["name"])
         if key in self.objects:
@@ -93,7 +93,7 @@ class MemoryServer:
         self.objects[key] = made
         return 201, copy.deepcopy(self._touched(made))
 
-    def _list(self, resource: Resource, namespace: str, metadata_only: bool) -> tuple[int, Any]:
+    def _list(self, resource: ApiResource, namespace: str, metadata_only: bool) -> tuple[int, Any]:
         items = [
             {"metadata": each["metadata"]} if metadata_only else each
             for (plural, its_namespace, _), each in self.objects.items()

@@ -13,14 +13,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from joinery_operator.kube import process
+from joinery_operator.kube.api import Answer, Api
+from joinery_operator.kube.controller import Controller
+from joinery_operator.kube.process import log_json
+from joinery_operator.kube.reconciler import Reconcile
+from joinery_operator.kube.resources import ApiResource
 from joinery_operator.observed import Manifest
 from joinery_operator.settings import settings_from
-from joinery_operator.shell import process
-from joinery_operator.shell.api import Answer, Api
-from joinery_operator.shell.kinds import Resource
-from joinery_operator.shell.logs import log_json
-from joinery_operator.shell.shell import Shell
-from joinery_operator.shell.worker import Reconcile
 from joinery_runtime.errors import JoineryError
 
 KILLED = 137
@@ -40,8 +40,8 @@ class KilledApi(Api):
         return answer
 
 
-class BlindShell(Shell):
-    async def told(self, resource: Resource, manifest: Manifest, deleted: bool) -> None:
+class BlindController(Controller):
+    async def on_watch_event(self, resource: ApiResource, manifest: Manifest, deleted: bool) -> None:
         pass
 
 
@@ -58,7 +58,7 @@ def chosen_reconcile() -> Reconcile:
 if __name__ == "__main__":
     log_json()
     if os.environ.get("WORLD_BLIND"):
-        process.Shell = BlindShell  # type: ignore[misc]
+        process.Controller = BlindController  # type: ignore[misc]
     try:
         with suppress(asyncio.CancelledError):
             asyncio.run(process.serve(settings_from(), chosen_reconcile(), Path(sys.argv[1]), KilledApi))

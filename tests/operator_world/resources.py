@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from joinery_runtime.job.crd import KINDS, Kind
-from joinery_runtime.job.resource import API_VERSION
+from joinery_runtime.job.model.resource import API_VERSION
 
 Manifest = dict[str, Any]
 

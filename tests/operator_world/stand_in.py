@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joinery_operator.decision import Action, Create, Decision, Delete, Event, SetFinalizers
-from joinery_operator.names import Names, labels, owner_reference
+from joinery_operator.names import ChildNames, labels, owner_reference
 from joinery_operator.observed import Manifest, Observed
 from joinery_runtime.job.crd import Attempt, Status
 
@@ -14,7 +14,7 @@ IMAGE = "example/joinery:1"
 
 def reconcile(observed: Observed) -> Decision:
     """Suspended: no driver. Else one, and another attempt when it has ended."""
-    resource, names = observed.resource, Names(observed.resource)
+    resource, names = observed.resource, ChildNames(observed.resource)
     old = Status.model_validate(resource.get("status") or {})
     if resource["metadata"].get("deletionTimestamp"):
         return Decision(None, (SetFinalizers(()),) if resource["metadata"].get("finalizers") else ())
@@ -40,7 +40,7 @@ def reconcile(observed: Observed) -> Decision:
 
 
 def _missing(observed: Observed, number: int) -> list[Action]:
-    resource, names = observed.resource, Names(observed.resource)
+    resource, names = observed.resource, ChildNames(observed.resource)
     wanted = [
         (observed.children.config_maps, _child(resource, "ConfigMap", names.config_map("r1"), "config", {"data": {}})),
         (observed.children.services, _child(resource, "Service", names.service, "service", {"spec": _SERVICE})),

@@ -34,7 +34,7 @@ def kubectl(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return api_server.kubectl
 
 
-@pytest.mark.parametrize(("name", "short", "plan"), JOBS)
+@pytest.mark.parametrize(("name", "short", "plan"), [JOBS[0], pytest.param(*JOBS[1], marks=pytest.mark.slow)])
 def test_a_job_is_listed_suspended_restarted_and_explained(
     kubectl: Kubectl, api_namespace: str, name: str, short: str, plan: str
 ) -> None:

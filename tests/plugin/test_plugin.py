@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from joinery_operator.names import Names
+from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import ENDING_FILE, KINDS, Kind
 from operator_world.resources import resource_of
 from plugin.conftest import FakeKubectl, Manifest, Run
@@ -215,7 +215,7 @@ def test_jobs_of_one_name_are_told_apart_by_their_kinds(kubectl: FakeKubectl, pl
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_driver_of_every_kind_is_found(kubectl: FakeKubectl, plugin: Run, kind: Kind) -> None:
     job = {**resource_of(kind, "orders", "jobs"), "status": {"driver": _attempt(2)}}
-    driver = Names(job).driver(2)
+    driver = ChildNames(job).driver(2)
     kubectl.knows(job)
     kubectl.has_pod(driver)
     kubectl.answer("exec", out="rows\n")

@@ -1,4 +1,4 @@
-"""Real servers, shared by the tests of this folder; each test makes its own topics and tables."""
+"""What the tests of sinks share; each makes its own topics and tables."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
-from joinery_runtime.state.embedded import embedded_postgres
 
 _tables = (f"target_{number}" for number in count())
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[KafkaBroker]:
-    with KafkaBroker() as running:
-        yield running
+def broker(kafka_broker: KafkaAdmin) -> KafkaAdmin:
+    return kafka_broker
 
 
 @pytest.fixture(scope="session")
-def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with embedded_postgres(tmp_path_factory.mktemp("postgres")) as address:
-        yield address
+def dsn(postgres_dsn: str) -> str:
+    return postgres_dsn
 
 
 @pytest.fixture

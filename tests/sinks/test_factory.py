@@ -9,6 +9,7 @@ import pytest
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job import SessionWindow, StreamJoin
+from joinery_runtime.job.model.outputs import DeadLetter, Output
 from joinery_runtime.sinks import dead_letter_sink, sink_for
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
@@ -81,6 +82,26 @@ def test_dead_letters() -> None:
     dead = {"kafka": {"topic": "dead"}}
     assert isinstance(dead_letter_sink(job(output=output, deadLetter=dead)), KafkaTransactionsSink)
     assert isinstance(dead_letter_sink(job(output=output, deadLetter=dead, delivery="atLeastOnce")), KafkaSink)
+
+
+class QueueOutput(Output):
+    """A kind of output that the models have and no sink was written for."""
+
+    queue: str | None = None
+
+
+class QueueDeadLetter(DeadLetter):
+    queue: str | None = None
+
+
+def test_an_output_that_no_sink_writes_to_is_an_error_and_never_a_file() -> None:
+    known = job(output={"file": {"path": "out"}})
+    spec = known.spec.model_copy(update={"output": QueueOutput(queue="q"), "dead_letter": QueueDeadLetter(queue="d")})
+    unknown = known.model_copy(update={"spec": spec})
+    with pytest.raises(SinkError, match="No sink writes to output: queue"):
+        sink_for(unknown, Store())
+    with pytest.raises(SinkError, match="No sink writes to deadLetter: queue"):
+        dead_letter_sink(unknown)
 
 
 def test_a_table_of_joined_rows_is_appended_to_unless_a_key_is_named() -> None:

@@ -1,4 +1,5 @@
-"""Exactly-once Kafka output on three brokers of which one dies: the leader of the topic, of marks, of transactions."""
+"""Three brokers of which one dies or stops: what is written stays, and output comes exactly once, whether the one led
+the topic, the marks or the transactions."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from itertools import count
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from joinery_devkit.kafka import KafkaCluster
 from joinery_runtime.errors import SinkError, Superseded
@@ -89,3 +90,28 @@ def test_a_broker_that_dies_in_the_middle_of_a_transaction(cluster, role) -> Non
     cluster.start(victim)
     written(cluster, topic, target, names, 3)
     assert visible(cluster, topic) == [10, 11, 20, 21, 30, 31]
+
+
+def test_records_and_coordinators_outlive_any_one_broker(cluster) -> None:
+    topic = next(_names)
+    cluster.create_topic(topic, replication_factor=3)
+
+    def write(value: bytes) -> None:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
+        producer.produce(topic, value)
+        assert producer.flush(60) == 0
+
+    write(b"a")
+    for end in (cluster.kill, cluster.stop):
+        leader = cluster.leader(topic)
+        end(leader)
+        assert leader not in cluster.pids
+        write(b"b")
+        assert cluster.leader(topic) != leader
+        cluster.start(leader)
+    settings = {"bootstrap.servers": cluster.bootstrap, "group.id": "g", "auto.offset.reset": "earliest"}
+    consumer = Consumer({**settings, "enable.auto.commit": False, "log_level": 0})
+    consumer.subscribe([topic])
+    assert [message.value() for message in consumer.consume(3, 60)] == [b"a", b"b", b"b"]
+    consumer.close()
+    Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": "x", "log_level": 0}).init_transactions(30)

@@ -230,7 +230,8 @@ def test_after_a_restart_of_the_server_it_goes_on(connection, make) -> None:
     sink = make(pairs((1, "a")).schema)
     sink.writer().write(attempt(), pairs((1, "a")))
     connection.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joinery output'"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'joinery output' AND datname = current_database()"
     )
     with pytest.raises(StoreUnavailable):
         sink.writer().write(attempt(epoch=2), pairs((2, "b")))

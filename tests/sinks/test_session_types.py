@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from joinery_runtime.core.aggregates import accumulator
-from joinery_runtime.core.aggregates.base import Groups
-from joinery_runtime.core.compile_session import compile_session
-from joinery_runtime.core.spec import Aggregate, SessionWindow
+from joinery_runtime.core.aggregates.base import AggregateCall, Groups
+from joinery_runtime.core.compile.sessions import compile_session
+from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.job import SessionWindow as Job
 from joinery_runtime.sinks import rows_to_json
 from sinks.postgres import commit, content
@@ -37,7 +37,7 @@ TYPES = {
 VALUES = {**FULL, "price": Decimal("123456789012345678901234567890.5678")}
 
 
-def rule_of(kind: str) -> tuple[pa.Schema, SessionWindow]:
+def rule_of(kind: str) -> tuple[pa.Schema, SessionAggregation]:
     """The output's columns, and the rule, of a job with every aggregate of a column of this type."""
     name, functions = TYPES[kind]
     aggregates = [{"function": function, "column": name, "as": function} for function in functions]
@@ -61,11 +61,11 @@ def rule_of(kind: str) -> tuple[pa.Schema, SessionWindow]:
         "output": {"postgres": {"table": "t"}},
     }
     (step,) = compile_session(Job.model_validate({"metadata": {"name": "j"}, "spec": spec})).steps
-    assert isinstance(step.rule, SessionWindow)
-    return step.output_schema(), step.rule
+    assert isinstance(step.kind, SessionAggregation)
+    return step.output_schema(), step.kind
 
 
-def value_of(of: Aggregate, value: Any) -> pa.Array:
+def value_of(of: AggregateCall, value: Any) -> pa.Array:
     """The aggregate of a session with one row that has this value."""
     found = accumulator(of)
     states = found.fold(pa.array([value], of.type), np.array([0]), Groups(np.array([0]), 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ PATIENCE_SECONDS = 20.0
 EAGER = {"topic.metadata.refresh.interval.ms": "200", "heartbeat.interval.ms": "200"}
 COOPERATIVE = {**EAGER, "partition.assignment.strategy": "cooperative-sticky"}
 
-_numbers = count()
+_numbers = (f"{os.getpid()}-{number}" for number in count())
 Found = TypeVar("Found")
 
 

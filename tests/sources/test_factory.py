@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.core.table.columns import arrow_schema
+from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
-from joinery_runtime.sources import CsvDecoder, JsonDecoder, TableDecoder, decoder_for, json_decoder_for, reader_for
+from joinery_runtime.sources import (
+    CsvDecoder,
+    JsonDecoder,
+    TableDecoder,
+    decoder_for,
+    json_decoder_for,
+    planner_for,
+    reader_for,
+)
 
 TYPES = {
     "boolean": pa.bool_(),
@@ -55,3 +65,12 @@ def test_a_table_has_a_decoder_of_its_own_in_every_format() -> None:
 
 def test_a_reader_connects_to_nothing_before_its_first_use() -> None:
     reader_for(model("json")).close()
+
+
+def test_what_nothing_reads_is_an_error_and_never_a_file_or_csv() -> None:
+    unknown = model("json").model_copy(update={"kafka": None})
+    for make in (lambda: planner_for(unknown, "j"), lambda: reader_for(unknown)):
+        with pytest.raises(SourceError, match="Nothing reads input in"):
+            make()
+    with pytest.raises(SourceError, match="has format avro, and no decoder reads it"):
+        decoder_for(model("json").model_copy(update={"format": "avro"}))

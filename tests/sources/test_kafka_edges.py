@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.processes import deadline_after
 from joinery_runtime.engine.dead_letters import DeadLetters
 from joinery_runtime.errors import DataLoss
@@ -30,7 +30,7 @@ WAIT_SECONDS = 30.0
 Record = tuple[int, bytes | None]  # offset and value
 
 
-def kafka_input(broker: KafkaBroker, topic: str, **kafka: Any) -> Input:
+def kafka_input(broker: KafkaAdmin, topic: str, **kafka: Any) -> Input:
     return Input.model_validate(
         {
             "name": "in",
@@ -103,7 +103,7 @@ def read(reader: SourceReader, topic: str, start: int, end: int, partition: int 
     ]
 
 
-def producer(broker: KafkaBroker, **settings: Any) -> Producer:
+def producer(broker: KafkaAdmin, **settings: Any) -> Producer:
     names = {name.replace("_", "."): value for name, value in settings.items()}
     return Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, **names})
 
@@ -115,7 +115,7 @@ def send(client: Producer, topic: str, values: Sequence[bytes | None], **fields:
     assert client.flush(WAIT_SECONDS) == 0
 
 
-def log_end(broker: KafkaBroker, topic: str) -> int:
+def log_end(broker: KafkaAdmin, topic: str) -> int:
     """The offset that the next record, or control record, of partition 0 gets."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     (asked,) = admin.list_offsets({TopicPartition(topic, 0): OffsetSpec.latest()}).values()
@@ -125,7 +125,7 @@ def log_end(broker: KafkaBroker, topic: str) -> int:
 class Transaction:
     """A producer in a transaction whose records are in the topic."""
 
-    def __init__(self, broker: KafkaBroker, topic: str, name: str, values: Sequence[bytes]) -> None:
+    def __init__(self, broker: KafkaAdmin, topic: str, name: str, values: Sequence[bytes]) -> None:
         self._broker, self._topic = broker, topic
         self._client = producer(broker, transactional_id=f"{topic}-{name}")
         self._client.init_transactions(WAIT_SECONDS)
@@ -157,7 +157,7 @@ END = 14
 
 
 @pytest.fixture(scope="module")
-def holes(broker: KafkaBroker) -> str:
+def holes(broker: KafkaAdmin) -> str:
     """A topic of which COMMITTED may be read."""
     topic = next(_names)
     broker.create_topic(topic)
@@ -237,7 +237,7 @@ COMPACTING = {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.
 
 
 @pytest.fixture
-def compacted(broker: KafkaBroker, topic: str) -> list[Record]:
+def compacted(broker: KafkaAdmin, topic: str) -> list[Record]:
     """A topic of twenty records of two keys that has lost all but a few of them, and these."""
     broker.create_topic(topic, config=COMPACTING)
     client = producer(broker)
@@ -271,7 +271,7 @@ def test_a_compacted_topic(broker, topic, compacted) -> None:
 
 
 @pytest.fixture
-def ten(broker: KafkaBroker, topic: str) -> str:
+def ten(broker: KafkaAdmin, topic: str) -> str:
     """A topic of ten records."""
     broker.create_topic(topic)
     send(producer(broker), topic, [b"%d" % number for number in range(10)])
@@ -320,7 +320,7 @@ def test_retention_of_everything(broker, ten) -> None:
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")  # in the order of their numbers in a batch's attributes
 
 
-def codecs_in_use(broker: KafkaBroker, topic: str) -> set[str]:
+def codecs_in_use(broker: KafkaAdmin, topic: str) -> set[str]:
     """Codecs of the batches in the partition's log file: bits 0 to 2 of the attributes of each batch header."""
     log = Path(broker.directory, "data", f"{topic}-0", f"{0:020}.log").read_bytes()
     found, at = set(), 0

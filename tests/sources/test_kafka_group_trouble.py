@@ -21,7 +21,7 @@ from joinery_runtime.errors import SourceError
 from joinery_runtime.sources import Known, planner_for
 from sources.kafka_bench import EAGER, eventually, held, joined, kafka_input, planning, ref
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 ACCESS_CONTROL = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.engine.dead_letters import DeadLetters
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, Range, RawBatch, SourceReader, decoder_for, reader_for
@@ -24,7 +24,7 @@ Record = tuple[bytes | None, bytes | None, int]  # key, value, timestamp
 T = 1_700_000_000_000  # the topics keep it, however old it is
 
 
-def table_input(broker: KafkaBroker, topic: str, **table: Any) -> Input:
+def table_input(broker: KafkaAdmin, topic: str, **table: Any) -> Input:
     return Input.model_validate(
         {
             "name": "in",
@@ -42,7 +42,7 @@ def table_input(broker: KafkaBroker, topic: str, **table: Any) -> Input:
 
 
 @pytest.fixture
-def topic(broker: KafkaBroker) -> str:
+def topic(broker: KafkaAdmin) -> str:
     name: str = unique("table")
     broker.create_topic(name, config={"retention.ms": "-1"})
     return name
@@ -57,7 +57,7 @@ def opened(model: Input) -> Iterator[SourceReader]:
         reader.close()
 
 
-def send(broker: KafkaBroker, topic: str, records: Sequence[Record]) -> None:
+def send(broker: KafkaAdmin, topic: str, records: Sequence[Record]) -> None:
     client = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, "enable.idempotence": True})
     for key, value, timestamp in records:
         client.produce(topic, value, key=key, partition=0, timestamp=timestamp)
@@ -87,7 +87,7 @@ def upsert(number: int, rate: float, ts: int) -> bytes:
 
 
 @pytest.mark.parametrize(("key_format", "key"), [("json", b'{"id": 7}'), ("string", b"7")])
-def test_upserts_and_tombstones(broker: KafkaBroker, topic: str, key_format: str, key: bytes) -> None:
+def test_upserts_and_tombstones(broker: KafkaAdmin, topic: str, key_format: str, key: bytes) -> None:
     send(
         broker,
         topic,
@@ -103,7 +103,7 @@ def test_upserts_and_tombstones(broker: KafkaBroker, topic: str, key_format: str
     assert not any(decoded.bad for _, decoded in found)
 
 
-def test_tombstones_that_name_no_key_go_to_the_dead_letters(broker: KafkaBroker, topic: str) -> None:
+def test_tombstones_that_name_no_key_go_to_the_dead_letters(broker: KafkaAdmin, topic: str) -> None:
     send(
         broker, topic, [(b"7", None, T), (b'{"id": 7}', None, T + 1), (None, None, T + 2), (b'{"ID": 7}', None, T + 3)]
     )
@@ -117,7 +117,7 @@ def test_tombstones_that_name_no_key_go_to_the_dead_letters(broker: KafkaBroker,
     ]
 
 
-def test_keys_and_timestamps_stay_with_their_records_across_ranges(broker: KafkaBroker, topic: str) -> None:
+def test_keys_and_timestamps_stay_with_their_records_across_ranges(broker: KafkaAdmin, topic: str) -> None:
     """A range may end within what the client has fetched; the rest waits for the next one."""
     total = 3_000
     send(broker, topic, [(b"%d" % number, None, T + number) for number in range(total)])
@@ -127,7 +127,7 @@ def test_keys_and_timestamps_stay_with_their_records_across_ranges(broker: Kafka
     assert rows(found) == [(number, number, None, T + number, True) for number in range(total)]
 
 
-def test_a_plain_input_reads_neither_keys_nor_timestamps(broker: KafkaBroker, topic: str) -> None:
+def test_a_plain_input_reads_neither_keys_nor_timestamps(broker: KafkaAdmin, topic: str) -> None:
     send(broker, topic, [(b"7", upsert(7, 1.5, 10), T)])
     plain = table_input(broker, topic).model_copy(update={"table": None})
     ((raw, decoded),) = decoded_batches(plain, topic, (0, 1))

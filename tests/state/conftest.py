@@ -5,7 +5,6 @@ from itertools import count
 
 import pytest
 
-from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import StateStore
@@ -14,10 +13,9 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="session")
-def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real Postgres for all tests here, up in a second."""
-    with embedded_postgres(tmp_path_factory.mktemp("postgres")) as address:
-        yield address
+def dsn(postgres_dsn: str) -> str:
+    """A database of this worker's own, on a real Postgres."""
+    return postgres_dsn
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_runtime.state.decisions import SegmentFacts, Status, committable, name_keys, readable, sweepable
+from joinery_runtime.state.decisions import SegmentFacts, SegmentStatus, committable, name_keys, readable, sweepable
 
-segments = st.builds(SegmentFacts, st.sampled_from(Status), st.integers(1, 4), st.integers(1, 4))
+segments = st.builds(SegmentFacts, st.sampled_from(SegmentStatus), st.integers(1, 4), st.integers(1, 4))
 
 
 @given(segments, st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.booleans())
@@ -23,13 +23,13 @@ def test_what_is_staged_for_the_next_epoch_is_committable_or_garbage(
     segment: SegmentFacts, generation: int, committed: int
 ) -> None:
     garbage = sweepable(segment, generation, committed, pinned=False)
-    if segment.status is Status.STAGED:
+    if segment.status is SegmentStatus.STAGED:
         assert committable(segment, generation, committed + 1) is not garbage
 
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_live_segments_are_never_swept(pinned: bool) -> None:
-    assert not sweepable(SegmentFacts(Status.LIVE, 1, 1), 9, 9, pinned=pinned)
+    assert not sweepable(SegmentFacts(SegmentStatus.LIVE, 1, 1), 9, 9, pinned=pinned)
 
 
 def test_long_lists_of_keys_are_cut() -> None:

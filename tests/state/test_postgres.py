@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import pickle
 import random
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from joinery_runtime.errors import Fenced, StateError, StoreUnavailable
-from joinery_runtime.state import segment_rows
-from joinery_runtime.state.batching import by_bytes
-from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state import postgres as postgres_module
+from joinery_runtime.state.decisions import by_bytes
+from joinery_runtime.state.embedded import embedded_postgres
+from joinery_runtime.state.postgres import PostgresStore, SegmentTable
 from state.values import commit_of, live_keys, run_epoch, segment
 
 UNREACHABLE = "postgresql://joinery:hunter2@127.0.0.1:1/prod"
@@ -27,12 +32,18 @@ UNREACHABLE = "postgresql://joinery:hunter2@127.0.0.1:1/prod"
 def kill_connections(dsn: str) -> None:
     """What a restart of the server or a broken network does to those who are connected."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joinery'")
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'joinery' AND datname = current_database()"
+        )
 
 
 def wait_until_blocked(dsn: str, thread: threading.Thread) -> None:
     """Returns once the thread's statement waits for a lock of the job's row."""
-    blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%.jobs%'"
+    blocked = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND query LIKE '%.jobs%' AND datname = current_database()"
+    )
     # In a transaction this view never changes, so another connection looks.
     with psycopg.connect(dsn, autocommit=True) as watcher:
         while watcher.execute(blocked).fetchone() == (0,):
@@ -45,7 +56,7 @@ def test_a_lost_connection_is_unavailable_and_the_next_call_recovers(
     record = postgres.acquire(job)
     run_epoch(postgres, record, 1, ["a"])
     kill_connections(dsn)
-    with pytest.raises(StoreUnavailable, match="port 5432, database postgres"):
+    with pytest.raises(StoreUnavailable, match=f"port 5432, database {conninfo_to_dict(dsn)['dbname']}"):
         postgres.record(job)
     assert live_keys(postgres, job) == ["a"]
     run_epoch(postgres, record, 2, ["b"], deletes=["a"])
@@ -223,20 +234,26 @@ def test_making_a_segment_live_does_not_rewrite_its_blob(postgres: PostgresStore
         assert stored == (size,)  # not compressed a second time
 
 
-def test_an_unchanged_definition_is_not_written_again(postgres: PostgresStore, dsn: str, job: str) -> None:
-    record = postgres.acquire(job)
-    definition = {"text": random.Random(1).randbytes(200_000).hex()}
-    run_epoch(postgres, record, 1, definition=definition)
-    with psycopg.connect(dsn, autocommit=True) as connection:
+def test_an_unchanged_definition_is_not_written_again(job: str) -> None:
+    """On a server of its own: its log has the writes of all its databases."""
+    with (
+        tempfile.TemporaryDirectory(prefix="joinery-postgres-") as directory,
+        embedded_postgres(Path(directory)) as dsn,
+        closing(PostgresStore(dsn, "own")) as postgres,
+        psycopg.connect(dsn, autocommit=True) as connection,
+    ):
+        record = postgres.acquire(job)
+        definition = {"text": random.Random(1).randbytes(200_000).hex()}
+        run_epoch(postgres, record, 1, definition=definition)
         before = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
         for epoch in (2, 3, 4):
             postgres.write_plan(job, record.generation, {"epoch": epoch}, definition)
             run_epoch(postgres, record, epoch, definition=definition)
         after = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
-    assert before is not None
-    assert after is not None
-    assert after[0] - before[0] < 200_000
-    assert postgres.acquire(job).definition == definition
+        assert before is not None
+        assert after is not None
+        assert after[0] - before[0] < 200_000
+        assert postgres.acquire(job).definition == definition
 
 
 def test_a_migration_holds_few_bytes_at_a_time(
@@ -247,14 +264,14 @@ def test_a_migration_holds_few_bytes_at_a_time(
     postgres.stage(job, [segment(key, blob=bytes(size)) for key, size in sizes.items()])
     postgres.commit(job, record.generation, commit_of(1, list(sizes)))
     held: list[list[str]] = []
-    migrate = segment_rows.SegmentRows._migrate_batch
+    migrate = SegmentTable._migrate_batch
 
-    def noted(self: segment_rows.SegmentRows, connection: Any, facts: Any, keys: list[bytes], *rest: Any) -> None:
+    def noted(self: SegmentTable, connection: Any, facts: Any, keys: list[bytes], *rest: Any) -> None:
         held.append([key.decode() for key in keys])
         migrate(self, connection, facts, keys, *rest)
 
-    monkeypatch.setattr(segment_rows, "by_bytes", partial(by_bytes, most=25))
-    monkeypatch.setattr(segment_rows.SegmentRows, "_migrate_batch", noted)
+    monkeypatch.setattr(postgres_module, "by_bytes", partial(by_bytes, most=25))
+    monkeypatch.setattr(SegmentTable, "_migrate_batch", noted)
     assert postgres.migrate(job, record.generation, {1: lambda blob: blob}, 2) == 5
     assert held == [["a", "b"], ["c"], ["d"], ["e"]]
 

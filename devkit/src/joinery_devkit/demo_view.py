@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 
 _RATE_SECONDS = 5.0
 _LINE_SECONDS = 2.0

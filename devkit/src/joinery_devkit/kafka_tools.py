@@ -28,10 +28,11 @@ class GroupRow:
     member: str | None
 
 
-def describe_group(bootstrap: str, group: str) -> list[GroupRow]:
-    """`kafka-consumer-groups --describe --group`, ordered by topic and partition. A group that is not there has no
-    rows. Raises EnvironmentProblem with the tool's own words."""
-    text = _run(_GROUPS, "--bootstrap-server", bootstrap, "--describe", "--group", group)
+def describe_groups(bootstrap: str, *groups: str) -> list[GroupRow]:
+    """`kafka-consumer-groups --describe --group`, ordered by topic and partition. There are no rows when one of the
+    groups is not there. Raises EnvironmentProblem with the tool's own words."""
+    named = [argument for group in groups for argument in ("--group", group)]
+    text = _run(_GROUPS, "--bootstrap-server", bootstrap, "--describe", *named)
     if _NO_GROUP in text:
         return []
     if _FAILED in text:  # the tool's exit code is 0 all the same

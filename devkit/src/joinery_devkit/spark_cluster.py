@@ -97,6 +97,7 @@ class StandaloneCluster:
             "SPARK_CONF_DIR": str(conf),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # its life is too short for more
             "JAVA_HOME": str(Path(java_command()).resolve().parent.parent),
             "PYSPARK_PYTHON": sys.executable,
         }

@@ -1,4 +1,4 @@
-"""What reconcile says is to be done. The shell writes `status` first, then carries the actions out in order."""
+"""What reconcile says is to be done. `kube` writes `status` first, then carries the actions out in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """With the uid as precondition: never a namesake. Gone already is as good. `grace_seconds` None: its own."""
+    """With the uid as precondition: never another object of that name. Gone already is as good. `grace_seconds` None:
+    the object's own."""
 
     kind: Literal["Pod", "ConfigMap", "Service"]
     name: str
@@ -56,7 +57,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`status` None: it stays as it is. `again_after` seconds: look again then even if nothing happens."""
+    """`status` None: it stays as it is. `again_after` seconds: reconcile again then even if nothing happens."""
 
     status: Status | None
     actions: tuple[Action, ...] = ()

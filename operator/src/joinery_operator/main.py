@@ -21,9 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kubeconfig", type=Path, help="default: $KUBECONFIG, else the pod's service account")
     given = parser.parse_args(arguments)
     # Not needed for --version and --help, and slow to import.
+    from joinery_operator.kube.process import log_json, serve  # noqa: PLC0415
     from joinery_operator.reconcile import reconcile  # noqa: PLC0415
-    from joinery_operator.shell.logs import log_json  # noqa: PLC0415
-    from joinery_operator.shell.process import serve  # noqa: PLC0415
 
     try:
         settings = settings_from()

@@ -32,7 +32,7 @@ _HASH = 10
 _LABEL = 63
 
 
-class Names:
+class ChildNames:
     """All names of one job's children, valid as DNS labels of at most 63 characters."""
 
     def __init__(self, resource: Manifest) -> None:
@@ -71,7 +71,7 @@ class Names:
 def labels(resource: Manifest, role: Role, attempt: int | None = None, revision: str | None = None) -> dict[str, str]:
     """A child's own labels. The resource's are not handed down: a tool that tracks the resource by labels would take
     its children for parts of what it deploys, and prune them."""
-    names = Names(resource)
+    names = ChildNames(resource)
     found = {**APP_LABELS, JOB_LABEL: names.label, KIND_LABEL: names.kind, ROLE_LABEL: role}
     if attempt is not None:
         found[ATTEMPT_LABEL] = str(attempt)

@@ -1,4 +1,4 @@
-"""All that reconcile looks at: values, as the API server and the driver told them."""
+"""All that reconcile looks at: values, as the API server and the driver reported them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ class Children:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One job at one moment. `templates` are the ConfigMaps of the namespace that `podTemplate` refers to, by name
-    (None: there is none of that name): those of the resource, and those of the `job.yaml` in its ConfigMaps. `driver`
-    is what the driver of the attempt in `status` last said, if it answered since that pod started. `left_over`, before
-    the first attempt: driver pods, by name, of an earlier resource of this name. `refused`: what the API server said
-    when it last refused to create a child, until it creates one. `namesakes`: the jobs of other kinds with its name."""
+    """One job at one moment."""
 
     kind: Kind
     resource: Manifest
     children: Children
     templates: Mapping[str, Manifest | None]
+    """The ConfigMaps of the namespace that `podTemplate` refers to, by name (None: there is none of that name): those
+    of the resource, and those of the `job.yaml` in its ConfigMaps."""
     driver: DriverStatus | None
+    """What the driver of the attempt in `status` last reported, if it answered since that pod started."""
     now: datetime
     settings: Settings
-    left_over: Mapping[str, Manifest] = field(default_factory=dict)
-    refused: str = ""
-    namesakes: Sequence[Manifest] = ()
+    orphaned_drivers: Mapping[str, Manifest] = field(default_factory=dict)
+    """Before the first attempt: driver pods, by name, of an earlier resource of this name."""
+    create_refused: str = ""
+    """What the API server said when it last refused to create a child, until it creates one."""
+    name_conflicts: Sequence[Manifest] = ()
+    """The jobs of other kinds with its name."""

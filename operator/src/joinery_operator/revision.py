@@ -1,4 +1,5 @@
-"""Which image a job runs with, and the hash of all that a driver sees of its resource.
+"""A revision of a job: the hash of all that a driver sees of its resource, the image it runs with, and what its
+manifests are built from.
 
 Nothing of the operator's own release goes into the hash: fields at their defaults are left out, whether the resource
 spells them out or not, so that a release with more fields and defaults restarts no job.
@@ -8,23 +9,54 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from joinery_operator.children.errors import ChildError
 from joinery_operator.observed import Manifest
 from joinery_operator.settings import Settings
+from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.job.crd import Kind
+from joinery_runtime.job.crd.status import Mode
 
 RESTARTED_AT = "joinery.dev/restartedAt"
 """The annotation that `kubectl joinery restart` sets."""
+
+PodTemplates = Mapping[str, Manifest | None]
+"""ConfigMaps by name, as `Observed.templates`."""
 
 # Only the operator reads these.
 _NOT_FOR_DRIVERS = {"suspend", "cleanup", "upgrade"}
 _LENGTH = 10
 
 
-def revision(kind: Kind, resource: Manifest, image: str) -> str:
+class ManifestError(JoineryError):
+    """The resource, or what it refers to, does not give a child's manifest. The operator says so in a condition."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRevision:
+    """One revision of a job, with everything that its manifests are built from."""
+
+    job: Job
+    resource: Manifest
+    revision: str
+    image: str
+    settings: Settings
+    templates: PodTemplates
+
+    @property
+    def durable(self) -> bool:
+        """Whether the state outlives the driver's pod."""
+        return self.job.spec.state_store.kind == "postgres"
+
+    @property
+    def mode(self) -> Mode:
+        return self.job.spec.upgrade.mode
+
+
+def revision_hash(kind: Kind, resource: Manifest, image: str) -> str:
     """The hash of what a driver of this resource with this image would see. Raises pydantic's ValidationError for a
     resource that is no valid job."""
     job = kind.model.model_validate(resource, by_alias=True, by_name=False)
@@ -40,12 +72,12 @@ def revision(kind: Kind, resource: Manifest, image: str) -> str:
 
 def resolved_image(job: Job, settings: Settings, in_force_image: str | None, changed: bool) -> str:
     """The image of the job, else the one in force, else the installation's. `changed`: the job differs from the one in
-    force, so that it restarts anyway and takes the installation's. Raises ChildError where none is named."""
+    force, so that it restarts anyway and takes the installation's. Raises ManifestError where none is named."""
     if job.spec.spark.image:
         return job.spec.spark.image
     image = in_force_image if in_force_image and not changed else settings.runtime_image or in_force_image
     if not image:
-        raise ChildError(
+        raise ManifestError(
             f"Job {job.name} has no image",
             facts="spec.spark.image is not set, and the operator was installed without an image for drivers",
             todo="Set spec.spark.image, or JOINERY_OPERATOR_RUNTIME_IMAGE of the operator",

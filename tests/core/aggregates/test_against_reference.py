@@ -16,13 +16,13 @@ from budget import examples
 from core.aggregates.cases import ALL, DOUBLE, FLOAT, NUMBERS, ORDERED, SPECIAL, Rows, merged, rows
 from core.aggregates.reference import exact_sum, reference
 from joinery_runtime.core.aggregates import Accumulator, Groups, accumulator
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.aggregates.base import AggregateCall
 
 FUNCTIONS = ("count_col", "first", "last", "count_distinct", "min", "max", "sum", "avg")
 
 
 def aggregate(function: str, kind: pa.DataType, limit: int | None = None) -> Accumulator:
-    return accumulator(Aggregate(function, "out", "v", kind, limit))
+    return accumulator(AggregateCall(function, "out", "v", kind, limit))
 
 
 def agree(given_rows: Rows, function: str, found: pa.Array) -> None:
@@ -107,7 +107,7 @@ def test_sketches_of_few_values_count_exactly(kind: pa.DataType, data: st.DataOb
 
 @given(data=st.data())
 def test_count_counts_rows_whatever_is_in_them(data: st.DataObject) -> None:
-    of = accumulator(Aggregate("count", "out"))
+    of = accumulator(AggregateCall("count", "out"))
     case = data.draw(rows(pa.null(), st.none()))
     states, groups = case.folded(of, epochs=True)
     found = of.result(merged(data.draw, of, states, groups)).to_pylist()
@@ -124,7 +124,7 @@ def test_every_nan_is_one_exact_value(kind: pa.DataType, bits: list[int]) -> Non
 
 def test_columns_of_the_state_tell_aggregates_apart() -> None:
     each = [aggregate(function, pa.int64(), limit=5) for function in FUNCTIONS]
-    each += [aggregate("count_distinct", pa.int64()), accumulator(Aggregate("count", "out"))]
+    each += [aggregate("count_distinct", pa.int64()), accumulator(AggregateCall("count", "out"))]
     names = [field.name for of in each for field in of.fields]
     assert len(set(names)) == len(names)
     assert all(name.startswith("$") for name in names)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from core.aggregates.cases import decimals
 from joinery_runtime.core.aggregates import Accumulator, GroupError, Groups, States, accumulator
-from joinery_runtime.core.spec import Aggregate
+from joinery_runtime.core.aggregates.base import AggregateCall
 
 WIDE = pa.decimal128(38, 0)
 MOST = 2**63 - 1
 
 
 def aggregate(function: str, kind: pa.DataType, limit: int | None = None) -> Accumulator:
-    return accumulator(Aggregate(function, "out", "v", kind, limit))
+    return accumulator(AggregateCall(function, "out", "v", kind, limit))
 
 
 def fold(of: Accumulator, kind: pa.DataType, *groups: list[Any]) -> States:

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from joinery_runtime.core.aggregates import Groups, States, accumulator
+from joinery_runtime.core.aggregates.base import AggregateCall
 from joinery_runtime.core.aggregates.sketch import EXACT
-from joinery_runtime.core.spec import Aggregate
 
 RELATIVE_ERROR = 0.01625
-OF = accumulator(Aggregate("count_distinct", "out", "v", pa.int64()))
+OF = accumulator(AggregateCall("count_distinct", "out", "v", pa.int64()))
 
 
 def sketch(values: pa.Array, *starts: int) -> States:

@@ -28,12 +28,14 @@ def config_map(name: str, **metadata: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}}
 
 
+@pytest.mark.slow
 def test_several_servers_run_at_once_and_know_nothing_of_each_other(api_server: ApiServer, api_namespace: str) -> None:
     with ApiServer(controllers=()) as other:
         assert other.url != api_server.url
         assert api_namespace not in other.kubectl.names("namespaces")
 
 
+@pytest.mark.slow
 def test_a_server_that_was_left_is_gone() -> None:
     with ApiServer(controllers=()) as server:
         kubectl, directory = server.kubectl, server.directory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,12 +46,18 @@ def fake_go(folder: Path, then: str = "") -> None:
     executable(folder / "go", GO.format(python=sys.executable, then=then))
 
 
-def test_every_program_is_built_from_a_module_that_is_pinned() -> None:
-    names = [name for build in binaries.WHOLE_NODE for name in build.packages]
-    assert len(names) == len(set(names)) == 9
-    for build in binaries.WHOLE_NODE:
-        pinned = (Path(binaries.__file__).with_name("go_modules") / f"{build.module}.mod").read_text()
-        assert f"v{build.version}\n" in pinned
+def built() -> list[str]:
+    return sorted(each.name for each in cache_directory().glob("*/*") if each.name != "lock")
+
+
+def test_every_program_is_of_this_module_or_of_one_that_it_pins() -> None:
+    pins = (binaries.MODULE / "go.mod").read_text()
+    for package in binaries.PACKAGES.values():
+        if package.startswith("./"):
+            assert (binaries.MODULE / package / "main.go").is_file()
+        else:
+            assert f"\t{package}\n" in pins, "a tool of the module, so that `go mod tidy` keeps what it needs"
+    assert f"k8s.io/kubernetes v{binaries.KUBERNETES_VERSION}" in pins
 
 
 def test_a_named_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_machine: Path) -> None:
@@ -61,19 +68,18 @@ def test_a_named_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     named = executable(assets / "etcd")
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))
     assert binaries.program("etcd") == named
-    assert binaries.program("kube-apiserver") == binaries.API_SERVER.folder / "kube-apiserver"
+    assert binaries.program("kube-apiserver") == binaries.programs_folder() / "kube-apiserver"
 
 
 def test_only_what_a_named_folder_lacks_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_machine: Path
 ) -> None:
     fake_go(empty_machine)
-    for name in ("etcd", "kube-apiserver", "kubectl"):
+    for name in ("etcd", "kube-apiserver", "kubectl", "helm"):
         executable(tmp_path / name)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     binaries.build(binaries.API_TIER)
-    built = [each.name for each in cache_directory().glob("*/*") if each.name != "lock"]
-    assert built == ["kube-controller-manager"]
+    assert built() == ["kube-controller-manager"]
 
 
 def test_a_kubectl_of_the_user_s_will_do_and_an_etcd_will_not(empty_machine: Path) -> None:
@@ -83,20 +89,31 @@ def test_a_kubectl_of_the_user_s_will_do_and_an_etcd_will_not(empty_machine: Pat
         binaries.program("etcd")
 
 
-def test_a_build_makes_the_programs_of_one_module_together_and_only_once(empty_machine: Path) -> None:
+def test_a_build_makes_what_is_asked_for_together_and_only_once(empty_machine: Path) -> None:
     fake_go(empty_machine)
-    built = binaries.program("kubelet")
-    assert "k8s.io/kubernetes v1.34.4" in built.read_text()
+    binaries.build(["kubelet", "coredns"])
     (empty_machine / "go").unlink()
-    assert binaries.program("kube-proxy").parent == built.parent
-    assert sorted(each.name for each in built.parent.iterdir()) == ["kube-proxy", "kube-scheduler", "kubelet", "lock"]
+    binaries.build(["kubelet", "coredns"])
+    assert built() == ["coredns", "kubelet"]
+
+
+def test_other_pins_mean_other_programs(empty_machine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_go(empty_machine)
+    before = binaries.program("etcd")
+    shutil.copytree(binaries.MODULE, tmp_path / "programs")
+    with (tmp_path / "programs" / "go.mod").open("a") as pins:
+        pins.write("// another pin\n")
+    monkeypatch.setattr(binaries, "MODULE", tmp_path / "programs")
+    after = binaries.program("etcd")
+    assert after != before
+    assert after.read_text() == before.read_text() + "// another pin\n"
 
 
 def test_a_build_that_fails_says_why_and_leaves_nothing(empty_machine: Path) -> None:
     fake_go(empty_machine, then='sys.exit("no such module")')
-    with pytest.raises(EnvironmentProblem, match=r"(?s)helm 3.21.4 cannot be built.*no such module.*GOPROXY"):
+    with pytest.raises(EnvironmentProblem, match=r"(?s)Kubernetes 1.34.4 cannot be built.*no such module.*GOPROXY"):
         binaries.program("helm")
-    assert [each.name for each in binaries.HELM.folder.iterdir()] == ["lock"]
+    assert built() == []
 
 
 def test_a_build_that_was_killed_does_not_count(empty_machine: Path) -> None:
@@ -104,9 +121,9 @@ def test_a_build_that_was_killed_does_not_count(empty_machine: Path) -> None:
     command = [sys.executable, "-c", "from joinery_devkit.kubernetes import binaries; binaries.program('coredns')"]
     killed = subprocess.run(command, capture_output=True, check=False)
     assert killed.returncode == -9
-    assert not (binaries.COREDNS.folder / "coredns").exists()
+    assert not (binaries.programs_folder() / "coredns").exists()
 
     fake_go(empty_machine)
 
     assert binaries.program("coredns").is_file()
-    assert sorted(each.name for each in binaries.COREDNS.folder.iterdir()) == ["coredns", "lock"]
+    assert built() == ["coredns"]

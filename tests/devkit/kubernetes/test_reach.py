@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psycopg
 import pytest
 from confluent_kafka import Producer
 
-from joinery_devkit.images.build import runtime_image
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.kubernetes.pods import log_of, pod
 from joinery_devkit.kubernetes.providers import Cluster
 from joinery_devkit.topics import read_topic
 
 pytestmark = pytest.mark.node
 
-IMAGE = "localhost/joinery-runtime:test"
+RunPython = Callable[[str, str], str]
+
 ECHO = """
 import sys
 from confluent_kafka import Consumer, Producer
@@ -38,35 +40,33 @@ with psycopg.connect(sys.argv[1]) as connection:
 """
 
 
-@pytest.fixture(scope="module")
-def runtime(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """The cluster, which knows the runtime's image."""
-    cluster.load_image(runtime_image(tmp_path_factory.mktemp("images")))
-    return cluster
+@pytest.fixture
+def run_python(cluster: Cluster, cluster_image: Callable[[str], str], cluster_namespace: str) -> RunPython:
+    """Gives what a program prints in a pod with the runtime's image."""
+    image = cluster_image("runtime")
+
+    def run(program: str, argument: str) -> str:
+        cluster.kubectl.apply(pod("client", image, "python3", "-c", program, argument), cluster_namespace)
+        return log_of(cluster.kubectl, "client", cluster_namespace)
+
+    return run
 
 
-def run_python(cluster: Cluster, namespace: str, program: str, argument: str) -> str:
-    cluster.kubectl.apply(pod("client", IMAGE, "python3", "-c", program, argument), namespace)
-    return log_of(cluster.kubectl, "client", namespace)
-
-
-def test_a_pod_writes_to_the_broker_and_reads_from_it(
-    runtime: Cluster, cluster_namespace: str, cluster_kafka: KafkaBroker
-) -> None:
+def test_a_pod_writes_to_the_broker_and_reads_from_it(run_python: RunPython, cluster_kafka: KafkaAdmin) -> None:
     for topic in ("from-pod", "to-pod"):
         cluster_kafka.create_topic(topic)
     producer = Producer({"bootstrap.servers": cluster_kafka.bootstrap})
     producer.produce("to-pod", b"said outside")
     assert producer.flush(30) == 0
 
-    heard = run_python(runtime, cluster_namespace, ECHO, cluster_kafka.bootstrap)
+    heard = run_python(ECHO, cluster_kafka.bootstrap)
 
     assert heard == "said outside\n"
     assert [record.value for record in read_topic(cluster_kafka.bootstrap, "from-pod")] == [b"said in a pod"]
 
 
-def test_a_pod_writes_to_the_postgres(runtime: Cluster, cluster_namespace: str, cluster_postgres: str) -> None:
-    run_python(runtime, cluster_namespace, WRITE, cluster_postgres)
+def test_a_pod_writes_to_the_postgres(run_python: RunPython, cluster_postgres: str) -> None:
+    run_python(WRITE, cluster_postgres)
 
     with psycopg.connect(cluster_postgres) as connection:
         assert connection.execute("SELECT said FROM from_pod").fetchall() == [("said in a pod",)]

@@ -10,7 +10,7 @@ import yaml
 
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
-from joinery_operator.names import Names
+from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import KINDS, Kind
 from operator_world.cluster import Cluster, Kubelet, end_pod
 from operator_world.drivers import Drivers
@@ -28,7 +28,7 @@ class World:
     def __init__(self, server: ApiServer, cluster: Cluster, namespace: str, kind: Kind) -> None:
         self.kubectl, self.cluster, self.namespace, self.kind = server.kubectl, cluster, namespace, kind
         self.manifest = _manifest(kind)
-        self.names = Names(self.manifest)
+        self.names = ChildNames(self.manifest)
         self.said: dict[str, object] = {"ready": True, "committed": 1, "epoch": 7, "job_generation": 3}
         self.kubelet: Kubelet
 

@@ -10,7 +10,7 @@ import yaml
 
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
-from joinery_operator.shell.kinds import JOBS
+from joinery_operator.kube.resources import JOBS
 from operator_world.cluster import Cluster, Kubelet, end_pod
 from operator_world.operator_process import KILLED
 from operator_world.running import Running
@@ -163,6 +163,7 @@ def test_missing_rights_are_named(log_in, with_crds, cluster, shop, start):
         assert f"The operator's service account lacks rights: {expected}. Bind it to" in operator.log
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named(tmp_path):
     kubeconfig = tmp_path / "kubeconfig"
     with ApiServer(controllers=()) as bare:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from joinery_operator.decision import Create, Delete, Patch
-from joinery_operator.reconcile.look import read_status
+from joinery_operator.reconcile.context import read_status
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
 from operator_reconcile.cluster import START, Cluster, Killed, resource
 
@@ -409,7 +409,7 @@ def test_drivers_of_an_earlier_resource_of_the_name_end_first(cluster: Cluster) 
     before.started(1)
     before.dead.add(FIRST)
     before.delete_child("Pod", FIRST)
-    cluster.left_over = before.pods
+    cluster.orphaned_drivers = before.pods
     again_after = cluster.step().again_after
     assert again_after == cluster.settings.poll_seconds
     assert (cluster.status.driver, cluster.status.phase) == (None, "Stopping")
@@ -422,7 +422,7 @@ def test_a_job_whose_namesake_has_ended_starts(cluster: Cluster) -> None:
     before = Cluster(resource())
     before.started(1)
     before.end(FIRST, None)
-    cluster.left_over = before.pods
+    cluster.orphaned_drivers = before.pods
     cluster.step()
     assert list(cluster.pods) == ["orders-driver-2"]
 
@@ -458,10 +458,10 @@ def test_a_driver_that_is_unready_for_a_moment_is_not_degraded(running: Cluster)
 def test_a_pod_that_the_api_server_refuses_is_told(cluster: Cluster) -> None:
     cluster.step()
     cluster.pods.clear()
-    cluster.refused = "403 Forbidden: exceeded quota: compute"
+    cluster.create_refused = "403 Forbidden: exceeded quota: compute"
     cluster.step()
     assert cluster.condition("Degraded") == ("True", "CreateRefused")
     assert "exceeded quota" in cluster.status.conditions[0].message
-    cluster.refused = ""
+    cluster.create_refused = ""
     cluster.step()
     assert cluster.condition("Degraded")[0] == "False"

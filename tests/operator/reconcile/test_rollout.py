@@ -490,7 +490,7 @@ def test_another_life_of_a_resource_has_savepoints_of_its_own() -> None:
 
 def test_a_check_that_the_api_server_refuses_says_why(cluster: Cluster) -> None:
     cluster.pods.pop(check(cluster))
-    cluster.refused = "403 Forbidden: exceeded quota: compute"
+    cluster.create_refused = "403 Forbidden: exceeded quota: compute"
     cluster.step()
     assert "exceeded quota" in cluster.status.rollout.reason  # type: ignore[union-attr]
     cluster.pods.pop(check(cluster))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from budget import examples
-from joinery_operator.names import Names
+from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import KINDS, Kind, Status
 from operator_reconcile.cluster import Cluster, Killed, Manifest, has_finalizer, resource
 
@@ -201,7 +201,7 @@ class Simulation(RuleBasedStateMachine):
     def _job_text(self, name: str) -> str:
         assert self.cluster is not None
         revision = self.cluster.revision_of(name)
-        name = Names(self.last).config_map(revision)
+        name = ChildNames(self.last).config_map(revision)
         return self.cluster.config_maps.get(name, {}).get("data", {}).get("job.yaml", "")
 
     def _work(self, name: str) -> None:
@@ -255,7 +255,7 @@ class Simulation(RuleBasedStateMachine):
     def _driver_is_right(self, pod: Manifest, status: Status) -> None:
         revision = pod["metadata"]["labels"]["joinery.dev/revision"]
         assert status.driver is not None
-        assert pod["metadata"]["name"] == Names(self.cluster.resource or {}).driver(status.driver.number)
+        assert pod["metadata"]["name"] == ChildNames(self.cluster.resource or {}).driver(status.driver.number)
         assert status.refused is None or status.refused.revision != revision, "a refused revision runs"
         resource = self.cluster.resource
         assert resource is not None

@@ -8,7 +8,7 @@ import pytest
 
 from joinery_operator.reconcile.conditions import events
 from joinery_operator.reconcile.figures import delay_text
-from joinery_operator.reconcile.text import MESSAGE, cut, listed
+from joinery_operator.reconcile.reasons import MESSAGE, cut, listed
 from operator_reconcile.cluster import Cluster, resource
 
 

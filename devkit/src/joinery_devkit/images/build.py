@@ -21,35 +21,39 @@ from joinery_devkit.environment import cache_directory
 from joinery_devkit.images.archive import derived
 from joinery_devkit.images.base import base_image
 from joinery_devkit.images.store import ImageStore, require_programs
-from joinery_devkit.images.variants import FAILING_MIGRATION, FAILING_START, MIGRATING, Variant, files_of
+from joinery_devkit.images.variants import RELEASES, files_of
 
 PROJECT = Path(__file__).parents[4]
 TAG = "test"
+KINDS = ("runtime", "operator")
 
 
-def runtime_image(target_dir: Path, tag: str = TAG) -> Path:
-    """The archive of `localhost/joinery-runtime:<tag>`: drivers, executors, `joinery state ...`."""
-    return _archive("runtime", target_dir, tag)
+def image_name(kind: str) -> str:
+    """Of "operator", "runtime" or one of RELEASES."""
+    return f"localhost/joinery-runtime:{kind}" if kind in RELEASES else f"localhost/joinery-{kind}:{TAG}"
 
 
-def operator_image(target_dir: Path, tag: str = TAG) -> Path:
-    """The archive of `localhost/joinery-operator:<tag>`."""
-    return _archive("operator", target_dir, tag)
+def runtime_image(target_dir: Path) -> Path:
+    """The archive of the image of drivers, executors and `joinery state ...`."""
+    return _archive("runtime", target_dir)
 
 
-def migrating_runtime_image(target_dir: Path, tag: str = "migrating") -> Path:
-    """A runtime with the next state version and a migration to it that works."""
-    return _variant(MIGRATING, target_dir, tag)
+def operator_image(target_dir: Path) -> Path:
+    """The archive of the operator's image."""
+    return _archive("operator", target_dir)
 
 
-def failing_migration_runtime_image(target_dir: Path, tag: str = "failing-migration") -> Path:
-    """A runtime with the next state version and a migration that fails, in a dry run as well."""
-    return _variant(FAILING_MIGRATION, target_dir, tag)
+def release_image(release: str, runtime: Path) -> Path:
+    """The archive of one of RELEASES: the image in the archive `runtime` with a few files on top, beside that one."""
+    return layered(runtime, files_of(RELEASES[release]), image_name(release))
 
 
-def failing_start_runtime_image(target_dir: Path, tag: str = "failing-start") -> Path:
-    """A runtime whose migration to the next state version works, and whose driver then ends before its first epoch."""
-    return _variant(FAILING_START, target_dir, tag)
+def build_ahead() -> None:
+    """Builds both images, so that the archives that are asked for later cost seconds."""
+    with image_store() as store:
+        for kind in KINDS:
+            _assembled(store, kind)
+            stage(store, kind)
 
 
 def layered(base: Path, extra_files: Mapping[str, bytes], name: str) -> Path:
@@ -66,12 +70,8 @@ def layered(base: Path, extra_files: Mapping[str, bytes], name: str) -> Path:
         return derived(base, base.parent / _file_name(name), name, [Path(folder)])
 
 
-def _variant(variant: Variant, target_dir: Path, tag: str) -> Path:
-    return layered(runtime_image(target_dir), files_of(variant), f"localhost/joinery-runtime:{tag}")
-
-
-def _archive(kind: str, target_dir: Path, tag: str) -> Path:
-    name = f"localhost/joinery-{kind}:{tag}"
+def _archive(kind: str, target_dir: Path) -> Path:
+    name = image_name(kind)
     with image_store() as store:
         below = _assembled(store, kind)
         with store.mounted(stage(store, kind, "code")) as root:

@@ -11,13 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from joinery_devkit.kubernetes import packages
 from joinery_runtime.errors import EnvironmentProblem
-
-PROGRAMS = MappingProxyType({"buildah": "buildah", "debootstrap": "debootstrap"})
 
 _CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _DEBIAN_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
@@ -33,7 +30,7 @@ def require_programs() -> None:
             facts="debootstrap and chroot need root",
             todo="Run as root, or build images/*.Dockerfile with Docker",
         )
-    packages.install(PROGRAMS)
+    packages.install(packages.IMAGE_PACKAGES)
 
 
 @dataclass(frozen=True, slots=True)

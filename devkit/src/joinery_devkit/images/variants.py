@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 SOURCES = Path(__file__).parents[4] / "runtime" / "src" / "joinery_runtime"
 INSTALLED = "opt/joinery/lib/python3.11/site-packages/joinery_runtime"
@@ -16,7 +17,7 @@ _START = re.compile(r"^def start_context\((.|\n)*\Z", re.MULTILINE)
 
 _STEP = """
 def _to_next(blob: bytes) -> bytes:
-    from joinery_runtime.core.segment import decode, encode
+    from joinery_runtime.core.table.segment import decode, encode
 
     batch = decode(blob)
     {work}
@@ -56,9 +57,14 @@ _WORKING = _replaced(_CHAIN, lambda _: _STEP.format(work=_WORKS))
 _FAILING = _replaced(_CHAIN, lambda _: _STEP.format(work=_FAILS))
 _ENDING = _replaced(_START, lambda found: found[0] + _NO_START)
 
-MIGRATING = Variant({"core/segment.py": _NEXT_VERSION, "state/migrations.py": _WORKING})
-FAILING_MIGRATION = Variant({"core/segment.py": _NEXT_VERSION, "state/migrations.py": _FAILING})
+MIGRATING = Variant({"core/table/segment.py": _NEXT_VERSION, "state/migrations.py": _WORKING})
+FAILING_MIGRATION = Variant({"core/table/segment.py": _NEXT_VERSION, "state/migrations.py": _FAILING})
 FAILING_START = Variant({**MIGRATING.edits, "hosts/spark.py": _ENDING})
+# By the tag of the runtime's image. Each has the next state version: with a migration to it that works, with one that
+# fails (in a dry run as well), and with one that works before a driver that ends before its first epoch.
+RELEASES: Mapping[str, Variant] = MappingProxyType(
+    {"migrating": MIGRATING, "failing-migration": FAILING_MIGRATION, "failing-start": FAILING_START}
+)
 
 
 def files_of(variant: Variant) -> dict[str, bytes]:

@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _build(tier: str) -> None:
     if tier == "node":
-        packages.install(packages.NODE_PACKAGES)
+        packages.install(packages.ALL)  # those of the images and of tests as well, in one go
     binaries.build(binaries.API_TIER if tier == "api" else binaries.WHOLE_NODE)
 
 

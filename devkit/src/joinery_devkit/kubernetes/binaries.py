@@ -1,12 +1,15 @@
-"""The programs of a Kubernetes for tests, built from their Go modules once and kept in the user's cache.
+"""The programs of a Kubernetes for tests, built from pinned Go modules once and kept in the user's cache.
 
-A program is looked for in `$KUBEBUILDER_ASSETS`, then in the cache, and built when it is in neither. The pinned modules
-are in go_modules/. A program that a user may have installed (kubectl, helm) is also taken from PATH.
+A program is looked for in `$KUBEBUILDER_ASSETS`, then in the cache, and built when it is in neither. programs/ is the
+one Go module of all of them: what they share is compiled once, so its pins keep to the releases of etcd, CoreDNS and
+Helm that use the Kubernetes libraries of KUBERNETES_VERSION. A program that a user may have installed (kubectl, helm)
+is also taken from PATH.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -15,43 +18,34 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from joinery_devkit.environment import cache_directory
 from joinery_runtime.errors import EnvironmentProblem
 
 KUBERNETES_VERSION = "1.34.4"  # 1.34 is the last whose kubelet takes cgroup v1 as it is
-_MODULES = Path(__file__).with_name("go_modules")
+MODULE = Path(__file__).with_name("programs")
+PACKAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "etcd": "./etcd",
+        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+        "helm": "helm.sh/helm/v3/cmd/helm",
+        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+        "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+        "coredns": "./coredns",
+        "pause": "./pause",
+    }
+)
+API_TIER: Sequence[str] = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
+WHOLE_NODE: Sequence[str] = tuple(PACKAGES)
 _STAMP = "k8s.io/component-base/version"
 _ON_PATH = ("kubectl", "helm")
 _ERROR_LINES = 15
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """Programs that one `go build` makes of one pinned module; `packages` is by program."""
-
-    module: str
-    version: str
-    packages: Mapping[str, str]
-
-    @property
-    def folder(self) -> Path:
-        return cache_directory() / f"{self.module}-{self.version}"
-
-
-def _kubernetes(*programs: str) -> Build:
-    return Build("kubernetes", KUBERNETES_VERSION, {name: f"k8s.io/kubernetes/cmd/{name}" for name in programs})
-
-
-ETCD = Build("etcd", "3.6.5", {"etcd": "go.etcd.io/etcd/server/v3"})
-API_SERVER = _kubernetes("kube-apiserver", "kube-controller-manager", "kubectl")
-NODE = _kubernetes("kube-scheduler", "kubelet", "kube-proxy")
-COREDNS = Build("coredns", "1.14.7", {"coredns": "github.com/coredns/coredns"})
-HELM = Build("helm", "3.21.4", {"helm": "helm.sh/helm/v3/cmd/helm"})
-API_TIER: Sequence[Build] = (ETCD, API_SERVER)
-WHOLE_NODE: Sequence[Build] = (*API_TIER, NODE, COREDNS, HELM)
 
 
 def program(name: str) -> Path:
@@ -59,51 +53,44 @@ def program(name: str) -> Path:
 
     Raises EnvironmentProblem when Go is missing or the build fails.
     """
-    return _assets(name) or _cached(name) or _on_path(name) or _built(name)
+    found = _found(name) or _on_path(name)
+    if found is None:
+        build([name])
+        found = programs_folder() / name
+    return found
 
 
-def build(builds: Sequence[Build]) -> None:
-    """Builds what the cache does not have yet of these."""
-    for each in builds:
-        for name in each.packages:
-            if _assets(name) is None:
-                _built(name)
+def build(names: Sequence[str]) -> None:
+    """Builds, in one go, what this machine lacks of these."""
+    if all(map(_found, names)):  # nobody waits for what somebody else builds
+        return
+    folder = programs_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        if missing := [name for name in names if _found(name) is None]:
+            _compile(folder, missing)
 
 
-def _build_of(name: str) -> Build:
-    return next(each for each in WHOLE_NODE if name in each.packages)
+def programs_folder() -> Path:
+    """Where the programs of the pins as they are now are kept."""
+    return cache_directory() / f"kubernetes-{KUBERNETES_VERSION}-{_digest(MODULE)}"
 
 
-def _assets(name: str) -> Path | None:
-    folder = os.environ.get("KUBEBUILDER_ASSETS")
-    return _existing(Path(folder) / name) if folder else None
+@cache
+def _digest(module: Path) -> str:
+    content = b"\0".join(path.read_bytes() for path in sorted(module.rglob("*.*")))
+    return hashlib.sha256(content).hexdigest()[:8]
 
 
-def _cached(name: str) -> Path | None:
-    return _existing(_build_of(name).folder / name)
+def _found(name: str) -> Path | None:
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    folders = [*([Path(assets)] if assets else []), programs_folder()]
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 def _on_path(name: str) -> Path | None:
     found = shutil.which(name) if name in _ON_PATH else None
     return Path(found) if found else None
-
-
-def _existing(path: Path) -> Path | None:
-    return path if path.is_file() else None
-
-
-def _built(name: str) -> Path:
-    build = _build_of(name)
-    build.folder.mkdir(parents=True, exist_ok=True)
-    with _locked(build.folder / "lock"):
-        missing = {
-            each: package
-            for each, package in build.packages.items()
-            if not (build.folder / each).is_file() and _assets(each) is None
-        }
-        if missing:
-            _compile(build, missing)
-    return build.folder / name
 
 
 @contextmanager
@@ -113,41 +100,31 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(build: Build, packages: Mapping[str, str]) -> None:
+def _compile(folder: Path, names: Sequence[str]) -> None:
     go = go_command()
-    print(f"joinery: building {', '.join(packages)} {build.version}, once (minutes)", file=sys.stderr, flush=True)
+    print(f"joinery: building {', '.join(names)}, once (minutes)", file=sys.stderr, flush=True)
     begun = time.monotonic()
-    for left in build.folder.glob("partial-*"):  # by a build that was killed: who builds has the lock
+    for left in folder.glob("partial-*"):  # by a build that was killed: who builds has the lock
         shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=build.folder, prefix="partial-") as work:
-        source, out = Path(work) / "source", Path(work) / "out"
-        source.mkdir()
-        out.mkdir()
-        for kind in ("mod", "sum"):
-            shutil.copy(_MODULES / f"{build.module}.{kind}", source / f"go.{kind}")
-        for names, target in _targets(packages, out):
-            _go_build(go, source, target, names, build)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as work:
+        _go_build(go, f"{work}/", [PACKAGES[name] for name in names])
         # The rename comes last, so a program that has its final name is whole.
-        for name in packages:
-            (out / name).rename(build.folder / name)
+        for name in names:
+            (Path(work) / name).rename(folder / name)
     print(f"joinery: built them in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
 
-def _targets(packages: Mapping[str, str], out: Path) -> list[tuple[list[str], str]]:
-    """One build for many packages shares their dependencies, but names each program after its folder."""
-    if all(package.endswith(f"/{name}") for name, package in packages.items()):
-        return [(list(packages.values()), f"{out}/")]
-    return [([package], str(out / name)) for name, package in packages.items()]
-
-
-def _go_build(go: str, source: Path, target: str, packages: Sequence[str], build: Build) -> None:
+def _go_build(go: str, target: str, packages: Sequence[str]) -> None:
+    """`target` is a folder, where each program is named after the last part of its package."""
     major, minor, _ = KUBERNETES_VERSION.split(".")
     facts = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
-    flags = " ".join(["-s -w", *(f"-X {_STAMP}.{name}={value}" for name, value in facts.items())])
+    linked = " ".join(["-s -w", *(f"-X {_STAMP}.{name}={value}" for name, value in facts.items())])
+    # A compiler that makes no debug information and collects garbage seldom takes 40 % less time.
+    flags = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={linked}"]
     done = subprocess.run(
-        [go, "build", "-mod=readonly", "-trimpath", "-ldflags", flags, "-o", target, *packages],
-        cwd=source,
-        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"},
+        [go, "build", *flags, "-o", target, *packages],
+        cwd=MODULE,
+        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOGC": "400", "GOWORK": "off"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -156,7 +133,7 @@ def _go_build(go: str, source: Path, target: str, packages: Sequence[str], build
     if done.returncode != 0:
         last_words = "\n".join((done.stdout + done.stderr).splitlines()[-_ERROR_LINES:])
         raise EnvironmentProblem(
-            f"{build.module} {build.version} cannot be built",
+            f"The programs of Kubernetes {KUBERNETES_VERSION} cannot be built",
             facts=f"go build ended with {done.returncode}:\n{last_words}",
             todo="If it cannot download modules, check `go env GOPROXY` and the network",
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.kubernetes.api_server import ApiServer
-from joinery_devkit.kubernetes.postgres import postgres_at
-from joinery_devkit.kubernetes.providers import Cluster, open_cluster
+from joinery_devkit.kubernetes.providers import Cluster, join_cluster
+from joinery_devkit.kubernetes.shared import CLUSTER, CLUSTER_KAFKA, CLUSTER_POSTGRES, image_service
+from joinery_devkit.services import address_of
 
 
 @pytest.fixture(scope="session")
@@ -27,10 +28,9 @@ def api_namespace(api_server: ApiServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Cluster:
     """A whole Kubernetes, where pods run; each test makes a namespace of its own (`cluster_namespace`)."""
-    with open_cluster() as cluster:
-        yield cluster
+    return join_cluster(address_of(CLUSTER))
 
 
 @pytest.fixture
@@ -41,14 +41,18 @@ def cluster_namespace(cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def cluster_kafka(cluster: Cluster) -> Iterator[KafkaBroker]:
-    """A broker on this machine that the pods of `cluster` reach at its `bootstrap`, and tests as well."""
-    with KafkaBroker(host=cluster.host_address) as broker:
-        yield broker
+def cluster_image() -> Callable[[str], str]:
+    """Gives the name of an image of the product that the cluster knows: that of "operator", "runtime" or a release."""
+    return lambda kind: address_of(image_service(kind))
 
 
 @pytest.fixture(scope="session")
-def cluster_postgres(cluster: Cluster) -> Iterator[str]:
+def cluster_kafka() -> KafkaAdmin:
+    """A broker on this machine that the pods of `cluster` reach at its `bootstrap`, and tests as well."""
+    return KafkaAdmin(address_of(CLUSTER_KAFKA))
+
+
+@pytest.fixture(scope="session")
+def cluster_postgres() -> str:
     """The DSN of a Postgres on this machine that the pods of `cluster` reach, and tests as well."""
-    with postgres_at(cluster.host_address) as dsn:
-        yield dsn
+    return address_of(CLUSTER_POSTGRES)

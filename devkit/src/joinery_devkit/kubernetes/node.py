@@ -48,6 +48,10 @@ class Node:
         return Kubectl(self.kubeconfig)
 
     @property
+    def address(self) -> str:
+        return f"node {self.directory}"
+
+    @property
     def kept(self) -> bool:
         """Whether it is up and stays so until `down`, whoever brought it up."""
         return self._sandbox.kept
@@ -158,7 +162,7 @@ def only_one() -> Iterator[None]:
             raise EnvironmentProblem(
                 "Somebody else has this machine's Kubernetes node",
                 facts=f"process {handle.read().strip()} holds {lock}",
-                todo="Wait for its end. A node that is brought up by `python -m joinery_devkit.kubernetes up` is for all",
+                todo="Wait for its end. All share a node of `python -m joinery_devkit.kubernetes up`",
             ) from None
         handle.truncate(0)
         print(os.getpid(), file=handle, flush=True)

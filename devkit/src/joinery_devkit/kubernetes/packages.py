@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+from joinery_devkit.environment import cache_directory
 from joinery_runtime.errors import EnvironmentProblem
 
 CNI_PROGRAMS = Path("/usr/lib/cni")
@@ -26,6 +29,8 @@ NODE_PACKAGES: Mapping[str, str] = MappingProxyType(
     }
 )
 BUSYBOX: Mapping[str, str] = MappingProxyType({"/bin/busybox": "busybox-static"})
+IMAGE_PACKAGES: Mapping[str, str] = MappingProxyType({"buildah": "buildah", "debootstrap": "debootstrap"})
+ALL: Mapping[str, str] = MappingProxyType({**NODE_PACKAGES, **BUSYBOX, **IMAGE_PACKAGES})
 _LOCK_SECONDS = 300
 
 
@@ -40,11 +45,23 @@ def install(packages: Mapping[str, str]) -> None:
             facts=f"not on this machine: {', '.join(sorted(set(packages) & set(missing)))}",
             todo=f"Install the packages {' '.join(missing.values())} (Debian's names), or run as root on Debian",
         )
-    apt = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={_LOCK_SECONDS}"]
-    _run([*apt, "update"])
-    _run([*apt, "install", "--yes", "--no-install-recommends", *sorted(missing.values())])
+    with _alone():
+        apt = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={_LOCK_SECONDS}"]
+        if missing := _missing(packages):  # still, after who was first
+            _run([*apt, "update"])
+            _run([*apt, "install", "--yes", "--no-install-recommends", *sorted(missing.values())])
     if still := _missing(packages):
         raise EnvironmentProblem("apt-get installed the packages without these programs", facts=", ".join(still))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Apart from others here: apt-get ends when another one is updating its lists, whatever its timeout."""
+    lock = cache_directory() / "packages.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def _missing(packages: Mapping[str, str]) -> dict[str, str]:

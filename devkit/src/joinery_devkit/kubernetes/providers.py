@@ -46,6 +46,10 @@ class Cluster(Protocol):
     def host_address(self) -> str:
         """An address of this machine that pods reach. Raises EnvironmentProblem where nobody knows one."""
 
+    @property
+    def address(self) -> str:
+        """What `join_cluster` takes in another process, while the cluster is open."""
+
     def load_image(self, archive: Path) -> None:
         """Makes the image of an OCI archive known to every node, under the name that the archive gives. Pods take it
         with `imagePullPolicy: Never` or `IfNotPresent`."""
@@ -58,6 +62,17 @@ def open_cluster() -> AbstractContextManager[Cluster]:
     if not Node().kept and kind_is_here():
         return kind_cluster()
     return node_cluster()
+
+
+def join_cluster(address: str) -> Cluster:
+    """The cluster that another process has opened."""
+    provider, _, where = address.partition(" ")
+    if provider == "node":
+        return Node(Path(where))
+    if provider == "kind":
+        name, _, kubeconfig = where.partition(" ")
+        return KindCluster(name, Path(kubeconfig))
+    return ExistingCluster(Path(where))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +88,10 @@ class ExistingCluster:
     @property
     def host_address(self) -> str:
         return _setting(HOST, "an address of this machine that the cluster's pods reach")
+
+    @property
+    def address(self) -> str:
+        return f"existing {self.kubeconfig}"
 
     def load_image(self, archive: Path) -> None:
         command = _setting(LOAD_IMAGE, "a command that gives the cluster an image, such as `minikube image load`")
@@ -107,6 +126,10 @@ class KindCluster:
         """This machine's end of the network in which kind's containers are."""
         gateways = _run(["docker", "network", "inspect", "kind", "--format={{range .IPAM.Config}}{{.Gateway}} {{end}}"])
         return next(each for each in gateways.split() if ip_address(each).version == 4)
+
+    @property
+    def address(self) -> str:
+        return f"kind {self.name} {self.kubeconfig}"
 
     def load_image(self, archive: Path) -> None:
         _run(["kind", "load", "image-archive", str(archive), f"--name={self.name}"])

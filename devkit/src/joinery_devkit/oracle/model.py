@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from joinery_devkit.oracle.rows import Joined, Values, is_nan
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.job.steps import JoinStep, Reference, parse_reference
+from joinery_runtime.job.join.steps import JoinStep
+from joinery_runtime.job.model.references import Reference, parse_reference
 
 JoinType = Literal["inner", "left", "right", "full"]
 LEFT, RIGHT = 0, 1

@@ -1,5 +1,5 @@
-"""The oracle of a `SessionWindow`: S of semantics.md and docs/design/sessions.md, one row at a time. A session is the
-list of its rows; whatever is asked of it is worked out from them."""
+"""The oracle of a `SessionWindow`: S of docs/semantics.md, one row at a time. A session is the list of its rows;
+whatever is asked of it is worked out from them."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from joinery_operator.children import MAIN_CONTAINER
-from joinery_operator.plugin.jobs import find_job, newest_driver, running_driver
-from joinery_operator.plugin.kubectl import KubectlFailed, Target
+from joinery_operator.manifests import MAIN_CONTAINER
+from joinery_operator.plugin.kubectl import KubectlError, KubectlTarget, find_job, newest_driver, running_driver
 from joinery_operator.plugin.report import status_lines
 from joinery_operator.revision import RESTARTED_AT
 from joinery_runtime.errors import JoineryError
@@ -26,7 +25,7 @@ app = App(name="kubectl joinery", help="Jobs of Joinery on the cluster that kube
 JobName = Annotated[str, Parameter(help=f"The job's name, or with its kind as in {KINDS[0].short}/NAME.")]
 Flag = Annotated[bool, Parameter(negative=())]
 
-_HERE = Target()
+_HERE = KubectlTarget()
 _JOB_FILE = "/etc/joinery/job.yaml"
 
 
@@ -34,7 +33,7 @@ def main(tokens: list[str] | None = None) -> None:
     """The console script."""
     try:
         sys.exit(app(tokens) or 0)
-    except KubectlFailed as error:
+    except KubectlError as error:
         sys.stderr.write(f"{error.message}\n")
         sys.exit(error.code)
     except JoineryError as error:
@@ -48,13 +47,13 @@ def _say(text: str) -> None:
 
 @app.command
 def ls(*, all_namespaces: Annotated[bool, Parameter(name=["--all-namespaces", "-A"], negative=())] = False,
-       target: Target = _HERE) -> int:  # fmt: skip
+       target: KubectlTarget = _HERE) -> int:  # fmt: skip
     """Lists jobs of every kind."""
     return target.run("get", "joinery", *(["--all-namespaces"] if all_namespaces else []))
 
 
 @app.command
-def status(job: JobName, /, *, target: Target = _HERE) -> None:
+def status(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
     """Says how a job is: its inputs, its conditions, and what went wrong."""
     for line in status_lines(find_job(target, job)):
         _say(line)
@@ -62,7 +61,7 @@ def status(job: JobName, /, *, target: Target = _HERE) -> None:
 
 @app.command
 def logs(job: JobName, /, *, follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
-         tail: int | None = None, target: Target = _HERE) -> int:  # fmt: skip
+         tail: int | None = None, target: KubectlTarget = _HERE) -> int:  # fmt: skip
     """Prints the log of a job's newest driver.
 
     Parameters
@@ -80,7 +79,7 @@ def logs(job: JobName, /, *, follow: Annotated[bool, Parameter(name=["--follow",
 
 @app.command
 def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
-          target: Target = _HERE) -> int:  # fmt: skip
+          target: KubectlTarget = _HERE) -> int:  # fmt: skip
     """Runs `joinery state COMMAND` in a job's driver pod, as in `kubectl joinery state orders show --key id=1`.
 
     Parameters
@@ -98,13 +97,13 @@ def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(al
 
 
 @app.command
-def savepoint(job: JobName, name: str, /, *, target: Target = _HERE) -> int:
+def savepoint(job: JobName, name: str, /, *, target: KubectlTarget = _HERE) -> int:
     """Pins the state of a running job under a name."""
     return state(job, "savepoint", name, target=target)
 
 
 @app.command
-def explain(job: JobName, /, *, target: Target = _HERE) -> None:
+def explain(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
     """Prints the plan of the job as it is on the cluster; needs no driver."""
     found = find_job(target, job)
     about = {name: found.resource[name] for name in ("apiVersion", "kind", "metadata", "spec")}
@@ -112,7 +111,7 @@ def explain(job: JobName, /, *, target: Target = _HERE) -> None:
 
 
 @app.command
-def restart(job: JobName, /, *, target: Target = _HERE) -> int:
+def restart(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
     """Stops the driver after its running epoch and starts another; nothing is lost or repeated."""
     found = find_job(target, job)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -121,18 +120,18 @@ def restart(job: JobName, /, *, target: Target = _HERE) -> int:
 
 
 @app.command
-def suspend(job: JobName, /, *, target: Target = _HERE) -> int:
+def suspend(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
     """Stops the driver after its running epoch, until the job is resumed."""
     return _set_suspend(job, True, target)
 
 
 @app.command
-def resume(job: JobName, /, *, target: Target = _HERE) -> int:
+def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
     """Starts a suspended job where it stopped."""
     return _set_suspend(job, False, target)
 
 
-def _set_suspend(job: str, wanted: bool, target: Target) -> int:
+def _set_suspend(job: str, wanted: bool, target: KubectlTarget) -> int:
     found = find_job(target, job)
     patch = json.dumps({"spec": {"suspend": wanted}})
     return target.run("patch", found.reference, f"--namespace={found.namespace}", "--type=merge", f"--patch={patch}")

@@ -1,11 +1,11 @@
 """`reconcile`: what is to be done about a job, from what was observed of it. Pure: no clock, no API.
 
-    base      what the resource asks for has changed: failures are forgiven, a refusal is forgotten
-    attempts  what became of the driver's pod                         (`seen`)
-    rollout   another revision on its way, one step further           (`rolled`)
-    attempts  the next pod's number, when one is due                  (`advanced`)
-    ensure    children made, repaired and deleted as the status says
-    status    the phase, conditions and figures that tell of all that
+    base      what the resource asks for has changed: failures are reset, a refusal is dropped
+    driver    what became of the driver's pod                           (`observe_attempt`)
+    rollout   another revision, one step further by `rollout_table`     (`advance_rollout`)
+    driver    the next pod's number, when one is due                    (`next_attempt`)
+    children  created, repaired and deleted as the status says
+    status    the phase, conditions and figures that report all of that
 
 Each step is a function from a status to a status, so that all of a decision is written before any of it is done.
 """
@@ -15,15 +15,14 @@ from __future__ import annotations
 from joinery_operator.decision import Action, Decision
 from joinery_operator.observed import Observed
 from joinery_operator.reconcile import deletion
-from joinery_operator.reconcile.attempts import advanced, forgiven, seen
+from joinery_operator.reconcile.children import child_actions
 from joinery_operator.reconcile.conditions import events, with_conditions
-from joinery_operator.reconcile.ensure import ensured
-from joinery_operator.reconcile.figures import reported, with_figures
-from joinery_operator.reconcile.look import FINALIZER, Look, read_status
-from joinery_operator.reconcile.plan import plan
-from joinery_operator.reconcile.rollout import proved, refuses, rolled
-from joinery_operator.reconcile.situation import deleting, situation
-from joinery_operator.reconcile.timing import again_after
+from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
+from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
+from joinery_operator.reconcile.figures import due_status, with_figures
+from joinery_operator.reconcile.phase import deletion_phase, job_phase
+from joinery_operator.reconcile.requeue import again_after
+from joinery_operator.reconcile.rollout import advance_rollout, record_proof, refuses
 from joinery_runtime.job.crd import Status
 
 __all__ = ["FINALIZER", "reconcile"]
@@ -31,45 +30,43 @@ __all__ = ["FINALIZER", "reconcile"]
 
 def reconcile(observed: Observed) -> Decision:
     """Never raises for anything that a user, a cluster or another release may have written."""
-    look = Look(observed, read_status(observed.resource))
-    return _end(look) if look.metadata.get("deletionTimestamp") else _life(look)
+    ctx = ReconcileContext(observed, read_status(observed.resource))
+    return _reconcile_deleted(ctx) if ctx.metadata.get("deletionTimestamp") else _reconcile_living(ctx)
 
 
-def _life(look: Look) -> Decision:
-    status = _asked(look, look.status)
-    status = seen(look, status, plan(look, status))
-    status = rolled(look, proved(look, status))
-    status = advanced(look, status, plan(look, status))
-    planned = plan(look, status)
-    children = ensured(look, status, planned)
-    told = with_conditions(look, status, situation(look, status, planned, children.blocked))
-    actions = (*deletion.finalizers(look), *children.actions)
-    return _decision(look, told, actions)
+def _reconcile_living(ctx: ReconcileContext) -> Decision:
+    status = _compare_with_asked(ctx, ctx.status)
+    status = observe_attempt(ctx, status, planned_driver(ctx, status))
+    status = advance_rollout(ctx, record_proof(ctx, status))
+    status = next_attempt(ctx, status, planned_driver(ctx, status))
+    plan = planned_driver(ctx, status)
+    children = child_actions(ctx, status, plan)
+    status = with_conditions(ctx, status, job_phase(ctx, status, plan, children.blocked))
+    return _decision(ctx, status, (*deletion.finalizer_actions(ctx), *children.actions))
 
 
-def _end(look: Look) -> Decision:
-    if FINALIZER not in look.finalizers:
+def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
+    if FINALIZER not in ctx.finalizers:
         return Decision(None)
-    status, actions, trouble = deletion.deleted(look, look.status)
-    told = with_conditions(look, status, deleting(trouble, deletion.WAY_OUT))
-    return _decision(look, told, actions)
+    deleted = deletion.delete_state(ctx, ctx.status)
+    status = with_conditions(ctx, deleted.status, deletion_phase(deleted.fault, deletion.WAY_OUT))
+    return _decision(ctx, status, deleted.actions)
 
 
-def _asked(look: Look, status: Status) -> Status:
-    """What was given up is tried again, and at once, when something else is asked for."""
-    target = look.target or status.target_revision
-    generation = look.metadata.get("generation")
-    if status.observed_generation not in {None, generation} or target != status.target_revision:
-        status = forgiven(status)
-    job = look.wanted.job
-    if job is not None and not refuses(status, job, look.wanted.mode):
+def _compare_with_asked(ctx: ReconcileContext, status: Status) -> Status:
+    """What was given up is tried again, and at once, when the resource asks for something else."""
+    job = ctx.desired.job
+    target = (job.revision if job else None) or status.target_revision
+    if status.observed_generation not in {None, ctx.metadata.get("generation")} or target != status.target_revision:
+        status = reset_failures(status)
+    if job is not None and not refuses(status, job, ctx.desired.mode):
         status = status.model_copy(update={"refused": None})
     return status.model_copy(update={"target_revision": target})
 
 
-def _decision(look: Look, status: Status, actions: tuple[Action, ...]) -> Decision:
-    alive = any(pod.ended is None for pod in look.drivers.values())
-    new = with_figures(look, status, alive=alive)
-    written = reported(look, look.status, new)
-    told = tuple(events(look.status, new)) if written is not None else ()
-    return Decision(written, actions, told, again_after(look, new, written))
+def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]) -> Decision:
+    alive = any(pod.ended_at is None for pod in ctx.drivers.values())
+    new = with_figures(ctx, status, alive=alive)
+    written = due_status(ctx, ctx.status, new)
+    reported = tuple(events(ctx.status, new)) if written is not None else ()
+    return Decision(written, actions, reported, again_after(ctx, new, written))

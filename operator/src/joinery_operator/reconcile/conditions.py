@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from joinery_operator.decision import Event
-from joinery_operator.reconcile.look import Look
-from joinery_operator.reconcile.plan import INCOMPATIBLE
-from joinery_operator.reconcile.situation import Situation
-from joinery_operator.reconcile.text import cut, listed, sentence
+from joinery_operator.reconcile.context import ReconcileContext
+from joinery_operator.reconcile.phase import JobPhase
+from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut, listed, sentence
 from joinery_runtime.job.crd import Condition, Status
 
 IN_MEMORY = "StateInMemory"
@@ -20,24 +20,32 @@ _FORGETS = (
 )
 
 
-def with_conditions(look: Look, status: Status, found: Situation) -> Status:
+@dataclass(frozen=True, slots=True)
+class _Aspect:
+    """A condition without its times."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
     """The status with phase, conditions and the generation that they are about."""
-    conditions = tuple(
-        _condition(look, type_, value, reason, message)
-        for type_, value, reason, message in (
-            _ready(found),
-            _progressing(status, found),
-            _degraded(found),
-            _state_compatible(look, status),
-            _valid(look),
-        )
+    aspects = (
+        _Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
+        _progressing(status, job),
+        _degraded(job),
+        _state_compatible(ctx, status),
+        _valid(ctx),
     )
-    update = {"phase": found.phase, "conditions": conditions, "observed_generation": look.metadata.get("generation")}
+    conditions = tuple(_condition(ctx, each) for each in aspects)
+    update = {"phase": job.phase, "conditions": conditions, "observed_generation": ctx.metadata.get("generation")}
     return status.model_copy(update=update)
 
 
 def events(old: Status, new: Status) -> Iterator[Event]:
-    """What has changed, for people who watch."""
+    """What has changed, for people who watch the job."""
     refused = new.refused
     if refused is not None and refused != old.refused:
         yield _event("Warning", refused.reason, f"revision {refused.revision} was refused: {refused.message}")
@@ -56,64 +64,60 @@ def events(old: Status, new: Status) -> Iterator[Event]:
         yield _event("Warning" if bad else "Normal", after.reason, after.message)
 
 
-def _ready(found: Situation) -> tuple[str, str, str, str]:
-    return "Ready", "True" if found.ready else "False", found.reason, found.message
-
-
-def _progressing(status: Status, found: Situation) -> tuple[str, str, str, str]:
+def _progressing(status: Status, job: JobPhase) -> _Aspect:
     rollout = status.rollout
-    if rollout is not None and found.phase not in {"Suspended", "Finished", "Failed"}:
+    if rollout is not None and job.phase not in {"Suspended", "Finished", "Failed"}:
         message = sentence(f"revision {rollout.revision}", rollout.reason)
-        return "Progressing", "True", f"Rollout{rollout.stage}", message
-    return "Progressing", "True" if found.progressing else "False", found.reason, found.message
+        return _Aspect("Progressing", "True", f"Rollout{rollout.stage}", message)
+    return _Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)
 
 
-def _degraded(found: Situation) -> tuple[str, str, str, str]:
-    if found.degraded is None:
-        return "Degraded", "False", "AsExpected", ""
-    return "Degraded", "True", found.degraded.reason, found.degraded.message
+def _degraded(job: JobPhase) -> _Aspect:
+    if job.degraded is None:
+        return _Aspect("Degraded", "False", "AsExpected", "")
+    return _Aspect("Degraded", "True", job.degraded.reason, job.degraded.message)
 
 
-def _state_compatible(look: Look, status: Status) -> tuple[str, str, str, str]:
+def _state_compatible(ctx: ReconcileContext, status: Status) -> _Aspect:
     refused, attempt = status.refused, status.driver
     if refused is not None and refused.reason in {INCOMPATIBLE, "MigrationFailed"}:
-        return "StateCompatible", "False", refused.reason, refused.message
+        return _Aspect("StateCompatible", "False", refused.reason, refused.message)
     if attempt is not None and attempt.outcome == "Fatal" and attempt.reason == INCOMPATIBLE:
-        return "StateCompatible", "False", INCOMPATIBLE, status.last_error or ""
-    if _in_memory(look, status):
-        return "StateCompatible", "True" if status.proved else "Unknown", IN_MEMORY, _FORGETS
+        return _Aspect("StateCompatible", "False", INCOMPATIBLE, status.last_error or "")
+    if _in_memory(ctx, status):
+        return _Aspect("StateCompatible", "True" if status.proved else "Unknown", IN_MEMORY, _FORGETS)
     if status.proved is not None:
-        return "StateCompatible", "True", "InUse", "the revision in force runs on the state"
-    return "StateCompatible", "Unknown", "NotStarted", "no driver of this revision was ready yet"
+        return _Aspect("StateCompatible", "True", "InUse", "the revision in force runs on the state")
+    return _Aspect("StateCompatible", "Unknown", "NotStarted", "no driver of this revision was ready yet")
 
 
-def _in_memory(look: Look, status: Status) -> bool:
-    job = look.job(status.revision, status.image) if status.revision and status.image else None
-    return job is not None and job.model.spec.state_store.kind == "memory"
+def _in_memory(ctx: ReconcileContext, status: Status) -> bool:
+    revision = ctx.revision(status.revision, status.image)
+    return revision is not None and revision.job.spec.state_store.kind == "memory"
 
 
-def _valid(look: Look) -> tuple[str, str, str, str]:
-    asked = look.wanted
-    return "Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems)
+def _valid(ctx: ReconcileContext) -> _Aspect:
+    asked = ctx.desired
+    return _Aspect("Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems))
 
 
-def _condition(look: Look, type_: str, value: str, reason: str, message: str) -> Condition:
-    old = _of(look.status, type_)
-    since = old.last_transition_time if old is not None and old.status == value else look.now
+def _condition(ctx: ReconcileContext, new: _Aspect) -> Condition:
+    old = _of(ctx.status, new.type)
+    since = old.last_transition_time if old is not None and old.status == new.status else ctx.now
     return Condition.model_validate(
         {
-            "type": type_,
-            "status": value,
-            "observed_generation": look.metadata.get("generation"),
+            "type": new.type,
+            "status": new.status,
+            "observed_generation": ctx.metadata.get("generation"),
             "last_transition_time": since,
-            "reason": _reason(reason),
-            "message": cut(message, _MESSAGE),
+            "reason": _reason(new.reason),
+            "message": cut(new.message, _MESSAGE),
         }
     )
 
 
 def _reason(text: str) -> str:
-    """A word as Kubernetes allows it: reasons come from pods and errors, too."""
+    """A reason as Kubernetes allows it: some come from pods and errors."""
     word = "".join(each for each in text if each.isascii() and (each.isalnum() or each == "_"))[:128].lstrip(
         "0123456789_"
     )

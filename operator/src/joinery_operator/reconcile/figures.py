@@ -1,22 +1,22 @@
-"""The driver's figures as the status tells them: bounded, rounded, and written no oftener than they are of use."""
+"""The driver's figures in the status: bounded, rounded, and written no more often than is useful."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from joinery_operator.reconcile.look import Look
-from joinery_operator.reconcile.text import cut
+from joinery_operator.reconcile.context import ReconcileContext
+from joinery_operator.reconcile.reasons import cut
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, Status
 
 _INPUTS, _KEYS, _KEY_LENGTH, _NAME_LENGTH = 16, 10, 256, 253
 
 
-def with_figures(look: Look, status: Status, *, alive: bool) -> Status:
-    """The status with what its driver last said. `alive`: whether its pod still runs."""
+def with_figures(ctx: ReconcileContext, status: Status, *, alive: bool) -> Status:
+    """The status with what its driver last reported. `alive`: whether its pod still runs."""
     attempt = status.driver
-    said = look.driver_status(attempt) if attempt is not None and alive else None
-    if said is not None:
-        return status.model_copy(update=_said(said, look.now))
+    reported = ctx.driver_status(attempt) if attempt is not None and alive else None
+    if reported is not None:
+        return status.model_copy(update=_figures(reported, ctx.now))
     if alive:
         return status
     # Totals stay; what says how fast or how far behind a job is says nothing of one that does not run.
@@ -26,22 +26,22 @@ def with_figures(look: Look, status: Status, *, alive: bool) -> Status:
     )
 
 
-def reported(look: Look, old: Status, new: Status) -> Status | None:
+def due_status(ctx: ReconcileContext, old: Status, new: Status) -> Status | None:
     """What is to be written: None when nothing is new, or only figures that were written a moment ago."""
     if new.model_copy(update=_figures_of(old)) != old:
-        return new.model_copy(update={"reported": look.now})
-    if new == old or next_report(look, old) is not None:
+        return new.model_copy(update={"reported": ctx.now})
+    if new == old or next_report(ctx, old) is not None:
         return None
-    return new.model_copy(update={"reported": look.now})
+    return new.model_copy(update={"reported": ctx.now})
 
 
-def next_report(look: Look, old: Status) -> float | None:
+def next_report(ctx: ReconcileContext, old: Status) -> float | None:
     """Seconds until figures may be written again; None: now."""
     if old.reported is None:
         return None
-    left = (old.reported - look.now).total_seconds() + look.settings.figures_seconds
+    left = (old.reported - ctx.now).total_seconds() + ctx.settings.figures_seconds
     # A clock that was set back does not silence a job.
-    return left if 0 < left <= look.settings.figures_seconds else None
+    return left if 0 < left <= ctx.settings.figures_seconds else None
 
 
 _STILL = {"lag": None, "watermark_delay": None, "rows_per_second": None}
@@ -68,28 +68,28 @@ def _figures_of(status: Status) -> dict[str, object]:
     return {name: getattr(status, name) for name in _FIGURES}
 
 
-def _said(said: DriverStatus, now: datetime) -> dict[str, object]:
-    inputs = tuple(_input(each, now) for each in said.inputs[:_INPUTS])
+def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
+    inputs = tuple(_input(each, now) for each in reported.inputs[:_INPUTS])
     lags = [each.lag for each in inputs if each.lag is not None]
-    told = {
-        "job_generation": said.job_generation,
-        "epoch": said.epoch,
-        "rows_in": said.rows_in,
-        "rows_out": said.rows_out,
-        "late": said.late,
-        "state_bytes": said.state_bytes,
-        "last_savepoint": said.last_savepoint,
-        "last_error": cut(said.last_error) if said.last_error else None,
+    totals = {
+        "job_generation": reported.job_generation,
+        "epoch": reported.epoch,
+        "rows_in": reported.rows_in,
+        "rows_out": reported.rows_out,
+        "late": reported.late,
+        "state_bytes": reported.state_bytes,
+        "last_savepoint": reported.last_savepoint,
+        "last_error": cut(reported.last_error) if reported.last_error else None,
     }
     return {
         # What it does not know yet is not forgotten.
-        **{name: value for name, value in told.items() if value is not None},
+        **{name: value for name, value in totals.items() if value is not None},
         "inputs": inputs,
         "lag": sum(lags) if lags else None,
-        "rows_per_second": said.rows_per_second,
-        "watermark_delay": _slowest(said.inputs, now),
-        "hottest_keys": tuple(_hot(each) for each in said.hottest_keys[:_KEYS]),
-        "executors": said.executors or 0,
+        "rows_per_second": reported.rows_per_second,
+        "watermark_delay": _slowest(reported.inputs, now),
+        "hottest_keys": tuple(_hot(each) for each in reported.hottest_keys[:_KEYS]),
+        "executors": reported.executors or 0,
     }
 
 

@@ -19,7 +19,7 @@ from joinery_runtime.cli.ending import ending_told
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.job import explain as explain_job
-from joinery_runtime.job.duration import parse_duration
+from joinery_runtime.job.model.duration import parse_duration
 
 app = App(name="joinery", help="Streaming joins on Spark, state and offsets together in Postgres.",
           version=version("joinery-runtime"), result_action="return_value")  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,16 +40,6 @@ def size_text(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"
-
-
-def time_text(ms: int | None) -> str:
-    """Event time for people. What no calendar holds, such as the watermark of an input that has ended, is a number."""
-    if ms is None:
-        return "not known yet"
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError):
-        return "the end" if ms == 2**63 - 1 else f"{ms} ms"
 
 
 def in_memory(job: Job) -> bool:

@@ -17,11 +17,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from joinery_runtime.core.spec import END_OF_TIME, LEFT, RIGHT, SIDES, Watermark, part_name
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import Listener, Progress
-from joinery_runtime.engine.rates import Rates
-from joinery_runtime.engine.report import EpochReport
+from joinery_runtime.engine.loop import JobListener, Progress
+from joinery_runtime.engine.report import EpochReport, Rates
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
 
@@ -32,7 +32,7 @@ NOTHING_NEW = "there was nothing new to read: an earlier run of this job has rea
 
 class RunProgress(Protocol):
     @property
-    def listener(self) -> Listener: ...
+    def listener(self) -> JobListener: ...
 
     def warn(self, message: str) -> None: ...
 
@@ -64,8 +64,8 @@ class JsonProgress:
         self._read = 0
 
     @property
-    def listener(self) -> Listener:
-        return Listener(self._started, self._committed, self._trouble, noticed=self.warn)
+    def listener(self) -> JobListener:
+        return JobListener(self._started, self._committed, self._trouble, noticed=self.warn)
 
     def warn(self, message: str) -> None:
         self._log.warning("warning", message=message)
@@ -75,7 +75,7 @@ class JsonProgress:
         self._log.info("ended", reason=why_ended(stopped=stopped), rows_in=self._read, **note)
 
     def _started(self, driver: Driver) -> None:
-        self._log.info("started", generation=driver.generation, epoch=driver.epoch, replays=driver.replays)
+        self._log.info("started", generation=driver.generation, epoch=driver.epoch, replays=driver.pending)
 
     def _committed(self, progress: Progress) -> None:
         report = progress.report
@@ -115,8 +115,8 @@ class TableProgress:
         self._rows_out = 0
 
     @property
-    def listener(self) -> Listener:
-        return Listener(self._started, self._committed, self._trouble, noticed=self.warn)
+    def listener(self) -> JobListener:
+        return JobListener(self._started, self._committed, self._trouble, noticed=self.warn)
 
     def warn(self, message: str) -> None:
         self._say(f"[bold red]warning:[/] {escape(message)}")
@@ -132,7 +132,7 @@ class TableProgress:
 
     def _started(self, driver: Driver) -> None:
         self._rates = Rates(self._clock(), RATE_WINDOW_S)
-        again = f", epoch {driver.epoch + 1} is replayed" if driver.replays else ""
+        again = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
         self._say(f"{self._job.name}: generation {driver.generation}, after epoch {driver.epoch}{again}")
 
     def _trouble(self, error: JoineryError, pause: float) -> None:

@@ -9,14 +9,14 @@ from confluent_kafka.admin import OffsetSpec
 
 from joinery_runtime.cli.reset_target import Change, Extent, OnBroker, Reset, Target, ToTime, plan_reset
 from joinery_runtime.cli.state import durable, known
-from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Job, KafkaInput
 from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
-from joinery_runtime.state.store import JobRecord, Standing, StateStore
+from joinery_runtime.state.store import Admin, JobRecord, Standing
 
 
 def reset_command(
@@ -101,7 +101,7 @@ def _planned(record: JobRecord) -> JoineryError:
     )
 
 
-def _write(store: StateStore, record: JobRecord, name: str, reset: Reset, *, drop_planned: bool) -> None:
+def _write(store: Admin, record: JobRecord, name: str, reset: Reset, *, drop_planned: bool) -> None:
     seen = Standing(record.generation, record.epoch, None if record.plan is None else record.epoch + 1)
     store.reset_offsets(record.job, {name: reset.state.to_bytes()}, expected=seen, drop_plan=drop_planned)
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job.base import EpochMs
+from joinery_runtime.job.model.base import EpochMs
 from joinery_runtime.sources.base import PartitionRef
 
 _OFFSET = re.compile(r"(?:(?P<topic>[a-zA-Z0-9._-]+):)?(?P<partition>\d+)=(?P<offset>\d+)", re.ASCII)

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from joinery_runtime.engine.plan import InputState, input_offsets, live_segments, stored_floors
+from joinery_runtime.engine.job_state import input_offsets, live_segments, stored_floors
+from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import embedded_directory, open_store
 from joinery_runtime.job import Job
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.store import JobReader, JobRecord, StateStore
 
 
 def epoch_lines(job: Job, after: int, limit: int) -> Iterator[dict[str, Any]]:
@@ -55,7 +56,7 @@ def open_anyway(job: Job) -> Iterator[PostgresStore]:
         yield stack.enter_context(closing(PostgresStore(dsn, schema)))
 
 
-def known(job: Job, store: StateStore) -> JobRecord:
+def known(job: Job, store: JobReader) -> JobRecord:
     """Raises JoineryError if it never ran."""
     record = store.record(job.name)
     if record is None:

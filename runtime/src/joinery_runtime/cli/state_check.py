@@ -10,15 +10,15 @@ from pathlib import Path
 from joinery_runtime.cli.state import open_durable
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
-from joinery_runtime.engine.identity import JobIdentity
+from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job, compare, under_definition
 from joinery_runtime.job.crd.driver import ENDING_FILE, StateCheck
 from joinery_runtime.state import migrations
-from joinery_runtime.state.reading import ReadingStore
-from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.postgres import ReadOnlyStore
+from joinery_runtime.state.store import JobRecord, StateReader
 from joinery_runtime.state.upgrade import Rehearsal, older, rehearse
 
 MAX_BYTES = 4096
@@ -49,17 +49,17 @@ def check_job(job: Job) -> StateCheck:
 
 
 @contextmanager
-def _reading(job: Job) -> Iterator[StateStore]:
+def _reading(job: Job) -> Iterator[StateReader]:
     postgres = job.spec.state_store.postgres
     if postgres is None or postgres.dsn is None:  # embedded: nobody else uses it
         with open_durable(job) as store:
             yield store
         return
-    with closing(ReadingStore(postgres.dsn, postgres.schema_name)) as store:
+    with closing(ReadOnlyStore(postgres.dsn, postgres.schema_name)) as store:
         yield store
 
 
-def _compared(job: Job, store: StateStore, record: JobRecord, target: int) -> StateCheck:
+def _compared(job: Job, store: StateReader, record: JobRecord, target: int) -> StateCheck:
     who = identity(job, compile_job(job), _no_warning)
     refused, warnings = [], []
     if record.signature is not None:

@@ -12,10 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.core.keyhash import key_hash
-from joinery_runtime.core.schema import arrow_schema
+from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.table.columns import arrow_schema
+from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import KeyPair, Reference, SessionWindow, StreamJoin
+from joinery_runtime.job import Job, KeyPair, Reference, StreamJoin
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sources import JsonDecoder
 
@@ -29,6 +31,14 @@ class StepKey:
     hash: int
     values: tuple[tuple[pa.Array, ...], ...]
     shown: Mapping[str, Any]
+
+
+def keys_of(job: Job, pipeline: Pipeline, texts: Sequence[str], number: int | None) -> list[StepKey]:
+    """The keys that these COLUMN=VALUE texts are; `number` (1 is the first) asks for one step. Raises JoineryError that
+    says what is wrong with the texts."""
+    if isinstance(job, StreamJoin):
+        return step_keys(job, texts, number)
+    return [group_key(job, pipeline.last.sides[0].intake, texts, number)]
 
 
 def step_keys(job: StreamJoin, texts: Sequence[str], number: int | None) -> list[StepKey]:
@@ -144,12 +154,12 @@ def _columns(job: StreamJoin, index: int) -> str:
 # --- groups of sessions -----------------------------------------------------------------------------------------------
 
 
-def group_key(job: SessionWindow, schema: pa.Schema, texts: Sequence[str], number: int | None) -> StepKey:
-    """The group that these texts name, in `schema` (the input's columns and the computed ones): COLUMN=VALUE, or COLUMN
-    alone where it has no value. `number` can only be 1. Raises JoineryError that says what is wrong with the texts."""
+def group_key(job: Job, intake: Intake, texts: Sequence[str], number: int | None) -> StepKey:
+    """The group that these texts name, of the input's columns and the computed ones: COLUMN=VALUE, or COLUMN alone
+    where it has no value. `number` can only be 1. Raises JoineryError that says what is wrong with the texts."""
     if number not in {None, 1}:
         raise JoineryError(f"Job {job.name} has no step {number}", facts="it has 1")
-    groups = job.sessions.group_by
+    groups = intake.keys
     given = {name: value if equals else None for name, equals, value in (text.partition("=") for text in texts)}
     if len(given) < len(texts) or set(given) != set(groups):
         raise JoineryError(
@@ -157,7 +167,7 @@ def group_key(job: SessionWindow, schema: pa.Schema, texts: Sequence[str], numbe
             facts=f"the sessions of job {job.name} are grouped by {', '.join(groups)}",
             todo="Give --key COLUMN=VALUE once for each of these columns, or COLUMN alone where it has no value (NULL)",
         )
-    values = tuple(_group_value(schema.field(name), given[name], job.spec.input.name) for name in groups)
+    values = tuple(_group_value(intake.schema.field(name), given[name], job.inputs[0].name) for name in groups)
     shown = json.loads(rows_to_json(pa.table(dict(zip(groups, values, strict=True))))[0])
     return StepKey(0, int(key_hash(values)[0]), (values,), shown)
 

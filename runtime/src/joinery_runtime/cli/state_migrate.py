@@ -12,7 +12,7 @@ from joinery_runtime.cli.state_savepoints import check_name
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.state import migrations
-from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateStore
+from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateReader, StateStore
 from joinery_runtime.state.upgrade import (
     Pin,
     Rehearsal,
@@ -65,7 +65,7 @@ class Migrated:
             yield f"job {self.job}: nothing to migrate"
 
 
-def dry_run(job: Job, store: StateStore) -> Rehearsal:
+def dry_run(job: Job, store: StateReader) -> Rehearsal:
     return rehearse(store, known(job, store), migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION)
 
 

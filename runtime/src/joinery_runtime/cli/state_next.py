@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from joinery_runtime.core import times, windows
-from joinery_runtime.core.spec import (
-    LEFT,
-    AsOf,
-    Interval,
-    Pipeline,
-    SessionGap,
-    SessionWindow,
-    StepSpec,
-    TumblingWindow,
-    Watermark,
-)
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import InputTime
-from joinery_runtime.engine.plan import EpochPlan, input_states, stored_floors
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.describe import Outlook
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import InputTime, Watermark
+from joinery_runtime.engine.job_state import stored_floors
+from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.state.store import JobRecord
 
 
@@ -44,6 +36,10 @@ class NextEpoch:
     def watermarks(self) -> dict[str, Watermark]:
         return {name: time.watermark for name, time in self.times.items()}
 
+    @property
+    def outlook(self) -> Outlook:
+        return Outlook(self.watermarks, self.horizons)
+
     def horizon(self, part: str) -> Watermark:
         return self.horizons[part].now
 
@@ -56,19 +52,3 @@ def _implied(pipeline: Pipeline, record: JobRecord) -> dict[str, InputTime]:
 
 def _planned(pipeline: Pipeline, plan: EpochPlan) -> dict[str, InputTime]:
     return {found.name: plan.times.get(found.name, InputTime()) for found in pipeline.inputs}
-
-
-def rows_go_before(step: StepSpec, side: int, horizon: int | None) -> int | None:
-    """Rows with event times before this are let go, or may be, under the horizon; None: no row is. Of a table only
-    superseded versions are."""
-    if horizon is None:
-        return None
-    match step.rule:
-        case Interval() | SessionWindow():
-            return horizon
-        case TumblingWindow() as rule:
-            return windows.keep_from(rule, horizon)
-        case SessionGap() as rule:
-            return windows.open_from(rule, horizon)
-        case AsOf():
-            return horizon + 1 if side == LEFT else horizon

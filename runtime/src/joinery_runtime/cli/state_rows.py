@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.cli.state_key import StepKey
-from joinery_runtime.core.columns import ROW, SEGMENT
-from joinery_runtime.core.segment import Run, SegmentMeta, decode, first_key
-from joinery_runtime.core.shards import HashRange
-from joinery_runtime.core.spec import MARKS, Pipeline, StepSpec
+from joinery_runtime.core.pipeline.sides import LEFT, MARKS
+from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
+from joinery_runtime.core.table.columns import MARK, ROW, SEGMENT
+from joinery_runtime.core.table.keyhash import HashRange
+from joinery_runtime.core.table.segment import Run, SegmentMeta, decode, first_key
 from joinery_runtime.state import migrations
-from joinery_runtime.state.store import JobRecord, StateStore
+from joinery_runtime.state.store import JobRecord, StateReader
 from joinery_runtime.state.upgrade import read_live
 
 Segments = Mapping[str, Run]
@@ -42,7 +43,7 @@ class Wanted:
         return np.arange(rows.start, rows.stop)
 
 
-def read_key(store: StateStore, record: JobRecord, wanted: Sequence[Wanted]) -> tuple[JobRecord, Segments]:
+def read_key(store: StateReader, record: JobRecord, wanted: Sequence[Wanted]) -> tuple[JobRecord, Segments]:
     """The segments that cover a key, with the record that they are of: a driver may replace some meanwhile."""
     newest = record
     found: dict[str, Run] = {}
@@ -56,6 +57,49 @@ def read_key(store: StateStore, record: JobRecord, wanted: Sequence[Wanted]) -> 
         metas = {meta.key: meta for meta in now.segments}
         found |= {key: decoded(metas[key], blob) for key, blob in blobs.items()}
     return newest, found
+
+
+def read_columns(
+    store: StateReader, record: JobRecord, pipeline: Pipeline, names: Sequence[str]
+) -> tuple[JobRecord, pa.Table | None]:
+    """These columns of all rows of the last step's left side that are not marked, and the record that they are of: a
+    driver may replace segments meanwhile. No columns: nothing is read."""
+    if not names:
+        return record, None
+    side = pipeline.last.sides[LEFT]
+    schema = pa.schema([side.segment_schema().field(name).with_nullable(True) for name in names])
+    newest = record
+    rows: dict[str, pa.RecordBatch] = {}
+    marks: dict[str, pa.RecordBatch] = {}
+
+    def all_of(now: JobRecord) -> list[SegmentMeta]:
+        nonlocal newest
+        newest = now
+        return [meta for meta in now.segments if meta.part in {side.part, side.marks_part}]
+
+    for now, blobs in read_live(store, record, all_of):
+        metas = {meta.key: meta for meta in now.segments}
+        for key, blob in blobs.items():
+            run = decoded(metas[key], blob)
+            if metas[key].part == side.part:
+                rows[key] = _copied(run.batch.select([*names, MARK]))
+            else:
+                marks[key] = run.batch.select([SEGMENT, ROW])
+    live = {meta.key for meta in newest.segments}
+    applied = [batch for key, batch in marks.items() if key in live]
+    there = [_unmarked(batch, marked_in(applied, key)) for key, batch in rows.items() if key in live]
+    return newest, pa.Table.from_batches([batch.cast(schema) for batch in there], schema=schema)
+
+
+def _copied(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The same without the buffers of a segment's other columns."""
+    return pa.record_batch([pa.concat_arrays([column]) for column in rows.columns], names=rows.schema.names)
+
+
+def _unmarked(rows: pa.RecordBatch, marked: np.ndarray) -> pa.RecordBatch:
+    there = ~flags(rows, MARK)
+    there[marked] = False
+    return rows.drop_columns([MARK]).filter(pa.array(there))
 
 
 def decoded(meta: SegmentMeta, blob: bytes) -> Run:

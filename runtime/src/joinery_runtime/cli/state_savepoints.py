@@ -9,12 +9,12 @@ from typing import Any
 
 from joinery_runtime.cli.common import size_text
 from joinery_runtime.cli.state import known
-from joinery_runtime.engine.plan import input_offsets, live_segments
+from joinery_runtime.engine.job_state import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, definition
 from joinery_runtime.state import decisions
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import EpochRecord, JobRecord, Json, Savepoint, StateStore
+from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Json, Savepoint, StateStore
 from joinery_runtime.state.upgrade import is_automatic, is_rollout, is_superseded, prune_pins
 
 LONGEST_NAME = 253  # characters: what a resource's status holds
@@ -93,7 +93,7 @@ def repeats(store: StateStore, job: Job, name: str) -> Repeat:
     return Repeat(job.name, pins[name], output_text(job, record), wrote, _planned(record))
 
 
-def _since(store: StateStore, job: Job, epoch: int) -> Iterator[EpochRecord]:
+def _since(store: JobReader, job: Job, epoch: int) -> Iterator[EpochRecord]:
     while page := store.epochs(job.name, epoch, _PAGE):
         yield from page
         epoch = page[-1].epoch

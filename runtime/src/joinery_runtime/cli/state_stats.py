@@ -6,32 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from joinery_runtime.cli.common import size_text, time_text
+from joinery_runtime.cli.common import size_text
 from joinery_runtime.cli.state import known
-from joinery_runtime.cli.state_census import Census, census, read_sessions
-from joinery_runtime.cli.state_next import NextEpoch, rows_go_before
+from joinery_runtime.cli.state_next import NextEpoch
+from joinery_runtime.cli.state_rows import read_columns
 from joinery_runtime.cli.state_savepoints import savepoint_document, savepoint_line
-from joinery_runtime.core import times
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import (
-    COMPLETE,
-    LEFT,
-    SESSIONS,
-    AsOf,
-    Interval,
-    SessionGap,
-    SessionWindow,
-    TumblingWindow,
-    Watermark,
-)
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.describe import Summary
+from joinery_runtime.core.pipeline.sides import SESSIONS
+from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.assembly import state_limits
+from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import Cap
-from joinery_runtime.engine.plan import live_segments
-from joinery_runtime.engine.report import PartTotals, Totals
-from joinery_runtime.engine.state_size import StateSize
-from joinery_runtime.job import Job
-from joinery_runtime.job import SessionWindow as SessionWindowJob
+from joinery_runtime.engine.report import PartTotals, StateSize, Totals
+from joinery_runtime.job import Job, format_time
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, Savepoint, StateStore
@@ -80,7 +70,7 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
     spec, horizon = step.sides[side], after.horizon(part)
     size = StateSize.by_part(live, after.pipeline.parts())[part]
     rows = [meta for meta in live if meta.part == part]
-    keep_from = rows_go_before(step, side, horizon)
+    keep_from = None if horizon is None else step.kind.may_go_before(side, horizon)
     gone = [meta for meta in rows if times.expired(after.pipeline, meta, after.horizons)]
     some = [meta for meta in rows if meta not in gone and keep_from is not None and meta.ts_min < keep_from]
     return SideStats(
@@ -96,35 +86,10 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
         keep_from=keep_from,
         expired=sum(s.rows for s in gone),
         expiring=sum(s.rows for s in some),
-        goes=closes_text(after, part),
+        goes="keeps all rows" if horizon is None else step.kind.next_epoch_text(step, side, after.horizons),
         totals=totals,
         over=tuple(f"{name} is {most:,}, it has {held:,}" for name, held, most in cap.over(size)),
     )
-
-
-def closes_text(after: NextEpoch, part: str) -> str:
-    """What the next epoch lets go, by the kind of step."""
-    step, side = after.pipeline.side(part)
-    horizon = after.horizon(part)
-    if horizon is None:
-        return "keeps all rows"
-    match step.rule:
-        case Interval():
-            padded = ", older ones that never matched go out padded" if step.sides[side].preserved else ""
-            return f"keeps rows from {time_text(horizon)}{padded}"
-        case TumblingWindow():
-            return f"closes windows that end at {time_text(horizon)} or before"
-        case SessionGap():
-            before = rows_go_before(step, side, horizon)
-            return f"closes sessions whose last row is before {time_text(before)}"
-        case AsOf() if side == LEFT:
-            return f"joins waiting rows up to {time_text(horizon)} and lets them go"
-        case AsOf():
-            return f"needs no version that was superseded at {time_text(horizon)} or before"
-        case SessionWindow() as rule:
-            gone = f"forgets sessions whose last row is before {time_text(horizon)}"
-            complete = time_text(after.horizon(COMPLETE))
-            return gone if rule.drop_late else f"lets those go out whose last row is before {complete}, {gone}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +100,7 @@ class Stats:
     savepoints: Sequence[Savepoint]
     store: str
     schema_version: int | None
-    sessions: Census | None = None
+    summary: Summary | None = None
 
     def document(self) -> dict[str, Any]:
         record = self.record
@@ -148,7 +113,7 @@ class Stats:
             "planned": planned,
             "watermarks": dict(self.watermarks),
             "sides": [asdict(side) for side in self.sides],
-            **({} if self.sessions is None else {"sessions": self.sessions.document()}),
+            **({} if self.summary is None else self.summary.document()),
             "savepoints": [savepoint_document(savepoint) for savepoint in self.savepoints],
             "store": {"place": self.store, "schema_version": self.schema_version},
             "state_version": migrations.CURRENT_STATE_VERSION,
@@ -161,9 +126,9 @@ class Stats:
             since = f"{record.planned_for_ms / 1000:.1f} s ago"
             yield f"epoch {record.plan['epoch']} is planned and not committed, since {since}"
         for name, watermark in self.watermarks.items():
-            yield f"watermark of {name}: {time_text(watermark)}"
-        if self.sessions is not None:
-            yield from self.sessions.lines()
+            yield f"watermark of {name}: {format_time(watermark)}"
+        if self.summary is not None:
+            yield from self.summary.lines()
         for side in self.sides:
             yield from _side_lines(side)
         for savepoint in self.savepoints:
@@ -179,7 +144,7 @@ def _side_lines(side: SideStats) -> Iterator[str]:
     for limit in side.over:
         yield f"  over its limit: {limit}"
     if side.event_time is not None:
-        yield f"  event times {time_text(side.event_time[0])} to {time_text(side.event_time[1])}"
+        yield f"  event times {format_time(side.event_time[0])} to {format_time(side.event_time[1])}"
     more = f", and up to {side.expiring:,} more" if side.expiring else ""
     dropped = "" if side.keep_from is None else f": {side.expired:,} rows go{more}"
     yield f"  the next epoch {side.goes}{dropped}"
@@ -191,13 +156,13 @@ def _side_lines(side: SideStats) -> Iterator[str]:
 
 
 def stats(job: Job, store: StateStore) -> Stats:
-    record, sessions = known(job, store), None
-    if isinstance(job, SessionWindowJob):
-        record, sessions = read_sessions(store, record)
+    pipeline, record = compile_job(job), known(job, store)
+    step = pipeline.last
+    record, rows = read_columns(store, record, pipeline, step.kind.summary_columns)
     newest = store.newest_epoch(job.name)
-    after = NextEpoch.of(compile_job(job), record)
+    after = NextEpoch.of(pipeline, record)
     totals = Totals.of(newest.result if newest is not None else {})
     place, version = (store.place, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
     sides = side_stats(after, record, totals, state_limits(job).caps)
-    counted = None if sessions is None else census(after, sessions)
-    return Stats(record, after.watermarks, sides, store.savepoints(job.name), place, version, counted)
+    summary = None if rows is None else step.kind.summary(step, rows, after.outlook)
+    return Stats(record, after.watermarks, sides, store.savepoints(job.name), place, version, summary)

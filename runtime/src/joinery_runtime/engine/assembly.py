@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from joinery_runtime.core.compile import stored_columns
-from joinery_runtime.core.spec import SESSIONS, SIDES, Pipeline, part_name
-from joinery_runtime.core.watermark import InputClock
-from joinery_runtime.engine.identity import JobIdentity
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import Cap, StateLimits
 from joinery_runtime.engine.planner import PlanSettings
-from joinery_runtime.job import Job, Limits, SessionWindow, StreamJoin, definition, signature
+from joinery_runtime.job import Job, Limits, definition, signature
 
 
 def identity(job: Job, pipeline: Pipeline, warn: Callable[[str], None]) -> JobIdentity:
@@ -33,19 +33,8 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
 
 
 def state_limits(job: Job) -> StateLimits:
-    listed = list(_limits(job))
-    caps = {part: _cap(of) for _, parts, of in listed for part in parts}
-    return StateLimits(caps, {step: of.hot_key_warning for step, _, of in listed})
-
-
-def _limits(job: Job) -> Iterator[tuple[int, tuple[str, ...], Limits]]:
-    """Steps, the parts of the state that they keep, and their limits."""
-    match job:
-        case SessionWindow():
-            yield 0, (SESSIONS,), job.spec.limits or Limits()
-        case StreamJoin():
-            for number, step in enumerate(job.joins):
-                yield number, tuple(part_name(number, side) for side in SIDES), step.limits or Limits()
+    caps = {part: _cap(of) for parts, of in job.limits.items() for part in parts}
+    return StateLimits(caps, {step: of.hot_key_warning for step, of in enumerate(job.limits.values())})
 
 
 def _cap(of: Limits) -> Cap:

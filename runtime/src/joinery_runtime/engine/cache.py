@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from joinery_runtime.core.segment import Run, SegmentMeta, decode
-from joinery_runtime.state.store import StateStore
+from joinery_runtime.core.table.segment import Run, SegmentMeta, decode
+from joinery_runtime.state.store import SegmentReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Cached:
 class SegmentCache:
     """One process's view of a cache directory, which other processes on the machine may share."""
 
-    def __init__(self, directory: Path, store: StateStore, job: str) -> None:
+    def __init__(self, directory: Path, store: SegmentReader, job: str) -> None:
         self._directory, self._store, self._job = directory, store, job
         self._open: dict[str, _Cached] = {}
         directory.mkdir(parents=True, exist_ok=True)

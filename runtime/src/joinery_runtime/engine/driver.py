@@ -1,41 +1,33 @@
 """The epoch loop of one job: acquire, recover, then plan, run and commit one epoch after the other.
 
-Each method is one step of the commit protocol (`engine.protocol`), so a test can stop between any two of them.
+Each method is one step of the commit protocol (`engine.protocol`), so a test can stop between any two of them. What an
+epoch makes of the job is worked out by `JobState.after`; here is what asks the store, the host and the sinks.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import STATE_VERSION, SegmentMeta, first_key
-from joinery_runtime.core.shards import shard_range
-from joinery_runtime.core.spec import Pipeline, SideSpec
-from joinery_runtime.engine.arrivals import check_arrivals, refuse_dead
-from joinery_runtime.engine.host import Host
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HottestKeys
-from joinery_runtime.engine.identity import JobIdentity, compare_with_state
+from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
-from joinery_runtime.engine.plan import (
-    HORIZONS,
-    EpochPlan,
-    InputState,
-    floors_to_bytes,
-    input_states,
-    partition_id,
-    stored_floors,
-    stored_left,
-    without_left,
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.protocol import (
+    Action,
+    CommitResult,
+    check_arrivals,
+    next_action,
+    refuse_dead,
+    resolve_commit,
 )
-from joinery_runtime.engine.planner import Kept, Planner
-from joinery_runtime.engine.protocol import Action, Outcome, next_action, resolve_commit
-from joinery_runtime.engine.report import EpochReport, Totals, epoch_report, result_json
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import EpochReport, epoch_report, result_json
 from joinery_runtime.errors import (
     DataLoss,
     Fenced,
@@ -49,15 +41,23 @@ from joinery_runtime.errors import (
 from joinery_runtime.sinks.base import Receipt, Sink, Takeover
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
-from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, StateStore
+from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 
 
+class Host(Protocol):
+    """The port between the engine and what runs its tasks: one process, or Spark."""
+
+    def run(self, work: EpochWork) -> EpochOutcome:
+        """Runs all tasks of one epoch. Raises the JoineryError of a task; may rerun tasks, as Spark does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DriverParts:
     """What a driver works with; `dead_letters` None means that a bad record fails the job (T8)."""
 
-    store: StateStore
+    store: DriverStore
     planner: Planner
     host: Host
     output: Sink
@@ -67,65 +67,48 @@ class Parts:
 class Driver:
     """Runs epochs under one generation. After an error, make a new driver: recovery is the same as after a crash.
 
-    `now_ms` is a clock that runs only while the job does (for idleness and checkpoints), never event time.
+    `now_ms` is a clock that runs only while the job does (for idleness and checkpoints), never event time. `generation`
+    is 0 while it is not known, before and during recovery; `state` is of the newest committed epoch.
     """
 
-    def __init__(self, identity: JobIdentity, pipeline: Pipeline, parts: Parts, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, identity: JobIdentity, pipeline: Pipeline, parts: DriverParts, now_ms: Callable[[], int]
+    ) -> None:
         self._identity, self._pipeline, self._parts, self._now_ms = identity, pipeline, parts, now_ms
         self._fault = FaultPoint.from_environment()
-        self._generation = 0
-        self._epoch = 0
-        self._pending: EpochPlan | None = None
-        self._segments: dict[str, SegmentMeta] = {}
-        self._floors: dict[str, int] = {}
-        self._left: dict[str, int] = {}
-        self._lineage = ""
-        self._gone: frozenset[PartitionRef] = frozenset()
-        self._again = False  # the pending plan may be old: what it names may be gone
         self._hottest = HottestKeys(parts.planner.limits.hot_keys)
-        self.totals = Totals()
-        self.committed_at_ms: int | None = None  # of the newest epoch that was there at recovery, by the store's clock
-        self.inputs: dict[str, InputState] = {}
-        self.replays = False
-
-    @property
-    def generation(self) -> int:
-        """0 while it is not known, before and during recovery."""
-        return self._generation
+        self.generation = 0
+        self.state = JobState(pipeline, inputs={})
+        # Of the pending plan: whether it may be old, and its partitions whose topic is another one by now.
+        self._recheck = False
+        self._gone: frozenset[PartitionRef] = frozenset()
 
     @property
     def epoch(self) -> int:
         """The newest committed epoch, 0 before the first."""
-        return self._epoch
+        return self.state.epoch
 
     @property
-    def state(self) -> StateSize:
-        return StateSize.of(without_left(self._segments.values(), self._left))
+    def pending(self) -> bool:
+        """Whether an epoch is planned and not committed; after a recovery it is replayed."""
+        return self.state.pending is not None
 
     @property
-    def parts(self) -> dict[str, StateSize]:
-        """How much each part of the state holds."""
-        return self._sizes(without_left(self._segments.values(), self._left))
-
-    @property
-    def sides(self) -> Mapping[str, SideSpec]:
-        """The job's sides by part of the state."""
-        return self._pipeline.parts()
+    def waiting(self) -> tuple[PartitionRef, ...]:
+        """Partitions that are to be read and may be another member's: of the pending plan, which needs all of them, or
+        else those that the newest call of `plan` found not to be ours."""
+        pending = self.state.pending
+        return self._parts.planner.status.not_held if pending is None else pending.partitions
 
     @property
     def paused(self) -> Mapping[str, str]:
-        """Inputs that the newest look for work found not to be read because of a limit, and why."""
-        return self._parts.planner.paused
-
-    @property
-    def kept(self) -> Kept:
-        """What is committed of the state, as a plan needs it."""
-        return Kept(self._pipeline, self._floors, without_left(self._segments.values(), self._left))
+        """Inputs that the newest call of `plan` found not to be read because of a limit, and why."""
+        return self._parts.planner.status.paused
 
     @property
     def backlog(self) -> Mapping[str, int]:
-        """Records per input that the newest look for work found unread."""
-        return self._parts.planner.backlog
+        """Records per input that the newest call of `plan` found unread."""
+        return self._parts.planner.status.backlog
 
     # --- recover ----------------------------------------------------------------------------------------------------
 
@@ -136,7 +119,7 @@ class Driver:
         another process runs the job, or it was deleted, and it is Fenced here too instead of taking the job back.
         """
         store, name = self._parts.store, self._identity.name
-        self._generation = previous or 0
+        self.generation = previous or 0
         known = store.record(name)
         if known is not None:
             # A job or a release that does not fit must not fence the one that runs.
@@ -144,55 +127,40 @@ class Driver:
             check_versions(known, MIGRATIONS, STATE_VERSION)
         if previous is not None and (known is None or known.generation != previous):
             raise self._taken_over()
-        self._generation = 0  # until there is an answer, it may be the new one or the old one
+        self.generation = 0  # until there is an answer, it may be the new one or the old one
         record = store.acquire(name)
         for warning in compare_with_state(self._identity, record):
             self._identity.stateful_warning(warning)
         record = migrate_pinned(store, record, MIGRATIONS, STATE_VERSION, self._identity.stateful_warning)
-        self._generation, self._epoch, self._lineage = record.generation, record.epoch, record.lineage
-        self._segments = {s.key: s for s in record.segments}
-        self._floors, self._left = stored_floors(record), stored_left(record)
-        self.inputs = input_states((found.name for found in self._pipeline.inputs), record)
-        self.replays = self._again = next_action(record) is Action.REPLAY
-        self._pending = self._with_horizons(record.plan) if self.replays and record.plan else None
-        if self._pending is not None and not self._identity.defines(record):
+        self.generation = record.generation
+        if next_action(record) is Action.REPLAY and not self._identity.defines(record):
             raise StateError(
-                f"epoch {self._pending.epoch} of job {name} was planned by a job that says something else",
+                f"epoch {record.epoch + 1} of job {name} was planned by a job that says something else",
                 facts="it was edited while this driver started",
                 todo="Start it again",
             )
         self._parts.planner.release({})
         store.sweep(name, record.generation)
-        self._recover_sinks(record)
+        newest = store.newest_epoch(name)
+        self.state = JobState.of(self._pipeline, record, newest)
+        self._recheck = self.pending
+        self._recover_sinks(record, newest)
 
-    def _with_horizons(self, document: Mapping[str, Any]) -> EpochPlan:
-        """A pending plan; one of a release that stored no horizons is of an inner join, where watermarks imply them."""
-        plan = EpochPlan.from_json(document)
-        if plan.horizons:
-            return plan
-        return replace(plan, horizons=times.horizons(self._pipeline, plan.times, self._floors))
-
-    def _recover_sinks(self, record: JobRecord) -> None:
+    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> None:
         store = self._parts.store
-        newest = store.newest_epoch(record.job)
-        if newest is not None:
-            self.totals, self.committed_at_ms = Totals.of(newest.result), newest.committed_at
-        takeover = _takeover(record, self._pending, newest, store.claims(record.job))
+        takeover = _takeover(record, self.state.pending, newest, store.claims(record.job))
         for sink, receipts in self._receipts(newest.result if newest else {}):
             # What an earlier definition of the job wrote has been published under that one (`hosts.run`). Without a
             # signature the job was started anew: what it wrote before is not its own any more.
             if newest is not None and record.signature is not None and self._identity.defines(record):
                 sink.publish(newest.epoch, receipts)
-            self._recover_sink(sink, takeover)
+            try:
+                sink.recover(takeover)
+            except SinkError:
+                self._require_ownership()  # to a driver that slept, what a newer one wrote must look wrong
+                raise
         if takeover.claims:
             store.release_claims(record.job, record.generation)
-
-    def _recover_sink(self, sink: Sink, takeover: Takeover) -> None:
-        try:
-            sink.recover(takeover)
-        except SinkError:
-            self._require_ownership()  # to a driver that slept meanwhile, what a newer one wrote must look wrong
-            raise
 
     def _receipts(self, result: Mapping[str, Any]) -> list[tuple[Sink, list[Receipt]]]:
         pairs = [(self._parts.output, list(result.get("output", [])))]
@@ -211,21 +179,23 @@ class Driver:
 
     def _held_plan(self, *, always: bool) -> EpochPlan | None:
         planner = self._parts.planner
-        if self._pending is None:
-            plan = planner.plan(self._epoch + 1, self.inputs, self.kept, self._now_ms(), always=always)
+        if self.state.pending is None:
+            plan = planner.plan(self.state, self._now_ms(), always=always)
             if plan is None:
                 return None
             self._parts.store.write_plan(
-                self._identity.name, self._generation, plan.to_json(), dict(self._identity.definition)
+                self._identity.name, self.generation, plan.to_json(), dict(self._identity.definition)
             )
-            self._pending = plan
-        elif self._again:
-            self._gone = planner.gone(self._pending, self.inputs)
-        if not planner.hold(ref for ref in self._pending.partitions if ref not in self._gone):
-            self._again = True
+            self.state = self.state.planned(plan)
+        else:
+            plan = self.state.pending
+            if self._recheck:
+                self._gone = planner.gone(plan, self.state.inputs)
+        if not planner.hold(ref for ref in plan.partitions if ref not in self._gone):
+            self._recheck = True
             return None
-        self._work(self._pending).reach("planned")
-        return self._pending
+        self._work(plan).reach("planned")
+        return plan
 
     @contextmanager
     def _in_its_groups(self) -> Iterator[None]:
@@ -247,19 +217,8 @@ class Driver:
 
     def _require_ownership(self) -> None:
         standing = self._parts.store.standing(self._identity.name)
-        if standing is None or standing.generation != self._generation:
+        if standing is None or standing.generation != self.generation:
             raise self._taken_over()
-
-    @property
-    def pending(self) -> bool:
-        """Whether an epoch is planned and not committed."""
-        return self._pending is not None
-
-    @property
-    def waiting(self) -> tuple[PartitionRef, ...]:
-        """Partitions that are to be read and may be another member's: of the pending plan, which needs all of them, or
-        else those that the newest look found not to be ours."""
-        return self._pending.partitions if self._pending is not None else self._parts.planner.not_held
 
     # --- run --------------------------------------------------------------------------------------------------------
 
@@ -272,18 +231,8 @@ class Driver:
         return outcome
 
     def _work(self, plan: EpochPlan) -> EpochWork:
-        live = self._segments.values()
-        segments = tuple(s for s in live if times.needed(self._pipeline, s, plan.horizons))
-        return EpochWork(self._generation, plan, segments, self._fault, self._lineage, self._gone)
-
-    def _gone_after(self, plan: EpochPlan, outcome: EpochOutcome) -> set[str]:
-        """Segments of which no row is kept after the epoch: expired, merged, or finished in every shard that has rows
-        of them."""
-        expired = {s.key for s in self._segments.values() if times.expired(self._pipeline, s, plan.horizons)}
-        replaced = {key for summary in outcome.shards.values() for key in summary.replaced}
-        told = Counter(key for summary in outcome.shards.values() for key in summary.finished)
-        finished = {key for key, count in told.items() if count == _shards_of(self._segments[key], plan.shards)}
-        return expired | replaced | finished
+        state = self.state
+        return EpochWork(self.generation, plan, state.needed_by(plan), self._fault, state.lineage, self._gone)
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
@@ -292,49 +241,61 @@ class Driver:
         this is not the last one. Raises PartitionsLost when a rebalance has taken what it read, LimitReached when the
         state would grow over a limit that stops the job: the plan stays, to be replayed."""
         self._check_partitions(plan)
+        planner, before = self._parts.planner, self.state
+        after = before.after(plan, outcome, planner.clocks)
+        sizes = after.part_sizes
+        refuse_growth(planner.limits, self._pipeline, before.part_sizes, sizes, plan.epoch)
+        planner.learn(outcome.read.partitions, before.inputs)
+        if not last:
+            after = after.planned(self._next_plan(after))
+        result = result_json(plan, outcome, after.totals)
         work = self._work(plan)
-        staged = {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
-        gone = self._gone_after(plan, outcome)
-        segments = {key: s for key, s in (self._segments | staged).items() if key not in gone}
-        floors = self._floors | times.floors_after(plan.horizons)
-        left = self._left_after(outcome, segments)
-        there = without_left(segments.values(), left)
-        sizes, before = self._sizes(there), self.parts
-        refuse_growth(self._parts.planner.limits, self._pipeline, before, sizes, plan.epoch)
-        inputs = self._inputs_after(plan, outcome)
-        self._parts.planner.learn(outcome.read.partitions, self.inputs)
-        kept = Kept(self._pipeline, floors, there)
-        next_plan = None if last else self._next_plan(plan.epoch + 1, inputs, kept)
-        totals = self.totals.after(
-            plan, outcome, {part: (before[part].rows, size.rows) for part, size in sizes.items() if part in before}
-        )
-        result = result_json(plan, outcome, totals)
-        closed = {HORIZONS: floors_to_bytes(floors, left)}
-        commit = EpochCommit(
-            epoch=plan.epoch,
-            plan=plan.to_json(),
-            result=result,
-            upserts=list(staged),
-            deletes=sorted(gone),
-            offsets={name: state.to_bytes() for name, state in inputs.items()} | closed,
-            signature=dict(self._identity.signature),
-            definition=dict(self._identity.definition),
-            next_plan=next_plan.to_json() if next_plan is not None else None,
-            effects=[_effect(sink, plan.epoch, receipts) for sink, receipts in self._receipts(result)],
-        )
         work.reach("before-commit")
-        self._commit(commit)
-        self._parts.planner.release(inputs)
+        self._write(self._epoch_commit(plan, outcome, after, result))
+        planner.release(after.inputs)
         work.reach("after-commit")
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
-        self._segments, self._floors, self._left = segments, floors, left
-        self._epoch, self.inputs, self._pending, self.totals = plan.epoch, inputs, next_plan, totals
+        self.state, self._recheck, self._gone = after, False, frozenset()
         heat = self._hottest.learn(plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()})
-        self._gone, self._again = frozenset(), False
         if plan.checkpoint:
-            self._sweep()
-        return epoch_report(plan, outcome, parts=sizes, totals=totals, heat=heat, planner=self._parts.planner)
+            # Commits only retire segments: unswept, they would fill the store of a job that runs for weeks.
+            with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
+                self._parts.store.sweep(self._identity.name, self.generation)
+        return epoch_report(plan, outcome, parts=sizes, totals=after.totals, heat=heat, backlog=planner.status.backlog)
+
+    def _epoch_commit(
+        self, plan: EpochPlan, outcome: EpochOutcome, after: JobState, result: Mapping[str, Any]
+    ) -> EpochCommit:
+        return EpochCommit(
+            epoch=plan.epoch,
+            plan=plan.to_json(),
+            result=result,
+            upserts=list(staged(outcome)),
+            deletes=sorted(self.state.dropped(plan, outcome)),
+            offsets=after.offsets(),
+            signature=dict(self._identity.signature),
+            definition=dict(self._identity.definition),
+            next_plan=after.pending.to_json() if after.pending is not None else None,
+            effects=[_effect(sink, plan.epoch, receipts) for sink, receipts in self._receipts(result)],
+        )
+
+    def _write(self, commit: EpochCommit) -> None:
+        store, name = self._parts.store, self._identity.name
+        try:
+            store.commit(name, self.generation, commit)
+        except StoreUnavailable:
+            result = resolve_commit(store.record(name), self.generation, commit.epoch)
+            if result is CommitResult.FENCED:
+                raise self._taken_over() from None
+            if result is CommitResult.NOT_COMMITTED:
+                raise
+
+    def _next_plan(self, after: JobState) -> EpochPlan | None:
+        try:
+            return self._parts.planner.plan(after, self._now_ms())
+        except (SourceError, Fenced, LimitReached):
+            return None  # this epoch's work is done and commits; the next `plan` call meets the error again
 
     def _check_partitions(self, plan: EpochPlan) -> None:
         """What was read is committed only while its partitions are ours, and still those that were planned."""
@@ -343,7 +304,7 @@ class Driver:
             if self._gone_now(plan) == self._gone and planner.still_held():
                 return
         planner.release({})
-        self._again = True
+        self._recheck = True
         raise PartitionsLost(
             f"Epoch {plan.epoch} has lost partitions that it reads",
             facts="another member of the consumer group took them, or their topic was recreated",
@@ -352,51 +313,11 @@ class Driver:
 
     def _gone_now(self, plan: EpochPlan) -> frozenset[PartitionRef]:
         try:
-            return self._parts.planner.gone(plan, self.inputs)
+            return self._parts.planner.gone(plan, self.state.inputs)
         except DataLoss:
             raise
         except SourceError:
             return self._gone  # the broker does not answer any more; this epoch's work is done
-
-    def _sweep(self) -> None:
-        """Replaced and expired segments would fill the store of a job that runs for weeks: commits only retire them."""
-        with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
-            self._parts.store.sweep(self._identity.name, self._generation)
-
-    def _inputs_after(self, plan: EpochPlan, outcome: EpochOutcome) -> dict[str, InputState]:
-        highest: dict[str, dict[str, int | None]] = {name: {} for name in self.inputs}
-        for read in outcome.read.partitions:
-            highest[read.partition.input][partition_id(read.partition)] = read.highest
-        clocks = self._parts.planner.clocks
-        return {name: state.after(plan, name, highest[name], clocks[name]) for name, state in self.inputs.items()}
-
-    def _left_after(self, outcome: EpochOutcome, segments: Mapping[str, SegmentMeta]) -> dict[str, int]:
-        """Rows that are no more part of the state, of the segments that go on."""
-        left = Counter(self._left)
-        for summary in outcome.shards.values():
-            left.update({first_key(key): count for key, count in summary.left.items()})
-        live = set(map(first_key, segments))
-        return {key: count for key, count in left.items() if key in live}
-
-    def _sizes(self, segments: Iterable[SegmentMeta]) -> dict[str, StateSize]:
-        return StateSize.by_part(segments, self._pipeline.parts())
-
-    def _next_plan(self, epoch: int, inputs: Mapping[str, InputState], kept: Kept) -> EpochPlan | None:
-        try:
-            return self._parts.planner.plan(epoch, inputs, kept, self._now_ms())
-        except (SourceError, Fenced, LimitReached):
-            return None  # this epoch's work is done and commits; the next `plan` call meets the error again
-
-    def _commit(self, commit: EpochCommit) -> None:
-        store, name = self._parts.store, self._identity.name
-        try:
-            store.commit(name, self._generation, commit)
-        except StoreUnavailable:
-            outcome = resolve_commit(store.record(name), self._generation, commit.epoch)
-            if outcome is Outcome.FENCED:
-                raise self._taken_over() from None
-            if outcome is Outcome.NOT_COMMITTED:
-                raise
 
 
 def _takeover(
@@ -416,8 +337,3 @@ def _takeover(
 
 def _effect(sink: Sink, epoch: int, receipts: list[Receipt]) -> Callable[[Any], None]:
     return lambda connection: sink.in_transaction(connection, epoch, receipts)
-
-
-def _shards_of(segment: SegmentMeta, shards: int) -> int:
-    """How many shards have rows of it."""
-    return sum(shard_range(shard, shards).overlaps(segment.hash_min, segment.hash_max) for shard in range(shards))

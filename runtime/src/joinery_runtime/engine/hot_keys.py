@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.rows import Selection, gather
-from joinery_runtime.core.spec import LEFT, StepSpec
-from joinery_runtime.core.step import KeptRun
+from joinery_runtime.core.kinds.rows import Selection, gather
+from joinery_runtime.core.pipeline.sides import LEFT
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import KeptRun
 
 TOP = 10
 LONGEST_RUNS = 64  # per segment, and per shard after they are put together

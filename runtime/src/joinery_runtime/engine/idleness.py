@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 from joinery_runtime.engine.plan import partition_id
 from joinery_runtime.sources.base import Bounds, PartitionRef
 
-# A look that comes later than this after the one before says nothing about the time between: the driver was stopped, or
-# the broker could not be reached.
+# An observation that comes later than this after the one before says nothing about the time between: the driver was
+# stopped, or the broker could not be reached.
 LONGEST_STEP_MS = 5_000
-# Watermarks that go on by the clock (T6) may close rows at every step: a step per look would make an idle job busy.
+# Watermarks that go on by the clock (T6) may close rows at every step: one per observation would keep an idle job busy.
 PACE_MS = 1_000
+
+
+class Idleness(Protocol):
+    """Says which partitions are idle; `IdleClock` for running jobs, told by the steps in a trace."""
+
+    def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None: ...
+
+    def idle(self) -> dict[str, Collection[str]]: ...
+
+    def idle_for_ms(self, all_idle: bool, now_ms: int) -> int: ...
 
 
 class IdleClock:
@@ -21,21 +32,21 @@ class IdleClock:
     def __init__(self, timeouts_ms: Mapping[str, int]) -> None:
         self._timeouts = timeouts_ms
         self._at_end_for: dict[PartitionRef, int] = {}
-        self._looked_ms: int | None = None
+        self._observed_ms: int | None = None
         self._all_idle_for = 0
-        self._all_idle_looked_ms: int | None = None
+        self._all_idle_at_ms: int | None = None
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
         """Takes what can be read now. A partition with unread records is not at its end, nor is one that is not held;
         one that is not named, because it was deleted, is forgotten."""
-        step = _step(self._looked_ms, now_ms)
+        step = _step(self._observed_ms, now_ms)
         at_end = [bound.partition for bound in bounds if bound.held and bound.start >= bound.end_exclusive]
         known = self._at_end_for
         self._at_end_for = {ref: known[ref] + step if ref in known else 0 for ref in at_end}
-        self._looked_ms = now_ms
+        self._observed_ms = now_ms
 
     def idle(self) -> dict[str, Collection[str]]:
-        """Idle partitions per input, by `partition_id`, as of the newest look."""
+        """Idle partitions per input, by `partition_id`, as of the newest observation."""
         found: dict[str, list[str]] = {}
         for ref, quiet in sorted(self._at_end_for.items()):
             timeout = self._timeouts[ref.input]
@@ -45,11 +56,11 @@ class IdleClock:
 
     def idle_for_ms(self, all_idle: bool, now_ms: int) -> int:
         """For how long all inputs have been idle (T6), given whether they are now, in steps of PACE_MS."""
-        step = _step(self._all_idle_looked_ms, now_ms)
+        step = _step(self._all_idle_at_ms, now_ms)
         self._all_idle_for = self._all_idle_for + step if all_idle else 0
-        self._all_idle_looked_ms = now_ms if all_idle else None
+        self._all_idle_at_ms = now_ms if all_idle else None
         return self._all_idle_for // PACE_MS * PACE_MS
 
 
-def _step(looked_ms: int | None, now_ms: int) -> int:
-    return 0 if looked_ms is None else min(LONGEST_STEP_MS, now_ms - looked_ms)
+def _step(observed_ms: int | None, now_ms: int) -> int:
+    return 0 if observed_ms is None else min(LONGEST_STEP_MS, now_ms - observed_ms)

@@ -8,14 +8,16 @@ too, nothing would ever change, and the job stops as with `fail`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import BEGIN_OF_TIME, LEFT, MARKS, SESSIONS, AsOf, Interval, Pipeline, Watermark
-from joinery_runtime.core.times import Horizons
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizons
+from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.engine.report import StateSize
 from joinery_runtime.errors import LimitReached
 
 
@@ -56,16 +58,12 @@ class Over:
 
     def words(self, pipeline: Pipeline) -> str:
         unit = "rows" if self.limit == "maxRecords" else "bytes"
-        return f"{side_text(pipeline, self.part)} has {self.held:,} {unit}, {self.limit} is {self.cap:,}"
+        return f"{_side_text(pipeline, self.part)} has {self.held:,} {unit}, {self.limit} is {self.cap:,}"
 
 
-def side_text(pipeline: Pipeline, part: str) -> str:
-    """A part of the state in words: `step 2, left side (orders, payments)`."""
+def _side_text(pipeline: Pipeline, part: str) -> str:
     step, side = pipeline.side(part)
-    if part == SESSIONS:
-        return f"the sessions of {step.sides[side].time}"
-    name = "left" if side == LEFT else "right"
-    return f"step {step.number + 1}, {name} side ({', '.join(step.sides[side].inputs)})"
+    return step.kind.side_text(step, side)
 
 
 # --- fail -------------------------------------------------------------------------------------------------------------
@@ -161,22 +159,6 @@ class Pauses:
         return step.sides[side].inputs
 
     def _lets_go(self, part: str, reading: Reading) -> set[str]:
-        """The inputs that have to go on so that rows of the part go (docs/design/joins.md, "Horizons")."""
+        """The inputs that have to go on so that rows of the part go (docs/architecture.md, "Horizons")."""
         step, side = self._pipeline.side(part)
-        match step.rule:
-            case Interval():
-                return set(step.sides[1 - side].inputs)
-            case AsOf():
-                return set(step.sides[side].inputs)
-            case _:
-                return _slowest([name for each in step.sides for name in each.inputs], reading.watermarks)
-
-
-def _slowest(names: Iterable[str], watermarks: Mapping[str, Watermark]) -> set[str]:
-    known = {name: _at(watermarks[name]) for name in names}
-    lowest = min(known.values())
-    return {name for name, mark in known.items() if mark == lowest}
-
-
-def _at(watermark: Watermark) -> int:
-    return BEGIN_OF_TIME if watermark is None else watermark
+        return step.kind.released_by(step, side, reading.watermarks)

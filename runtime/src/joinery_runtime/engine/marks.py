@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.columns import HASH, MARK, MARKS_SCHEMA, ROW, SEGMENT, TS
-from joinery_runtime.core.segment import Run, SegmentMeta, concat, first_key
-from joinery_runtime.core.step import KeptRun
+from joinery_runtime.core.pipeline.step import KeptRun
+from joinery_runtime.core.table.columns import HASH, MARK, MARKS_SCHEMA, ROW, SEGMENT, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, first_key
 from joinery_runtime.engine.cache import SegmentCache
 
 

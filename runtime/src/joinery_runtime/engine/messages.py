@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
@@ -93,7 +93,7 @@ class ShardSummary:
     `rows_in` are rows of inputs, `rows_taken` rows of the step before, `rows_handed` those for the next one, `rows_out`
     those for the output. `dropped` counts per input and reason; `staged` segments are new, `replaced` ones are merged
     into them, of `finished` ones no row of this shard is needed any more. `hottest` are the keys with the most rows in
-    the state before the epoch, None where they were not counted. `left` counts, by segment, rows that are no more
+    the state before the epoch, None where they were not counted. `removed` counts, by segment, rows that are no longer
     part of the state although the segment goes on (sessions that went out or were replaced).
     """
 
@@ -111,7 +111,7 @@ class ShardSummary:
     hottest: tuple[KeyRows, ...] | None = None
     parts: Mapping[str, PartCounts] = field(default_factory=dict)
     matches: int = 0
-    left: Mapping[str, int] = field(default_factory=dict)
+    removed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
-from joinery_runtime.core.segment import SegmentMeta, first_key
-from joinery_runtime.core.spec import Watermark
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import Floors, InputTime
-from joinery_runtime.core.watermark import InputClock, InputProgress
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, Watermark
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import Known, PartitionRef, Range
 from joinery_runtime.state.store import JobRecord
@@ -82,7 +78,7 @@ class EpochPlan:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> EpochPlan:
-        _check_format(doc, "epoch plan")
+        check_format(doc, "epoch plan")
         return cls(
             epoch=doc["epoch"],
             shards=doc["shards"],
@@ -130,8 +126,8 @@ class InputState:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
         first_read = self.first_read or name in plan.tables_read
-        kept = replace(self, progress=progress, first_read=first_read)._without_former(plan.topic_ids.get(name, {}))
-        return replace(kept, positions={**kept.positions, **ranges}, stops={**kept.stops, **stops})
+        settled = replace(self, progress=progress, first_read=first_read)._without_former(plan.topic_ids.get(name, {}))
+        return replace(settled, positions={**settled.positions, **ranges}, stops={**settled.stops, **stops})
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
         """With these ids, and without what was stored of topics that had other ones."""
@@ -161,56 +157,13 @@ class InputState:
     @classmethod
     def from_bytes(cls, name: str, data: bytes) -> InputState:
         doc = json.loads(data)
-        _check_format(doc, f"offsets of input {name}")
+        check_format(doc, f"offsets of input {name}")
         positions, stops = (
             {PartitionRef(name, topic, partition): offset for topic, partition, offset in doc.get(key, [])}
             for key in ("positions", "stops")
         )
         progress = InputProgress(doc["highest"], doc["watermark"])
         return cls(positions, progress, stops, doc.get("topic_ids", {}), doc.get("first_read", False))
-
-
-HORIZONS = "$horizons"  # beside the inputs' offsets: no input's name starts so
-
-
-def floors_to_bytes(floors: Floors, left: Mapping[str, int] = MappingProxyType({})) -> bytes:
-    """`left` counts rows of live segments that are no more part of the state."""
-    doc = {"format": FORMAT, "horizons": dict(floors)} | ({"left": dict(left)} if left else {})
-    return json.dumps(doc).encode()
-
-
-def stored_floors(record: JobRecord | None) -> dict[str, int]:
-    """By part, how far the last committed epoch has closed the state."""
-    return dict(_closed(record).get("horizons", {}))
-
-
-def stored_left(record: JobRecord | None) -> dict[str, int]:
-    """By segment (`first_key`), the rows that are no more part of the state."""
-    return dict(_closed(record).get("left", {}))
-
-
-def live_segments(record: JobRecord) -> list[SegmentMeta]:
-    """The state's segments, whose `rows` are those that are still part of it."""
-    return without_left(record.segments, stored_left(record))
-
-
-def without_left(segments: Iterable[SegmentMeta], left: Mapping[str, int]) -> list[SegmentMeta]:
-    """`left` is by `first_key`: a migration gives segments other keys."""
-    return [replace(meta, rows=meta.rows - left.get(first_key(meta.key), 0)) for meta in segments]
-
-
-def _closed(record: JobRecord | None) -> Mapping[str, Any]:
-    data = record.offsets.get(HORIZONS) if record is not None else None
-    if data is None:
-        return {}
-    doc: dict[str, Any] = json.loads(data)
-    _check_format(doc, "horizons")
-    return doc
-
-
-def input_offsets(record: JobRecord) -> dict[str, bytes]:
-    """What is stored of the inputs, by name."""
-    return {name: data for name, data in record.offsets.items() if name != HORIZONS}
 
 
 def _by_partition(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:
@@ -228,7 +181,7 @@ def partition_id(ref: PartitionRef) -> str:
     return f"{ref.topic}/{ref.partition}"
 
 
-def _check_format(doc: Mapping[str, Any], what: str) -> None:
+def check_format(doc: Mapping[str, Any], what: str) -> None:
     if doc.get("format") not in _READABLE:
         raise IncompatibleState(
             f"the stored {what} has format {doc.get('format')}",

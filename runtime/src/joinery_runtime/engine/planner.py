@@ -1,33 +1,22 @@
-"""Makes epoch plans: what can be read, how much of it, and the watermarks in force."""
+"""Makes epoch plans: what can be read, how much of it, and the watermarks in force.
+
+`Planner` asks the sources and the clock (`SourceSnapshot`) and keeps what later plans need of earlier ones (`History`);
+`read_shares` and `next_plan` decide from these and the job's state alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from joinery_runtime.core import times
-from joinery_runtime.core.segment import SegmentMeta
-from joinery_runtime.core.spec import Pipeline
-from joinery_runtime.core.step import Horizon
-from joinery_runtime.core.times import Floors, InputTime, Times
-from joinery_runtime.core.watermark import InputClock, InputProgress, advance, all_idle
+from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, advance, all_idle
 from joinery_runtime.engine.alignment import Backlog, Densities, allocate
+from joinery_runtime.engine.idleness import Idleness
+from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.limits import Pauses, Reading, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
-from joinery_runtime.errors import LimitReached
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
-
-
-class Idleness(Protocol):
-    """Says which partitions are idle; `IdleClock` for running jobs, told by the steps in a trace."""
-
-    def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None: ...
-
-    def idle(self) -> dict[str, Collection[str]]: ...
-
-    def idle_for_ms(self, all_idle: bool, now_ms: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +29,63 @@ class PlanSettings:
     limits: StateLimits = field(default_factory=StateLimits)
 
 
+Inputs = Mapping[str, InputState]
+
+
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What is committed of a job's state, as far as a plan depends on it."""
+class SourceStatus:
+    """What a call of `Planner.plan` found: unread records per input (`backlog`), partitions with records that other
+    members of the consumer group have (`not_held`), inputs that are not read because of a limit and why (`paused`), and
+    whether every input has been read to its final end (`finished`)."""
 
-    pipeline: Pipeline
-    floors: Floors
-    segments: Collection[SegmentMeta]
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    not_held: tuple[PartitionRef, ...] = ()
+    paused: Mapping[str, str] = field(default_factory=dict)
+    finished: bool = False
 
-    def horizons(self, now: Times) -> dict[str, Horizon]:
-        return times.horizons(self.pipeline, now, self.floors)
+    @classmethod
+    def of(cls, snapshot: SourceSnapshot, paused: Mapping[str, str]) -> SourceStatus:
+        not_held = tuple(b.partition for b in snapshot.bounds if not b.held and b.start < b.end_exclusive)
+        done = all(bound.final and bound.start >= bound.end_exclusive for bound in snapshot.bounds)
+        finished = done and {bound.partition.input for bound in snapshot.bounds} == snapshot.backlog.keys()
+        return cls(snapshot.backlog, not_held, paused, finished)
 
-    def closes(self, now: Times) -> bool:
-        """Whether an epoch with these times, or one that follows it at once, would emit something without any arrival
-        (T3)."""
-        reached = times.settled(self.pipeline, now, self.floors)
-        return any(times.closes(self.pipeline, meta, reached) for meta in self.segments)
+
+@dataclass(frozen=True, slots=True)
+class SourceSnapshot:
+    """The inputs at one moment: what can be read of each partition, partitions that were `deleted`, unread records per
+    input, idle partitions per input, inputs that have been read to their final end, and where each input stands in
+    event time because of that."""
+
+    bounds: tuple[Bounds, ...]
+    deleted: tuple[Bounds, ...]
+    backlog: Mapping[str, int]
+    idle: Mapping[str, Collection[str]]
+    ended: tuple[str, ...]
+    progress: Mapping[str, InputProgress]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier plans of this process leave for later ones: where each partition ended at first, when a checkpoint
+    was last planned, whether anything was read since (`unsaved`), and whether a checkpoint was tried already against a
+    state over its limit that nothing else can make smaller."""
+
+    first_ends: Mapping[PartitionRef, int] = field(default_factory=dict)
+    checkpointed_ms: int | None = None
+    unsaved: bool = False
+    tried_checkpoint: bool = False
+
+    def saw(self, bounds: Iterable[Bounds]) -> History:
+        """A topic may be recreated, and shorter."""
+        known = self.first_ends
+        ends = {b.partition: min(b.end_exclusive, known.get(b.partition, b.end_exclusive)) for b in bounds}
+        return replace(self, first_ends={**known, **ends})
 
 
 class Planner:
-    """Plans one job's epochs. `backlog`, `finished`, `not_held` (partitions with records that others have) and `paused`
-    (inputs that are not read because of a limit, and why) describe what the newest `plan` call saw."""
+    """Plans one job's epochs; `status` is what the newest `plan` call found."""
 
     def __init__(
         self,
@@ -71,77 +96,63 @@ class Planner:
     ) -> None:
         self._settings, self._sources, self.clocks, self._idleness = settings, sources, clocks, idleness
         self._densities: Densities[PartitionRef] = Densities()
-        self._first_ends: dict[PartitionRef, int] = {}  # as of the first look
-        self._checkpointed_ms: int | None = None
-        self._dirty = False
-        self._tried = False  # a checkpoint, against a state that cannot shrink otherwise
-        self.backlog: dict[str, int] = {}
-        self.not_held: tuple[PartitionRef, ...] = ()
-        self.paused: Mapping[str, str] = {}
-        self.finished = False
+        self._history = History()
+        self.status = SourceStatus()
 
     @property
     def limits(self) -> StateLimits:
         return self._settings.limits
 
-    def plan(
-        self, epoch: int, inputs: Mapping[str, InputState], kept: Kept, now_ms: int, *, always: bool = False
-    ) -> EpochPlan | None:
-        """The next epoch, or None when there is nothing to do. Raises SourceError, and LimitReached when records wait
-        that no later plan could read either.
+    def plan(self, state: JobState, now_ms: int, *, always: bool = False) -> EpochPlan | None:
+        """The epoch after this state, or None when there is nothing to do. Raises SourceError, and LimitReached when
+        records wait that no later plan could read either.
 
         `always` makes a plan also without rows (a trace's step). So does a partition that was never planned, which
-        fixes where it starts, and what `kept` lets out (T3).
+        fixes where it starts, and what the state lets out (T3).
         """
+        snapshot = self._observe(state.inputs, now_ms)
+        pauses = Pauses(self.limits, state.pipeline, state.remaining)
+        self.status = SourceStatus.of(snapshot, pauses.inputs())
+        ranges: list[Range] = []
+        if not _starved(bound for bound in snapshot.bounds if bound.partition.input not in self.status.paused):
+            self._history = self._history.saw(snapshot.bounds)
+            first_ends, paused = self._history.first_ends, self.status.paused
+            shares = read_shares(state.inputs, snapshot, self._settings, first_ends, paused, self._densities)
+            ranges = [self._range(bound, count) for bound, count in shares]
+        plan, self._history = next_plan(state, snapshot, ranges, pauses, self._settings, self._history, always=always)
+        return plan
+
+    def _observe(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
-        deleted = [bound for bound in bounds if bound.deleted]
-        bounds = [_settled(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted]
-        self._idleness.observe(bounds, now_ms)
-        self._note(bounds)
-        pauses = Pauses(self.limits, kept.pipeline, kept.segments)
-        self.paused = pauses.inputs()
-        ranges = self._ranges(bounds, inputs)
-        idle = self._idleness.idle()
-        ended = _ended(bounds, self._sources)
-        progress = self.watermarks(_with_partitions(inputs, bounds), idle, ended, now_ms)
-        now = _times(inputs, progress)
-        closes = kept.closes(now) or pauses.shrinks(kept.horizons(now))
-        last_try = self._last_try(None if closes else pauses.stuck(self._reading(progress, idle, ended)))
-        checkpoint = self._checkpoint_due(now_ms) or last_try
-        if not (ranges or checkpoint or deleted or always or closes):
-            return None
-        if checkpoint:
-            self._checkpointed_ms, self._dirty = now_ms, False
-        self._dirty |= bool(ranges)
-        return EpochPlan(
-            epoch=epoch,
-            shards=self._settings.shards,
-            ranges=tuple(ranges),
-            watermarks={name: value.watermark for name, value in progress.items()},
-            idle={name: tuple(parts) for name, parts in idle.items()},
+        there = tuple(_settled(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
+        self._idleness.observe(there, now_ms)
+        idle, ended = self._idleness.idle(), _ended(there, self._sources)
+        backlog = dict.fromkeys(self._sources, 0)
+        for bound in there:
+            backlog[bound.partition.input] += bound.end_exclusive - bound.start
+        return SourceSnapshot(
+            bounds=there,
+            deleted=tuple(bound for bound in bounds if bound.deleted),
+            backlog=backlog,
+            idle=idle,
             ended=ended,
-            checkpoint=checkpoint,
-            fingerprint=self._settings.fingerprint,
-            lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
-            stops=_new_stops(bounds, inputs),
-            topic_ids=_new_topic_ids([*bounds, *deleted], inputs),
-            horizons=kept.horizons(now),
-            highest={name: time.highest for name, time in now.items()},
-            tables_read=self._tables_read(bounds, ranges, inputs),
+            progress=self.watermarks(_with_partitions(inputs, there), idle, ended, now_ms),
+            now_ms=now_ms,
         )
 
-    def look(self, inputs: Mapping[str, InputState]) -> None:
-        """A first look: a missing topic or lost records show, and consumer groups are joined, while other things
-        start. Raises SourceError."""
+    def _range(self, bound: Bounds, count: int) -> Range:
+        if count:
+            return self._sources[bound.partition.input].cut(bound, count)
+        return Range(bound.partition, bound.start, bound.start)
+
+    def check_sources(self, inputs: Inputs) -> None:
+        """Asks every source once: a missing topic or lost records show, and consumer groups are joined, while other
+        things start. Raises SourceError."""
         for name, source in self._sources.items():
             source.bounds(inputs[name].known)
 
     def watermarks(
-        self,
-        inputs: Mapping[str, InputState],
-        idle: Mapping[str, Collection[str]],
-        ended: Collection[str],
-        now_ms: int,
+        self, inputs: Inputs, idle: Mapping[str, Collection[str]], ended: Collection[str], now_ms: int
     ) -> dict[str, InputProgress]:
         """What the rows read so far imply (T3), with idleness and ends applied."""
         progress = {name: state.progress for name, state in inputs.items()}
@@ -150,15 +161,15 @@ class Planner:
 
     # --- partitions that are shared out -------------------------------------------------------------------------------
 
-    def gone(self, plan: EpochPlan, inputs: Mapping[str, InputState]) -> frozenset[PartitionRef]:
-        """Partitions of the plan whose topic is no more the one that it was made for. Raises DataLoss for them, unless
-        the job allows it."""
+    def gone(self, plan: EpochPlan, inputs: Inputs) -> frozenset[PartitionRef]:
+        """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss for them,
+        unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
         found = [source.gone(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
         return frozenset().union(*found)
 
     def hold(self, partitions: Iterable[PartitionRef]) -> bool:
-        """Keeps these partitions until `release`; False if one is not ours (then none is kept)."""
+        """Holds these partitions until `release`; False if one is not ours (then none is held)."""
         held = all(source.hold(refs) for _, source, refs in self._by_source(partitions))
         if not held:
             self.release({})
@@ -167,7 +178,7 @@ class Planner:
     def still_held(self) -> bool:
         return all(source.still_held() for source in self._sources.values())
 
-    def release(self, inputs: Mapping[str, InputState]) -> None:
+    def release(self, inputs: Inputs) -> None:
         """Ends the hold; `inputs` are their states if the epoch was committed, else nothing."""
         for name, source in self._sources.items():
             source.release(inputs[name].positions if name in inputs else {})
@@ -180,7 +191,7 @@ class Planner:
         listed = list(partitions)
         return [(n, source, [ref for ref in listed if ref.input == n]) for n, source in self._sources.items()]
 
-    def learn(self, reads: Iterable[PartitionRead], before: Mapping[str, InputState]) -> None:
+    def learn(self, reads: Iterable[PartitionRead], before: Inputs) -> None:
         """Takes the record densities of a finished epoch; `before` is the inputs' state at its start."""
         for read in reads:
             known = before[read.partition.input].progress.highest.get(partition_id(read.partition))
@@ -190,89 +201,128 @@ class Planner:
         """From the next plan on, epochs run with this many shards."""
         self._settings = replace(self._settings, shards=shards)
 
-    def _note(self, bounds: Iterable[Bounds]) -> None:
-        listed = list(bounds)
-        self.backlog = dict.fromkeys(self._sources, 0)
-        for bound in listed:
-            self.backlog[bound.partition.input] += bound.end_exclusive - bound.start
-        self.not_held = tuple(b.partition for b in listed if not b.held and b.start < b.end_exclusive)
-        done = all(bound.final and bound.start >= bound.end_exclusive for bound in listed)
-        self.finished = done and {bound.partition.input for bound in listed} == self._sources.keys()
 
-    def _last_try(self, stuck: LimitReached | None) -> bool:
-        """Whether a checkpoint may help, which merges segments and drops rows of them that are not kept any more; it is
-        tried once."""
-        if stuck is not None and (self._tried or not self._dirty):
-            raise stuck
-        self._tried = stuck is not None
-        return self._tried
+# --- decisions --------------------------------------------------------------------------------------------------------
 
-    def _reading(
-        self, progress: Mapping[str, InputProgress], idle: Mapping[str, Collection[str]], ended: Collection[str]
-    ) -> Reading:
-        return Reading(
-            unread=[name for name, records in self.backlog.items() if records],
-            idle=[name for name, value in progress.items() if all_idle({name: value}, idle)],
-            ended=ended,
-            watermarks={name: value.watermark for name, value in progress.items()},
-        )
 
-    def _ranges(self, bounds: Collection[Bounds], inputs: Mapping[str, InputState]) -> list[Range]:
-        """What is read; of a partition that was never planned at least where it starts."""
-        if _starved(bound for bound in bounds if bound.partition.input not in self.paused):
-            return []
-        listed = [bound for bound in bounds if bound.held]
-        for bound in bounds:  # a topic may be recreated, and shorter
-            self._first_ends[bound.partition] = min(
-                bound.end_exclusive, self._first_ends.get(bound.partition, bound.end_exclusive)
-            )
-        waiting = self._wait_for_tables(bounds, inputs)
-        backlogs = [self._backlog(b, inputs[b.partition.input]) for b in listed if b.partition.input not in waiting]
-        share = allocate(backlogs, self._settings.max_records)
-        ranges = []
-        for bound in listed:
-            name, count = bound.partition.input, share.get(bound.partition, 0)
-            if count:
-                ranges.append(self._sources[name].cut(bound, count))
-            elif inputs[name].positions.get(bound.partition) != bound.start:
-                ranges.append(Range(bound.partition, bound.start, bound.start))
-        return ranges
-
-    def _wait_for_tables(self, bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> Collection[str]:
-        """A4: inputs of which nothing is read yet: those that are no tables, until every table has been read to where
-        it ended at the first look. What is added to it meanwhile does not count, or a busy table would keep its stream
-        out for ever."""
-        reached = {bound.partition: bound.start for bound in bounds}
-        unread = [name for name in self._settings.tables if not self._first_read(name, reached, inputs)]
-        return inputs.keys() - self._settings.tables if unread else ()
-
-    def _first_read(self, name: str, reached: Mapping[PartitionRef, int], inputs: Mapping[str, InputState]) -> bool:
-        ends = {ref: end for ref, end in self._first_ends.items() if ref.input == name}
-        return inputs[name].first_read or all(reached.get(ref, end) >= end for ref, end in ends.items())
-
-    def _tables_read(
-        self, bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Mapping[str, InputState]
-    ) -> tuple[str, ...]:
-        """Tables whose first read these ranges end."""
-        reached = {bound.partition: bound.start for bound in bounds} | {r.partition: r.end_exclusive for r in ranges}
-        tables = (name for name in self._settings.tables if not inputs[name].first_read)
-        return tuple(sorted(name for name in tables if self._first_read(name, reached, inputs)))
-
-    def _backlog(self, bound: Bounds, state: InputState) -> Backlog[PartitionRef]:
-        return Backlog(
+def read_shares(
+    inputs: Inputs,
+    snapshot: SourceSnapshot,
+    settings: PlanSettings,
+    first_ends: Mapping[PartitionRef, int],
+    paused: Collection[str],
+    densities: Densities[PartitionRef],
+) -> list[tuple[Bounds, int]]:
+    """How many records the next epoch reads of which partitions; 0 fixes where a partition starts that was never
+    planned."""
+    held = [bound for bound in snapshot.bounds if bound.held]
+    waiting = _wait_for_tables(snapshot.bounds, inputs, settings.tables, first_ends)
+    backlogs = [
+        Backlog(
             partition=bound.partition,
-            records=0 if bound.partition.input in self.paused else bound.end_exclusive - bound.start,
-            highest=state.progress.highest.get(partition_id(bound.partition)),
-            density=self._densities.get(bound.partition),
+            records=0 if bound.partition.input in paused else bound.end_exclusive - bound.start,
+            highest=inputs[bound.partition.input].progress.highest.get(partition_id(bound.partition)),
+            density=densities.get(bound.partition),
         )
+        for bound in held
+        if bound.partition.input not in waiting
+    ]
+    share = allocate(backlogs, settings.max_records)
+    counted = [(bound, share.get(bound.partition, 0)) for bound in held]
+    return [
+        (bound, count)
+        for bound, count in counted
+        if count or inputs[bound.partition.input].positions.get(bound.partition) != bound.start
+    ]
 
-    def _checkpoint_due(self, now_ms: int) -> bool:
-        if self._checkpointed_ms is None:
-            self._checkpointed_ms = now_ms
-        return self._dirty and now_ms - self._checkpointed_ms >= self._settings.checkpoint_interval_ms
+
+def next_plan(
+    state: JobState,
+    snapshot: SourceSnapshot,
+    ranges: Collection[Range],
+    pauses: Pauses,
+    settings: PlanSettings,
+    history: History,
+    *,
+    always: bool,
+) -> tuple[EpochPlan | None, History]:
+    """The plan that reads these ranges, None if it would do nothing; and what later plans need to know. Raises
+    LimitReached where the state is over a limit and no plan can help: a checkpoint may, which merges segments and drops
+    rows of them that nothing needs any longer, and is tried once."""
+    inputs, bounds = state.inputs, snapshot.bounds
+    now = _times(inputs, snapshot.progress)
+    horizons = state.horizons(now)
+    closes = state.closes(now) or pauses.shrinks(horizons)
+    stuck = None if closes else pauses.stuck(_reading(snapshot))
+    if stuck is not None and (history.tried_checkpoint or not history.unsaved):
+        raise stuck
+    since = snapshot.now_ms if history.checkpointed_ms is None else history.checkpointed_ms
+    due = history.unsaved and snapshot.now_ms - since >= settings.checkpoint_interval_ms
+    checkpoint = due or stuck is not None
+    history = replace(history, checkpointed_ms=since, tried_checkpoint=stuck is not None)
+    if not (ranges or checkpoint or snapshot.deleted or always or closes):
+        return None, history
+    if checkpoint:
+        history = replace(history, checkpointed_ms=snapshot.now_ms, unsaved=False)
+    plan = EpochPlan(
+        epoch=state.epoch + 1,
+        shards=settings.shards,
+        ranges=tuple(ranges),
+        watermarks={name: value.watermark for name, value in snapshot.progress.items()},
+        idle={name: tuple(parts) for name, parts in snapshot.idle.items()},
+        ended=snapshot.ended,
+        checkpoint=checkpoint,
+        fingerprint=settings.fingerprint,
+        lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
+        stops=_new_stops(bounds, inputs),
+        topic_ids=_new_topic_ids([*bounds, *snapshot.deleted], inputs),
+        horizons=horizons,
+        highest={name: time.highest for name, time in now.items()},
+        tables_read=_tables_read(bounds, ranges, inputs, settings.tables, history.first_ends),
+    )
+    return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
 
-def _times(inputs: Mapping[str, InputState], progress: Mapping[str, InputProgress]) -> dict[str, InputTime]:
+def _reading(snapshot: SourceSnapshot) -> Reading:
+    return Reading(
+        unread=[name for name, records in snapshot.backlog.items() if records],
+        idle=[name for name, value in snapshot.progress.items() if all_idle({name: value}, snapshot.idle)],
+        ended=snapshot.ended,
+        watermarks={name: value.watermark for name, value in snapshot.progress.items()},
+    )
+
+
+def _wait_for_tables(
+    bounds: Iterable[Bounds], inputs: Inputs, tables: Collection[str], first_ends: Mapping[PartitionRef, int]
+) -> Collection[str]:
+    """A4: inputs of which nothing is read yet: those that are no tables, until every table has been read to where it
+    ended at first. What is added to it meanwhile does not count, or a busy table would keep its stream out for ever."""
+    reached = {bound.partition: bound.start for bound in bounds}
+    unread = [name for name in tables if not _first_read(name, reached, inputs, first_ends)]
+    return inputs.keys() - tables if unread else ()
+
+
+def _tables_read(
+    bounds: Iterable[Bounds],
+    ranges: Iterable[Range],
+    inputs: Inputs,
+    tables: Iterable[str],
+    first_ends: Mapping[PartitionRef, int],
+) -> tuple[str, ...]:
+    """Tables whose first read these ranges end."""
+    reached = {bound.partition: bound.start for bound in bounds} | {r.partition: r.end_exclusive for r in ranges}
+    unread = (name for name in tables if not inputs[name].first_read)
+    return tuple(sorted(name for name in unread if _first_read(name, reached, inputs, first_ends)))
+
+
+def _first_read(
+    name: str, reached: Mapping[PartitionRef, int], inputs: Inputs, first_ends: Mapping[PartitionRef, int]
+) -> bool:
+    ends = {ref: end for ref, end in first_ends.items() if ref.input == name}
+    return inputs[name].first_read or all(reached.get(ref, end) >= end for ref, end in ends.items())
+
+
+def _times(inputs: Inputs, progress: Mapping[str, InputProgress]) -> dict[str, InputTime]:
     """The watermarks in force, and what the rows read so far have reached."""
     seen = {name: [ts for ts in state.progress.highest.values() if ts is not None] for name, state in inputs.items()}
     return {name: InputTime(value.watermark, max(seen[name], default=None)) for name, value in progress.items()}
@@ -290,7 +340,7 @@ def _settled(bound: Bounds, state: InputState) -> Bounds:
     return replace(bound, end_exclusive=bound.start, final=True) if state.progress.ended else bound
 
 
-def _with_partitions(inputs: Mapping[str, InputState], bounds: Iterable[Bounds]) -> dict[str, InputState]:
+def _with_partitions(inputs: Inputs, bounds: Iterable[Bounds]) -> dict[str, InputState]:
     """A partition that exists holds its input's watermark back from the start, not from its first record; one that
     is no more (another topic was named, say) does not hold it back for ever."""
     known: dict[str, dict[str, int | None]] = {name: {} for name in inputs}
@@ -310,7 +360,7 @@ def _ended(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name, done in by_input.items() if done and all(done))
 
 
-def _new_stops(bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> dict[PartitionRef, int]:
+def _new_stops(bounds: Iterable[Bounds], inputs: Inputs) -> dict[PartitionRef, int]:
     known = {name: state.stops for name, state in inputs.items()}
     return {
         bound.partition: bound.stop
@@ -319,7 +369,7 @@ def _new_stops(bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> di
     }
 
 
-def _new_topic_ids(bounds: Iterable[Bounds], inputs: Mapping[str, InputState]) -> dict[str, dict[str, str]]:
+def _new_topic_ids(bounds: Iterable[Bounds], inputs: Inputs) -> dict[str, dict[str, str]]:
     """By input and topic; "" for a topic that is no more."""
     found: dict[str, dict[str, str]] = {}
     for bound in bounds:

@@ -4,6 +4,7 @@
 
 * What a driver finds decides what it does next (`next_action`): a pending plan is replayed as it stands.
 * One attempt per shard counts: `choose_attempts` takes exactly one summary of every shard that was planned.
+* What was read is what the shards got (`check_arrivals`), and a bad record needs somewhere to go (`refuse_dead`).
 * A commit whose outcome is unknown is resolved by looking (`resolve_commit`), never by guessing.
 """
 
@@ -13,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import TypeVar
 
-from joinery_runtime.errors import StateError
+from joinery_runtime.engine.messages import EpochOutcome
+from joinery_runtime.errors import RecordError, SourceError, StateError
 from joinery_runtime.state.store import JobRecord
 
 
@@ -29,20 +31,20 @@ def next_action(record: JobRecord) -> Action:
     return Action.PLAN
 
 
-class Outcome(Enum):
+class CommitResult(Enum):
     COMMITTED = "committed"
     NOT_COMMITTED = "not committed"
     FENCED = "fenced"
 
 
-def resolve_commit(observed: JobRecord | None, generation: int, epoch: int) -> Outcome:
+def resolve_commit(observed: JobRecord | None, generation: int, epoch: int) -> CommitResult:
     """What became of a commit of `epoch` by `generation` that ended without an answer.
 
     A newer generation means fenced, whether the epoch went in or not: its driver has recovered from what is there.
     """
     if observed is None or observed.generation != generation:
-        return Outcome.FENCED
-    return Outcome.COMMITTED if observed.epoch >= epoch else Outcome.NOT_COMMITTED
+        return CommitResult.FENCED
+    return CommitResult.COMMITTED if observed.epoch >= epoch else CommitResult.NOT_COMMITTED
 
 
 Summary = TypeVar("Summary")
@@ -66,3 +68,34 @@ def choose_attempts(summaries: Iterable[tuple[Task, Summary]], steps: int, shard
 
 def _named(task: Task) -> str:
     return f"step {task[0] + 1}, shard {task[1]}"
+
+
+def check_arrivals(outcome: EpochOutcome) -> None:
+    """What was read is what the shards got: a read task that ran twice must have given the same both times. So must a
+    step's task, of which the next step has taken the rows."""
+    read = sum(r.rows for r in outcome.read.partitions)
+    joined = sum(s.rows_in for s in outcome.shards.values())
+    if read != joined:
+        raise SourceError(
+            "A range of an input gave other records when it was read again",
+            facts=f"{read} rows were read, the shards got {joined}; nothing of the epoch was committed",
+            todo="Start the job again; if it stays so, records of the planned ranges have been deleted meanwhile",
+        )
+    handed = sum(s.rows_handed for s in outcome.shards.values())
+    taken = sum(s.rows_taken for s in outcome.shards.values())
+    if handed != taken:
+        raise StateError(
+            "A step of an epoch made other rows when it was run again",
+            facts=f"{handed} rows were handed on, the next step got {taken}; nothing of the epoch was committed",
+            todo="Start the job again: it replays the epoch",
+        )
+
+
+def refuse_dead(outcome: EpochOutcome) -> None:
+    for read in outcome.read.partitions:
+        if read.dead:
+            raise RecordError(
+                f"input {read.partition.input} has records that cannot be used",
+                facts=f"the first is {read.first_dead} ({read.dead} in this epoch); nothing of the epoch was committed",
+                todo="Name an output for such records under spec.deadLetter and start the job again",
+            )

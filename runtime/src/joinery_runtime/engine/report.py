@@ -1,18 +1,42 @@
-"""What a finished epoch tells: the epoch log's result document, and the report for progress and status."""
+"""A finished epoch in numbers: the epoch log's result document, the totals that it carries on, and the report for
+progress and status, with the size of the state and rows per second."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from joinery_runtime.core.spec import Watermark
+from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import Heat, KeyRows
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan, partition_id
-from joinery_runtime.engine.planner import Planner
-from joinery_runtime.engine.state_size import StateSize
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """What the live segments hold: `rows` of inputs or joins, `bytes` as stored, marks included."""
+
+    segments: int
+    rows: int
+    bytes: int
+
+    @classmethod
+    def of(cls, segments: Iterable[SegmentMeta]) -> StateSize:
+        live = list(segments)
+        rows = sum(s.rows for s in live if not s.part.endswith(MARKS))
+        return cls(len(live), rows, sum(s.bytes for s in live))
+
+    @classmethod
+    def by_part(cls, segments: Iterable[SegmentMeta], parts: Iterable[str]) -> dict[str, StateSize]:
+        """Of each part, with the bytes of its marks."""
+        found: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
+        for segment in segments:
+            found.setdefault(segment.part.removesuffix(MARKS), []).append(segment)
+        return {part: cls.of(listed) for part, listed in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +179,7 @@ def epoch_report(
     parts: Mapping[str, StateSize],
     totals: Totals,
     heat: Heat,
-    planner: Planner,
+    backlog: Mapping[str, int],
 ) -> EpochReport:
     return EpochReport(
         epoch=plan.epoch,
@@ -164,7 +188,7 @@ def epoch_report(
         dropped=_dropped(outcome),
         dead=_dead(outcome),
         watermarks=plan.watermarks,
-        backlog=planner.backlog,
+        backlog=backlog,
         lost=_lost(plan, outcome),
         segments=sum(size.segments for size in parts.values()),
         state_rows=sum(size.rows for size in parts.values()),
@@ -234,3 +258,33 @@ def _dropped(outcome: EpochOutcome) -> dict[str, Counter[str]]:
         for name, dropped in summary.dropped.items():
             counts.setdefault(name, Counter()).update(dropped)
     return {name: count for name, count in counts.items() if count}
+
+
+class Rates:
+    """Rows per second over the epochs that ended in the last `window_s` seconds, from `since` on. Times are seconds of
+    the caller's clock."""
+
+    def __init__(self, since: float, window_s: float) -> None:
+        self._since, self._window = since, window_s
+        self._epochs: deque[tuple[float, float, Mapping[str, int]]] = deque()  # start, end, rows
+
+    def add(self, now: float, seconds: float, rows: Mapping[str, int]) -> None:
+        """An epoch that has just ended after `seconds`."""
+        self._epochs.append((now - seconds, now, rows))
+        self._forget(now)
+
+    def per_second(self, now: float) -> dict[str, float]:
+        """By the names that `add` was given; a name that is missing had no epoch."""
+        self._forget(now)
+        if not self._epochs:
+            return {}
+        # Waiting counts as time too, and so does the whole of an epoch that began before the window.
+        span = now - min(self._epochs[0][0], max(now - self._window, self._since))
+        totals: Counter[str] = Counter()
+        for _, _, rows in self._epochs:
+            totals.update(rows)
+        return {name: count / max(span, 0.001) for name, count in totals.items()}
+
+    def _forget(self, now: float) -> None:
+        while self._epochs and self._epochs[0][1] < now - self._window:
+            self._epochs.popleft()

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core import compaction, times
-from joinery_runtime.core.kernels import needs_state, run_step, survivors
-from joinery_runtime.core.segment import Run, SegmentMeta, merge
-from joinery_runtime.core.shards import HASH_SPACE, HashRange, shard_range
-from joinery_runtime.core.spec import COMPLETE, RIGHT, AsOf, Pipeline, SideSpec, StepSpec
-from joinery_runtime.core.step import Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.table import compaction
+from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
+from joinery_runtime.core.table.segment import Run, SegmentMeta, merge
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.marks import MarkBook, marks_of_live, marks_run
 from joinery_runtime.engine.messages import EpochWork
@@ -68,7 +69,7 @@ class StepTask:
         idle = not closing and all(rows is None for rows in arrivals)
         if idle and not any((rewrites, *mark_merges.values(), self._finished_marks())):
             return None
-        result = StepResult.nothing(self._step) if idle else self._run(arrivals, closing, ordered=ordered)
+        result = StepResult.nothing(len(self._step.sides)) if idle else self._run(arrivals, closing, ordered=ordered)
         merged = [group for groups in mark_merges.values() for group in groups]
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
         return Done(
@@ -83,12 +84,13 @@ class StepTask:
     def _run(self, arrivals: Arrivals, closing: bool, *, ordered: bool) -> StepResult:
         arrived = tuple(rows is not None for rows in arrivals)
         kept = tuple(
-            self.kept_runs(side) if needs_state(self._step, side, arrived, closing=closing) else []
+            self.kept_runs(side) if self._step.kind.needs_state(self._step, side, arrived, closing=closing) else []
             for side in self._sides
         )
-        accept_from = times.accept_from(self._step, self._work.plan.watermarks)
-        complete = self._work.plan.horizons.get(COMPLETE, Horizon())
-        return run_step(self._step, StepWork(arrivals, kept, self._horizons, accept_from, complete, ordered))
+        accept_from = self._step.kind.accept_from(self._step, self._work.plan.watermarks)
+        complete = self._work.plan.horizons.get(self._step.sides[0].complete, Horizon())
+        work = StepWork(arrivals, kept, self._horizons, accept_from, complete, ordered)
+        return self._step.kind.run(self._step, work)
 
     def _closing(self) -> bool:
         horizons = self._work.plan.horizons
@@ -136,13 +138,13 @@ class StepTask:
     def _spanning(self, side: int) -> list[SegmentMeta]:
         """Segments that several shards have rows of, after a rescale, and that no event time ends: each shard writes
         its own rows anew, all of them in the same epoch."""
-        lasting = times.kept_for_ms(self._step, side) is None
+        lasting = self._step.kind.kept_for_ms(side) is None
         if not self._work.plan.checkpoint or not lasting or self._step.sides[side].broadcast:
             return []
         return [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
 
     def _choose(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
-        kept_for = times.kept_for_ms(self._step, side)
+        kept_for = self._step.kind.kept_for_ms(side)
         return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._work.plan.checkpoint)
 
     def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
@@ -154,9 +156,8 @@ class StepTask:
                     yield self._step.sides[rewrite.side].part, run
 
     def _merge(self, side: int, runs: Sequence[KeptRun]) -> Run:
-        kept = survivors(self._step, side, runs, self._horizons[side])
-        by_offset = isinstance(self._step.rule, AsOf) and side == RIGHT
-        return merge([_with_column(rows) for rows in kept], by_offset=by_offset)
+        kept = self._step.kind.survivors(self._step, side, runs, self._horizons[side])
+        return merge([_with_column(rows) for rows in kept], by_offset=self._step.kind.sorts_by_offset(side))
 
     def _marked(
         self, result: StepResult, rewrites: Sequence[_Rewrite], mark_merges: Mapping[int, Groups]

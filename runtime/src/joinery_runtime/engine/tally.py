@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from joinery_runtime.core.prepare import Prepared
-from joinery_runtime.core.segment import concat, encode
+from joinery_runtime.core.pipeline.prepare import Prepared
+from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.dead_letters import DeadLetters
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.sources.base import Range, RawBatch

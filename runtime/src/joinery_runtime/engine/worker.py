@@ -14,11 +14,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from joinery_runtime.core.keyhash import KeyHash, key_hash
-from joinery_runtime.core.prepare import cut_by_shard, prepare, prepare_joined
-from joinery_runtime.core.segment import Run, SegmentMeta, concat, decode, describe, encode
-from joinery_runtime.core.spec import LEFT, Pipeline, Placement, SessionGap, SessionWindow, StepSpec
-from joinery_runtime.core.step import StepResult
+from joinery_runtime.core.pipeline.prepare import cut_by_shard, prepare, prepare_joined
+from joinery_runtime.core.pipeline.sides import LEFT, Placement
+from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
+from joinery_runtime.core.pipeline.step import StepResult
+from joinery_runtime.core.table.keyhash import KeyHash, key_hash
+from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.dead_letters import DeadLetters
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
@@ -29,7 +30,7 @@ from joinery_runtime.engine.tally import ReadReport, Tally
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, SinkWriter
 from joinery_runtime.sources import Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
-from joinery_runtime.state.store import Standing, StateStore
+from joinery_runtime.state.store import Standing, TaskStore
 
 # Rows gathered before they are cut into shards: fewer, larger blocks.
 CUT_ROWS = 65_536
@@ -67,7 +68,7 @@ class WorkerParts:
     job: str
     pipeline: Pipeline
     inputs: InputAccess
-    store: StateStore
+    store: TaskStore
     output: SinkWriter
     dead_letters: SinkWriter | None
     cache: Path
@@ -192,7 +193,7 @@ class Worker:
             hottest=hottest,
             parts={side.part: _counts(step, i, result, shard) for i, side in enumerate(step.sides)},
             matches=result.matches,
-            left=_left(step, result),
+            removed=_left(step, result),
         )
 
     def _hottest(self, work: EpochWork, step: StepSpec, shard: int, task: StepTask) -> tuple[KeyRows, ...] | None:
@@ -293,7 +294,7 @@ def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCo
 
 def _left(step: StepSpec, result: StepResult) -> dict[str, int]:
     """Rows of sessions that are marked have gone; other marks say something about rows that stay."""
-    if not isinstance(step.rule, SessionGap | SessionWindow):
+    if not step.kind.marked_rows_leave:
         return {}
     return {segment: len(rows) for marks in result.marks for segment, rows in marks.items()}
 

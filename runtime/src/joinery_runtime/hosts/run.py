@@ -12,15 +12,15 @@ from pyspark import SparkContext
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, Parts
-from joinery_runtime.engine.identity import compare_with_state
+from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.job_state import compare_with_state
 from joinery_runtime.engine.loop import (
     RECOVER_FIRST_S,
     RECOVER_LAST_S,
     RECOVER_TRIES,
     Backoff,
-    Listener,
+    JobListener,
     run_until_stopped,
 )
 from joinery_runtime.engine.plan import input_states
@@ -52,7 +52,7 @@ from joinery_runtime.state.store import JobRecord
 class _Caller:
     """Who runs the job."""
 
-    listener: Listener
+    listener: JobListener
     stop: Event
     warn: Callable[[str], None]
     board: Board | None
@@ -60,7 +60,7 @@ class _Caller:
 
 def run_job(
     job: Job,
-    listener: Listener,
+    listener: JobListener,
     stop: Event,
     *,
     master: str | None = None,
@@ -155,13 +155,13 @@ class _JobRun:
                 stack.callback(source.close)
             idle = idle_clock(job)
             planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle)
-            planner.look(input_states(sources, self.store.record(job.name)))
+            planner.check_sources(input_states(sources, self.store.record(job.name)))
             output = _prepared(stack, sink_for(job, self._table_store), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
             dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
             build = WorkerBuilder(job, self._address, output.writer(), None if dead is None else dead.writer())
             host = SparkHost(self._spark(job), WorkerSetup(build.digest, build, len(pipeline.steps)), job.name)
-            parts = Parts(self.store, planner, host, output, dead)
+            parts = DriverParts(self.store, planner, host, output, dead)
             if stop.is_set():
                 return
             listener = self._listening(job.name, idle, settle=settle)
@@ -170,7 +170,7 @@ class _JobRun:
                     lambda: Driver(who, pipeline, parts, _running_ms), planner, stop, listener, settle=settle
                 )
 
-    def _listening(self, name: str, idle: IdleClock, *, settle: bool) -> Listener:
+    def _listening(self, name: str, idle: IdleClock, *, settle: bool) -> JobListener:
         board, listener = self._caller.board, self._caller.listener
         if board is None:
             return listener

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
-from joinery_runtime.job import DeadLetterKafka, Job, KafkaInput, KafkaOutput, PostgresStore, SecretRef, SessionWindow
-from joinery_runtime.job.parts import path_text
+from joinery_runtime.job import DeadLetterKafka, Job, KafkaInput, KafkaOutput, PostgresStore, SecretRef
+from joinery_runtime.job.model.parts import path_text
 
 _IN_A_POD = Path("/etc/joinery/secrets")
 _Client = TypeVar("_Client", KafkaInput, KafkaOutput, DeadLetterKafka)
@@ -41,14 +41,11 @@ def with_secrets(job: Job) -> Job:
 
 
 def _inputs(filling: _Filling, job: Job) -> dict[str, Any]:
-    if isinstance(job, SessionWindow):
-        of = job.spec.input
-        return {"input": of.model_copy(update={"kafka": filling.client(of.kafka, "input", "kafka")})}
     filled = (
-        side.model_copy(update={"kafka": filling.client(side.kafka, "inputs", i, "kafka")})
-        for i, side in enumerate(job.inputs)
+        side.model_copy(update={"kafka": filling.client(side.kafka, *place, "kafka")})
+        for side, place in zip(job.inputs, job.input_places, strict=True)
     )
-    return {"inputs": tuple(filled)}
+    return job.with_inputs(tuple(filled))
 
 
 class _Filling:

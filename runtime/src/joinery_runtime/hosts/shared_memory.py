@@ -12,9 +12,9 @@ from multiprocessing.managers import BaseManager
 from typing import Any, cast
 
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import StateStore
+from joinery_runtime.state.store import TaskStore
 
-_PUBLIC = ("stage", "read_segments", "claim")
+_PUBLIC = ("stage", "read_segments", "claim")  # the methods of `TaskStore`
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class MemoryAddress:
     port: int
     key: bytes = field(repr=False)
 
-    def connect(self) -> StateStore:
+    def connect(self) -> TaskStore:
         """A view for tasks: it can stage and read segments, and claim parts of the output; all else is the driver's."""
 
         class Client(BaseManager):
@@ -32,7 +32,7 @@ class MemoryAddress:
         Client.register("store", exposed=_PUBLIC)
         manager = Client((self.host, self.port), self.key)
         manager.connect()
-        return cast(StateStore, manager.store())  # type: ignore[attr-defined]
+        return cast(TaskStore, manager.store())  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -3,8 +3,8 @@
     parallelize(ranges) -> mapPartitions(read) -> [partitionBy(shard) -> mapPartitions(step | collect)] -> collect
 
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
-architecture.md, "Why our own epoch loop"). What stands in brackets comes once per step. Partition number `shards` takes
-the reports of reading and of the steps.
+docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step. Partition number
+`shards` takes the reports of reading and of the steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Golden traces: a job's core, watermarks and state store, one step in, one line out.
 
-The steps and what they print are described in interfaces.md, "Traces". This runs the real driver, planner, worker and
-store; only the records come from the steps, and output rows go back to the caller in a defined order. Tasks run in this
+The steps and what they print are described in docs/trace.md. This runs the real driver, planner, worker and store;
+only the records come from the steps, and output rows go back to the caller in a defined order. Tasks run in this
 process, or on another `Stage`.
 """
 
@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.times import InputTime, watermarks_out
+from joinery_runtime.core.pipeline.times import watermarks_out
+from joinery_runtime.core.pipeline.watermark import InputTime
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, Parts
+from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.hosts.trace_stage import Stage, in_order, local_stage
@@ -66,7 +67,7 @@ class _Trace:
 
     def handed_on(self) -> list[dict[str, int | None]]:
         times = {name: InputTime(watermark, None) for name, watermark in self._watermarks().items()}
-        return [dict(lows) for lows in watermarks_out(self._pipeline, times, self._driver.kept.floors)]
+        return [dict(lows) for lows in watermarks_out(self._pipeline, times, self._driver.state.floors)]
 
     def _apply(self, step: Step) -> list[EpochReport]:
         if "restart" in step:
@@ -96,8 +97,7 @@ class _Trace:
             self._told.spoke(name, rows)
 
     def _raise(self, name: str, watermark: int) -> None:
-        state = self._driver.inputs[name]
-        self._driver.inputs[name] = replace(state, progress=state.progress.raised(watermark))
+        self._driver.state = self._driver.state.raised(name, watermark)
 
     def _epoch(self) -> EpochReport:
         plan = self._driver.plan(always=True)
@@ -110,16 +110,16 @@ class _Trace:
         self._planner = Planner(settings, self._logs, input_clocks(self._job), self._told)
         host = self._stage.host(self._job, self._logs)
         dead = self._stage.dead_letters if self._job.spec.dead_letter else None
-        parts = Parts(self._store, self._planner, host, self._stage.output, dead)
+        parts = DriverParts(self._store, self._planner, host, self._stage.output, dead)
         self._driver = Driver(who, self._pipeline, parts, now_ms=lambda: 0)
         self._driver.recover()
 
     def _fixed(self) -> dict[str, int | None]:
-        return {name: state.progress.watermark for name, state in self._driver.inputs.items()}
+        return {name: state.progress.watermark for name, state in self._driver.state.inputs.items()}
 
     def _watermarks(self) -> dict[str, int | None]:
         ended = tuple(name for name, log in self._logs.items() if log.final)
-        progress = self._planner.watermarks(self._driver.inputs, self._told.idle(), ended, 0)
+        progress = self._planner.watermarks(self._driver.state.inputs, self._told.idle(), ended, 0)
         return {name: value.watermark for name, value in progress.items()}
 
 

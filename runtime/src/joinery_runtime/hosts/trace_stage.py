@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.step import ORDER_COLUMNS
-from joinery_runtime.engine.host import Host
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_steps import StepLog

@@ -12,7 +12,7 @@ import pyarrow as pa
 from joinery_runtime.engine.plan import partition_id
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Input
-from joinery_runtime.job.inputs import Table
+from joinery_runtime.job.model.inputs import Table
 from joinery_runtime.sources import DELETE
 from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
 

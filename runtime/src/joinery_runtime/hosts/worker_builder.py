@@ -13,13 +13,13 @@ from joinery_runtime.job import Job
 from joinery_runtime.sinks.base import SinkWriter
 from joinery_runtime.sources import Decoder, decoder_for, reader_for
 from joinery_runtime.sources.base import SourceReader
-from joinery_runtime.state.store import StateStore
+from joinery_runtime.state.store import TaskStore
 
 
 class StoreAddress(Protocol):
     """Where tasks find the store; pickles."""
 
-    def connect(self) -> StateStore: ...
+    def connect(self) -> TaskStore: ...
 
 
 @dataclass(frozen=True, slots=True)

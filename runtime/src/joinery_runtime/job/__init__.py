@@ -6,11 +6,19 @@ nor Spark.
 """
 
 from joinery_runtime.job.definition import definition, same_rows, under_definition
-from joinery_runtime.job.duration import format_duration, parse_duration
 from joinery_runtime.job.explain import Explanation, explain
-from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
+from joinery_runtime.job.join.steps import JoinStep, SelectItem
+from joinery_runtime.job.join.stream_join import StreamJoin, StreamJoinSpec
+from joinery_runtime.job.kinds.as_of import AsOf
+from joinery_runtime.job.kinds.interval import Interval
+from joinery_runtime.job.kinds.session.resource import SessionWindow, SessionWindowSpec
+from joinery_runtime.job.kinds.session.sessions import Aggregate, Sessions
+from joinery_runtime.job.kinds.window import Hopping, Session, Window
 from joinery_runtime.job.load import load_job, located, parse_job
-from joinery_runtime.job.outputs import (
+from joinery_runtime.job.model.base import Limits
+from joinery_runtime.job.model.duration import format_duration, format_time, parse_duration
+from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
+from joinery_runtime.job.model.outputs import (
     DeadLetter,
     DeadLetterKafka,
     FileOutput,
@@ -21,26 +29,12 @@ from joinery_runtime.job.outputs import (
     PostgresStore,
     StoreSpec,
 )
-from joinery_runtime.job.pods import SparkSpec
-from joinery_runtime.job.resource import Job, JobSpec, Metadata, OutputColumn, Trigger, Upgrade
-from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
-from joinery_runtime.job.session_window import SessionWindow, SessionWindowSpec
-from joinery_runtime.job.sessions import Aggregate, Sessions
+from joinery_runtime.job.model.pods import SparkSpec
+from joinery_runtime.job.model.references import KeyPair, Reference
+from joinery_runtime.job.model.resource import Job, JobSpec, Metadata, OutputColumn, Trigger, Upgrade
+from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
+from joinery_runtime.job.model.types import ColumnType, parse_type
 from joinery_runtime.job.signature import Comparison, compare, signature
-from joinery_runtime.job.steps import (
-    AsOf,
-    Hopping,
-    Interval,
-    JoinStep,
-    KeyPair,
-    Limits,
-    Reference,
-    SelectItem,
-    Session,
-    Window,
-)
-from joinery_runtime.job.stream_join import StreamJoin, StreamJoinSpec
-from joinery_runtime.job.types import ColumnType, parse_type
 
 __all__ = [
     "Aggregate",
@@ -91,6 +85,7 @@ __all__ = [
     "definition",
     "explain",
     "format_duration",
+    "format_time",
     "load_job",
     "located",
     "parse_duration",

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.job.resource import Job
-from joinery_runtime.job.session_window import SessionWindow
-from joinery_runtime.job.stream_join import StreamJoin
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.model.resource import Job
 
 _TARGETS = {"output", "dead_letter"}
 _JOIN = {"inputs", "joins", "select", *_TARGETS}

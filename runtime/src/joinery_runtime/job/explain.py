@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from joinery_runtime.job.duration import format_duration
-from joinery_runtime.job.explain_sessions import session_plan, session_warnings
-from joinery_runtime.job.explain_steps import SidePlan, StepPlan, step_plans
-from joinery_runtime.job.inputs import AtTimestamp, Input, KafkaInput
-from joinery_runtime.job.resource import Job
-from joinery_runtime.job.row_sizes import RATE, assumed_columns
-from joinery_runtime.job.session_window import SessionWindow
-from joinery_runtime.job.sessions import RETRACTED
-from joinery_runtime.job.stream_join import StreamJoin
-from joinery_runtime.job.wording import listed
+from joinery_runtime.job.join.explain import step_plans
+from joinery_runtime.job.join.row_sizes import assumed_columns
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.inputs import AtTimestamp, Input, KafkaInput
+from joinery_runtime.job.model.outputs import DeadLetter, Output
+from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
+from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.wording import listed
 
 # Seed 003: ten million keys of about 200 bytes, "~2 GB resident", is where a warning is due.
 LARGE_STATE_BYTES = 2 * 1024**3
@@ -141,13 +142,22 @@ def _watermark(side: Input) -> str:
 def _output(job: Job) -> str:
     output = job.spec.output
     # In a table a retraction is no row.
-    hidden = {RETRACTED} if isinstance(job, SessionWindow) and output.postgres else set()
+    hidden = {job.retracted} if output.postgres else set()
     columns = ", ".join(column.name for column in job.output_columns if column.name not in hidden)
     if output.kafka:
-        return f"Kafka topic {output.kafka.topic}, {_into_kafka(job)}; columns {columns}"
-    if output.postgres:
-        return f"Postgres table {output.postgres.table}, exactly once; columns {columns}"
-    return f"JSON lines under {output.file.path if output.file else ''}, exactly once; columns {columns}"
+        where = f"Kafka topic {output.kafka.topic}, {_into_kafka(job)}"
+    elif output.postgres:
+        where = f"Postgres table {output.postgres.table}, exactly once"
+    elif output.file:
+        where = f"JSON lines under {output.file.path}, exactly once"
+    else:
+        where = _named(output)
+    return f"{where}; columns {columns}"
+
+
+def _named(target: Output | DeadLetter) -> str:
+    """The kind of an output that this page has no words for."""
+    return next((name for name in target.KINDS if getattr(target, name, None) is not None), "nothing")
 
 
 def _into_kafka(job: Job) -> str:
@@ -162,7 +172,7 @@ def _dead_letters(job: Job) -> str:
         return "stop the job, which names them (no deadLetter is given)"
     if target.kafka:
         return f"go to Kafka topic {target.kafka.topic}, {_into_kafka(job)}"
-    return f"go to {target.file.path if target.file else ''}"
+    return f"go to {target.file.path if target.file else _named(target)}"
 
 
 def _store(job: Job) -> str:
@@ -170,7 +180,7 @@ def _store(job: Job) -> str:
     if store.postgres:
         where = f"Postgres, schema {store.postgres.schema_name}"
     else:
-        where = "memory" if store.memory else "embedded Postgres on this machine"
+        where = {"embedded": "embedded Postgres on this machine"}.get(store.kind, store.kind)
     return f"{where}; {job.spec.shards} shards; compacted every {format_duration(store.checkpoint_interval)}"
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from joinery_runtime.errors import JobError, Problem
-from joinery_runtime.job.document import Document, read_documents
-from joinery_runtime.job.parts import Finding, dig, path_text
-from joinery_runtime.job.problems import findings
-from joinery_runtime.job.resource import API_VERSION, RULES_BROKEN, Job
-from joinery_runtime.job.session_window import SessionWindow
-from joinery_runtime.job.stream_join import StreamJoin
-from joinery_runtime.job.wording import either, suggestion
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.model.document import Document, read_documents
+from joinery_runtime.job.model.parts import Finding, dig, path_text
+from joinery_runtime.job.model.problems import findings
+from joinery_runtime.job.model.resource import API_VERSION, RULES_BROKEN, Job
+from joinery_runtime.job.model.wording import either, linked, suggestion
 
 _MODELS: Mapping[str, type[Job]] = {model.__name__: model for model in (StreamJoin, SessionWindow)}
 
@@ -99,7 +99,7 @@ def _validated(document: Document, base: Path | None) -> Job | list[Finding]:
 
 def _problem(document: Document, finding: Finding) -> Problem:
     at, message = finding
-    return Problem(path_text(at), message, document.line(at))
+    return Problem(path_text(at), linked(message), document.line(at))
 
 
 def _repeated_keys(document: Document) -> Iterator[Problem]:

@@ -10,16 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_runtime.job.resource import Job
-from joinery_runtime.job.session_signature import session_fields
-from joinery_runtime.job.session_window import SessionWindow
-from joinery_runtime.job.signature_differences import refusals, warnings
-from joinery_runtime.job.steps import JoinStep, parse_reference
-from joinery_runtime.job.stream_join import StreamJoin
-from joinery_runtime.job.types import ColumnType
+from joinery_runtime.job.join.differences import refusals, warnings
+from joinery_runtime.job.join.steps import SIDES, JoinStep, part_names
+from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.kinds.session.signature import session_fields
+from joinery_runtime.job.model.resource import Job
 
 SIGNATURE_VERSION = 2
-SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +26,6 @@ class Comparison:
 
     refused: tuple[str, ...]
     warnings: tuple[str, ...]
-
-
-def part_names(step_index: int) -> tuple[str, str]:
-    """The parts of the state that hold a step's left and right rows: `left` and `right`, then `left.2`, ..."""
-    left, right = SIDES if step_index == 0 else (f"{side}.{step_index + 1}" for side in SIDES)
-    return left, right
 
 
 def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -79,29 +71,8 @@ def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequ
 
 def _times(step: JoinStep) -> dict[str, Any]:
     """What bounds the step's state."""
-    if step.as_of is not None:
-        return {"historyRetention": step.as_of.history_retention, "grace": step.as_of.grace}
-    return {**_match(step), "allowedLateness": step.allowed_lateness}
-
-
-def _match(step: JoinStep) -> dict[str, Any]:
-    if step.interval is not None:
-        return {"of": step.interval.of, "lower": step.interval.lower, "upper": step.interval.upper}
-    window = step.window
-    assert window is not None, "a step has an interval, a window or an asOf"
-    if window.hopping is not None:
-        return {"size": window.hopping.size, "slide": window.hopping.slide}
-    return {"gap": window.session.gap} if window.session is not None else {"size": window.tumbling}
-
-
-def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:
-    """The type of a stored column; on the left side of a later step its name carries its input's."""
-    if side == "left" and step_index > 0:
-        ref = parse_reference(name)
-        assert ref is not None, f"{name!r} of a chained part names its input"
-        return job.input(ref.input).types[ref.column]
-    of = job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right
-    return job.input(of).types[name]
+    late = {"allowedLateness": step.allowed_lateness} if step.matching.adds_lateness else {}
+    return {**step.matching.durations(), **late}
 
 
 # --- comparison ---------------------------------------------------------------------------------------------------

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.job import FileOutput, Job, SessionWindow
-from joinery_runtime.job.sessions import RETRACTED
+from joinery_runtime.job import Job
+from joinery_runtime.job.model.outputs import (
+    DeadLetter,
+    DeadLetterKafka,
+    FileOutput,
+    KafkaOutput,
+    Output,
+    PostgresOutput,
+)
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
@@ -27,44 +34,53 @@ class StoreAddress(Protocol):
 
 def sink_for(job: Job, store: StoreAddress | None) -> Sink:
     """The sink of the job's output; `store` None: the state is not in Postgres."""
-    output = job.spec.output
-    if output.kafka is not None:
-        kafka = output.kafka
-        target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties)
-        return _kafka(job, target, PartNames(job.name))
-    if output.postgres is not None:
-        table = TargetTable(output.postgres.table, job.upsert_key, _retracted(job))
-        if store is None:
-            raise SinkError(
-                f"The output table {table.name} needs the state in Postgres too",
-                facts="rows and state are committed in one transaction",
-                todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
-            )
-        return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
-    return _files(output.file)
+    match job.spec.output:
+        case Output(kafka=KafkaOutput() as kafka):
+            target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties)
+            return _kafka(job, target, PartNames(job.name))
+        case Output(postgres=PostgresOutput() as postgres):
+            return _postgres(TargetTable(postgres.table, job.upsert_key, job.retracted), job, store)
+        case Output(file=FileOutput() as file):
+            return FileSink(file.path)
+        case unknown:
+            raise _no_sink("output", unknown)
 
 
-def _retracted(job: Job) -> str | None:
-    """The output's column that says whether a row takes back the one with its key."""
-    return RETRACTED if isinstance(job, SessionWindow) and job.spec.emit_retractions else None
+def _postgres(table: TargetTable, job: Job, store: StoreAddress | None) -> Sink:
+    if store is None:
+        raise SinkError(
+            f"The output table {table.name} needs the state in Postgres too",
+            facts="rows and state are committed in one transaction",
+            todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
+        )
+    return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
 
 
 def dead_letter_sink(job: Job) -> Sink | None:
     """The sink of the job's dead letters, or None if it names none; its rows have `DEAD_LETTER_SCHEMA`."""
-    if job.spec.dead_letter is None:
-        return None
-    kafka = job.dead_letter_kafka
-    if kafka is None:
-        return _files(job.spec.dead_letter.file)
-    assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
-    target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {})
-    return _kafka(job, target, PartNames(job.name, dead_letters=True))
+    match job.spec.dead_letter:
+        case None:
+            return None
+        case DeadLetter(kafka=DeadLetterKafka()):
+            kafka = job.dead_letter_kafka
+            assert kafka is not None, "the dead letters name Kafka"
+            assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
+            target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {})
+            return _kafka(job, target, PartNames(job.name, dead_letters=True))
+        case DeadLetter(file=FileOutput() as file):
+            return FileSink(file.path)
+        case unknown:
+            raise _no_sink("deadLetter", unknown)
 
 
 def _kafka(job: Job, target: KafkaTarget, ids: PartNames) -> Sink:
     return KafkaTransactionsSink(target, ids) if job.spec.delivery == "exactlyOnce" else KafkaSink(target)
 
 
-def _files(output: FileOutput | None) -> FileSink:
-    assert output is not None, "the job's validation sees to exactly one target"
-    return FileSink(output.path)
+def _no_sink(field: str, target: Output | DeadLetter) -> SinkError:
+    """A kind of output that the models know and no sink writes to."""
+    named = sorted(target.model_fields_set - {"format"})
+    return SinkError(
+        f"No sink writes to {field}: {', '.join(named) or 'nothing is named'}",
+        todo="Name one of kafka, postgres and file",
+    )

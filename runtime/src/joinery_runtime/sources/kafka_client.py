@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.job.inputs import KafkaInput
+from joinery_runtime.job.model.inputs import KafkaInput
 
 logger = logging.getLogger("joinery.kafka")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from joinery_runtime.errors import DataLoss
-from joinery_runtime.job.inputs import KafkaInput
+from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources.base import Bounds, Known, PartitionRef, Range
 from joinery_runtime.sources.kafka_admin import KafkaAdmin, Topic
 from joinery_runtime.sources.kafka_client import Cluster

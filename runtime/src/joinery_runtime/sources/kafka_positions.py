@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from confluent_kafka.admin import OffsetSpec
 
-from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, KafkaInput
+from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, KafkaInput
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_admin import KafkaAdmin
 

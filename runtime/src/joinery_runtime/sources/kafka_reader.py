@@ -11,7 +11,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from joinery_runtime.errors import DataLoss
-from joinery_runtime.job.inputs import KafkaInput
+from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
 from joinery_runtime.sources.kafka_client import UNANSWERED, Cluster, LastError, connect, consumer_settings
 

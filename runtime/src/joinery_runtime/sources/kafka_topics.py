@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from joinery_runtime.errors import DataLoss
-from joinery_runtime.job.inputs import KafkaInput
+from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources.base import Known, PartitionRef
 from joinery_runtime.sources.kafka_admin import KafkaAdmin, Topic
 from joinery_runtime.sources.kafka_client import Cluster, logger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,10 +35,11 @@ _FINAL = psycopg.errors.ProgramLimitExceeded
 
 
 class GuardedConnection:
-    """Shared by the threads of one process, one at a time; a session may be opened inside a session."""
+    """Shared by the threads of one process, one at a time; a session may be opened inside a session. `prepare` runs on
+    the connection when it is opened, until it has succeeded once."""
 
-    def __init__(self, dsn: str) -> None:
-        self._parameters = _parse(dsn)
+    def __init__(self, dsn: str, prepare: Callable[[Connection], None] | None = None) -> None:
+        self._parameters, self._prepare = _parse(dsn), prepare
         self._lock = threading.RLock()
         self._connection: Connection | None = None
 
@@ -78,6 +79,13 @@ class GuardedConnection:
         # Locking first and reading after relies on it, whatever the database's default is.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         connection.execute(_SESSION_SETTINGS)
+        if self._prepare is not None:
+            try:
+                self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._prepare = None
         return connection
 
     def _translate(self, error: psycopg.Error) -> StateError:

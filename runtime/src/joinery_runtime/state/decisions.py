@@ -10,12 +10,13 @@ each other, now and later, so garbage can be swept while commits go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, TypeVar
 
 from joinery_runtime.errors import CommittedSince, Fenced, Moved, StateError
-from joinery_runtime.state.encoding import decode_json, decode_optional
 from joinery_runtime.state.store import EpochCommit, Json, Savepoint, SegmentMeta, Standing
 
 EPOCH_LOG_LENGTH = 10_000
@@ -24,10 +25,18 @@ EPOCH_LOG_LENGTH = 10_000
 MAX_SEGMENT_BYTES = 1_000_000_000
 """Postgres refuses a row of 1 GiB by breaking the connection, which would look like an outage."""
 
+BATCH = 32
+"""Segments at a time at most; libpq holds an answer whole, next to the blobs made from it."""
+
+BATCH_BYTES = 128 * 2**20
+"""Bytes at a time at most, unless one segment alone has more."""
+
 _KEYS_IN_MESSAGE = 5
 
+_T = TypeVar("_T")
 
-class Status(StrEnum):
+
+class SegmentStatus(StrEnum):
     STAGED = "staged"
     LIVE = "live"
     RETIRED = "retired"
@@ -56,7 +65,7 @@ class JobFacts:
 class SegmentFacts:
     """`generation` and `epoch` are those that the segment was staged under."""
 
-    status: Status
+    status: SegmentStatus
     generation: int
     epoch: int
 
@@ -167,12 +176,12 @@ def check_plan(facts: JobFacts | None, job: str, generation: int, plan: str, def
     A plan is for the next epoch, and one that is pending is never replaced by another: it may have been acted on.
     """
     owner = check_owner(facts, job, generation)
-    _check_plan_epoch(job, decode_json(plan), owner.epoch + 1)
+    _check_plan_epoch(job, json.loads(plan), owner.epoch + 1)
     if owner.plan is None:
         return True
-    if decode_json(owner.plan) != decode_json(plan):
+    if json.loads(owner.plan) != json.loads(plan):
         raise _pending(f"Job {job} has another plan for epoch {owner.epoch + 1}")
-    if decode_optional(owner.definition) != decode_json(definition):
+    if decode_optional(owner.definition) != json.loads(definition):
         raise _pending(f"Job {job} has this plan for epoch {owner.epoch + 1} under another definition")
     return False
 
@@ -188,7 +197,7 @@ def check_reset(facts: JobFacts | None, job: str, expected: Standing | None, *, 
     if expected is not None and found != expected:
         raise StateError(
             f"Job {job} went on while its offsets were being changed",
-            facts=f"{_told(expected)} became {_told(found)}",
+            facts=f"{_standing_text(expected)} became {_standing_text(found)}",
             todo="Stop the job, then try again",
         )
     if existing.plan is not None and not drop_plan:
@@ -200,7 +209,7 @@ def check_reset(facts: JobFacts | None, job: str, expected: Standing | None, *, 
     return existing
 
 
-def _told(at: Standing) -> str:
+def _standing_text(at: Standing) -> str:
     planned = "" if at.planned is None else f" with epoch {at.planned} planned"
     return f"generation {at.generation}, epoch {at.epoch}{planned}"
 
@@ -210,7 +219,11 @@ def check_claim(facts: JobFacts | None, job: str, expected: Standing) -> None:
     existing = check_owner(facts, job, expected.generation)
     found = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
     if found != expected:
-        raise Fenced(f"Job {job} has gone on", facts=f"{_told(expected)} became {_told(found)}", todo="This task stops")
+        raise Fenced(
+            f"Job {job} has gone on",
+            facts=f"{_standing_text(expected)} became {_standing_text(found)}",
+            todo="This task stops",
+        )
 
 
 def standing(generation: int, epoch: int, *, pending: bool) -> Standing:
@@ -231,10 +244,12 @@ def check_commit(
         )
     if commit.next_plan is not None:
         _check_plan_epoch(job, commit.next_plan, commit.epoch + 1)
-    unknown = [key for key in commit.upserts if not _holds(named, key, generation, commit.epoch)]
+    unknown = [
+        key for key in commit.upserts if key not in named or not committable(named[key], generation, commit.epoch)
+    ]
     if unknown:
         raise missing_segments(job, unknown, f"not staged by generation {generation} for epoch {commit.epoch}")
-    gone = [key for key in commit.deletes if key not in named or named[key].status is not Status.LIVE]
+    gone = [key for key in commit.deletes if key not in named or named[key].status is not SegmentStatus.LIVE]
     if gone:
         raise missing_segments(job, gone, f"epoch {commit.epoch} deletes what is not live")
 
@@ -248,24 +263,20 @@ def _check_plan_epoch(job: str, plan: Json, expected: int) -> None:
         )
 
 
-def _holds(named: Mapping[str, SegmentFacts], key: str, generation: int, epoch: int) -> bool:
-    return key in named and committable(named[key], generation, epoch)
-
-
 def committable(segment: SegmentFacts, generation: int, epoch: int) -> bool:
     """Whether the commit of `epoch` by `generation` may make it live."""
-    return segment.status is Status.STAGED and not sweepable(segment, generation, epoch - 1, pinned=False)
+    return segment.status is SegmentStatus.STAGED and not sweepable(segment, generation, epoch - 1, pinned=False)
 
 
 def sweepable(segment: SegmentFacts, generation: int, committed_epoch: int, *, pinned: bool) -> bool:
     """Whether nothing can ever need it again, given the job's generation and last committed epoch."""
-    if segment.status is Status.STAGED:
+    if segment.status is SegmentStatus.STAGED:
         return segment.generation < generation or segment.epoch <= committed_epoch
-    return segment.status is Status.RETIRED and not pinned
+    return segment.status is SegmentStatus.RETIRED and not pinned
 
 
 def readable(segment: SegmentFacts, *, pinned: bool) -> bool:
-    return segment.status is Status.LIVE or (segment.status is Status.RETIRED and pinned)
+    return segment.status is SegmentStatus.LIVE or (segment.status is SegmentStatus.RETIRED and pinned)
 
 
 def staged_epoch(facts: JobFacts, meta: SegmentMeta) -> int:
@@ -303,3 +314,42 @@ def epoch_after_reset(facts: JobFacts) -> int:
 
 def oldest_logged_epoch(epoch: int) -> int:
     return epoch - EPOCH_LOG_LENGTH + 1
+
+
+# --- what is stored, and how much at a time ---------------------------------------------------------------------------
+
+
+def encode_json(value: Json) -> str:
+    """JSON text; raises StateError for what JSON cannot hold (NaN, infinity, bytes).
+
+    Plans, results and definitions are kept as JSON *text*, not JSONB: a pending plan is replayed as it was written, and
+    JSONB would turn 1e16 into an integer and refuse a string that holds U+0000.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise StateError(
+            "A plan, result, signature or definition is not JSON",
+            facts=str(error),
+            todo="Use null or text for such a value",
+        ) from error
+
+
+def decode_optional(text: str | None) -> Any:
+    """None stays None."""
+    return None if text is None else json.loads(text)
+
+
+def by_bytes(items: Iterable[tuple[_T, int]], *, most: int = BATCH_BYTES) -> Iterator[list[_T]]:
+    """Items, each given with its bytes, in batches that fit in memory: of at most `most` bytes and BATCH items, and of
+    at least one."""
+    batch: list[_T] = []
+    held = 0
+    for item, size in items:
+        if batch and (held + size > most or len(batch) == BATCH):
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
+        held += size
+    if batch:
+        yield batch

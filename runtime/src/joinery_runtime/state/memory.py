@@ -5,6 +5,7 @@ Several drivers may share one instance; fencing works between them as it does in
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
@@ -12,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from joinery_runtime.state import decisions
-from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
-from joinery_runtime.state.encoding import decode_json, decode_optional, encode_json
+from joinery_runtime.state.decisions import JobFacts, SegmentFacts, SegmentStatus, decode_optional, encode_json
 from joinery_runtime.state.migrations import check_chain, migrate_segment
 from joinery_runtime.state.store import (
     EpochCommit,
@@ -71,17 +71,17 @@ class _Job:
         return any(key in pin.keys for pin in self.pins.values())
 
     def live(self) -> dict[str, _Segment]:
-        return {key: item for key, item in sorted(self.segments.items()) if item.facts.status is Status.LIVE}
+        return {key: item for key, item in sorted(self.segments.items()) if item.facts.status is SegmentStatus.LIVE}
 
-    def mark(self, keys: Iterable[str], status: Status) -> None:
+    def set_status(self, keys: Iterable[str], status: SegmentStatus) -> None:
         for key in keys:
             item = self.segments[key]
             self.segments[key] = replace(item, facts=replace(item.facts, status=status))
 
     def make_live(self, keys: Iterable[str]) -> None:
         """Exactly these; what else was live is retired."""
-        self.mark(list(self.live()), Status.RETIRED)
-        self.mark(keys, Status.LIVE)
+        self.set_status(list(self.live()), SegmentStatus.RETIRED)
+        self.set_status(keys, SegmentStatus.LIVE)
 
     def named(self, keys: Iterable[str]) -> dict[str, SegmentFacts]:
         return {key: self.segments[key].facts for key in keys if key in self.segments}
@@ -93,7 +93,7 @@ class _Job:
 
     def logged(self, epoch: int) -> EpochRecord:
         line = self.log[epoch]
-        plan, result = decode_json(line.plan), decode_json(line.result)
+        plan, result = json.loads(line.plan), json.loads(line.result)
         return EpochRecord(epoch, line.generation, plan, result, line.committed_at)
 
     def record(self, now: int) -> JobRecord:
@@ -176,14 +176,19 @@ class MemoryStore:
                 meta, blob = by_key[key]
                 epoch = decisions.staged_epoch(entry.facts, meta)
                 entry.segments[key] = _Segment(
-                    meta, bytes(blob), SegmentFacts(Status.STAGED, entry.facts.generation, epoch)
+                    meta, bytes(blob), SegmentFacts(SegmentStatus.STAGED, entry.facts.generation, epoch)
                 )
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         with self._lock:
             entry = self._existing(job)
             wanted = list(dict.fromkeys(keys))
-            gone = [key for key in wanted if not self._readable(entry, key)]
+            gone = [
+                key
+                for key in wanted
+                if key not in entry.segments
+                or not decisions.readable(entry.segments[key].facts, pinned=entry.pinned(key))
+            ]
             if gone:
                 raise decisions.missing_segments(job, gone, "not in the store")
             return {key: entry.segments[key].blob for key in wanted}
@@ -200,8 +205,8 @@ class MemoryStore:
                 effect(None)
             # Nothing below can fail: the step is atomic.
             entry, now = self._jobs[job], self._clock()
-            entry.mark(commit.upserts, Status.LIVE)
-            entry.mark(commit.deletes, Status.RETIRED)
+            entry.set_status(commit.upserts, SegmentStatus.LIVE)
+            entry.set_status(commit.deletes, SegmentStatus.RETIRED)
             entry.offsets |= commit.offsets
             entry.claims.clear()
             entry.signature = signature
@@ -307,9 +312,9 @@ class MemoryStore:
             check_chain((item.meta.state_version for item in live.values()), target, chain)
             old = [item for item in live.values() if item.meta.state_version < target]
             new = [migrate_segment(item.meta, item.blob, target, chain, generation) for item in old]
-            entry.mark([item.meta.key for item in old], Status.RETIRED)
+            entry.set_status([item.meta.key for item in old], SegmentStatus.RETIRED)
             for item, (meta, blob) in zip(old, new, strict=True):
-                entry.segments[meta.key] = _Segment(meta, blob, replace(item.facts, status=Status.LIVE))
+                entry.segments[meta.key] = _Segment(meta, blob, replace(item.facts, status=SegmentStatus.LIVE))
             return len(old)
 
     def delete_job(self, job: str) -> None:
@@ -342,10 +347,6 @@ class MemoryStore:
         entry.facts = replace(
             entry.facts, definition=pin.definition, committed=pin.savepoint.committed, lineage=pin.savepoint.lineage
         )
-
-    @staticmethod
-    def _readable(entry: _Job, key: str) -> bool:
-        return key in entry.segments and decisions.readable(entry.segments[key].facts, pinned=entry.pinned(key))
 
     @staticmethod
     def _reset(entry: _Job) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from joinery_runtime.core.segment import MIGRATED, STATE_VERSION
+from joinery_runtime.core.table.segment import MIGRATED, STATE_VERSION
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.state.store import Migration, SegmentMeta
 
@@ -51,7 +51,7 @@ def migrate_segment(
     """The segment at `target` under a new key, `<old key>~<target>.<generation>`.
 
     The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key. Marks go on naming
-    it (`core.segment.first_key`).
+    it (`core.table.segment.first_key`).
     """
     rewritten = migrate(blob, meta.state_version, target, chain)
     key = f"{meta.key}{MIGRATED}{target}.{generation}"

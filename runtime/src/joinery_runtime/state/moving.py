@@ -1,8 +1,8 @@
 """Moves a job to another Postgres, so that it goes on there as if it had never been anywhere else.
 
-    source: mark the job as being moved, which fences every driver
+    source: note where the job is being moved, which fences every driver
     target: all rows in one transaction, compared with the source's
-    source: delete them, and leave the mark
+    source: delete them, and leave the note
 
 Any of it may be interrupted and repeated. Between the first and the last step no driver can own the job at the source;
 at the target there is either all of it or nothing. The job keeps its lineage, its counters, its plan and the claims of
@@ -12,6 +12,7 @@ the plan's output, so output into Kafka goes on exactly once.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from psycopg import sql
 
 from joinery_runtime.errors import StateError
 from joinery_runtime.state import decisions
-from joinery_runtime.state.connection import Connection
+from joinery_runtime.state.connection import Connection, GuardedConnection
 from joinery_runtime.state.ddl import installed_version
 from joinery_runtime.state.decisions import JobFacts
 from joinery_runtime.state.postgres import PostgresStore
@@ -45,12 +46,12 @@ FROM {schema}.state t WHERE {where}
 _BYTES = "SELECT coalesce(sum(octet_length(state_blob)), 0)::bigint FROM {schema}.state t WHERE {where}"
 
 _KNOWS = "SELECT 1 FROM {schema}.jobs WHERE pipeline_name = %(job)s AND NOT deleted"
-_MARK = """
+_BEGIN_MOVE = """
 UPDATE {schema}.jobs SET moved_to = %(place)s, generation = generation + 1, updated_at = now()
 WHERE pipeline_name = %(job)s
 """
-_UNMARK = "UPDATE {schema}.jobs SET moved_to = NULL, updated_at = now() WHERE pipeline_name = %(job)s"
-_LEAVE_MARK = "UPDATE {schema}.jobs SET moved_to = %(place)s WHERE pipeline_name = %(job)s"
+_CLEAR_MOVED_TO = "UPDATE {schema}.jobs SET moved_to = NULL, updated_at = now() WHERE pipeline_name = %(job)s"
+_SET_MOVED_TO = "UPDATE {schema}.jobs SET moved_to = %(place)s WHERE pipeline_name = %(job)s"
 _FORGET = "DELETE FROM {schema}.jobs WHERE pipeline_name = %(job)s AND deleted"
 _FORGET_CLAIMS = "DELETE FROM {schema}.claims WHERE pipeline_name = %(job)s"
 # A zombie of a job of that name that was here before stays fenced.
@@ -79,7 +80,6 @@ class MovableStore(PostgresStore):
 
     def contents(self, job: str) -> Moving:
         """Raises StateError if there is nothing to move."""
-        self._ensure_schema()
         with self._connection.session() as connection:
             _present(self._facts(connection, job), job)
             counts = self._counts(connection, job)
@@ -89,15 +89,13 @@ class MovableStore(PostgresStore):
 
     def knows(self, job: str) -> bool:
         """Whether there is a job of that name with state; changes nothing, also where there is no schema yet."""
-        with self._connection.session() as connection:
+        with closing(GuardedConnection(self.dsn)) as bare, bare.session() as connection:
             if not installed_version(connection, self.schema):
                 return False
             return connection.execute(self._filled(_KNOWS, "jobs"), {"job": job}).fetchone() is not None
 
     def move_to(self, target: MovableStore, job: str) -> None:
         """All of it, or what is left to do of an interrupted move. Raises StateError; then it can be repeated."""
-        self._ensure_schema()
-        target._ensure_schema()
         self._require_another_place(target, job)
         with self._connection.session() as connection:
             facts = _present(self._facts(connection, job), job)
@@ -111,12 +109,11 @@ class MovableStore(PostgresStore):
 
     def stay(self, job: str) -> None:
         """Gives an unfinished move up: the job goes on here. Raises StateError if none is under way."""
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = self._lock(connection, job)
             if facts is None or facts.deleted or facts.moved_to is None:
                 raise StateError(f"No move of job {job} from {self.place} is under way")
-            connection.execute(self._filled(_UNMARK, "jobs"), {"job": job})
+            connection.execute(self._filled(_CLEAR_MOVED_TO, "jobs"), {"job": job})
 
     def _require_another_place(self, target: MovableStore, job: str) -> None:
         """Two sessions cannot both hold one lock of a database, by whatever address they came to it."""
@@ -146,7 +143,7 @@ class MovableStore(PostgresStore):
     def _depart(self, job: str, place: str) -> None:
         with self._connection.transaction() as connection:
             _present(self._lock(connection, job), job)
-            connection.execute(self._filled(_MARK, "jobs"), {"job": job, "place": place})
+            connection.execute(self._filled(_BEGIN_MOVE, "jobs"), {"job": job, "place": place})
 
     def _copy_all(self, target: MovableStore, job: str) -> None:
         with self._connection.transaction() as here, target._connection.transaction() as there:
@@ -193,7 +190,7 @@ class MovableStore(PostgresStore):
     def _leave(self, job: str, place: str) -> None:
         with self._connection.transaction() as connection:
             self._delete(connection, _present(self._lock(connection, job), job))
-            connection.execute(self._filled(_LEAVE_MARK, "jobs"), {"job": job, "place": place})
+            connection.execute(self._filled(_SET_MOVED_TO, "jobs"), {"job": job, "place": place})
 
     def _filled(self, statement: str, table: str, columns: sql.Composable = _NO_COLUMNS) -> sql.Composed:
         schema = sql.Identifier(self.schema)

@@ -6,22 +6,29 @@ a small commit costs, so statements that don't wait for each other travel togeth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, Self, TypeVar
 
-from joinery_runtime.errors import JoineryError
+import psycopg
+from psycopg.types.json import Jsonb
+
 from joinery_runtime.state import decisions, statements
 from joinery_runtime.state.connection import Connection, GuardedConnection
 from joinery_runtime.state.ddl import ensure_schema, installed_version
-from joinery_runtime.state.decisions import JobFacts, SegmentFacts, Status
-from joinery_runtime.state.encoding import (
-    decode_json,
+from joinery_runtime.state.decisions import (
+    BATCH,
+    JobFacts,
+    SegmentFacts,
+    SegmentStatus,
+    by_bytes,
     decode_optional,
     encode_json,
-    meta_from_json,
 )
-from joinery_runtime.state.migrations import CURRENT_STATE_VERSION
-from joinery_runtime.state.segment_rows import SegmentRows, batches, encoded
+from joinery_runtime.state.migrations import CURRENT_STATE_VERSION, check_chain, migrate_segment
+from joinery_runtime.state.statements import Statements
 from joinery_runtime.state.store import (
     EpochCommit,
     EpochRecord,
@@ -32,6 +39,8 @@ from joinery_runtime.state.store import (
     SegmentMeta,
     Standing,
 )
+
+_T = TypeVar("_T")
 
 SWEEP_BATCH = 32
 """Segments deleted at a time: 1 ms per MB, and a commit of this process waits for one batch at most."""
@@ -47,21 +56,16 @@ class PostgresStore:
     def __init__(self, dsn: str, schema: str = "joinery") -> None:
         """`dsn` is a libpq connection string or postgresql:// address; raises StateError if it cannot be read."""
         self.dsn, self.schema = dsn, schema
-        self._connection = GuardedConnection(dsn)
-        self._sql = statements.Statements(schema)
-        self._segments = SegmentRows(self._sql)
-        self._schema_checked = False
+        self._connection = GuardedConnection(dsn, self._prepare)
+        self._sql = Statements(schema)
+        self._segments = SegmentTable(self._sql)
 
     @classmethod
     def connect(cls, dsn: str, schema: str = "joinery") -> Self:
         """Opens it now, creating or upgrading the schema; raises StoreUnavailable or IncompatibleState."""
         store = cls(dsn, schema)
-        try:
-            store._ensure_schema()
-        except JoineryError:
-            store.close()
-            raise
-        return store
+        with store._connection.session():
+            return store
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (self.dsn, self.schema))
@@ -76,30 +80,25 @@ class PostgresStore:
 
     def schema_version(self) -> int:
         """Of the tables: how many of the steps in `ddl` they have been through."""
-        self._ensure_schema()
         with self._connection.session() as connection:
             return installed_version(connection, self.schema)
 
     def acquire(self, job: str) -> JobRecord:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             if not self._sql.run(connection, statements.ACQUIRE, job).rowcount:
                 decisions.require_job(self._facts(connection, job), job)
             return self._record(connection, job)
 
     def record(self, job: str) -> JobRecord | None:
-        self._ensure_schema()
         with self._connection.session() as connection:
             return self._found(connection, job)
 
     def standing(self, job: str) -> Standing | None:
-        self._ensure_schema()
         with self._connection.session() as connection:
             row = self._sql.run(connection, statements.STANDING, job).fetchone()
         return None if row is None else decisions.standing(row[0], row[1], pending=row[2])
 
     def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
-        self._ensure_schema()
         with self._connection.session() as connection:
             row = self._sql.run(
                 connection, statements.CLAIM, job, name=name, owner=owner, instead_of=instead_of,
@@ -112,33 +111,28 @@ class PostgresStore:
         return None if fresh else str(holder)
 
     def claims(self, job: str) -> dict[str, str]:
-        self._ensure_schema()
         with self._connection.session() as connection:
             return dict(self._sql.run(connection, statements.CLAIMS, job).fetchall())
 
     def release_claims(self, job: str, generation: int) -> None:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             decisions.check_owner(self._lock(connection, job), job, generation)
             self._sql.run(connection, statements.RELEASE_CLAIMS, job)
 
     def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
         text, under = encode_json(plan), encode_json(definition)
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             if decisions.check_plan(self._lock(connection, job), job, generation, text, under):
                 self._sql.run(connection, statements.WRITE_PLAN, job, plan=text, definition=under)
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
         by_key = decisions.check_stage(job, segments)
-        self._ensure_schema()
         with self._connection.session() as connection:
             facts = decisions.require_job(self._facts(connection, job), job)
             self._segments.stage(connection, facts, by_key)
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         wanted = list(dict.fromkeys(keys))
-        self._ensure_schema()
         with self._connection.session() as connection:
             found = self._segments.read(connection, job, wanted)
             gone = [key for key in wanted if key not in found]
@@ -151,7 +145,6 @@ class PostgresStore:
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
         texts = {name: encode_json(getattr(commit, name)) for name in ("plan", "result", "signature", "definition")}
         next_plan = None if commit.next_plan is None else encode_json(commit.next_plan)
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             facts, named = self._lock_with_segments(connection, job, [*commit.upserts, *commit.deletes])
             decisions.check_commit(facts, job, generation, commit, named)
@@ -161,25 +154,25 @@ class PostgresStore:
                 effect(connection)
 
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
-        self._ensure_schema()
         with self._connection.session() as connection:
             return [_logged(row) for row in self._sql.run(connection, statements.EPOCHS, job, after=after, limit=limit)]
 
     def newest_epoch(self, job: str) -> EpochRecord | None:
-        self._ensure_schema()
         with self._connection.session() as connection:
             row = self._sql.run(connection, statements.NEWEST_EPOCH, job).fetchone()
         return None if row is None else _logged(row)
 
     def sweep(self, job: str, generation: int) -> int:
-        self._ensure_schema()
         with self._connection.session() as connection:
             facts = decisions.check_owner(self._facts(connection, job), job, generation)
             garbage = self._segments.garbage(connection, facts)
-        return sum(self._remove(job, batch) for batch in batches(garbage, SWEEP_BATCH))
+        removed = 0
+        for batch in _batches(garbage, SWEEP_BATCH):
+            with self._connection.session() as connection:  # one at a time, so that others get in between
+                removed += self._segments.remove(connection, job, batch)
+        return removed
 
     def create_savepoint(self, job: str, name: str) -> Savepoint:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             decisions.require_job(self._lock(connection, job), job)
             if name in self._savepoints(connection, job):
@@ -188,12 +181,10 @@ class PostgresStore:
             return self._savepoints(connection, job)[name]
 
     def savepoints(self, job: str) -> list[Savepoint]:
-        self._ensure_schema()
         with self._connection.session() as connection:
             return list(self._savepoints(connection, job).values())
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = decisions.require_job(self._lock(connection, job), job)
             self._pin(connection, job, name)
@@ -201,7 +192,6 @@ class PostgresStore:
             return self._record(connection, job)
 
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = decisions.require_owned(self._lock(connection, job), job, generation)
             if decisions.check_roll_back(facts, self._pin(connection, job, name)):
@@ -213,7 +203,6 @@ class PostgresStore:
             return self._record(connection, job)
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = decisions.require_owned(self._lock(connection, job), job, generation)
             if decisions.check_start_anew(facts, self._pin(connection, job, name)):
@@ -227,7 +216,6 @@ class PostgresStore:
     def reset_offsets(
         self, job: str, offsets: Mapping[str, bytes], *, expected: Standing | None = None, drop_plan: bool = False
     ) -> JobRecord:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = decisions.check_reset(self._lock(connection, job), job, expected, drop_plan=drop_plan)
             with connection.pipeline():
@@ -236,20 +224,17 @@ class PostgresStore:
             return self._record(connection, job)
 
     def delete_savepoint(self, job: str, name: str) -> None:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             decisions.require_job(self._lock(connection, job), job)
             self._pin(connection, job, name)
             self._sql.run(connection, statements.DELETE_SAVEPOINT, job, name=name)
 
     def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = decisions.check_owner(self._lock(connection, job), job, generation)
             return self._segments.migrate(connection, facts, chain, target)
 
     def delete_job(self, job: str) -> None:
-        self._ensure_schema()
         with self._connection.transaction() as connection:
             facts = self._lock(connection, job)
             if facts is not None:
@@ -257,7 +242,6 @@ class PostgresStore:
 
     def moved_to(self, job: str) -> str | None:
         """Where `state.moving` has moved the job, or is moving it, from here."""
-        self._ensure_schema()
         with self._connection.session() as connection:
             facts = self._facts(connection, job)
         return None if facts is None else facts.moved_to
@@ -265,11 +249,9 @@ class PostgresStore:
     def close(self) -> None:
         self._connection.close()
 
-    def _ensure_schema(self) -> None:
-        if not self._schema_checked:
-            with self._connection.session() as connection:
-                ensure_schema(connection, self.schema)
-            self._schema_checked = True
+    def _prepare(self, connection: Connection) -> None:
+        """What a new connection begins with: the schema is as this release knows it."""
+        ensure_schema(connection, self.schema)
 
     def _facts(self, connection: Connection, job: str) -> JobFacts | None:
         return _job_facts(job, self._sql.run(connection, statements.FACTS, job).fetchone())
@@ -283,8 +265,10 @@ class PostgresStore:
     ) -> tuple[JobFacts | None, dict[str, SegmentFacts]]:
         with connection.pipeline():
             locked = self._sql.run(connection, statements.LOCK_JOB, job)
-            named = self._sql.run(connection, statements.NAMED, job, keys=encoded(keys))
-        facts = {key.decode(): SegmentFacts(Status(status), *staged_under) for key, status, *staged_under in named}
+            named = self._sql.run(connection, statements.NAMED, job, keys=_encoded(keys))
+        facts = {
+            key.decode(): SegmentFacts(SegmentStatus(status), *staged_under) for key, status, *staged_under in named
+        }
         return _job_facts(job, locked.fetchone()), facts
 
     def _found(self, connection: Connection, job: str) -> JobRecord | None:
@@ -302,8 +286,8 @@ class PostgresStore:
     def _write_commit(
         self, connection: Connection, job: str, generation: int, commit: EpochCommit, texts: Mapping[str, Any]
     ) -> None:
-        self._segments.mark(connection, job, commit.upserts, Status.LIVE)
-        self._segments.mark(connection, job, commit.deletes, Status.RETIRED)
+        self._segments.set_status(connection, job, commit.upserts, SegmentStatus.LIVE)
+        self._segments.set_status(connection, job, commit.deletes, SegmentStatus.RETIRED)
         self._set_offsets(connection, job, commit.offsets)
         self._sql.run(connection, statements.DROP_CLAIMS, job)
         epoch = {"epoch": commit.epoch, "generation": generation, **texts}
@@ -316,10 +300,6 @@ class PostgresStore:
         self._sql.run(
             connection, statements.SET_OFFSETS, job, sources=sources, values=values, version=CURRENT_STATE_VERSION
         )
-
-    def _remove(self, job: str, keys: list[bytes]) -> int:
-        with self._connection.session() as connection:
-            return self._segments.remove(connection, job, keys)
 
     def _savepoints(self, connection: Connection, job: str) -> dict[str, Savepoint]:
         return {row[0]: Savepoint(*row) for row in self._sql.run(connection, statements.SAVEPOINTS, job)}
@@ -348,6 +328,121 @@ class PostgresStore:
             self._sql.run(connection, statements.RESET, facts.job, epoch=decisions.epoch_after_reset(facts))
 
 
+def _encoded(keys: Iterable[str]) -> list[bytes]:
+    return [key.encode() for key in keys]
+
+
+def _batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
+    remaining = iter(items)
+    while batch := list(islice(remaining, size)):
+        yield batch
+
+
+class ReadOnlyStore(PostgresStore):
+    """For `record` and `read_segments` only, and changes nothing: for use beside a driver of an earlier
+    release, which could not start again after its schema was upgraded. What an upgrade would make of the record is
+    found out and rolled back; the tables that hold segments are read as they are."""
+
+    def record(self, job: str) -> JobRecord | None:
+        with self._connection.session() as connection, connection.transaction(force_rollback=True):
+            ensure_schema(connection, self.schema)
+            return self._found(connection, job)
+
+    def _prepare(self, connection: Connection) -> None:
+        """Leaves an older schema as it is."""
+
+
+class SegmentTable:
+    """The rows of jobs' segments: staged, read, given another status, rewritten and removed, each on a connection, and
+    in a transaction, that the caller holds."""
+
+    def __init__(self, sql: Statements) -> None:
+        self._sql = sql
+
+    def stage(self, connection: Connection, facts: JobFacts, by_key: Mapping[str, tuple[SegmentMeta, bytes]]) -> None:
+        try:
+            self._copy(connection, facts, by_key.values())
+        except psycopg.errors.UniqueViolation:
+            # A repeated call, after an answer that was lost.
+            stored = self._stored_equal(connection, facts.job, by_key)
+            self._copy(connection, facts, [item for key, item in by_key.items() if key not in stored])
+
+    def read(self, connection: Connection, job: str, keys: Sequence[str]) -> dict[str, bytes]:
+        """Blobs of live and of pinned segments; what is not there is left out."""
+        found: dict[str, bytes] = {}
+        for batch in _batches(keys, BATCH):
+            rows = self._sql.run(connection, statements.READ, job, keys=_encoded(batch), binary=True)
+            found |= {key.decode(): blob for key, blob in rows}
+        return found
+
+    def set_status(self, connection: Connection, job: str, keys: Sequence[str], status: SegmentStatus) -> None:
+        if keys:
+            self._sql.run(connection, statements.SET_STATUS, job, keys=_encoded(keys), status=status.value)
+
+    def migrate(self, connection: Connection, facts: JobFacts, chain: Mapping[int, Migration], target: int) -> int:
+        """How many live segments were rewritten. Raises IncompatibleState before any is."""
+        versions = self._sql.run(connection, statements.LIVE_VERSIONS, facts.job).fetchall()
+        check_chain((version for (version,) in versions), target, chain)
+        old = [(key, size) for key, size in self._sql.run(connection, statements.LIVE_BELOW, facts.job, target=target)]
+        for batch in by_bytes(old):
+            self._migrate_batch(connection, facts, batch, chain, target)
+        return len(old)
+
+    def garbage(self, connection: Connection, facts: JobFacts) -> list[bytes]:
+        """Keys of what nothing can ever need again."""
+        return [
+            key
+            for key, status, staged_by, epoch, pinned in self._sql.run(connection, statements.NOT_LIVE, facts.job)
+            if decisions.sweepable(
+                SegmentFacts(SegmentStatus(status), staged_by, epoch), facts.generation, facts.epoch, pinned=pinned
+            )
+        ]
+
+    def remove(self, connection: Connection, job: str, keys: list[bytes]) -> int:
+        return self._sql.run(connection, statements.REMOVE, job, keys=keys).rowcount
+
+    def _copy(self, connection: Connection, facts: JobFacts, segments: Iterable[tuple[SegmentMeta, bytes]]) -> None:
+        staged = (
+            (meta, blob, SegmentFacts(SegmentStatus.STAGED, facts.generation, decisions.staged_epoch(facts, meta)))
+            for meta, blob in segments
+        )
+        self._insert(connection, facts.job, staged)
+
+    def _insert(
+        self, connection: Connection, job: str, segments: Iterable[tuple[SegmentMeta, bytes, SegmentFacts]]
+    ) -> None:
+        with connection.cursor() as cursor, cursor.copy(self._sql[statements.STAGE]) as copy:
+            copy.set_types(statements.STAGE_TYPES)
+            for meta, blob, facts in segments:
+                key, version = meta.key.encode(), meta.state_version
+                under = (facts.status.value, facts.generation, facts.epoch)
+                copy.write_row((job, key, blob, version, *under, Jsonb(asdict(meta))))
+
+    def _stored_equal(
+        self, connection: Connection, job: str, by_key: Mapping[str, tuple[SegmentMeta, bytes]]
+    ) -> set[str]:
+        """Which keys are there already; raises StateError if one has other bytes."""
+        stored = self._sql.run(connection, statements.STORED, job, keys=_encoded(by_key), binary=True).fetchall()
+        for key, blob, meta in stored:
+            if by_key[key.decode()] != (SegmentMeta(**meta), blob):
+                raise decisions.different_bytes(job, key.decode())
+        return {key.decode() for key, _, _ in stored}
+
+    def _migrate_batch(
+        self, connection: Connection, facts: JobFacts, keys: list[bytes], chain: Mapping[int, Migration], target: int
+    ) -> None:
+        rows = self._sql.run(connection, statements.FOR_MIGRATION, facts.job, keys=keys, binary=True).fetchall()
+        self._sql.run(connection, statements.SET_STATUS, facts.job, keys=keys, status=SegmentStatus.RETIRED.value)
+        rewritten = (
+            (
+                *migrate_segment(SegmentMeta(**meta), blob, target, chain, facts.generation),
+                SegmentFacts(SegmentStatus.LIVE, *staged_under),
+            )
+            for meta, blob, *staged_under in rows
+        )
+        self._insert(connection, facts.job, rewritten)
+
+
 def _job_facts(job: str, row: tuple[Any, ...] | None) -> JobFacts | None:
     return None if row is None else JobFacts(job, *row)
 
@@ -364,11 +459,11 @@ def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
         plan=decode_optional(plan),
         planned_for_ms=planned_for_ms,
         offsets=dict(zip(sources, values, strict=True)),
-        segments=tuple(map(meta_from_json, metas)),
+        segments=tuple(SegmentMeta(**meta) for meta in metas),
         committed=committed,
     )
 
 
 def _logged(row: tuple[Any, ...]) -> EpochRecord:
     epoch, generation, plan, result, committed_at = row
-    return EpochRecord(epoch, generation, decode_json(plan), decode_json(result), committed_at)
+    return EpochRecord(epoch, generation, json.loads(plan), json.loads(result), committed_at)

@@ -92,7 +92,7 @@ SELECT group_key, status, generation, epoch FROM {schema}.state
 WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b)
 """
 
-MARK = """
+SET_STATUS = """
 UPDATE {schema}.state SET status = %(status)s, updated_at = now()
 WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b)
 """

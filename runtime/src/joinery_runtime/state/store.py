@@ -1,4 +1,8 @@
-"""The port between the engine and durable state, and the values that cross it.
+"""The ports between a job and its durable state, and the values that cross them.
+
+Every store implements all of them (`StateStore`). A user takes the port that it needs: a task stages and reads segments
+(`TaskStore`), a driver runs epochs (`DriverStore`), an inspection changes nothing (`StateReader`), `joinery state`
+works on jobs from beside (`Admin`, `Savepoints`). All are keyed by `job` ("namespace/name" or "name") and thread-safe.
 
 What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
 
@@ -25,18 +29,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from joinery_runtime.core.segment import SegmentMeta
+from joinery_runtime.core.table.segment import SegmentMeta
 
 __all__ = [
+    "Admin",
+    "DriverStore",
     "EpochCommit",
     "EpochRecord",
+    "Epochs",
+    "JobReader",
     "JobRecord",
     "Json",
     "Migration",
     "Savepoint",
+    "Savepoints",
     "SegmentMeta",
+    "SegmentReader",
     "Standing",
+    "StateReader",
     "StateStore",
+    "TaskStore",
 ]
 
 Json = Mapping[str, Any]
@@ -127,51 +139,22 @@ class Savepoint:
 Migration = Callable[[bytes], bytes]
 
 
-class StateStore(Protocol):
-    """One job's view is keyed by `job` ("namespace/name" or "name"). Thread-safe."""
+# --- what is there ----------------------------------------------------------------------------------------------------
 
-    def acquire(self, job: str) -> JobRecord:
-        """Takes the next generation (creating the job at its first start) and returns the record under it."""
+
+class JobReader(Protocol):
+    """Reads what is stored of a job. Takes no generation, waits for nobody, changes nothing."""
+
+    def record(self, job: str) -> JobRecord | None:
+        """None if there is no such job. Raises Moved, or StateError while it is being moved."""
         ...
-
-    def record(self, job: str) -> JobRecord | None: ...
 
     def standing(self, job: str) -> Standing | None:
-        """A look at one row, cheap enough for every attempt of a task; None if there is no such job."""
-        ...
-
-    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
-        """Claims the part `name` of the pending epoch's output for `owner`, where rows are visible before the commit.
-
-        None if nobody had claimed it before: `owner` has it now. Else who has it: the first one who claimed it, `owner`
-        if that was `instead_of`, who must have been fenced, or "" if its owner has been (`release_claims`). Raises
-        Fenced unless the job's standing is `expected`; whoever acquires the job later finds the claim in `claims`."""
+        """One row, cheap enough for every attempt of a task; None if there is no such job."""
         ...
 
     def claims(self, job: str) -> dict[str, str]:
         """Owners of claims by name. A commit removes them; a plan that was dropped otherwise leaves its own behind."""
-        ...
-
-    def release_claims(self, job: str, generation: int) -> None:
-        """Their owners have been fenced: the claims stay, and are nobody's (""). Raises Fenced."""
-        ...
-
-    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
-        """Stores the pending plan with the job document it was made under; its "epoch" must be record.epoch + 1.
-        Raises Fenced, and StateError if another plan, or this one under another definition, is pending; the same
-        again is no error."""
-        ...
-
-    def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
-        """Durable when it returns. A call may be repeated; raises StateError for a known key with other bytes."""
-        ...
-
-    def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
-        """Blobs by key, of live and of pinned segments; raises StateError naming a key that is not there."""
-        ...
-
-    def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
-        """Raises Fenced, StateError (wrong epoch, unknown staged key), or StoreUnavailable (outcome unknown)."""
         ...
 
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
@@ -183,9 +166,63 @@ class StateStore(Protocol):
         committed, or the savepoint's after a restore. None if there is none, or if it has been trimmed."""
         ...
 
+
+class SegmentReader(Protocol):
+    """Blobs by key. They are immutable, so what was read once may be kept for ever."""
+
+    def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
+        """Blobs by key, of live and of pinned segments; raises StateError naming a key that is not there."""
+        ...
+
+
+class StateReader(JobReader, SegmentReader, Protocol):
+    """All that can be read of a job."""
+
+
+# --- the commit protocol ----------------------------------------------------------------------------------------------
+
+
+class Epochs(Protocol):
+    """What the owner of a job does. `acquire` makes one; every other call names the generation that `acquire` gave, and
+    raises Fenced when there is a newer one."""
+
+    def acquire(self, job: str) -> JobRecord:
+        """Takes the next generation (creating the job at its first start) and returns the record under it."""
+        ...
+
+    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
+        """Stores the pending plan with the job document it was made under; its "epoch" must be record.epoch + 1.
+        Raises Fenced, and StateError if another plan, or this one under another definition, is pending; the same
+        again is no error."""
+        ...
+
+    def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
+        """Raises Fenced, StateError (wrong epoch, unknown staged key), or StoreUnavailable (outcome unknown)."""
+        ...
+
+    def release_claims(self, job: str, generation: int) -> None:
+        """Their owners have been fenced: the claims stay, and are nobody's (""). Raises Fenced."""
+        ...
+
     def sweep(self, job: str, generation: int) -> int:
         """Removes staged segments that no commit can name any more (older generation or committed epoch) and deleted
         ones that no savepoint pins; returns how many. May run beside commits. Raises Fenced."""
+        ...
+
+    def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
+        """Rewrites every live segment below `target` through the chain, atomically; returns how many. Raises
+        IncompatibleState naming the missing step before anything is written, or state newer than `target`.
+
+        A rewritten segment gets a new key, the old one followed by `~`: the old bytes stay what caches and savepoints
+        know them as."""
+        ...
+
+
+class Savepoints(Protocol):
+    """Pins the state as it is. Pinned segments stay readable; live ones are not touched, and no driver is fenced."""
+
+    def savepoints(self, job: str) -> list[Savepoint]:
+        """By name."""
         ...
 
     def create_savepoint(self, job: str, name: str) -> Savepoint:
@@ -193,7 +230,39 @@ class StateStore(Protocol):
         name is taken."""
         ...
 
-    def savepoints(self, job: str) -> list[Savepoint]: ...
+    def delete_savepoint(self, job: str, name: str) -> None:
+        """Drops the pins, not what is live: a job that was restored from it goes on."""
+        ...
+
+
+class DriverStore(JobReader, Epochs, Savepoints, Protocol):
+    """What a driver works with: its own calls, what it reads of the job, and the savepoint that a migration makes."""
+
+
+class TaskStore(SegmentReader, Protocol):
+    """What a task works with. A task owns nothing: its segments are garbage until the driver commits them, and its
+    claims hold for as long as the driver owns the job."""
+
+    def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
+        """Durable when it returns. A call may be repeated; raises StateError for a known key with other bytes."""
+        ...
+
+    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
+        """Claims the part `name` of the pending epoch's output for `owner`, where rows are visible before the commit.
+
+        None if nobody had claimed it before: `owner` has it now. Else who has it: the first one who claimed it, `owner`
+        if that was `instead_of`, who must have been fenced, or "" if its owner has been (`release_claims`). Raises
+        Fenced unless the job's standing is `expected`; whoever acquires the job later finds the claim in `claims`."""
+        ...
+
+
+# --- from beside ------------------------------------------------------------------------------------------------------
+
+
+class Admin(Protocol):
+    """Changes what a job stands on, from beside its driver. A call that changes anything takes the generation anew in
+    the same step: a driver that runs is fenced and never meets state that it has not written. The number of a plan
+    that is dropped is used up, because output of that epoch may have gone out."""
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
         """Live set, offsets, signature, definition and lineage become the savepoint's; the pending plan is dropped
@@ -231,21 +300,13 @@ class StateStore(Protocol):
         worked out: StateError if it went on since, which would take other partitions back with them."""
         ...
 
-    def delete_savepoint(self, job: str, name: str) -> None:
-        """Drops the pins, not what is live: a job that was restored from it goes on."""
-        ...
-
-    def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
-        """Rewrites every live segment below `target` through the chain, atomically; returns how many. Raises
-        IncompatibleState naming the missing step before anything is written, or state newer than `target`.
-
-        A rewritten segment gets a new key, the old one followed by `~`: the old bytes stay what caches and savepoints
-        know them as."""
-        ...
-
     def delete_job(self, job: str) -> None:
         """Removes all state, savepoints and the log. Generation and epoch numbers go on if the job comes back, so a
         zombie of its old life stays fenced; its lineage does not. No error if there is no such job."""
         ...
+
+
+class StateStore(StateReader, TaskStore, DriverStore, Admin, Protocol):
+    """What a state store implements: all ports on the same state, with one conformance suite (tests/state)."""
 
     def close(self) -> None: ...

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from joinery_runtime.core.segment import SegmentMeta, decode
+from joinery_runtime.core.table.segment import SegmentMeta, decode
 from joinery_runtime.errors import IncompatibleState, RolloutOver, StateError, StoreUnavailable
 from joinery_runtime.state import decisions
-from joinery_runtime.state.batching import by_bytes
+from joinery_runtime.state.decisions import by_bytes
 from joinery_runtime.state.migrations import check_chain, migrate
-from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateStore
+from joinery_runtime.state.store import DriverStore, JobReader, JobRecord, Migration, Savepoint, Savepoints, StateReader
 
 KEPT_PINS = 3
 """Automatic savepoints that are kept, the newest ones."""
@@ -62,7 +62,7 @@ def is_rollout(name: str) -> bool:
 
 
 def migrate_pinned(
-    store: StateStore, record: JobRecord, chain: Mapping[int, Migration], target: int, say: Callable[[str], None]
+    store: DriverStore, record: JobRecord, chain: Mapping[int, Migration], target: int, say: Callable[[str], None]
 ) -> JobRecord:
     """The record with every live segment at `target`. Raises IncompatibleState before anything is written."""
     check_versions(record, chain, target)
@@ -81,7 +81,7 @@ def automatic_name(record: JobRecord, target: int) -> str:
     return f"before-state-version-{target}-epoch-{record.committed}"
 
 
-def reread(store: StateStore, record: JobRecord) -> JobRecord:
+def reread(store: JobReader, record: JobRecord) -> JobRecord:
     """As it is now. Raises Fenced if another driver owns the job by now."""
     now = store.record(record.job)
     if now is None or now.generation != record.generation:
@@ -98,7 +98,7 @@ def older(record: JobRecord, target: int) -> list[SegmentMeta]:
     return [meta for meta in record.segments if meta.state_version < target]
 
 
-def ensure_pin(store: StateStore, record: JobRecord, name: str, *, done: Callable[[Savepoint], bool] = never) -> Pin:
+def ensure_pin(store: Savepoints, record: JobRecord, name: str, *, done: Callable[[Savepoint], bool] = never) -> Pin:
     """A savepoint `name` of the state as it is.
 
     One that stands on the same epoch is taken as it is. Of another epoch: it is kept if what it was made for has been
@@ -124,7 +124,7 @@ def ensure_pin(store: StateStore, record: JobRecord, name: str, *, done: Callabl
     return Pin(store.create_savepoint(record.job, name), "created anew")
 
 
-def check_rollout(store: StateStore, record: JobRecord, name: str, *, done: Callable[[Savepoint], bool]) -> None:
+def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Callable[[Savepoint], bool]) -> None:
     """Raises RolloutOver if `name` is the savepoint of a rollout that has ended without being `done`, or another one
     came after it.
 
@@ -149,7 +149,7 @@ def check_rollout(store: StateStore, record: JobRecord, name: str, *, done: Call
     )
 
 
-def unfinished_rollout(store: StateStore, record: JobRecord, *, but: str) -> Savepoint | None:
+def unfinished_rollout(store: Savepoints, record: JobRecord, *, but: str) -> Savepoint | None:
     """The newest automatic savepoint, if nothing was committed since it was made and it was not rolled back."""
     automatic = [pin for pin in store.savepoints(record.job) if is_automatic(pin.name)]
     newest = max(automatic, key=lambda pin: pin.created_at, default=None)
@@ -175,7 +175,7 @@ def _later(pin: Savepoint, pins: Iterable[Savepoint]) -> list[Savepoint]:
     return [other for other in pins if other.created_at > pin.created_at]
 
 
-def prune_pins(store: StateStore, job: str, keep: str) -> list[str]:
+def prune_pins(store: Savepoints, job: str, keep: str) -> list[str]:
     """Deletes automatic savepoints but the newest and `keep`; returns their names."""
     automatic = [pin for pin in store.savepoints(job) if is_automatic(pin.name)]
     newest_first = sorted(automatic, key=lambda pin: (pin.name == keep, pin.created_at), reverse=True)
@@ -185,7 +185,7 @@ def prune_pins(store: StateStore, job: str, keep: str) -> list[str]:
     return names
 
 
-def rehearse(store: StateStore, record: JobRecord, chain: Mapping[int, Migration], target: int) -> Rehearsal:
+def rehearse(store: StateReader, record: JobRecord, chain: Mapping[int, Migration], target: int) -> Rehearsal:
     """Runs the migration of every live segment and writes nothing. Raises IncompatibleState.
 
     May run beside a driver: where a segment goes while it is to be read, those that replaced it are taken.
@@ -234,7 +234,7 @@ def _rows(blob: bytes) -> int | None:
 
 
 def read_live(
-    store: StateStore, record: JobRecord, choose: Callable[[JobRecord], list[SegmentMeta]]
+    store: StateReader, record: JobRecord, choose: Callable[[JobRecord], list[SegmentMeta]]
 ) -> Iterator[tuple[JobRecord, dict[str, bytes]]]:
     """The blobs of the live segments that `choose` names, a batch at a time, with the record that they are of.
 

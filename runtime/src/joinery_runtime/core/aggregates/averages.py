@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates.base import GroupError, Groups, States
+from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
 from joinery_runtime.core.aggregates.counts import Count
 from joinery_runtime.core.aggregates.sums import TODO, DoubleSum, WholeSum
 from joinery_runtime.core.aggregates.wide import Wide
@@ -106,3 +106,13 @@ def _of_decimals(places: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
 
 def _divisors(sums: pa.Array, counts: pa.Array) -> pa.Array:
     return pc.if_else(sums.is_valid(), counts, None)
+
+
+def _of_type(name: str, of: AggregateCall) -> Accumulator:
+    kind: pa.DataType = of.type
+    if pa.types.is_floating(kind):
+        return of_doubles(name)
+    return of_decimals(name, kind) if pa.types.is_decimal(kind) else of_integers(name)
+
+
+FUNCTIONS: Mapping[str, Make] = {"avg": _of_type}

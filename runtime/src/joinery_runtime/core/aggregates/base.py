@@ -18,11 +18,24 @@ type is an error also where later rows would bring it back: what is in the state
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateCall:
+    """One aggregate of a session (S7): `function` of `column` of type `type` (None: it counts rows), in the output as
+    `name`. `limit`: `count_distinct` is exact up to so many values; None: it is a sketch."""
+
+    function: str
+    name: str
+    column: str = ""
+    type: pa.DataType | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +98,6 @@ class Accumulator(Protocol):
     def result(self, states: States) -> pa.Array:
         """What goes out for each state, of type `result_type`; NULL where no value was seen, but 0 for counts."""
         ...
+
+
+Make = Callable[[str, AggregateCall], Accumulator]  # from the name of its columns and what the job asks for

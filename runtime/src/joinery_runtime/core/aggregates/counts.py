@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates.base import Groups, States
+from joinery_runtime.core.aggregates.base import Groups, Make, States
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,6 @@ class Count:
 
     def result(self, states: States) -> pa.Array:
         return states[0]
+
+
+FUNCTIONS: Mapping[str, Make] = {"count": lambda name, _: Count(name), "count_col": lambda name, _: Count(name)}

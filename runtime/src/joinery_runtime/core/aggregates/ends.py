@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates.base import Groups, States
+from joinery_runtime.core.aggregates.base import Groups, Make, States
 from joinery_runtime.core.aggregates.present import Present
 
 
@@ -48,3 +49,9 @@ class End:
     @staticmethod
     def _states(present: Present, times: np.ndarray, at: np.ndarray) -> States:
         return present.spread(present.values.take(pa.array(at))), present.spread(pa.array(times[at]))
+
+
+FUNCTIONS: Mapping[str, Make] = {
+    "first": lambda name, of: End(name, of.type, last=False),
+    "last": lambda name, of: End(name, of.type, last=True),
+}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates.base import Groups, States
+from joinery_runtime.core.aggregates.base import Groups, Make, States
 from joinery_runtime.core.aggregates.present import Present
 from joinery_runtime.core.aggregates.wide import Wide
 
@@ -67,3 +68,9 @@ class Extreme:
         table = pa.table({"group": groups.number, "value": values})
         found = table.group_by("group", use_threads=False).aggregate([("value", "max" if self.greatest else "min")])
         return found.column(1).combine_chunks()
+
+
+FUNCTIONS: Mapping[str, Make] = {
+    "min": lambda name, of: Extreme(name, of.type, greatest=False),
+    "max": lambda name, of: Extreme(name, of.type, greatest=True),
+}

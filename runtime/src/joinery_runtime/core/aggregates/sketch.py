@@ -1,7 +1,8 @@
 """Estimated counts of distinct values: HyperLogLog sketches of Apache DataSketches (lg_k = 12).
 
-A value counts by its key hash (`core/keyhash.py`, version 1), which is the canonical form of every type: int32 = int64,
-decimals by value, strings and binary by their bytes, -0.0 = 0.0, NaN one value. A hash goes into a sketch as int64.
+A value counts by its key hash (`core.table.keyhash`, version 1), which is the canonical form of every type: int32 =
+int64, decimals by value, strings and binary by their bytes, -0.0 = 0.0, NaN one value. A hash goes into a sketch as
+int64.
 
 A state is binary. Up to EXACT hashes stand there as they are, sorted, 8 bytes each, little-endian: then the count is
 exact, and 100,000 small sessions are a few vectorised steps. More are the byte 1 and a sketch of type HLL_8 in its
@@ -24,10 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasketches import HLL_8, hll_sketch, hll_union
 
-from joinery_runtime.core.aggregates.base import Groups, States
-from joinery_runtime.core.aggregates.distinct import distinct
+from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, Groups, Make, States
+from joinery_runtime.core.aggregates.distinct import Distinct, distinct
 from joinery_runtime.core.aggregates.present import Present
-from joinery_runtime.core.keyhash import key_hash
+from joinery_runtime.core.table.keyhash import key_hash
 
 LG_K = 12
 EXACT = 32
@@ -137,3 +138,12 @@ def _lengths(states: pa.Array) -> np.ndarray:
 
 def _sketched(states: pa.Array) -> np.ndarray:
     return np.asarray(_lengths(states) % 2 == 1)
+
+
+def _distinct(name: str, of: AggregateCall) -> Accumulator:
+    if of.limit is None:
+        return Sketch(f"{name}.sketch")
+    return Distinct(f"{name}.values", of.type, of.limit)
+
+
+FUNCTIONS: Mapping[str, Make] = {"count_distinct": _distinct}

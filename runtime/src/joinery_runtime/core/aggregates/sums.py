@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import compensated, wide
-from joinery_runtime.core.aggregates.base import GroupError, Groups, States
+from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
 from joinery_runtime.core.aggregates.present import Present
 
 _STUCK = (
@@ -87,3 +88,13 @@ class DoubleSum:
         doubles = present.values.cast(pa.float64()).to_numpy()
         sums, left = compensated.total((doubles, rests), present.groups)
         return present.spread(pa.array(sums)), present.spread(pa.array(left))
+
+
+def _sum(name: str, of: AggregateCall) -> Accumulator:
+    kind: pa.DataType = of.type
+    if pa.types.is_floating(kind):
+        return DoubleSum(name)
+    return WholeSum(name, pa.decimal128(38, kind.scale) if pa.types.is_decimal(kind) else pa.int64())
+
+
+FUNCTIONS: Mapping[str, Make] = {"sum": _sum}

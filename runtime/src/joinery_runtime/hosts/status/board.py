@@ -10,14 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client import Histogram
 
-from joinery_runtime.core.spec import SideSpec
+from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import Listener, Progress
+from joinery_runtime.engine.loop import JobListener, Progress
 from joinery_runtime.engine.plan import InputState
-from joinery_runtime.engine.rates import Rates
-from joinery_runtime.engine.report import Totals
-from joinery_runtime.engine.state_size import StateSize
+from joinery_runtime.engine.report import Rates, StateSize, Totals
 from joinery_runtime.errors import JoineryError, StoreUnavailable
 from joinery_runtime.hosts.status.pulse import Pulse
 from joinery_runtime.state.store import Savepoint
@@ -99,7 +97,7 @@ class Board:
 
     # --- write ------------------------------------------------------------------------------------------------------
 
-    def beside(self, listener: Listener, *, idle: Idle, savepoints: Savepoints, settle: bool = False) -> Listener:
+    def beside(self, listener: JobListener, *, idle: Idle, savepoints: Savepoints, settle: bool = False) -> JobListener:
         """A listener for drivers that are about to recover: it keeps this board and passes everything on. `idle` names
         idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` they end what an
         earlier definition of the job planned, which shows nothing of the present one: the job is not ready yet."""
@@ -119,15 +117,15 @@ class Board:
             self.trouble(error)
             listener.trouble(error, pause)
 
-        def turned(driver: Driver) -> None:
+        def polled(driver: Driver) -> None:
             self.pulse.beat()
             if looked.due():
                 self._look(driver, idle())
             if asked.due():
                 self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
-            listener.turned(driver)
+            listener.polled(driver)
 
-        return Listener(started, committed, trouble, turned, listener.noticed)
+        return JobListener(started, committed, trouble, polled, listener.noticed)
 
     def trouble(self, error: JoineryError) -> None:
         """It is waited out. While the store is away, the job is not ready."""
@@ -142,20 +140,20 @@ class Board:
         self._change(executors=executors)
 
     def _started(self, driver: Driver, *, ready: bool) -> None:
-        at = driver.committed_at_ms
+        state, at = driver.state, driver.state.committed_at_ms
         self._driver = driver
         with self._lock:
             self._rates = Rates(self._running(), RATE_WINDOW_S)
         self._change(
             ready=ready,
             generation=driver.generation,
-            epoch=driver.epoch,
+            epoch=state.epoch,
             committed_at=None if at is None else at / 1000,
-            inputs=dict(driver.inputs),
-            totals=driver.totals,
-            state=driver.state,
-            sides=driver.sides,
-            parts=driver.parts,
+            inputs=dict(state.inputs),
+            totals=state.totals,
+            state=state.size,
+            sides=state.sides,
+            parts=state.part_sizes,
             error=None,
         )
 
@@ -172,7 +170,7 @@ class Board:
             committed=self._known.committed + 1,
             own=self._known.own + own,
             committed_at=self.wall(),
-            inputs=dict(driver.inputs),
+            inputs=dict(driver.state.inputs),
             backlog=dict(report.backlog),
             totals=report.totals,
             state=StateSize(report.segments, report.state_rows, report.state_bytes),
@@ -183,7 +181,7 @@ class Board:
         )
 
     def _look(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
-        quiet = {name: _is_idle(state, idle.get(name, ())) for name, state in driver.inputs.items()}
+        quiet = {name: _is_idle(state, idle.get(name, ())) for name, state in driver.state.inputs.items()}
         self._change(backlog=dict(driver.backlog), idle=quiet, paused=dict(driver.paused))
 
     def _change(self, **changes: object) -> None:

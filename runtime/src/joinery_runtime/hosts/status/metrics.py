@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from joinery_runtime.core.spec import END_OF_TIME
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.report import Totals
 from joinery_runtime.hosts.status.board import Board, Known
 from joinery_runtime.hosts.status.document import behind_ms, place_of, watermark_of

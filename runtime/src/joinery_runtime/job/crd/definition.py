@@ -12,9 +12,9 @@ from ruamel.yaml import YAML
 from joinery_runtime.job.crd.shapes import Schema
 from joinery_runtime.job.crd.status import Status
 from joinery_runtime.job.crd.structural import description, object_schema
-from joinery_runtime.job.resource import API_VERSION
-from joinery_runtime.job.session_window import SessionWindow
-from joinery_runtime.job.stream_join import StreamJoin
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.model.resource import API_VERSION
 
 _GROUP, _, _VERSION = API_VERSION.partition("/")
 _HEADER = "# Generated from the resource models by `make crds`; edit those.\n"

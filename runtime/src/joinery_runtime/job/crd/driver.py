@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from joinery_runtime.job.base import Model
 from joinery_runtime.job.crd.status import Count, HotKey, InputStatus, Savepoint, Words
+from joinery_runtime.job.model.base import Model
 
 STATUS_PORT = 8998
 """Where a driver serves `/status`, `/metrics`, `/healthz` (alive) and `/readyz` (recovered)."""

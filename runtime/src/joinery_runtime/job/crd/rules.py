@@ -1,28 +1,31 @@
 """CEL rules: the cross-field rules that the API server can check by the resource alone, by the model they belong to.
 
-They repeat `input_rules`, `step_rules`, `time_rules`, `select_rules` and `output_rules` in another language, with much
-the same words; the models stay the judge, and the operator says in a condition what no rule here can. Kubernetes puts
-the path before each message.
+They repeat `input_rules`, `step_rules`, `select_rules` and `output_rules` in another language, with much the same
+words; the kinds of step bring their own. The models stay the judge, and the operator says in a condition what no rule
+here can. Kubernetes puts the path before each message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from joinery_runtime.job.crd.cel import TARGETS, Rule, exactly_one, positive, time
-from joinery_runtime.job.crd.session_rules import SESSION_RULES
 from joinery_runtime.job.crd.shapes import Place, Schema
-from joinery_runtime.job.inputs import Input, KafkaInput
-from joinery_runtime.job.outputs import DeadLetter, Output, PostgresStore, StoreSpec
-from joinery_runtime.job.steps import AsOf, Hopping, Interval, JoinStep, SelectItem, Session, Window
-from joinery_runtime.job.stream_join import StreamJoinSpec
+from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectItem
+from joinery_runtime.job.join.stream_join import StreamJoinSpec
+from joinery_runtime.job.kinds.session.cel import SESSION_RULES
+from joinery_runtime.job.model.cel import TARGETS, Rule, exactly_one, positive
+from joinery_runtime.job.model.inputs import Input, KafkaInput
+from joinery_runtime.job.model.outputs import DeadLetter, Output, PostgresStore, StoreSpec
+from joinery_runtime.job.model.wording import listed
 
 # The models take all steps apart once every input is known by its own name: rules on names are silent before.
 _STEPS = "has(self.sql) || !has(self.joins) || "
 _ADDRESS = "i.kafka.bootstrapServers == j.kafka.bootstrapServers"
 _SAME_ADDRESS = f"self.inputs.all(i, !has(i.kafka) || self.inputs.all(j, !has(j.kafka) || {_ADDRESS}))"
 
-_LENGTHS = ((Window, "tumbling"), (Hopping, "size"), (Hopping, "slide"), (Session, "gap"), (AsOf, "historyRetention"))
+_FIELDS = [f"has(self.{field})" for field in FIELDS]
+_ALONE = list(dict.fromkeys(kind.field for kind in STEP_KINDS if not kind.chains))
+_IS_ALONE = " && ".join(f"!has(self.{field})" for field in _ALONE)
 
 RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     StreamJoinSpec: (
@@ -49,13 +52,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             "there is an input that no step joins; add a step whose `right` it is, or drop the input",
             ".inputs",
         ),
-        Rule(
-            _STEPS + "self.joins.all(step, !has(step.interval) || (step.interval.of != step.right && "
-            "self.inputs.exists(i, i.name == step.interval.of)))",
-            "bounds count from an input that was joined before: `interval.of` must name one "
-            "(to count from the right input, negate the bounds and swap them)",
-            ".joins",
-        ),
+        *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.cel_of_job),
         Rule(
             _STEPS + "self.joins.all(step, step.keys.all(left, !left.startsWith(step.right + '.') "
             "&& step.keys[left].startsWith(step.right + '.')))",
@@ -102,8 +99,8 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     (StreamJoinSpec, "inputs"): (Rule("size(self) >= 2", "a join needs two inputs; write at least two"),),
     (StreamJoinSpec, "joins"): (
         Rule(
-            "size(self) <= 1 || self.all(step, !has(step.window) && !has(step.asOf))",
-            "window and asOf steps do not take part in chains; write interval, or make it a job of its own",
+            f"size(self) <= 1 || self.all(step, {' && '.join(f'!has(step.{field})' for field in _ALONE)})",
+            f"{listed(_ALONE)} steps do not take part in chains; write interval, or make it a job of its own",
         ),
     ),
     Input: (
@@ -122,14 +119,14 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     KafkaInput: (exactly_one("topic", "topicPattern"),),
     JoinStep: (
         Rule(
-            "has(self.interval) || has(self.window) || has(self.asOf)",
+            " || ".join(_FIELDS),
             "the join has no bound on time, so its state would grow for ever (rule J8); "
             "write interval: {of: <left input>, lower: 0s, upper: 1h}",
             ".interval",
         ),
         Rule(
-            "[has(self.interval), has(self.window), has(self.asOf)].filter(named, named).size() <= 1",
-            "needs exactly one of interval, window and asOf",
+            f"[{', '.join(_FIELDS)}].filter(named, named).size() <= 1",
+            f"needs exactly one of {listed(FIELDS)}",
         ),
         Rule(
             "size(self.keys) > 0 || has(self.broadcast)",
@@ -143,7 +140,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".broadcast",
         ),
         Rule(
-            "!has(self.broadcast) || (!has(self.window) && !has(self.asOf))",
+            f"!has(self.broadcast) || ({_IS_ALONE})",
             "only an interval step can do without keys; drop broadcast and name a key",
             ".broadcast",
         ),
@@ -156,38 +153,13 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".broadcast",
         ),
         Rule(
-            "self.lateData != 'reopen' || (!has(self.window) && !has(self.asOf))",
+            f"self.lateData != 'reopen' || ({_IS_ALONE})",
             "reopen is for interval steps; write drop",
             ".lateData",
         ),
-        Rule(
-            f"!has(self.asOf) || {time('allowedLateness')} == duration('0s')",
-            "an asOf step drops no row as late (rule A3); to wait for late versions write asOf.grace instead",
-            ".allowedLateness",
-        ),
-        Rule(
-            "!has(self.asOf) || self.type in ['inner', 'left']",
-            "an asOf step is inner or left: the table's versions have no last moment (rule A4)",
-            ".type",
-        ),
+        *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.cel_of_step),
     ),
-    Interval: (Rule(f"{time('lower')} <= {time('upper')}", "lower is above upper, so nothing can match; swap them"),),
-    Window: (exactly_one("tumbling", "hopping", "session"),),
-    Hopping: (
-        Rule(
-            f"{time('slide')} <= {time('size')}",
-            "slide is longer than size, so rows between windows would be lost; write at most the size",
-            ".slide",
-        ),
-    ),
-    AsOf: (
-        Rule(
-            f"{time('grace')} < {time('historyRetention')}",
-            "grace is not below historyRetention, so versions would go before the rows that wait; keep them longer",
-            ".grace",
-        ),
-    ),
-    **{(kind, name): positive() for kind, name in _LENGTHS},
+    **{of: rules for kind in STEP_KINDS for of, rules in kind.cel.items()},
     SelectItem: (
         exactly_one("column", "expression"),
         Rule("!has(self.expression) || has(self.as)", "an expression has no name of its own; add one: as: <name>"),
@@ -195,8 +167,8 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     (SelectItem, "as"): (
         Rule("!self.startsWith('$')", "starts with `$`, which engine columns do; choose another name"),
     ),
-    Output: (exactly_one("kafka", "postgres", "file"),),
-    DeadLetter: (exactly_one("kafka", "file"),),
+    Output: (exactly_one(*Output.KINDS),),
+    DeadLetter: (exactly_one(*DeadLetter.KINDS),),
     StoreSpec: (Rule("!has(self.postgres) || !has(self.memory)", "postgres and memory are both named; keep one"),),
     (StoreSpec, "checkpointInterval"): positive(),
     PostgresStore: (exactly_one("dsn", "dsnSecretRef"),),

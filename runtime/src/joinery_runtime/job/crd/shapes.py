@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from joinery_runtime.job.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput
-from joinery_runtime.job.secrets import SecretKeyRef, SecretRef
-from joinery_runtime.job.session_window import SessionWindowSpec
-from joinery_runtime.job.sessions import Aggregate, ComputedColumn
-from joinery_runtime.job.steps import Interval, JoinStep, Limits, SelectItem
-from joinery_runtime.job.stream_join import StreamJoinSpec
-from joinery_runtime.job.types import SIMPLE_TYPES
+from joinery_runtime.job.join.steps import STEP_KINDS, JoinStep, SelectItem
+from joinery_runtime.job.join.stream_join import StreamJoinSpec
+from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
+from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
+from joinery_runtime.job.model.base import Limits
+from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput
+from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
+from joinery_runtime.job.model.types import SIMPLE_TYPES
 
 Schema = dict[str, Any]
 Place = tuple[type, str]  # a model and a field of it, as YAML names it
@@ -90,7 +91,7 @@ FIELDS: Mapping[Place, Schema] = {
     (JoinStep, "right"): {"maxLength": 253},
     (JoinStep, "broadcast"): {"maxLength": 253},
     (JoinStep, "keys"): {"maxProperties": 64},
-    (Interval, "of"): {"maxLength": 253},
+    **{place: schema for kind in STEP_KINDS for place, schema in kind.schemas.items()},
     (Limits, "maxStateBytes"): {
         "pattern": r"^[0-9]{1,18}(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$",
         "minimum": 1,

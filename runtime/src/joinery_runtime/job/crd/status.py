@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from joinery_runtime.job.base import Model
 from joinery_runtime.job.crd.shapes import list_map
+from joinery_runtime.job.model.base import Model
 
 Phase = Literal[
     "Pending",

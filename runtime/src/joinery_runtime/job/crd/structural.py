@@ -11,7 +11,6 @@ from pydantic import BaseModel, PlainSerializer
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from joinery_runtime.job.base import Setting
 from joinery_runtime.job.crd.rules import with_rules
 from joinery_runtime.job.crd.shapes import (
     EMPTY_IS_UNSET,
@@ -24,7 +23,8 @@ from joinery_runtime.job.crd.shapes import (
     duration,
     scalar,
 )
-from joinery_runtime.job.duration import format_duration
+from joinery_runtime.job.model.base import Setting
+from joinery_runtime.job.model.duration import format_duration
 
 _KEPT = (
     *("type", "format", "enum", "pattern", "default", "minimum", "maximum", "minLength", "maxLength"),

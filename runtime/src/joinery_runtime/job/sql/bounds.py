@@ -13,7 +13,7 @@ from typing import Literal
 
 from sqlglot import exp
 
-from joinery_runtime.job.duration import MAX_MS
+from joinery_runtime.job.model.duration import MAX_MS
 from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
 from joinery_runtime.job.sql.names import Table
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.conditions import Part, Parts
 from joinery_runtime.job.sql.names import Named, Names
 from joinery_runtime.job.sql.report import Report
 from joinery_runtime.job.sql.shape import Joined, JoinType
-from joinery_runtime.job.wording import listed
 
 _MIRRORED: dict[JoinType, JoinType] = {"inner": "inner", "left": "right", "right": "left", "full": "full"}
 

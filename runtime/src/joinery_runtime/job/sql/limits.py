@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from joinery_runtime.job.duration import MAX_MS, format_duration
+from joinery_runtime.job.model.duration import MAX_MS, format_duration
 from joinery_runtime.job.sql.chain import Link
 from joinery_runtime.job.sql.matching import Limit, Matching
 from joinery_runtime.job.sql.report import Report

@@ -8,10 +8,10 @@ from typing import Literal
 
 from sqlglot.tokenizer_core import Token, TokenType
 
-from joinery_runtime.job.duration import parse_duration
+from joinery_runtime.job.model.duration import parse_duration
+from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql.report import Place, Report, token_place
 from joinery_runtime.job.sql.windows import WindowKind
-from joinery_runtime.job.wording import listed, suggestion
 
 JoinKind = WindowKind | Literal["interval", "asof"]
 

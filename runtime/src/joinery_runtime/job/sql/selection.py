@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.sql.names import Named, Names
 from joinery_runtime.job.sql.report import Place, Report, place_of
 
 Item = dict[str, str]  # an entry of `spec.select`
 
-_WINDOW_COLUMNS = ("window_start", "window_end")  # rule W4: a window step puts them out itself
 _TODO = "write a.x, a.x AS y, <expression> AS y, a.* or *"
 
 
@@ -36,7 +36,7 @@ def _read(items: Sequence[exp.Expr], names: Names, report: Report, windowed: boo
 
 def _is_window_column(item: exp.Expr, names: Names) -> bool:
     column = item.unalias()
-    plain = isinstance(column, exp.Column) and not column.table and column.name in _WINDOW_COLUMNS
+    plain = isinstance(column, exp.Column) and not column.table and column.name in WINDOW_COLUMNS
     return plain and not names.has_column(column.name)
 
 

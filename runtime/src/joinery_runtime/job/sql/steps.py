@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from joinery_runtime.job.duration import format_duration
+from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.sql.bounds import Bound
 from joinery_runtime.job.sql.chain import Link
 from joinery_runtime.job.sql.limits import Distances, Interval, interval_of

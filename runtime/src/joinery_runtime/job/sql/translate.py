@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.chain import Link, chain_of, place_conditions
 from joinery_runtime.job.sql.conditions import read_parts
 from joinery_runtime.job.sql.names import Names, Table
@@ -16,7 +17,6 @@ from joinery_runtime.job.sql.report import Report
 from joinery_runtime.job.sql.selection import selection
 from joinery_runtime.job.sql.shape import Shape, shape_of
 from joinery_runtime.job.sql.steps import steps_of
-from joinery_runtime.job.wording import listed
 
 TOO_DEEP = "is nested too deep, or has too many conditions, to be read; write fewer"
 

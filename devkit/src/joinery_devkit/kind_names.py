@@ -1,0 +1,82 @@
+"""`make lint`: who names a kind of join. Only its own two modules do, and the few that list the kinds.
+
+Everything else asks `Kind` (core) or `StepKind` (job). Else a new kind means an edit in every module that has a case
+for each, and the one that is forgotten fails in production.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+RUNTIME = Path(__file__).parents[3] / "runtime" / "src" / "joinery_runtime"
+KINDS = (Path("core", "kinds"), Path("job", "kinds"))
+BASES = frozenset({"Kind", "Join", "StepKind"})
+# What lists the kinds: the fields of a step, the resources, and what users import. SQL has a syntax of its own for each
+# kind of join, and says it in the fields of the resource.
+LISTS = (
+    Path("__init__.py"),
+    Path("core", "compile"),
+    Path("job", "__init__.py"),
+    Path("job", "join", "steps.py"),
+    Path("job", "sql"),
+    # These take a resource, one of two, to what says more of it.
+    Path("job", "load.py"),
+    Path("job", "definition.py"),
+    Path("job", "signature.py"),
+    Path("job", "explain.py"),
+    Path("job", "crd"),
+)
+FIELDS = frozenset({"interval", "window", "as_of", "hopping", "tumbling"})
+"""Of a step: who reads one asks which kind it is."""
+
+
+def main() -> int:
+    found = list(problems(RUNTIME))
+    print("\n".join(found), file=sys.stderr)
+    return 1 if found else 0
+
+
+def problems(root: Path) -> Iterator[str]:
+    """Lines as `core/x.py:12 names WindowJoin`."""
+    names = kind_names(root)
+    if len(names) < len(KINDS):
+        yield f"{root} has no kinds: this check looks in the wrong place"
+    for file in sorted(root.rglob("*.py")):
+        where = file.relative_to(root)
+        if not any(where.is_relative_to(place) for place in (*KINDS, *LISTS)):
+            yield from (f"{where}:{line} {what}" for line, what in _named(ast.parse(file.read_text()), names))
+
+
+def kind_names(root: Path) -> frozenset[str]:
+    """The classes of both packages that are kinds: those that stand on a base, and on such a class in turn; resources
+    too, which are jobs of one kind."""
+    classes = [
+        node
+        for package in KINDS
+        for file in (root / package).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    known = set(BASES | {"Job"})
+    while more := {of.name for of in classes if of.name not in known and known & set(map(_last_name, of.bases))}:
+        known |= more
+    return frozenset(known - BASES - {"Job"})
+
+
+def _named(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("joinery_runtime"):
+            yield from ((node.lineno, f"names {alias.name}") for alias in node.names if alias.name in names)
+        elif isinstance(node, ast.Attribute) and _last_name(node.value) != "exp" and node.attr in names | FIELDS:
+            yield node.lineno, f"names {node.attr}" if node.attr in names else f"asks a step for its {node.attr}"
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""What the processes of a test run share of a whole cluster: itself, the images that it knows, and the broker and the
+Postgres that its pods reach. For joinery_devkit.services, in the process that started the run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from joinery_devkit.images.build import image_name, operator_image, release_image, runtime_image
+from joinery_devkit.images.variants import RELEASES
+from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kubernetes.postgres import postgres_at
+from joinery_devkit.kubernetes.providers import Cluster, join_cluster, open_cluster
+from joinery_devkit.services import Starter, address_of
+
+CLUSTER, CLUSTER_KAFKA, CLUSTER_POSTGRES = "cluster", "cluster's Kafka", "cluster's Postgres"
+_RUNTIME_ARCHIVE = "archive of the runtime's image"
+
+
+def image_service(kind: str) -> str:
+    return f"cluster's image {kind}"
+
+
+def cluster_services() -> Mapping[str, Starter]:
+    """By the name that `address_of` takes. The address of an image is its name."""
+    servers = {
+        CLUSTER: _cluster,
+        CLUSTER_KAFKA: _kafka,
+        CLUSTER_POSTGRES: _postgres,
+        _RUNTIME_ARCHIVE: _runtime_archive,
+    }
+    return {**servers, **{image_service(kind): partial(_image, kind) for kind in ("operator", "runtime", *RELEASES)}}
+
+
+def _opened() -> Cluster:
+    return join_cluster(address_of(CLUSTER))
+
+
+@contextmanager
+def _cluster() -> Iterator[str]:
+    with open_cluster() as cluster:
+        yield cluster.address
+
+
+@contextmanager
+def _kafka() -> Iterator[str]:
+    with KafkaBroker(host=_opened().host_address) as broker:
+        yield broker.bootstrap
+
+
+@contextmanager
+def _postgres() -> Iterator[str]:
+    with postgres_at(_opened().host_address) as dsn:
+        yield dsn
+
+
+@contextmanager
+def _runtime_archive() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="joinery-images-") as folder:
+        yield str(runtime_image(Path(folder)))
+
+
+@contextmanager
+def _image(kind: str) -> Iterator[str]:
+    """Built while the cluster comes up, when somebody waits for that as well."""
+    with tempfile.TemporaryDirectory(prefix="joinery-images-") as folder:
+        archive = operator_image(Path(folder)) if kind == "operator" else Path(address_of(_RUNTIME_ARCHIVE))
+        if kind in RELEASES:
+            archive = release_image(kind, archive)
+        _opened().load_image(archive)
+    yield image_name(kind)

@@ -1,0 +1,32 @@
+"""A pytest plugin: no test takes longer than LIMIT_S, and the end of a run names the slowest.
+
+The limit is one of design, not of patience: a test that takes longer proves too much at once, or waits for nothing. It
+counts the test itself and not the set-up that it shares with others. pytest-timeout ends what hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+LIMIT_S = 60.0
+SLOWEST = 20
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    unlimited = item.get_closest_marker("soak") is not None
+    if report.when == "call" and report.passed and report.duration > LIMIT_S and not unlimited:
+        report.outcome = "failed"
+        report.longrepr = f"It passed, but took {report.duration:.0f} s: more than the {LIMIT_S:.0f} s of a test"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    listed = (report for reports in terminalreporter.stats.values() for report in reports)
+    timed = [report for report in listed if isinstance(report, pytest.TestReport)]
+    terminalreporter.write_sep("=", f"slowest {SLOWEST} tests and set-ups")
+    for report in sorted(timed, key=lambda report: report.duration, reverse=True)[:SLOWEST]:
+        terminalreporter.write_line(f"{report.duration:7.2f} s {report.when:8} {report.nodeid}")

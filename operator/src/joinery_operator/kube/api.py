@@ -1,0 +1,222 @@
+"""Calls of the API server: raw objects, bounded in time and number, tried again where that may help.
+
+Each call may be made twice with the effect of one: creates meet what is there, deletes name a uid, and writes of the
+resource name the resourceVersion that they were decided on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+
+from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.resources import ApiResource
+from joinery_operator.observed import Manifest
+from joinery_runtime.errors import JoineryError
+
+_TIMEOUT = aiohttp.ClientTimeout(total=20.0, sock_connect=5.0)
+_PAUSES = (0.2, 1.0, 3.0)
+_LONGEST_PAUSE = 10.0
+_AT_ONCE = 16
+_MERGE_PATCH = "application/merge-patch+json"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class ApiError(JoineryError):
+    """The API server refused a call, or gave no answer (`code` 0). `reason` is its word, as AlreadyExists."""
+
+    def __init__(self, what: str, code: int, reason: str, message: str) -> None:
+        self.code, self.reason, self.message = code, reason, message
+        todo = "Give the operator's role that right (chart value rbac)" if code == 403 and "cannot" in message else ""
+        super().__init__(what, facts=f"{code or 'no answer'} {reason}: {message}", todo=todo)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ApiError, (self.what, self.code, self.reason, self.message))
+
+
+class NotFound(ApiError):
+    """There is no such object."""
+
+
+class Conflict(ApiError):
+    """The object is another one than the caller took it for (resourceVersion, uid), or its name is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one request; status 0: none came."""
+
+    status: int
+    body: Any
+    retry_after: str | None = None
+
+
+class Api:
+    """A context manager. `sleep` waits between tries."""
+
+    def __init__(self, configuration: Configuration, metrics: Metrics, sleep: Sleep = asyncio.sleep) -> None:
+        self._configuration = configuration
+        self._metrics = metrics
+        self._sleep = sleep
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def __aenter__(self) -> Api:
+        self._client = ApiClient(self._configuration)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, resource: ApiResource, namespace: str, name: str) -> Manifest:
+        return await self._call("GET", resource, resource.path(namespace, name))
+
+    async def list(
+        self, resource: ApiResource, namespace: str | None, selector: str = "", *, metadata_only: bool = False
+    ) -> Manifest:
+        """The list object. With `metadata_only` the items are nothing but that, from the API server's own cache."""
+        query = {"labelSelector": selector} if selector else {}
+        if metadata_only:
+            query["resourceVersion"] = "0"
+        accept = _METADATA_ONLY if metadata_only else "application/json"
+        path = resource.path(namespace)
+        answer = await self._call("GET", resource, path, query=query, accept=accept, verb="list")
+        # An empty list of metadata has `items: null`.
+        return {**answer, "items": answer.get("items") or []}
+
+    async def create(self, resource: ApiResource, namespace: str, manifest: Manifest) -> Manifest:
+        return await self._call("POST", resource, resource.path(namespace), manifest)
+
+    async def patch(self, resource: ApiResource, namespace: str, name: str, body: Manifest) -> Manifest:
+        """A merge patch."""
+        return await self._call("PATCH", resource, resource.path(namespace, name), body, content_type=_MERGE_PATCH)
+
+    async def replace_status(self, resource: ApiResource, manifest: Manifest) -> Manifest:
+        """Writes `status` of the whole resource; Conflict when it has changed since its resourceVersion."""
+        metadata = manifest["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"], "status")
+        return await self._call("PUT", resource, path, manifest)
+
+    async def delete(
+        self, resource: ApiResource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> Manifest:
+        """What is left of it: the object with its deletionTimestamp, or a Status when it is gone."""
+        body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        return await self._call("DELETE", resource, resource.path(namespace, name), body)
+
+    async def may(self, resource: ApiResource, namespace: str | None, verb: str, subresource: str = "") -> bool:
+        """Whether the operator has that right; anybody may ask this."""
+        attributes = {
+            "namespace": namespace or "",
+            "verb": verb,
+            "group": resource.group,
+            "resource": resource.plural,
+            "subresource": subresource,
+        }
+        review = ApiResource("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io")
+        body = {
+            "apiVersion": review.api_version,
+            "kind": review.kind,
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = await self._call("POST", review, review.path(None), body)
+        return bool(answer["status"]["allowed"])
+
+    async def served(self, resource: ApiResource) -> bool:
+        """Whether the API server knows the kind."""
+        root = f"/apis/{resource.group}/{resource.version}"
+        try:
+            answer = await self._call("GET", resource, root, verb="discover")
+        except NotFound:
+            return False
+        return any(each["name"] == resource.plural for each in answer["resources"])
+
+    async def _call(
+        self,
+        method: str,
+        resource: ApiResource,
+        path: str,
+        body: Manifest | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        accept: str = "application/json",
+        content_type: str = "application/json",
+        verb: str = "",
+    ) -> Manifest:
+        what = f"{method} {path}"
+        address = f"{path}?{urlencode(query)}" if query else path
+        headers = {"Accept": accept, "Content-Type": content_type}
+        for pause in (*_PAUSES, None):
+            answer = await self._try(verb or method.lower(), resource, method, address, headers, body)
+            if 200 <= answer.status < 300:
+                manifest: Manifest = answer.body
+                return manifest
+            if pause is None or not _may_pass(answer.status):
+                raise _error(what, answer)
+            await self._sleep(_pause(pause, answer.retry_after))
+        raise AssertionError("the last try has ended the loop")
+
+    async def _try(
+        self,
+        verb: str,
+        resource: ApiResource,
+        method: str,
+        address: str,
+        headers: dict[str, str],
+        body: Manifest | None,
+    ) -> Answer:
+        async with self._slots:
+            start = monotonic()
+            answer = await self._send(method, address, headers, body)
+            self._metrics.api_calls.labels(verb, resource.kind, str(answer.status)).inc()
+            self._metrics.api_seconds.labels(verb).observe(monotonic() - start)
+            return answer
+
+    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> Answer:
+        """One request; status 0 where there was no answer."""
+        configuration = self._configuration
+        sent = dict(headers)
+        if token := await configuration.get_api_key_with_prefix("BearerToken"):
+            sent["Authorization"] = token
+        elif configuration.username:
+            sent["Authorization"] = configuration.get_basic_auth_token() or ""
+        url = configuration.host + address
+        try:
+            response = await self._client.call_api(method, url, sent, body, _request_timeout=_TIMEOUT)
+            text = await response.read()  # type: ignore[no-untyped-call]
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            return Answer(0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"})
+        return Answer(response.status, _parsed(text), response.headers.get("Retry-After"))
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"reason": "NotJson", "message": text[:200].decode(errors="replace")}
+
+
+def _may_pass(status: int) -> bool:
+    return status in {0, 401, 429} or status >= 500
+
+
+def _pause(usual: float, retry_after: str | None) -> float:
+    asked = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+    return min(max(usual, asked), _LONGEST_PAUSE)
+
+
+def _error(what: str, answer: Answer) -> ApiError:
+    body = answer.body if isinstance(answer.body, Mapping) else {}
+    known = {404: NotFound, 409: Conflict}.get(answer.status, ApiError)
+    return known(what, answer.status, body.get("reason", ""), body.get("message", ""))

@@ -1,0 +1,179 @@
+"""Carries out what reconcile decided: first the status, then the actions in their order.
+
+Every answer goes into the cache, so that the next reconcile works on what was just written even before a watch reports
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from joinery_operator.decision import Action, Create, Delete, Patch, SetFinalizers
+from joinery_operator.kube.api import Api, ApiError, Conflict, NotFound
+from joinery_operator.kube.cache import ObjectCache, uid_of
+from joinery_operator.kube.resources import BY_KIND, ApiResource, ObjectKey
+from joinery_operator.observed import Manifest
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job.crd import Status
+
+_REFUSED = {400, 403, 422}
+"""By a quota, an admission, a namespace that ends, or the API server's own rules."""
+
+
+class NameTaken(JoineryError):
+    """An object that is not the job's has the name of one of its children."""
+
+
+class ResourceChanged(JoineryError):
+    """The resource is no longer the one that was observed; the cache has its newest copy now."""
+
+
+class Applier:
+    """Writes for jobs; what it is given and returns are whole objects."""
+
+    def __init__(self, api: Api, cache: ObjectCache) -> None:
+        self._api = api
+        self._cache = cache
+        self._refusals: dict[str, str] = {}
+
+    async def write_status(self, job: Manifest, status: Status) -> Manifest:
+        """The resource as it is then. Raises ResourceChanged when it is another one by now."""
+        body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if body == job.get("status"):
+            return job
+        resource = BY_KIND[job["kind"]]
+        try:
+            written = await self._api.replace_status(resource, {**job, "status": body})
+        except (Conflict, NotFound) as error:
+            raise await self._refreshed(job, error) from error
+        return self._keep(written, resource)
+
+    def create_refused(self, job: Manifest) -> str:
+        """What the API server said when it last refused to create a child of the job; empty when it made one since."""
+        return self._refusals.get(uid_of(job), "")
+
+    async def act(self, job: Manifest, action: Action) -> Manifest:
+        """Returns the resource, which only SetFinalizers changes."""
+        match action:
+            case Create(manifest):
+                await self._create(job, manifest)
+            case Patch(kind, name, body):
+                await self._patch(job, BY_KIND[kind], name, body)
+            case Delete(kind, name, uid, grace_seconds):
+                await self._delete(job, BY_KIND[kind], name, uid, grace_seconds)
+            case SetFinalizers(finalizers):
+                return await self._set_finalizers(job, finalizers)
+        return job
+
+    async def _create(self, job: Manifest, manifest: Manifest) -> None:
+        resource, namespace = BY_KIND[manifest["kind"]], job["metadata"]["namespace"]
+        try:
+            created = await self._api.create(resource, namespace, manifest)
+        except Conflict:
+            name = manifest["metadata"]["name"]
+            created = await self._api.get(resource, namespace, name)
+            _refuse_others(job, resource, created)
+        except ApiError as error:
+            if error.code in _REFUSED:
+                self._refuse(job, str(error))
+            raise
+        self._refusals.pop(uid_of(job), None)
+        self._keep(created, resource)
+
+    def _refuse(self, job: Manifest, why: str) -> None:
+        there = {uid: text for uid, text in self._refusals.items() if self._cache.by_uid(uid) is not None}
+        self._refusals = {**there, uid_of(job): why}
+
+    async def _patch(self, job: Manifest, resource: ApiResource, name: str, body: Manifest) -> None:
+        namespace = job["metadata"]["namespace"]
+        try:
+            self._keep(await self._api.patch(resource, namespace, name, body), resource)
+        except NotFound as error:
+            if gone := self._cache.get(ObjectKey(resource.kind, namespace, name)):
+                self._cache.remove(ObjectKey(resource.kind, namespace, name), uid_of(gone))
+            raise ResourceChanged(
+                f"{resource.kind} {namespace}/{name} is gone", facts="before it could be repaired"
+            ) from error
+
+    async def _delete(
+        self, job: Manifest, resource: ApiResource, name: str, uid: str, grace_seconds: int | None
+    ) -> None:
+        namespace = job["metadata"]["namespace"]
+        try:
+            left = await self._api.delete(resource, namespace, name, uid, grace_seconds)
+        except NotFound:
+            self._cache.remove(ObjectKey(resource.kind, namespace, name), uid)
+            return
+        except Conflict as error:
+            await self._not_deleted(ObjectKey(resource.kind, namespace, name), uid, error)
+            return
+        if (left.get("metadata") or {}).get("deletionTimestamp"):
+            self._keep(left, resource)
+        else:
+            self._cache.remove(ObjectKey(resource.kind, namespace, name), uid)
+
+    async def _not_deleted(self, key: ObjectKey, uid: str, error: Conflict) -> None:
+        """Most often another object of that name is there by now, and the one that was meant is gone. Raises
+        ResourceChanged if it is not."""
+        try:
+            found = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
+        except NotFound:
+            self._cache.remove(key, uid)
+            return
+        if uid_of(found) == uid:
+            self._keep(found, BY_KIND[key.kind])
+            raise ResourceChanged(f"{key} was not deleted", facts=error.message) from error
+        self._cache.remove(key, uid)
+
+    async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
+        resource, metadata = BY_KIND[job["kind"]], job["metadata"]
+        # With its resourceVersion a merge patch is refused when somebody else has changed the list.
+        body = {"metadata": {"finalizers": list(finalizers), "resourceVersion": metadata["resourceVersion"]}}
+        try:
+            patched = await self._api.patch(resource, metadata["namespace"], metadata["name"], body)
+        except (Conflict, NotFound) as error:
+            raise await self._refreshed(job, error) from error
+        if patched["metadata"].get("deletionTimestamp") and not patched["metadata"].get("finalizers"):
+            self._cache.remove(ObjectKey(resource.kind, metadata["namespace"], metadata["name"]), uid_of(job))
+            return patched
+        return self._keep(patched, resource)
+
+    async def _refreshed(self, job: Manifest, error: Conflict | NotFound) -> ResourceChanged:
+        """Brings the cache up to date without waiting for the watch, which may be late or dead."""
+        resource, metadata = BY_KIND[job["kind"]], job["metadata"]
+        key = ObjectKey(resource.kind, metadata["namespace"], metadata["name"])
+        try:
+            newest = await self._api.get(resource, key.namespace, key.name)
+        except NotFound:
+            self._cache.remove(key, uid_of(job))
+        else:
+            if uid_of(newest) != uid_of(job):
+                self._cache.remove(key, uid_of(job))
+            self._keep(newest, resource)
+        return ResourceChanged(f"{key} has changed", facts=error.message)
+
+    def _keep(self, manifest: Manifest, resource: ApiResource) -> Manifest:
+        complete = completed(manifest, resource)
+        self._cache.put(complete, resource.kind)
+        return complete
+
+
+def completed(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:
+    """As it is kept: with its type, which the items of a list do not say, and without `managedFields`, which are half
+    of an object's size (a write without them leaves them as they are)."""
+    metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **manifest, "metadata": metadata}
+
+
+def _refuse_others(job: Manifest, resource: ApiResource, found: Manifest) -> None:
+    owners = found["metadata"].get("ownerReferences", ())
+    if any(owner["uid"] == uid_of(job) for owner in owners):
+        return
+    metadata = found["metadata"]
+    whose = ", ".join(f"{owner['kind']} {owner['name']} (uid {owner['uid']})" for owner in owners) or "nobody"
+    raise NameTaken(
+        f"{resource.kind} {metadata['namespace']}/{metadata['name']} is not this job's",
+        facts=f"it is owned by {whose}, not by {job['kind']} {job['metadata']['name']} (uid {uid_of(job)})",
+        todo="Delete or rename it, or rename the job",
+    )

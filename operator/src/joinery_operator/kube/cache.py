@@ -1,0 +1,178 @@
+"""The last seen copy of every object that the operator watches.
+
+Copies come from watches, from lists, and from answers to the operator's own calls, in any order: the one with the
+greatest resourceVersion is kept (they are comparable numbers), and an object that was seen to be gone stays gone, so
+that a late answer cannot bring it back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from joinery_operator.kube.resources import JOB_KINDS, JOBS, POD, ObjectKey
+from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
+from joinery_operator.observed import Children, Manifest
+
+_GRAVES = 20_000
+
+
+def key_of(manifest: Manifest, kind: str) -> ObjectKey:
+    """`kind` is given, because the items of a list leave out theirs."""
+    metadata = manifest["metadata"]
+    return ObjectKey(kind, metadata["namespace"], metadata["name"])
+
+
+def version_of(manifest: Manifest) -> int:
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+def uid_of(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["uid"])
+
+
+def owner_uid(manifest: Manifest) -> str | None:
+    """The uid of the job that controls the object."""
+    for owner in manifest["metadata"].get("ownerReferences", ()):
+        if owner.get("controller") and owner.get("kind") in JOB_KINDS:
+            return str(owner["uid"])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedVersion:
+    """What a watch delivered of an object, in contrast to what is known of it."""
+
+    uid: str
+    version: int
+
+
+class ObjectCache:
+    """For one event loop: not for threads."""
+
+    def __init__(self) -> None:
+        self._objects: dict[ObjectKey, Manifest] = {}
+        self._seen: dict[ObjectKey, WatchedVersion] = {}
+        self._keys_by_uid: dict[str, ObjectKey] = {}
+        self._owners: dict[ObjectKey, str] = {}
+        self._children: defaultdict[str, set[ObjectKey]] = defaultdict(set)
+        self._graves: OrderedDict[str, None] = OrderedDict()
+
+    def get(self, key: ObjectKey) -> Manifest | None:
+        return self._objects.get(key)
+
+    def by_uid(self, uid: str) -> Manifest | None:
+        key = self._keys_by_uid.get(uid)
+        return self._objects.get(key) if key else None
+
+    def keys(self, kind: str) -> Iterator[ObjectKey]:
+        return (key for key in tuple(self._objects) if key.kind == kind)
+
+    def seen(self, key: ObjectKey) -> WatchedVersion | None:
+        """What the watch last delivered of it; None when it has not, or when it delivered its end."""
+        return self._seen.get(key)
+
+    def children(self, uid: str) -> Children:
+        """The objects whose controller is the job of this uid."""
+        found: dict[str, dict[str, Manifest]] = {"Pod": {}, "ConfigMap": {}, "Service": {}}
+        for key in sorted(self._children.get(uid, ())):
+            found[key.kind][key.name] = self._objects[key]
+        return Children(found["Pod"], found["ConfigMap"], found["Service"])
+
+    def job_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
+        """The job to reconcile when this object changes: itself, or its controller."""
+        key = key_of(manifest, kind)
+        if kind in JOB_KINDS:
+            return key
+        uid = owner_uid(manifest) or self._owners.get(key)
+        return self._keys_by_uid.get(uid) if uid else None
+
+    def put(self, manifest: Manifest, kind: str) -> bool:
+        """Keeps the copy if it is newer than the one that is here; says whether it did."""
+        key, uid = key_of(manifest, kind), uid_of(manifest)
+        if uid in self._graves:
+            return False
+        old = self._objects.get(key)
+        if old is not None and version_of(old) >= version_of(manifest):
+            return False
+        owner = owner_uid(manifest)
+        if old is not None:
+            # A child that others took the reference from is still its job's, to be repaired.
+            owner = owner or (self._owners.get(key) if uid_of(old) == uid else None)
+            self._unlink(key, old)
+        self._objects[key] = manifest
+        self._keys_by_uid[uid] = key
+        if owner and kind not in JOB_KINDS:
+            self._owners[key] = owner
+            self._children[owner].add(key)
+        return True
+
+    def watched(self, manifest: Manifest, kind: str, deleted: bool) -> bool:
+        """An event of a watch; says whether it brought something new."""
+        key = key_of(manifest, kind)
+        if deleted:
+            self._seen.pop(key, None)
+            return self.remove(key, uid_of(manifest))
+        if uid_of(manifest) not in self._graves:
+            self._seen[key] = WatchedVersion(uid_of(manifest), version_of(manifest))
+        return self.put(manifest, kind)
+
+    def remove(self, key: ObjectKey, uid: str) -> bool:
+        """The object of this uid is gone for good; says whether it was here."""
+        self._graves[uid] = None
+        if len(self._graves) > _GRAVES:
+            self._graves.popitem(last=False)
+        old = self._objects.get(key)
+        if old is None or uid_of(old) != uid:
+            return False
+        del self._objects[key]
+        self._seen.pop(key, None)
+        self._unlink(key, old)
+        return True
+
+    def count(self, kinds: Iterable[str]) -> Mapping[str, int]:
+        counted = Counter(key.kind for key in self._objects)
+        return {kind: counted[kind] for kind in kinds}
+
+    def phases(self) -> Mapping[tuple[str, str], int]:
+        """How many jobs there are by kind and phase."""
+        return Counter(
+            (key.kind, (manifest.get("status") or {}).get("phase") or "New")
+            for key, manifest in self._objects.items()
+            if key.kind in JOB_KINDS
+        )
+
+    def _unlink(self, key: ObjectKey, old: Manifest) -> None:
+        self._keys_by_uid.pop(uid_of(old), None)
+        if owner := self._owners.pop(key, None):
+            self._children[owner].discard(key)
+            if not self._children[owner]:
+                del self._children[owner]
+
+
+def name_conflicts(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
+    """Jobs of other kinds with the same name in the same namespace."""
+    for resource in JOBS:
+        key = ObjectKey(resource.kind, job.namespace, job.name)
+        if key != job and cache.get(key) is not None:
+            yield key
+
+
+def orphaned_drivers(job: Manifest, cache: ObjectCache) -> Mapping[str, Manifest]:
+    """Driver pods, by name, of an earlier resource of the same name, which was deleted and made again before they had
+    ended. Found before the first attempt only: going through every pod is too much for each reconcile."""
+    if (job.get("status") or {}).get("driver") is not None:
+        return {}
+    theirs = labels(job, "driver")
+    wanted = {name: theirs[name] for name in (JOB_LABEL, KIND_LABEL, ROLE_LABEL)}
+    namespace = job["metadata"]["namespace"]
+    pods = {key.name: cache.get(key) for key in cache.keys(POD.kind) if key.namespace == namespace}
+    return {
+        name: pod
+        for name, pod in pods.items()
+        if pod is not None
+        and wanted.items() <= (pod["metadata"].get("labels") or {}).items()
+        # Without an owner nobody will delete it, and nobody says that it is a driver of this job.
+        and owner_uid(pod) not in {None, uid_of(job)}
+    }

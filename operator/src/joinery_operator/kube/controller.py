@@ -1,0 +1,186 @@
+"""All parts of the operator in one process, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+
+import structlog
+
+from joinery_operator.kube.api import Api, ApiError, NotFound
+from joinery_operator.kube.apply import Applier, completed
+from joinery_operator.kube.audit import Auditor, OpenFindings
+from joinery_operator.kube.cache import ObjectCache, name_conflicts, uid_of
+from joinery_operator.kube.events import COMPONENT, EventRecorder
+from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.polling import Poller
+from joinery_operator.kube.probes import Health, ProbeServer
+from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplateCache, Reconcile
+from joinery_operator.kube.resources import JOBS, WATCHED, ApiResource, ObjectKey
+from joinery_operator.kube.workqueue import WorkQueueFeed
+from joinery_operator.observed import Manifest
+from joinery_operator.settings import Settings
+
+WORKERS = 8
+AUDIT_SECONDS = 60.0
+# kopf lists once more after the controller has; no watch reports what was deleted in between.
+FIRST_AUDIT_SECONDS = 5.0
+STOP_SECONDS = 20.0
+
+_log = structlog.get_logger(COMPONENT)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Controller:
+    """A context manager: entered, it has read everything and works. Watches are fed in through `on_watch_event`.
+
+    `instance` is this operator's name in Events; `clock` counts seconds, `now` tells the time in UTC.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        api: Api,
+        reconcile: Reconcile,
+        metrics: Metrics,
+        instance: str = COMPONENT,
+        clock: Callable[[], float] = monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._settings = settings
+        self._api = api
+        self._metrics = metrics
+        self._now = now
+        self._stack = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._workers: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self.events: Counter[str] = Counter()
+        self.cache = ObjectCache()
+        self.feed: WorkQueueFeed[ObjectKey] = WorkQueueFeed(clock)
+        figures_rounds = max(1, round(settings.figures_seconds / settings.poll_seconds))
+        self.poller = Poller(self.cache, settings.status_port, metrics, self.feed.add, figures_rounds)
+        open_findings = OpenFindings(self.cache)
+        self.health = Health(open_findings, self.feed.queue.running, self.events, clock)
+        self.auditor = Auditor(
+            api, settings.namespaces, self.cache, open_findings, self.events, self._due, metrics, clock
+        )
+        observer = Observer(settings, self.cache, PodTemplateCache(api, clock), self.poller, now)
+        self._reconciler = JobReconciler(
+            reconcile, observer, Applier(api, self.cache), EventRecorder(api, instance, now), self.cache, metrics
+        )
+
+    async def __aenter__(self) -> Controller:
+        async with self._stack as stack:
+            await stack.enter_async_context(
+                ProbeServer(self._settings.metrics_port, self.health, self._metrics, self._collect)
+            )
+            await stack.enter_async_context(self.poller)
+            await self.auditor.fill()
+            self.health.synced = True
+            self._workers = [self._start(f"worker {number}", self._work()) for number in range(WORKERS)]
+            poll, seconds = self.poller.round, self._settings.poll_seconds
+            self._tasks = [
+                self._start("polls of drivers", self._every(seconds, seconds, poll)),
+                self._start("audits", self._every(FIRST_AUDIT_SECONDS, AUDIT_SECONDS, self._audit)),
+            ]
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Reconciles that run come to their end (20 s at most), no new ones begin. The next operator does what is left
+        undone."""
+        self._stopping = True
+        self.feed.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._workers:
+            _, late = await asyncio.wait(self._workers, timeout=STOP_SECONDS)
+            for task in late:
+                _log.warning("a look at a job did not end in time", task=task.get_name())
+                task.cancel()
+        await asyncio.gather(*self._tasks, *self._workers, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def on_watch_event(self, resource: ApiResource, manifest: Manifest, deleted: bool) -> None:
+        """An event of a watch."""
+        self.events[resource.kind] += 1
+        self._metrics.watch_events.labels(resource.kind).inc()
+        self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
+        complete = completed(manifest, resource)
+        # A child that lost the label that it is watched by goes from the watch, but is still there.
+        if deleted and resource not in JOBS and (still := await self._still_there(resource, complete)):
+            complete, deleted = still, False
+        job = self.cache.job_of(complete, resource.kind)
+        if self.cache.watched(complete, resource.kind, deleted) and job is not None:
+            self._due(job)
+
+    def _due(self, job: ObjectKey) -> None:
+        """Something of the job has changed; jobs of other kinds with its name may depend on it."""
+        for key in (job, *name_conflicts(job, self.cache)):
+            self.feed.add(key)
+
+    async def _still_there(self, resource: ApiResource, gone: Manifest) -> Manifest | None:
+        metadata = gone["metadata"]
+        if metadata.get("deletionTimestamp"):
+            return None
+        try:
+            found = await self._api.get(resource, metadata["namespace"], metadata["name"])
+        except NotFound:
+            return None
+        except ApiError:
+            # The next audit asks again.
+            return gone
+        return completed(found, resource) if uid_of(found) == uid_of(gone) else None
+
+    async def _work(self) -> None:
+        while (key := await self.feed.take()) is not None:
+            try:
+                again_after = await self._reconciler.run(key)
+            except Exception:
+                # The reconciler has reported it.
+                self.feed.failed(key)
+            else:
+                self.feed.done(key, again_after)
+
+    async def _every(self, first: float, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.sleep(first)
+        while True:
+            try:
+                await act()
+            except Exception:
+                _log.exception("a regular task failed; it is tried again", task=act.__qualname__)
+            await asyncio.sleep(seconds)
+
+    async def _audit(self) -> None:
+        try:
+            with self._metrics.audit_failures.count_exceptions():
+                await self.auditor.round()
+        except ApiError as error:
+            _log.warning("an audit could not be made", error=str(error))
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not self._stopping:
+            self.health.ended.append(f"{task.get_name()} has ended")
+
+    def _collect(self) -> None:
+        self._metrics.queue_depth.set(self.feed.queue.waiting())
+        self._metrics.set_jobs(self.cache.phases())
+        for kind, number in self.cache.count(resource.kind for resource in WATCHED).items():
+            self._metrics.objects.labels(kind).set(number)

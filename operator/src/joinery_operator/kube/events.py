@@ -1,0 +1,106 @@
+"""Kubernetes Events about jobs. A repeated Event counts up the one that is there, as other controllers do it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import structlog
+
+from joinery_operator.decision import Event
+from joinery_operator.kube.api import Api, ApiError, NotFound
+from joinery_operator.kube.cache import uid_of
+from joinery_operator.kube.resources import EVENT
+from joinery_operator.observed import Manifest
+
+COMPONENT = "joinery-operator"
+_REMEMBERED = 2_000
+_LONGEST_MESSAGE = 1_024
+_LONGEST_NAME = 200
+
+_log = structlog.get_logger(COMPONENT)
+
+
+@dataclass(slots=True)
+class _Recorded:
+    name: str
+    count: int
+
+
+class EventRecorder:
+    """`instance` is this operator's name (its pod); `now` tells the time in UTC."""
+
+    def __init__(self, api: Api, instance: str, now: Callable[[], datetime]) -> None:
+        self._api = api
+        self._instance = instance
+        self._now = now
+        self._recorded: OrderedDict[str, _Recorded] = OrderedDict()
+
+    async def record(self, job: Manifest, event: Event) -> None:
+        """Never raises ApiError: an Event that could not be written must not keep a job from going on."""
+        try:
+            await self._record(job, event)
+        except ApiError as error:
+            _log.warning("an Event could not be written", job=job["metadata"]["name"], error=str(error))
+
+    async def _record(self, job: Manifest, event: Event) -> None:
+        digest = _digest(job, event)
+        recorded = self._recorded.get(digest)
+        if recorded and await self._counted(job, recorded):
+            self._recorded.move_to_end(digest)
+            return
+        created = await self._api.create(EVENT, job["metadata"]["namespace"], self._event(job, event, digest))
+        self._recorded[digest] = _Recorded(created["metadata"]["name"], 1)
+        if len(self._recorded) > _REMEMBERED:
+            self._recorded.popitem(last=False)
+
+    async def _counted(self, job: Manifest, recorded: _Recorded) -> bool:
+        """Whether the Event was still there; they live for an hour."""
+        body = {"count": recorded.count + 1, "lastTimestamp": self._time()}
+        try:
+            await self._api.patch(EVENT, job["metadata"]["namespace"], recorded.name, body)
+        except NotFound:
+            return False
+        recorded.count += 1
+        return True
+
+    def _event(self, job: Manifest, event: Event, digest: str) -> dict[str, Any]:
+        metadata = job["metadata"]
+        moment = f"{int(self._now().timestamp() * 1_000_000):x}"
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {
+                "name": f"{metadata['name'][:_LONGEST_NAME]}.{digest[:8]}{moment}",
+                "namespace": metadata["namespace"],
+            },
+            "involvedObject": {
+                "apiVersion": job["apiVersion"],
+                "kind": job["kind"],
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+                "resourceVersion": metadata["resourceVersion"],
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:_LONGEST_MESSAGE],
+            "count": 1,
+            "firstTimestamp": self._time(),
+            "lastTimestamp": self._time(),
+            "source": {"component": COMPONENT},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": self._instance,
+        }
+
+    def _time(self) -> str:
+        return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _digest(job: Manifest, event: Event) -> str:
+    parts = (uid_of(job), event.type, event.reason, event.message)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

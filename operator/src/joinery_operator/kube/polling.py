@@ -1,0 +1,152 @@
+"""Asks the drivers that run how they are: `GET http://<pod>:<port>/status`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import aiohttp
+from pydantic import ValidationError
+
+from joinery_operator.kube.cache import ObjectCache, uid_of
+from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.resources import JOB_KINDS, ObjectKey
+from joinery_operator.names import ChildNames
+from joinery_operator.observed import Manifest
+from joinery_runtime.job.crd import DriverStatus
+
+_TIMEOUT = aiohttp.ClientTimeout(total=3.0, sock_connect=1.5)
+_AT_ONCE = 32
+_LONGEST_ANSWER = 256 * 1024
+_FIGURES = {
+    "epoch",
+    "committed",
+    "inputs",
+    "rows_per_second",
+    "rows_in",
+    "rows_out",
+    "late",
+    "state_bytes",
+    "hottest_keys",
+    "executors",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DriverEndpoint:
+    """A driver that runs, and its job."""
+
+    job: ObjectKey
+    job_uid: str
+    pod_uid: str
+    address: str
+
+
+@dataclass(slots=True)
+class _Answer:
+    pod_uid: str
+    status: DriverStatus
+    rounds_unreported: int = 0
+
+
+def current_driver(job: Manifest, cache: ObjectCache) -> Manifest | None:
+    """The job's own pod of the attempt that the status names. A pod of that name may be an earlier job's."""
+    number = ((job.get("status") or {}).get("driver") or {}).get("number")
+    if number is None:
+        return None
+    return cache.children(uid_of(job)).pods.get(ChildNames(job).driver(number))
+
+
+def driver_endpoints(cache: ObjectCache, port: int) -> Iterator[DriverEndpoint]:
+    for kind in JOB_KINDS:
+        for key in cache.keys(kind):
+            job = cache.get(key)
+            pod = current_driver(job, cache) if job else None
+            if job is None or pod is None:
+                continue
+            status = pod.get("status") or {}
+            if status.get("phase") == "Running" and (address := status.get("podIP")):
+                host = f"[{address}]" if ":" in address else address
+                yield DriverEndpoint(key, uid_of(job), uid_of(pod), f"http://{host}:{port}/status")
+
+
+class Poller:
+    """A context manager; `due` is called with the jobs whose driver reported something for the status: at once what
+    matters, mere figures (lag, rows, watermarks) every `figures_rounds` rounds."""
+
+    def __init__(
+        self, cache: ObjectCache, port: int, metrics: Metrics, due: Callable[[ObjectKey], None], figures_rounds: int
+    ) -> None:
+        self._cache = cache
+        self._port = port
+        self._metrics = metrics
+        self._due = due
+        self._figures_rounds = figures_rounds
+        self._answers: dict[str, _Answer] = {}
+
+    async def __aenter__(self) -> Poller:
+        connector = aiohttp.TCPConnector(limit=_AT_ONCE, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, trust_env=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    def last_of(self, job: Manifest) -> DriverStatus | None:
+        """What the driver of the current attempt last said."""
+        answer = self._answers.get(uid_of(job))
+        pod = current_driver(job, self._cache)
+        return answer.status if answer and pod and uid_of(pod) == answer.pod_uid else None
+
+    async def round(self) -> None:
+        """Asks every driver once, some at a time."""
+        asked = list(driver_endpoints(self._cache, self._port))
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(target: DriverEndpoint) -> None:
+            async with slots:
+                status = await self._ask(target.address)
+            if status is None:
+                self._metrics.poll_failures.inc()
+            else:
+                self._reported(target, status)
+
+        await asyncio.gather(*(ask(target) for target in asked))
+        self._forget({target.job_uid for target in asked})
+
+    async def _ask(self, address: str) -> DriverStatus | None:
+        try:
+            async with self._session.get(address, allow_redirects=False) as response:
+                if response.status != 200:
+                    return None
+                text = await response.content.read(_LONGEST_ANSWER)
+                while more := await response.content.read(_LONGEST_ANSWER):
+                    text += more
+                    if len(text) > _LONGEST_ANSWER:
+                        return None
+            return DriverStatus.model_validate_json(text)
+        except (TimeoutError, aiohttp.ClientError, OSError, ValidationError):
+            return None
+
+    def _reported(self, target: DriverEndpoint, status: DriverStatus) -> None:
+        old = self._answers.get(target.job_uid)
+        if old is None or old.pod_uid != target.pod_uid or _matters(old.status, status):
+            self._answers[target.job_uid] = _Answer(target.pod_uid, status)
+            self._due(target.job)
+            return
+        old.rounds_unreported += old.status != status or old.rounds_unreported > 0
+        old.status = status
+        if old.rounds_unreported >= self._figures_rounds:
+            old.rounds_unreported = 0
+            self._due(target.job)
+
+    def _forget(self, asked: set[str]) -> None:
+        for uid in self._answers.keys() - asked:
+            if self._cache.by_uid(uid) is None:
+                del self._answers[uid]
+
+
+def _matters(old: DriverStatus, new: DriverStatus) -> bool:
+    first_commit = not old.committed and bool(new.committed)
+    return first_commit or old.model_dump(exclude=_FIGURES) != new.model_dump(exclude=_FIGURES)

@@ -1,0 +1,107 @@
+"""Whether the operator works, in words, served as `/healthz` and `/readyz` beside `/metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from joinery_operator.kube.audit import OpenFindings
+from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.resources import ObjectKey
+from joinery_runtime.errors import EnvironmentProblem
+
+# A reconcile makes at most a few calls, each limited to about 90 s with all its tries.
+HUNG_SECONDS = 600.0
+DEAD_WATCH_SECONDS = 45.0
+
+
+class Health:
+    """`running` are the jobs that are being reconciled, and since when; `events` counts what each kind's watch
+    delivered. `clock` counts seconds."""
+
+    def __init__(
+        self,
+        open_findings: OpenFindings,
+        running: Callable[[], Mapping[ObjectKey, float]],
+        events: Mapping[str, int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._open_findings = open_findings
+        self._running = running
+        self._events = events
+        self._clock = clock
+        self.synced = False
+        self.ended: list[str] = []
+
+    def live(self) -> Collection[str]:
+        """What only a restart puts right."""
+        now = self._clock()
+        hung = [
+            f"{key} has been looked at for {now - since:.0f} s"
+            for key, since in self._running().items()
+            if now - since > HUNG_SECONDS
+        ]
+        dead = [
+            f"the watch of {finding.key.kind} has not told that {finding.key} {_happened(finding.version)}"
+            for finding in self._open_findings.older_than(DEAD_WATCH_SECONDS, now, self._events)
+        ]
+        return [*hung, *dead, *self.ended]
+
+    def ready(self) -> Collection[str]:
+        return [] if self.synced else ["the objects of the cluster have not been read yet"]
+
+
+def _happened(version: int | None) -> str:
+    return "is gone" if version is None else f"has resourceVersion {version}"
+
+
+_LONGEST_LIST = 20
+
+
+class ProbeServer:
+    """A context manager; `collect` brings the gauges up to date before they are read."""
+
+    def __init__(self, port: int, health: Health, metrics: Metrics, collect: Callable[[], None]) -> None:
+        self._port = port
+        self._health = health
+        self._metrics = metrics
+        self._collect = collect
+
+    async def __aenter__(self) -> ProbeServer:
+        application = web.Application()
+        application.router.add_get("/metrics", self._serve_metrics)
+        application.router.add_get("/healthz", self._serve_live)
+        application.router.add_get("/readyz", self._serve_ready)
+        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, None, self._port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise EnvironmentProblem(
+                f"Port {self._port} for metrics and probes cannot be used",
+                facts=str(error),
+                todo="Set JOINERY_OPERATOR_METRICS_PORT to a free one",
+            ) from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _serve_metrics(self, _: web.Request) -> web.Response:
+        self._collect()
+        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _serve_live(self, _: web.Request) -> web.Response:
+        return _verdict(self._health.live())
+
+    async def _serve_ready(self, _: web.Request) -> web.Response:
+        return _verdict(self._health.ready())
+
+
+def _verdict(problems: Collection[str]) -> web.Response:
+    if not problems:
+        return web.Response(text="ok\n")
+    return web.Response(status=503, text="\n".join(list(problems)[:_LONGEST_LIST]) + "\n")

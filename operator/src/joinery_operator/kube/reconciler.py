@@ -1,0 +1,195 @@
+"""One reconcile of one job: observe, decide, write the status, act."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import lru_cache
+
+import structlog
+from ruamel.yaml.error import YAMLError
+
+from joinery_operator.decision import Decision, Event
+from joinery_operator.kube.api import Api, ApiError, NotFound
+from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged
+from joinery_operator.kube.cache import ObjectCache, name_conflicts, orphaned_drivers, uid_of
+from joinery_operator.kube.events import COMPONENT, EventRecorder
+from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.polling import Poller
+from joinery_operator.kube.resources import CONFIG_MAP, JOB_KINDS, ObjectKey
+from joinery_operator.manifests.objects import JOB_FILE
+from joinery_operator.manifests.yaml import from_yaml
+from joinery_operator.observed import Children, Manifest, Observed
+from joinery_operator.settings import Settings
+
+Reconcile = Callable[[Observed], Decision]
+
+_log = structlog.get_logger(COMPONENT)
+
+_KEPT_SECONDS = 15.0
+_KEPT = 500
+
+
+def template_names(job: Manifest, children: Children) -> frozenset[str]:
+    """The ConfigMaps that the `podTemplate` fields name: those of the resource, and those of its revisions."""
+    revisions = ((each.get("data") or {}).get(JOB_FILE, "") for each in children.config_maps.values())
+    return _named(job).union(*(_names_in(text) for text in revisions))
+
+
+def _named(job: object) -> frozenset[str]:
+    found = (_inside(job, "spec", "spark", part, "podTemplate", "name") for part in ("driver", "executor"))
+    return frozenset(name for name in found if isinstance(name, str))
+
+
+@lru_cache(maxsize=_KEPT)
+def _names_in(text: str) -> frozenset[str]:
+    # Parsing takes a while, and few jobs have templates.
+    if "podTemplate" not in text:
+        return frozenset()
+    try:
+        return _named(from_yaml(text))
+    except YAMLError:
+        return frozenset()
+
+
+def _inside(document: object, *path: str) -> object:
+    for step in path:
+        document = document.get(step) if isinstance(document, Mapping) else None
+    return document
+
+
+class PodTemplateCache:
+    """ConfigMaps that hold pod templates: users' own, read when a job names them, and kept for a short while. `clock`
+    counts seconds."""
+
+    def __init__(self, api: Api, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._clock = clock
+        self._kept: OrderedDict[tuple[str, str], tuple[float, Manifest | None]] = OrderedDict()
+
+    async def of(self, job: Manifest, children: Children) -> Mapping[str, Manifest | None]:
+        """By name; None where there is none of that name."""
+        namespace = job["metadata"]["namespace"]
+        return {name: await self._get(namespace, name) for name in sorted(template_names(job, children))}
+
+    async def _get(self, namespace: str, name: str) -> Manifest | None:
+        read, found = self._kept.get((namespace, name), (float("-inf"), None))
+        if self._clock() - read < _KEPT_SECONDS:
+            return found
+        try:
+            found = await self._api.get(CONFIG_MAP, namespace, name)
+        except NotFound:
+            found = None
+        self._kept[namespace, name] = (self._clock(), found)
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+
+class Observer:
+    """Collects everything that reconcile looks at. `now` tells the time in UTC."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cache: ObjectCache,
+        templates: PodTemplateCache,
+        poller: Poller,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._templates = templates
+        self._poller = poller
+        self._now = now
+
+    async def observe(self, key: ObjectKey, create_refused: Callable[[Manifest], str]) -> Observed | None:
+        """None when there is no such job."""
+        job = self._cache.get(key)
+        if job is None:
+            return None
+        templates = await self._templates.of(job, self._cache.children(uid_of(job)))
+        # Nothing is awaited between here and the decision: what is observed is of one moment.
+        job = self._cache.get(key) or job
+        return Observed(
+            kind=JOB_KINDS[key.kind],
+            resource=job,
+            children=self._cache.children(uid_of(job)),
+            templates=templates,
+            driver=self._poller.last_of(job),
+            now=self._now(),
+            settings=self._settings,
+            orphaned_drivers=orphaned_drivers(job, self._cache),
+            create_refused=create_refused(job),
+            name_conflicts=tuple(
+                other for each in name_conflicts(key, self._cache) if (other := self._cache.get(each))
+            ),
+        )
+
+
+class JobReconciler:
+    """Observes a job, has reconcile decide, writes the status, then acts."""
+
+    def __init__(
+        self,
+        reconcile: Reconcile,
+        observer: Observer,
+        applier: Applier,
+        recorder: EventRecorder,
+        cache: ObjectCache,
+        metrics: Metrics,
+    ) -> None:
+        self._reconcile = reconcile
+        self._observer = observer
+        self._applier = applier
+        self._recorder = recorder
+        self._cache = cache
+        self._metrics = metrics
+
+    async def run(self, key: ObjectKey) -> float | None:
+        """Returns after how many seconds the next reconcile is due even if nothing happens. Errors are reported (log,
+        Event, metrics) and raised again."""
+        job = self._cache.get(key)
+        if job is None:
+            return None
+        outcome = "error"
+        try:
+            with self._metrics.reconcile_seconds.labels(key.kind).time():
+                again_after = await self._run(key)
+            outcome = "done"
+        except ResourceChanged as error:
+            outcome = "changed"
+            _log.info("the job is looked at again", job=str(key), why=str(error))
+            raise
+        except (ApiError, NameTaken) as error:
+            _log.warning("a look at a job failed", job=str(key), error=str(error))
+            await self._recorder.record(job, Event("Warning", "ReconcileFailed", str(error)))
+            raise
+        except Exception:
+            _log.exception("a look at a job failed", job=str(key))
+            raise
+        finally:
+            self._metrics.reconciles.labels(key.kind, outcome).inc()
+        return again_after
+
+    async def _run(self, key: ObjectKey) -> float | None:
+        observed = await self._observer.observe(key, self._applier.create_refused)
+        if observed is None:
+            return None
+        decision, job = self._reconcile(observed), observed.resource
+        if decision.status is not None:
+            job = await self._applier.write_status(job, decision.status)
+        for action in decision.actions:
+            job = await self._applier.act(job, action)
+            _log.info("done", job=str(key), action=type(action).__name__, what=_what(action))
+        for event in decision.events:
+            await self._recorder.record(job, event)
+        return decision.again_after
+
+
+def _what(action: object) -> str:
+    manifest = getattr(action, "manifest", None)
+    if manifest is not None:
+        return f"{manifest['kind']} {manifest['metadata']['name']}"
+    return f"{getattr(action, 'kind', 'finalizers')} {getattr(action, 'name', '')}".strip()

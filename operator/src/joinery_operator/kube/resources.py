@@ -1,0 +1,57 @@
+"""Where the API server keeps the kinds of objects that the operator deals with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from joinery_runtime.job.crd import KINDS
+from joinery_runtime.job.model.resource import API_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class ApiResource:
+    """A kind as the API server serves it; `group` is empty for the core."""
+
+    kind: str
+    plural: str
+    group: str = ""
+    version: str = "v1"
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        """The address on the API server; `namespace` None is all of the cluster."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root]
+        if namespace is not None:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        return "/".join([*parts, *(part for part in (name, subresource) if part)])
+
+
+_GROUP, _, _VERSION = API_VERSION.partition("/")
+
+POD = ApiResource("Pod", "pods")
+CONFIG_MAP = ApiResource("ConfigMap", "configmaps")
+SERVICE = ApiResource("Service", "services")
+EVENT = ApiResource("Event", "events")
+CHILDREN = (POD, CONFIG_MAP, SERVICE)
+JOBS = tuple(ApiResource(kind.name, kind.plural, _GROUP, _VERSION) for kind in KINDS)
+WATCHED = (*JOBS, *CHILDREN)
+
+JOB_KINDS = {kind.name: kind for kind in KINDS}
+BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT)}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectKey:
+    """An object by name."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"

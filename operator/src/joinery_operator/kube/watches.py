@@ -1,0 +1,105 @@
+"""The login to the API server, one for the operator's own calls and for kopf, and the watches, which are kopf's part.
+
+kopf's handlers are `on.event` only, for which it keeps nothing on the objects: no finalizer, no annotation
+(docs/decisions/0007)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import kopf
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+from joinery_operator.kube.resources import CHILDREN, JOBS, ApiResource
+from joinery_operator.observed import Manifest
+from joinery_runtime.errors import EnvironmentProblem
+
+
+async def load_connection(kubeconfig: Path | None) -> Configuration:
+    """The kubeconfig when it is given (or `$KUBECONFIG`), else the pod's service account. In a pod the token is read
+    again every minute. Raises EnvironmentProblem."""
+    configuration = Configuration()
+    given = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG", "")
+    try:
+        if given:
+            await load_kube_config(config_file=given, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except (ConfigException, OSError) as error:
+        place = f"kubeconfig {given}" if given else "not in a pod, and no kubeconfig is given"
+        raise EnvironmentProblem(
+            "The operator cannot log in to Kubernetes",
+            facts=f"{place}: {error}",
+            todo="Run it in a cluster with a service account, or name a kubeconfig with --kubeconfig",
+        ) from error
+    return configuration
+
+
+async def credentials_for_kopf(configuration: Configuration) -> kopf.ConnectionInfo:
+    """The same login as kopf wants it. kopf asks again when the API server no longer takes the token."""
+    header = await configuration.get_api_key_with_prefix("BearerToken")
+    scheme, _, token = (header or "").rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        ca_data=configuration.ca_cert_data,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=scheme.capitalize() or None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        proxy_url=configuration.proxy,
+    )
+
+
+SELECTOR = "app.kubernetes.io/managed-by=joinery-operator,joinery.dev/role!=executor"
+"""The operator's own children. Executors belong to the drivers, and other pods are not watched at all."""
+
+OnWatchEvent = Callable[[ApiResource, Manifest, bool], Awaitable[None]]
+
+
+def registry(
+    on_event: OnWatchEvent,
+    log_in: Callable[[], Awaitable[kopf.ConnectionInfo]],
+    stop: Callable[[], Awaitable[None]],
+) -> kopf.OperatorRegistry:
+    """`on_event` gets each event: the kind, the object, whether it is gone. `stop` is called after the last one."""
+    made = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=made)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await log_in()
+
+    @kopf.on.cleanup(registry=made)
+    async def cleanup(**_: Any) -> None:
+        await stop()
+
+    for resource in (*JOBS, *CHILDREN):
+        _watch(made, resource, on_event)
+    return made
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.networking.request_timeout = 60.0
+    settings.networking.connect_timeout = 5.0
+    for child in CHILDREN:
+        settings.watching.label_selectors[child.group, child.version, child.plural] = SELECTOR
+    return settings
+
+
+def _watch(made: kopf.OperatorRegistry, resource: ApiResource, on_event: OnWatchEvent) -> None:
+    async def handler(event: Any, **_: Any) -> None:
+        await on_event(resource, cast(Manifest, event["object"]), event["type"] == "DELETED")
+
+    kopf.on.event(resource.group, resource.version, resource.plural, registry=made, id=f"{resource.plural}-event")(
+        handler
+    )

@@ -1,0 +1,134 @@
+"""Which job is reconciled next.
+
+One worker at a time has a key; what is added while the key waits is one run, what is added while it runs is one more.
+Keys come in the order in which they were added. The clock is passed in; only `WorkQueueFeed` waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from itertools import count
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+_FIRST_BACKOFF = 0.5
+_LAST_BACKOFF = 120.0
+
+
+class WorkQueue(Generic[K]):
+    """The order of runs, as a value that changes; times are seconds of the caller's clock."""
+
+    def __init__(self) -> None:
+        self._ready: dict[K, None] = {}
+        self._running: dict[K, float] = {}
+        self._again: set[K] = set()
+        self._due: dict[K, float] = {}
+        self._timers: list[tuple[float, int, K]] = []
+        self._number = count()
+        self._failures: dict[K, int] = {}
+
+    def add(self, key: K) -> None:
+        """A run as soon as a worker is free."""
+        if key in self._running:
+            self._again.add(key)
+        else:
+            self._ready.setdefault(key)
+
+    def add_at(self, key: K, when: float) -> None:
+        """A run at that time, in place of the one that was timed before."""
+        self._due[key] = when
+        heapq.heappush(self._timers, (when, next(self._number), key))
+
+    def take(self, now: float) -> K | None:
+        """The next key, which is running from now on; None when none is due."""
+        self._wake(now)
+        key = next(iter(self._ready), None)
+        if key is not None:
+            del self._ready[key]
+            self._running[key] = now
+        return key
+
+    def done(self, key: K, now: float, again_after: float | None = None) -> None:
+        """The run went well; the next is due after so many seconds, or when something happens."""
+        self._failures.pop(key, None)
+        self._due.pop(key, None)
+        if again_after is not None:
+            self.add_at(key, now + again_after)
+        self._release(key)
+
+    def failed(self, key: K, now: float) -> float:
+        """The run is tried again later, each time twice as late; returns after how many seconds."""
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        delay: float = min(_FIRST_BACKOFF * 2 ** min(failures - 1, 20), _LAST_BACKOFF)
+        self.add_at(key, now + delay)
+        self._release(key)
+        return delay
+
+    def next_due(self) -> float | None:
+        """When the next timed run is due."""
+        while self._timers and self._due.get(self._timers[0][2]) != self._timers[0][0]:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def waiting(self) -> int:
+        return len(self._ready)
+
+    def running(self) -> dict[K, float]:
+        """The keys that workers have, and since when."""
+        return dict(self._running)
+
+    def _wake(self, now: float) -> None:
+        while (due := self.next_due()) is not None and due <= now:
+            _, _, key = heapq.heappop(self._timers)
+            del self._due[key]
+            self.add(key)
+
+    def _release(self, key: K) -> None:
+        self._running.pop(key, None)
+        if key in self._again:
+            self._again.discard(key)
+            self._ready.setdefault(key)
+
+
+class WorkQueueFeed(Generic[K]):
+    """`WorkQueue` for asyncio: workers wait for the next one. `clock` counts seconds as the event loop does."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.queue: WorkQueue[K] = WorkQueue()
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def add(self, key: K) -> None:
+        self.queue.add(key)
+        self._changed.set()
+
+    def done(self, key: K, again_after: float | None = None) -> None:
+        self.queue.done(key, self._clock(), again_after)
+        self._changed.set()
+
+    def failed(self, key: K) -> float:
+        delay = self.queue.failed(key, self._clock())
+        self._changed.set()
+        return delay
+
+    def close(self) -> None:
+        """No key is given out any more."""
+        self._closed = True
+        self._changed.set()
+
+    async def take(self) -> K | None:
+        """Waits for a key; None when the feed is closed."""
+        while not self._closed:
+            if (key := self.queue.take(self._clock())) is not None:
+                return key
+            self._changed.clear()
+            due = self.queue.next_due()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if due is None else max(0.0, due - self._clock())):
+                    await self._changed.wait()
+        return None

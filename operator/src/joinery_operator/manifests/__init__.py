@@ -1,0 +1,28 @@
+"""Manifests of a job's children: pure functions of a revision."""
+
+from joinery_operator.manifests.objects import JOB_FILE, config_map, drifted, service
+from joinery_operator.manifests.pods import (
+    MAIN_CONTAINER,
+    MIGRATE_CONTAINER,
+    RESTORE_CONTAINER,
+    check_manifests,
+    check_pod,
+    delete_state_pod,
+    driver_pod,
+)
+from joinery_operator.revision import ManifestError
+
+__all__ = [
+    "JOB_FILE",
+    "MAIN_CONTAINER",
+    "MIGRATE_CONTAINER",
+    "RESTORE_CONTAINER",
+    "ManifestError",
+    "check_manifests",
+    "check_pod",
+    "config_map",
+    "delete_state_pod",
+    "drifted",
+    "driver_pod",
+    "service",
+]

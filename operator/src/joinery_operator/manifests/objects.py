@@ -1,0 +1,107 @@
+"""A revision's ConfigMap, the job's Service, and the patches that repair what others changed of a child."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from joinery_operator.decision import Patch
+from joinery_operator.manifests.spark import DEFAULTS_FILE, EXECUTOR_FILE, UI_PORT, defaults_file, executor_template
+from joinery_operator.manifests.yaml import to_yaml
+from joinery_operator.names import ChildNames, labels, owner_reference
+from joinery_operator.observed import Manifest
+from joinery_operator.revision import JobRevision
+from joinery_runtime.job.crd import STATUS_PORT
+
+JOB_FILE = "job.yaml"
+FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
+
+
+def config_map(revision: JobRevision) -> Manifest:
+    """The job, and how Spark runs it. Immutable: another revision has a ConfigMap of its own. Raises ManifestError."""
+    resource = revision.resource
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": ChildNames(resource).config_map(revision.revision),
+            "namespace": resource["metadata"]["namespace"],
+            "labels": labels(resource, "config", revision=revision.revision),
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "immutable": True,
+        "data": {
+            JOB_FILE: to_yaml(_job(resource)),
+            DEFAULTS_FILE: defaults_file(revision),
+            EXECUTOR_FILE: to_yaml(executor_template(revision)),
+        },
+    }
+
+
+def _job(resource: Manifest) -> Manifest:
+    """The resource as its author wrote it: what the API server and others keep there is no business of a driver."""
+    metadata = resource["metadata"]
+    return {
+        "apiVersion": resource["apiVersion"],
+        "kind": resource["kind"],
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "spec": resource["spec"],
+    }
+
+
+def service(resource: Manifest) -> Manifest:
+    """Headless: a name for the driver's status, metrics and Spark's user interface."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": ChildNames(resource).service,
+            "namespace": resource["metadata"]["namespace"],
+            "labels": labels(resource, "service"),
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": labels(resource, "driver"),
+            "ports": [_port("status", STATUS_PORT), _port("spark-ui", UI_PORT)],
+        },
+    }
+
+
+def _port(name: str, number: int) -> Manifest:
+    # Spells out what the API server would fill in, so that nothing differs afterwards.
+    return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
+
+
+def drifted(expected: Manifest, found: Manifest) -> Patch | None:
+    """The merge patch that makes `found` what `expected` says; None when nothing differs. What others added stays. Only
+    labels, owner and a Service's spec can be repaired: nearly all else of a pod is immutable, as is a ConfigMap."""
+    metadata: dict[str, Any] = {}
+    if changed := _missing(expected["metadata"]["labels"], found["metadata"].get("labels") or {}):
+        metadata["labels"] = changed
+    owner = expected["metadata"]["ownerReferences"][0]
+    owners = found["metadata"].get("ownerReferences") or []
+    if owner not in owners:
+        metadata["ownerReferences"] = [owner, *(each for each in owners if not _replaced(each, owner))]
+    body: dict[str, Any] = {"metadata": metadata} if metadata else {}
+    if expected["kind"] == "Service" and (spec := _service_changes(expected["spec"], found.get("spec") or {})):
+        body["spec"] = spec
+    return Patch(expected["kind"], expected["metadata"]["name"], body) if body else None
+
+
+def _missing(wanted: Manifest, there: Manifest) -> dict[str, Any]:
+    return {key: value for key, value in wanted.items() if there.get(key) != value}
+
+
+def _replaced(each: Manifest, owner: Manifest) -> bool:
+    """Only one owner may be the controller."""
+    return each.get("uid") == owner["uid"] or bool(each.get("controller"))
+
+
+def _service_changes(wanted: Manifest, there: Manifest) -> dict[str, Any]:
+    changed = _missing({key: value for key, value in wanted.items() if key != "selector"}, there)
+    selector = there.get("selector") or {}
+    if wanted["selector"] != selector:
+        # A merge patch removes what is null.
+        changed["selector"] = {**dict.fromkeys(selector), **wanted["selector"]}
+    return changed

@@ -1,0 +1,213 @@
+"""What all pods of a job have in common: who they run as, where they may write and be placed, and the user's pod
+template under what the operator sets.
+
+Entries of lists are merged as Kubernetes does it: containers, volumes and environment by name, mounts by path, ports by
+name. Of a container that has the operator's name, what the operator does not set is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ruamel.yaml.error import YAMLError
+
+from joinery_operator.manifests.yaml import from_yaml
+from joinery_operator.observed import Manifest
+from joinery_operator.revision import ManifestError, PodTemplates
+from joinery_operator.settings import Settings
+from joinery_runtime.job.model.pods import Driver, SparkSpec, TemplateRef
+
+USER = 185
+"""The images' user, and the group that mounted files belong to."""
+
+SCRATCH = "/tmp"
+
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    # Volumes that belong to the group already are not walked through.
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "privileged": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+# The root is read-only; what looks for its home (caches of libraries, Spark) finds one that can be written.
+SCRATCH_ENV = [{"name": "HOME", "value": SCRATCH}]
+SCRATCH_VOLUME: dict[str, Any] = {"name": "tmp", "emptyDir": {}}
+SCRATCH_MOUNT = {"name": "tmp", "mountPath": SCRATCH}
+
+
+def placed(part: Driver) -> dict[str, Any]:
+    """Fields of a pod's spec that say where it may run."""
+    found: dict[str, Any] = {}
+    if part.node_selector:
+        found["nodeSelector"] = dict(part.node_selector)
+    if part.tolerations:
+        found["tolerations"] = [
+            each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in part.tolerations
+        ]
+    return found
+
+
+def identity(spark: SparkSpec, settings: Settings, *, token: bool) -> dict[str, Any]:
+    """Fields of a pod's spec that say who it is. Only `token` lets it talk to the API server."""
+    found: dict[str, Any] = {
+        "serviceAccountName": spark.service_account or settings.service_account,
+        "automountServiceAccountToken": token,
+        "securityContext": POD_SECURITY,
+    }
+    if spark.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": secret.name} for secret in spark.image_pull_secrets]
+    return found
+
+
+def field_env(**paths: str) -> list[dict[str, Any]]:
+    """Environment variables from fields of the pod itself."""
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in paths.items()]
+
+
+_POD_LISTS = {"volumes": "name", "imagePullSecrets": "name"}
+_CONTAINER_LISTS = {"env": "name", "volumeMounts": "mountPath", "ports": "name"}
+_CONTAINERS = ("containers", "initContainers")
+# What is only the operator's to say, also where it says nothing: a container that checks has no probes.
+_OURS = {"command", "args", "startupProbe", "livenessProbe", "readinessProbe"}
+
+
+def template_of(ref: TemplateRef | None, templates: PodTemplates, place: str) -> Manifest:
+    """The pod that a template holds, empty without a reference. `place` is the reference's path in the resource, for
+    messages. Raises ManifestError where there is no such ConfigMap or key, or it holds no pod."""
+    if ref is None:
+        return {}
+    where = f"ConfigMap {ref.name}, key {ref.key}"
+    found = templates.get(ref.name)
+    if found is None:
+        todo = f"Create it in the job's namespace with the key {ref.key}, or correct {place}"
+        raise ManifestError(
+            "A pod template is missing", facts=f"there is no ConfigMap {ref.name}, named by {place}", todo=todo
+        )
+    text = (found.get("data") or {}).get(ref.key)
+    if text is None:
+        keys = ", ".join(sorted(found.get("data") or {})) or "none"
+        raise ManifestError(
+            "A pod template is missing", facts=f"{where}: its keys are {keys}", todo=f"Correct {place}.key"
+        )
+    try:
+        pod = from_yaml(text)
+    except (YAMLError, ValueError, RecursionError) as error:
+        facts = f"{where} is not readable YAML: {' '.join(str(error).split())}"
+        raise ManifestError("A pod template cannot be read", facts=facts, todo="Correct its text") from error
+    problem = next(_problems(pod), None)
+    if problem is not None:
+        todo = "Write a Pod with apiVersion, kind, metadata and spec"
+        raise ManifestError("A pod template is no pod", facts=f"{where}: {problem}", todo=todo)
+    return pod  # type: ignore[return-value]
+
+
+def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_containers: bool) -> dict[str, Any]:
+    """`ours` over the template. `main` is the name of our container; the template's other containers come after it, or
+    are left out where the pod must end by itself."""
+    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
+    kept = {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)}
+    mine = {key: value for key, value in ours["spec"].items() if key not in (*_CONTAINERS, *_POD_LISTS)}
+    merged: dict[str, Any] = _over(kept, mine)
+    for key, name in _POD_LISTS.items():
+        if both := by_key(spec.get(key) or (), ours["spec"].get(key, ()), name):
+            merged[key] = both
+    tolerations = [*ours["spec"].get("tolerations", ()), *(spec.get("tolerations") or ())]
+    if tolerations:
+        merged["tolerations"] = tolerations
+    theirs = spec.get("containers") or ()
+    others = [each for each in theirs if each["name"] != main] if extra_containers else []
+    merged["containers"] = [_main(theirs, ours["spec"]["containers"][0]), *others]
+    if initial := spec.get("initContainers"):
+        merged["initContainers"] = list(initial)
+    about = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _over(about, ours["metadata"]), "spec": merged}
+
+
+def merged_container(template: Manifest, ours: Manifest) -> dict[str, Any]:
+    """Our container over the template's of the same name."""
+    kept = {key: value for key, value in template.items() if key not in _OURS}
+    merged = _over(kept, ours)
+    for key, name in _CONTAINER_LISTS.items():
+        if both := by_key(kept.get(key) or (), ours.get(key, ()), name):
+            merged[key] = both
+    if "resources" in ours:
+        merged["resources"] = _over(kept.get("resources") or {}, ours["resources"])
+    return merged
+
+
+def by_key(theirs: Sequence[Manifest], ours: Sequence[Manifest], key: str) -> list[Manifest]:
+    """Ours first, so that what comes later may refer to it; then theirs that have another name."""
+    taken = {each.get(key) for each in ours}
+    return [*ours, *(each for each in theirs if each.get(key) not in taken)]
+
+
+def _main(theirs: Sequence[Manifest], ours: Manifest) -> dict[str, Any]:
+    template = next((each for each in theirs if each["name"] == ours["name"]), {})
+    return merged_container(template, ours)
+
+
+def _over(theirs: Manifest, ours: Manifest) -> dict[str, Any]:
+    """Ours, with the entries of mappings that only theirs have. No deeper: a half of a capability list, of a seccomp
+    profile or of a probe means something else than the whole."""
+    merged = dict(theirs)
+    for key, value in ours.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = {**below, **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _problems(pod: object) -> Iterator[str]:
+    """What would keep the merge from working; the API server judges the rest."""
+    if not isinstance(pod, Mapping):
+        yield "it is no mapping"
+        return
+    if pod.get("kind") != "Pod":
+        yield f"its kind is {pod.get('kind')!r}"
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    for at, part in (("metadata", metadata), ("spec", spec)):
+        if not isinstance(part, Mapping):
+            yield f"{at} is no mapping"
+            return
+    for key in ("labels", "annotations"):
+        if not isinstance(metadata.get(key) or {}, Mapping):
+            yield f"metadata.{key} is no mapping"
+    for key in _CONTAINERS:
+        containers = spec.get(key)
+        yield from _list_problems(f"spec.{key}", containers)
+        for i, container in enumerate(containers if isinstance(containers, list) else ()):
+            yield from _container_problems(f"spec.{key}[{i}]", container)
+    for key in (*_POD_LISTS, "tolerations"):
+        yield from _list_problems(f"spec.{key}", spec.get(key))
+
+
+def _container_problems(at: str, container: object) -> Iterator[str]:
+    if not isinstance(container, Mapping):
+        return
+    if not isinstance(container.get("name"), str):
+        yield f"{at} has no name"
+    for key in _CONTAINER_LISTS:
+        yield from _list_problems(f"{at}.{key}", container.get(key))
+    if not isinstance(container.get("resources") or {}, Mapping):
+        yield f"{at}.resources is no mapping"
+
+
+def _list_problems(at: str, entries: object) -> Iterator[str]:
+    if entries is not None and not isinstance(entries, list):
+        yield f"{at} is no list"
+        return
+    yield from (f"{at}[{i}] is no mapping" for i, entry in enumerate(entries or ()) if not isinstance(entry, Mapping))

@@ -1,0 +1,237 @@
+"""The pods that the operator makes for a job: its driver, the check of a changed job, and the end of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from joinery_operator.manifests.objects import FILES, JOB_FILE
+from joinery_operator.manifests.pod_base import (
+    CONTAINER_SECURITY,
+    SCRATCH_ENV,
+    SCRATCH_MOUNT,
+    SCRATCH_VOLUME,
+    field_env,
+    identity,
+    merged_pod,
+    placed,
+    template_of,
+)
+from joinery_operator.manifests.spark import (
+    CONFIG,
+    MASTER,
+    UI_PORT,
+    defaults_file,
+    driver_memory,
+    executor_template,
+    submit_arguments,
+)
+from joinery_operator.names import ChildNames, Role, digest_of, labels, owner_reference
+from joinery_operator.observed import Manifest
+from joinery_operator.revision import JobRevision
+from joinery_runtime.job.crd import ENDING_FILE
+from joinery_runtime.job.model.secrets import SecretRef
+
+MAIN_CONTAINER = "joinery"
+"""In every pod that the operator makes; a pod template's container of this name is merged with it."""
+MIGRATE_CONTAINER, RESTORE_CONTAINER = "migrate", "restore"
+
+SECRETS = "/etc/joinery/secrets"
+_GROUP_READS = 0o440
+
+_COMMAND = "joinery"
+_JOB = f"{CONFIG}/{JOB_FILE}"
+_ENDING = "/dev/termination-log"
+# A command that looks at the state: one Python process without Spark, and the segments that it tries to migrate.
+_STATE_MEMORY, _STATE_CPU = 1024, "100m"
+_STARTS_WITHIN, _DEAD_AFTER, _READY_EVERY = 600, 60, 5  # seconds
+_PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
+
+
+def driver_pod(
+    revision: JobRevision, attempt: int, *, migrate: str | None = None, anew: bool = False, restore: str | None = None
+) -> Manifest:
+    """One attempt. `migrate` names the savepoint that is pinned before the state is migrated (`anew`: left behind),
+    `restore` the one that is returned to; at most one of them. Raises ManifestError."""
+    if migrate is not None and restore is not None:
+        raise ValueError("an attempt either migrates or restores")
+    spark, settings = revision.job.spec.spark, revision.settings
+    container = {
+        **_container(revision),
+        "args": [_COMMAND, "run", _JOB, "--master", MASTER, "--status-port", str(settings.status_port)],
+        "ports": [_port("status", settings.status_port), _port("spark-ui", UI_PORT)],
+        "resources": _resources(spark.driver.core_request or spark.driver.cores, driver_memory(spark)),
+        **_probes(),
+    }
+    container["env"] = [*container["env"], *_spark_env(revision.resource, attempt)]
+    pod = _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt)
+    pod["spec"]["terminationGracePeriodSeconds"] = settings.stop_grace_seconds
+    command = _before(migrate, anew, restore)
+    if command:
+        name, arguments = command
+        pod["spec"].setdefault("initContainers", []).append(_initial(pod["spec"]["containers"][0], name, arguments))
+    return pod
+
+
+def check_pod(revision: JobRevision) -> Manifest:
+    """Checks whether a changed job fits its state, and whether its migration works. Needs the revision's ConfigMap.
+    Raises ManifestError."""
+    name = ChildNames(revision.resource).check(revision.revision, revision.mode)
+    return _pod(revision, "check", name, _state_container(revision, "check", _JOB))
+
+
+def delete_state_pod(revision: JobRevision) -> Manifest:
+    """Deletes the state of a job that is being deleted. Needs the revision's ConfigMap. Raises ManifestError."""
+    name = ChildNames(revision.resource).delete_state
+    return _pod(revision, "delete-state", name, _state_container(revision, "delete", _JOB, "--yes"))
+
+
+def check_manifests(revision: JobRevision) -> None:
+    """Raises ManifestError for what neither the models nor the API server check."""
+    defaults_file(revision)
+    executor_template(revision)
+    driver_pod(revision, 1)
+
+
+def _pod(
+    revision: JobRevision, role: Role, name: str, container: Manifest, attempt: int | None = None
+) -> dict[str, Any]:
+    resource, spark, is_driver = revision.resource, revision.job.spec.spark, role == "driver"
+    ours = {
+        "metadata": {
+            "name": name,
+            "namespace": resource["metadata"]["namespace"],
+            "labels": labels(resource, role, attempt, revision.revision),
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "spec": {
+            **identity(spark, revision.settings, token=is_driver),
+            **placed(spark.driver),
+            "restartPolicy": "Never",
+            "enableServiceLinks": False,
+            "volumes": [
+                {"name": "job", "configMap": {"name": ChildNames(resource).config_map(revision.revision)}},
+                SCRATCH_VOLUME,
+                *secret_volumes(secret_names(revision.job.spec)),
+            ],
+            "containers": [container],
+        },
+    }
+    template = template_of(spark.driver.pod_template, revision.templates, "spec.spark.driver.podTemplate")
+    # A container beside ours need not end, and a check has to.
+    return merged_pod(template, ours, main=MAIN_CONTAINER, extra_containers=is_driver)
+
+
+def _container(revision: JobRevision) -> dict[str, Any]:
+    return {
+        "name": MAIN_CONTAINER,
+        "image": revision.image,
+        "imagePullPolicy": revision.job.spec.spark.image_pull_policy,
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePath": _ENDING,
+        # What ends before it can write an ending (a package is missing, say) is told by its last lines.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "env": [
+            *field_env(POD_NAME="metadata.name", POD_NAMESPACE="metadata.namespace", POD_IP="status.podIP"),
+            *SCRATCH_ENV,
+            {"name": ENDING_FILE, "value": _ENDING},
+            {"name": "JOINERY_REVISION", "value": revision.revision},
+        ],
+        # Each file by itself: a directory that is a ConfigMap is read-only, and has no room for the secrets below it.
+        "volumeMounts": [
+            *({"name": "job", "mountPath": f"{CONFIG}/{file}", "subPath": file, "readOnly": True} for file in FILES),
+            SCRATCH_MOUNT,
+            *secret_mounts(secret_names(revision.job.spec)),
+        ],
+    }
+
+
+def _state_container(revision: JobRevision, *arguments: str) -> dict[str, Any]:
+    return {
+        **_container(revision),
+        "args": [_COMMAND, "state", *arguments],
+        "resources": _resources(_STATE_CPU, _STATE_MEMORY),
+    }
+
+
+def _spark_env(resource: Manifest, attempt: int) -> list[dict[str, Any]]:
+    return [
+        {"name": "SPARK_CONF_DIR", "value": CONFIG},
+        *field_env(SPARK_LOCAL_IP="status.podIP", SPARK_LOCAL_HOSTNAME="status.podIP"),
+        {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(resource, attempt)},
+    ]
+
+
+def _before(migrate: str | None, anew: bool, restore: str | None) -> tuple[str, list[str]] | None:
+    """Name and arguments of what runs before the driver."""
+    if migrate is not None:
+        more = ["--anew"] if anew else []
+        return MIGRATE_CONTAINER, [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *more]
+    if restore is not None:
+        return RESTORE_CONTAINER, [_COMMAND, "state", "restore", _JOB, "--savepoint", restore, "--before-first-commit"]
+    return None
+
+
+def _initial(main: Manifest, name: str, arguments: list[str]) -> dict[str, Any]:
+    """The driver's container with another command: it sees the same files, and needs the pod's memory no less."""
+    only_running = {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"}
+    return {**{key: value for key, value in main.items() if key not in only_running}, "name": name, "args": arguments}
+
+
+def _resources(cpu: str | int, mebibytes: int) -> dict[str, Any]:
+    """Without a limit of CPU, which would only slow down what nobody else uses."""
+    memory = f"{mebibytes}Mi"
+    return {"requests": {"cpu": str(cpu), "memory": memory}, "limits": {"memory": memory}}
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
+
+
+def _probes() -> dict[str, Any]:
+    alive, ready = _get("/healthz"), _get("/readyz")
+    return {
+        "startupProbe": {**alive, "periodSeconds": _READY_EVERY, "failureThreshold": _STARTS_WITHIN // _READY_EVERY},
+        "livenessProbe": {**alive, "periodSeconds": _PROBE_EVERY, "failureThreshold": _DEAD_AFTER // _PROBE_EVERY},
+        "readinessProbe": {**ready, "periodSeconds": _READY_EVERY, "failureThreshold": 2},
+    }
+
+
+def _get(path: str) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": "status"}, "timeoutSeconds": _PROBE_TIMEOUT}
+
+
+def secret_names(spec: BaseModel) -> list[str]:
+    """Names of all secrets in fields `...SecretRef` of the models, each once, sorted."""
+    return sorted(set(_names(spec)))
+
+
+def secret_volumes(names: list[str]) -> list[dict[str, Any]]:
+    """Whole secrets: those of a client's settings have keys that the job does not name."""
+    return [
+        {"name": _volume(name), "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False}}
+        for name in names
+    ]
+
+
+def secret_mounts(names: list[str]) -> list[dict[str, Any]]:
+    return [{"name": _volume(name), "mountPath": f"{SECRETS}/{name}", "readOnly": True} for name in names]
+
+
+def _volume(secret: str) -> str:
+    """A volume's name is a DNS label; a secret's may be longer and hold dots."""
+    return f"secret-{digest_of(secret)}"
+
+
+def _names(value: object) -> Iterator[str]:
+    if isinstance(value, BaseModel):
+        for field, each in value:
+            if field.endswith("secret_ref") and isinstance(each, SecretRef):
+                yield each.name
+            else:
+                yield from _names(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _names(each)

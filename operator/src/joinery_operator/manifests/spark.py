@@ -1,0 +1,174 @@
+"""How Spark runs a revision: settings, memory, and the template of its executor pods.
+
+A revision's settings are its `spark-defaults.conf`, those of one attempt are arguments of its JVM.
+
+The runtime puts the job's own `spark.conf` on the JVM's command line, each setting as one argument, so it wins over the
+file, launch settings (memory, Java options, class path) included, and need not be in it. No credentials are set: in a
+pod Spark's client finds the service account's token by itself, and then reads it anew when it is rotated.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+from joinery_operator.manifests.pod_base import (
+    CONTAINER_SECURITY,
+    SCRATCH_ENV,
+    SCRATCH_MOUNT,
+    SCRATCH_VOLUME,
+    identity,
+    merged_pod,
+    placed,
+    template_of,
+)
+from joinery_operator.names import ATTEMPT_LABEL, ChildNames, labels
+from joinery_operator.observed import Manifest
+from joinery_operator.revision import JobRevision, ManifestError
+from joinery_runtime.job.model.pods import SparkSpec
+
+# Request and limit of memory are the same, so that nothing is killed for what others use.
+# What a JVM needs beside its heap: Spark's own rule for JVM jobs.
+_LEAST_OVERHEAD = 384
+_OVERHEAD_FACTOR = 0.10
+# A Python process of Joinery (Arrow, Polars, librdkafka, libpq) and the data of what it works at: the driver is one,
+# and an executor has one per core. Segments of the state are mapped files, which give way under pressure.
+_PYTHON_PROCESS = 512
+
+_SIZE = re.compile(r"([0-9]+)([kmgtp]?)b?", re.IGNORECASE)
+_MIB = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2, "p": 1024.0**3}
+
+
+def mebibytes(text: str, setting: str) -> int:
+    """A size as Spark's memory settings have it: 512m, 2g, a plain number is MiB. Raises ManifestError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ManifestError(
+            f"{setting} is no size", facts=f"it is {text!r}", todo="Write a whole number and k, m, g or t, as 512m"
+        )
+    return int(int(found[1]) * _MIB[found[2].lower()])
+
+
+def overhead(heap: int, python_processes: int) -> int:
+    """MiB beside a heap of `heap` MiB."""
+    return max(_LEAST_OVERHEAD, int(heap * _OVERHEAD_FACTOR)) + _PYTHON_PROCESS * python_processes
+
+
+MASTER = "k8s://https://kubernetes.default.svc"
+CONFIG = "/etc/joinery"
+EXECUTOR_FILE = "executor.yaml"
+DEFAULTS_FILE = "spark-defaults.conf"
+EXECUTOR_CONTAINER = "spark-kubernetes-executor"
+UI_PORT = 4040
+# Spark's own defaults on Kubernetes, said so that a NetworkPolicy can name them.
+DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
+
+
+def defaults_file(revision: JobRevision) -> str:
+    """A file of Java properties."""
+    return "".join(f"{key}={_escaped(value)}\n" for key, value in _settings(revision).items())
+
+
+def submit_arguments(resource: Manifest, attempt: int) -> str:
+    """`PYSPARK_SUBMIT_ARGS` of one attempt: its pod owns the executors."""
+    names = ChildNames(resource)
+    settings = {
+        "spark.kubernetes.driver.pod.name": names.driver(attempt),
+        "spark.kubernetes.executor.podNamePrefix": names.executor_prefix(attempt),
+        f"spark.kubernetes.executor.label.{ATTEMPT_LABEL}": str(attempt),
+    }
+    return shlex.join([part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]) + (
+        " pyspark-shell"
+    )
+
+
+def driver_memory(spark: SparkSpec) -> int:
+    """MiB that the driver's pod needs. The job's `spark.conf` may set heap and overhead. Raises ManifestError."""
+    heap_setting, overhead_setting = "spark.driver.memory", "spark.driver.memoryOverhead"
+    heap = mebibytes(spark.conf.get(heap_setting, spark.driver.memory), heap_setting)
+    beside = spark.conf.get(overhead_setting)
+    return heap + (overhead(heap, 1) if beside is None else mebibytes(beside, overhead_setting))
+
+
+def _settings(revision: JobRevision) -> dict[str, str]:
+    spark = revision.job.spec.spark
+    heap = mebibytes(spark.conf.get("spark.executor.memory", spark.executor.memory), "spark.executor.memory")
+    settings: dict[str, Any] = {
+        "spark.kubernetes.namespace": revision.resource["metadata"]["namespace"],
+        "spark.kubernetes.container.image": revision.image,
+        "spark.kubernetes.container.image.pullPolicy": spark.image_pull_policy,
+        "spark.kubernetes.executor.podTemplateFile": f"{CONFIG}/{EXECUTOR_FILE}",
+        "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
+        # Executors need no files of the driver's, which hold the job; and the driver then needs rights on pods only.
+        "spark.kubernetes.executor.disableConfigMap": "true",
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.driver.memory": spark.driver.memory,
+        "spark.driver.port": DRIVER_PORT,
+        "spark.driver.blockManager.port": BLOCK_MANAGER_PORT,
+        "spark.blockManager.port": BLOCK_MANAGER_PORT,
+        "spark.ui.port": UI_PORT,
+        # A page that anybody may see who reaches the port: not for ending what runs.
+        "spark.ui.killEnabled": "false",
+        "spark.executor.instances": spark.executor.instances,
+        "spark.executor.cores": spark.executor.cores,
+        "spark.executor.memory": spark.executor.memory,
+        "spark.executor.memoryOverhead": f"{overhead(heap, spark.executor.cores)}m",
+    }
+    if spark.image_pull_secrets:
+        names = ",".join(secret.name for secret in spark.image_pull_secrets)
+        settings["spark.kubernetes.container.image.pullSecrets"] = names
+    settings |= _dynamic_allocation(spark)
+    if spark.executor.core_request is not None:
+        settings["spark.kubernetes.executor.request.cores"] = spark.executor.core_request
+    return {key: str(value) for key, value in settings.items()}
+
+
+def _dynamic_allocation(spark: SparkSpec) -> dict[str, Any]:
+    executor = spark.executor
+    if executor.max_instances is None or executor.max_instances <= executor.instances:
+        return {}
+    return {
+        "spark.dynamicAllocation.enabled": "true",
+        # There is no external shuffle service on Kubernetes.
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.minExecutors": executor.instances,
+        "spark.dynamicAllocation.maxExecutors": executor.max_instances,
+    }
+
+
+def _escaped(value: str) -> str:
+    """A value of a Java properties file, which ends at a line's end and knows backslashes."""
+    text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return f"\\{text}" if text.startswith(" ") else text
+
+
+# Spark takes a volume of this name for its blocks instead of one that it adds by itself.
+_BLOCKS = "spark-local-dir-1"
+
+
+def executor_template(revision: JobRevision) -> dict[str, Any]:
+    """A pod without a name: Spark adds image, environment, resources, owner, name and `args`. Executors need no secrets
+    and no rights, because the driver gives them what they work with. Raises ManifestError."""
+    spark = revision.job.spec.spark
+    ours = {
+        "metadata": {"labels": labels(revision.resource, "executor", revision=revision.revision)},
+        "spec": {
+            **identity(spark, revision.settings, token=False),
+            **placed(spark.executor),
+            "restartPolicy": "Never",
+            "enableServiceLinks": False,
+            "volumes": [SCRATCH_VOLUME, {"name": _BLOCKS, "emptyDir": {}}],
+            "containers": [
+                {
+                    "name": EXECUTOR_CONTAINER,
+                    "securityContext": CONTAINER_SECURITY,
+                    "env": SCRATCH_ENV,
+                    "volumeMounts": [SCRATCH_MOUNT, {"name": _BLOCKS, "mountPath": "/var/data/spark"}],
+                }
+            ],
+        },
+    }
+    template = template_of(spark.executor.pod_template, revision.templates, "spec.spark.executor.podTemplate")
+    return merged_pod(template, ours, main=EXECUTOR_CONTAINER, extra_containers=True)

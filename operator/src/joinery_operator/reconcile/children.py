@@ -1,0 +1,198 @@
+"""What is to be created, repaired and deleted for the children to be as the status says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from joinery_operator.decision import Action, Create, Delete
+from joinery_operator.manifests import ManifestError, check_pod, config_map, drifted, driver_pod, service
+from joinery_operator.names import labels, owner_reference
+from joinery_operator.observed import Manifest
+from joinery_operator.reconcile.context import ReconcileContext
+from joinery_operator.reconcile.desired import stored_revision
+from joinery_operator.reconcile.driver import DriverPlan
+from joinery_operator.reconcile.pods import PodObservation
+from joinery_operator.reconcile.reasons import INCOMPLETE, REVISION_LOST, Fault
+from joinery_operator.reconcile.rollout import check_due
+from joinery_operator.revision import JobRevision
+from joinery_runtime.job.crd import Attempt, Rollout, Status
+
+
+@dataclass(frozen=True, slots=True)
+class ChildActions:
+    """`blocked`: why the pod that should run cannot be created."""
+
+    actions: tuple[Action, ...]
+    blocked: Fault | None = None
+
+
+def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> ChildActions:
+    """For a resource that is not being deleted. `plan` is the driver that is to run by the status."""
+    attempt = status.driver
+    planned = attempt if attempt is not None and plan is not None and plan.fits(attempt) else None
+    found: list[Action] = [*_unplanned_drivers(ctx, planned)]
+    blocked = None
+    if planned is not None and _to_create(ctx, planned):
+        created = _create_driver(ctx, planned)
+        if isinstance(created, Fault):
+            blocked = created
+        else:
+            found += created
+    elif planned is not None:
+        found += _repair_driver(ctx, planned)
+    found += [*_check(ctx, status), *_config_maps(ctx, status)]
+    found += _delete([ctx.delete_state] if ctx.delete_state else [])
+    if status.revision:
+        # Last: a Service of that name that is somebody else's keeps no driver from running.
+        expected = service(ctx.observed.resource)
+        found += _ensure(expected, ctx.observed.children.services.get(ctx.names.service))
+    return ChildActions(tuple(_once(found)), blocked)
+
+
+def _to_create(ctx: ReconcileContext, attempt: Attempt) -> bool:
+    """Whether the pod of the current attempt is still to be created."""
+    unseen = attempt.outcome is None and attempt.pod_uid is None and attempt.number not in ctx.drivers
+    return unseen and ctx.all_drivers_inactive()
+
+
+def _once(actions: Iterable[Action]) -> Iterator[Action]:
+    """Two pods of one revision share its ConfigMap."""
+    created = set()
+    for action in actions:
+        if isinstance(action, Create):
+            key = (action.manifest["kind"], action.manifest["metadata"]["name"])
+            if key in created:
+                continue
+            created.add(key)
+        yield action
+
+
+def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:
+    """Graceful: a driver finishes its epoch."""
+    return _delete(pod for pod in pods if pod.ended_at is None)
+
+
+def delete_stuck(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Iterator[Action]:
+    """By force, pods on dead nodes whose work may be done twice: their names are needed."""
+    for pod in pods:
+        if pod.ended_at is None and pod.stuck(ctx.now, ctx.settings.stuck_seconds):
+            yield Delete("Pod", pod.name, pod.uid, grace_seconds=0)
+
+
+def job_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Action]:
+    """Raises ManifestError."""
+    name = ctx.names.config_map(revision.revision)
+    found = ctx.observed.children.config_maps.get(name)
+    if found is None:
+        yield Create(config_map(revision))
+    else:
+        about = labels(ctx.observed.resource, "config", revision=revision.revision)
+        yield from _ensure(_repairable(ctx, "ConfigMap", name, about), found)
+
+
+def lost(ctx: ReconcileContext, revision: str) -> Fault:
+    name = ctx.names.config_map(revision)
+    return Fault(
+        REVISION_LOST,
+        f"revision {revision} cannot be started: its ConfigMap {name} is gone or of no use to this release, and the "
+        "resource asks for another job now. Set the resource back to what ran, or annotate it with "
+        "joinery.dev/restartedAt to have what it asks for now tried again",
+    )
+
+
+def _ensure(expected: Manifest, found: Manifest | None) -> Iterator[Action]:
+    if found is None:
+        yield Create(expected)
+    elif not found["metadata"].get("deletionTimestamp") and (patch := drifted(expected, found)):
+        yield patch
+
+
+def _delete(pods: Iterable[PodObservation]) -> Iterator[Action]:
+    return (Delete("Pod", pod.name, pod.uid) for pod in pods if pod.deletion_time is None)
+
+
+def _unplanned_drivers(ctx: ReconcileContext, attempt: Attempt | None) -> Iterator[Action]:
+    """Deletes drivers that are not to run, and ended ones: the newest of these is kept for its logs until the next one
+    is ready."""
+    wanted = attempt.number if attempt is not None else None
+    ended = [number for number, pod in ctx.drivers.items() if pod.ended_at is not None]
+    runs_well = attempt is not None and attempt.outcome is None and attempt.ready is not None
+    keep = None if runs_well else max(ended, default=None)
+    yield from _delete(pod for number, pod in ctx.drivers.items() if number not in {wanted, keep})
+
+
+def _create_driver(ctx: ReconcileContext, attempt: Attempt) -> list[Action] | Fault:
+    revision = ctx.revision(attempt.revision, attempt.image)
+    if revision is None:
+        return lost(ctx, attempt.revision)
+    try:
+        pod = driver_pod(revision, attempt.number, migrate=attempt.migrate, anew=attempt.anew, restore=attempt.restore)
+        return [*job_config_map(ctx, revision), Create(pod)]
+    except ManifestError as error:
+        return Fault(INCOMPLETE, str(error))
+
+
+def _repair_driver(ctx: ReconcileContext, attempt: Attempt) -> Iterator[Action]:
+    name = ctx.names.driver(attempt.number)
+    found = ctx.observed.children.pods.get(name)
+    if found is not None:
+        about = labels(ctx.observed.resource, "driver", attempt.number, attempt.revision)
+        yield from _ensure(_repairable(ctx, "Pod", name, about), found)
+
+
+def _repairable(ctx: ReconcileContext, kind: str, name: str, about: Manifest) -> Manifest:
+    """All of a pod or ConfigMap that can be repaired: its labels and owner."""
+    owners = [owner_reference(ctx.observed.resource)]
+    return {"kind": kind, "metadata": {"name": name, "labels": about, "ownerReferences": owners}}
+
+
+def _check(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
+    rollout = status.rollout
+    checked = ctx.names.check(rollout.revision, rollout.mode) if rollout and rollout.stage == "Checking" else None
+    yield from _delete(pod for name, pod in ctx.checks.items() if name != checked or check_due(ctx, pod))
+    yield from delete_stuck(ctx, ctx.checks.values())
+    if rollout is None or checked is None or checked in ctx.checks:
+        return
+    revision = ctx.revision(rollout.revision, rollout.image)
+    if revision is None or revision.mode != rollout.mode or _other_mode_is_checked(ctx, rollout):
+        return
+    try:
+        yield from [*_check_config_map(ctx, revision), Create(check_pod(revision))]
+    except ManifestError:
+        return  # the check's deadline reports it
+
+
+def _other_mode_is_checked(ctx: ReconcileContext, rollout: Rollout) -> bool:
+    """While the other mode's check pod is there, a kubelet may keep its (immutable) ConfigMap, and give it to the next
+    pod as well."""
+    return any(name.startswith(ctx.names.check(rollout.revision)) for name in ctx.checks)
+
+
+def _check_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Action]:
+    """The mode is no part of a revision, but the check reads it from the file: a ConfigMap of the other mode is
+    replaced."""
+    name = ctx.names.config_map(revision.revision)
+    found = ctx.observed.children.config_maps.get(name)
+    stored = stored_revision(ctx.observed, revision.revision, revision.image)
+    if found is None or (stored is not None and stored.mode == revision.mode):
+        yield from job_config_map(ctx, revision)
+        return
+    yield Delete("ConfigMap", name, found["metadata"]["uid"])
+    yield Create(config_map(revision))
+
+
+def _config_maps(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
+    """Lost ConfigMaps are created again as long as their content is known; those of other revisions go."""
+    rollout, attempt = status.rollout, status.driver
+    named = [(status.revision, status.image)]
+    named += [(each.revision, each.image) for each in (rollout, attempt) if each is not None]
+    needed = {ctx.names.config_map(revision) for revision, _ in named if revision}
+    there = ctx.observed.children.config_maps
+    asked = ctx.desired.job
+    if asked is not None and (asked.revision, asked.image) == (status.revision, status.image):
+        yield from job_config_map(ctx, asked)
+    for name, found in there.items():
+        metadata = found["metadata"]
+        if name not in needed and not metadata.get("deletionTimestamp"):
+            yield Delete("ConfigMap", name, metadata["uid"])

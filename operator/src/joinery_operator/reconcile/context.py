@@ -1,0 +1,153 @@
+"""What one reconcile of a job works on: everything observed, parsed once for all of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from joinery_operator.names import ChildNames
+from joinery_operator.observed import Manifest, Observed
+from joinery_operator.reconcile.desired import DesiredJob, desired_job, stored_revision
+from joinery_operator.reconcile.pods import PodObservation, observe_pod
+from joinery_operator.revision import JobRevision
+from joinery_operator.settings import Settings
+from joinery_runtime.job.crd import Attempt, DriverStatus, Rollout, Status
+
+FINALIZER = "joinery.dev/delete-state"
+
+
+@dataclass(frozen=True)
+class ReconcileContext:
+    """`status` is the resource's status as this reconcile found it."""
+
+    observed: Observed
+    status: Status
+
+    @property
+    def now(self) -> datetime:
+        return self.observed.now
+
+    @property
+    def settings(self) -> Settings:
+        return self.observed.settings
+
+    @property
+    def metadata(self) -> Manifest:
+        metadata: Manifest = self.observed.resource["metadata"]
+        return metadata
+
+    @property
+    def spec(self) -> Manifest:
+        """As written, valid or not."""
+        spec = self.observed.resource.get("spec")
+        return spec if isinstance(spec, Mapping) else {}
+
+    @property
+    def suspended(self) -> bool:
+        return self.spec.get("suspend") is True
+
+    @property
+    def finalizers(self) -> tuple[str, ...]:
+        return tuple(self.metadata.get("finalizers") or ())
+
+    @cached_property
+    def names(self) -> ChildNames:
+        return ChildNames(self.observed.resource)
+
+    @cached_property
+    def desired(self) -> DesiredJob:
+        return desired_job(self.observed, self.status)
+
+    @cached_property
+    def drivers(self) -> dict[int, PodObservation]:
+        """Driver pods by attempt. Names tell pods apart, because others may have changed the labels."""
+        return self._by_attempt(self.observed.children.pods)
+
+    @cached_property
+    def orphaned_drivers(self) -> dict[int, PodObservation]:
+        """Driver pods of an earlier resource of this name, which Kubernetes deletes."""
+        return self._by_attempt(self.observed.orphaned_drivers)
+
+    @cached_property
+    def checks(self) -> dict[str, PodObservation]:
+        """Check pods by name, which tells revision and mode."""
+        return {pod.name: pod for _, pod in self._pods(self.observed.children.pods, self.names.check(""))}
+
+    def check(self, rollout: Rollout) -> PodObservation | None:
+        return self.checks.get(self.names.check(rollout.revision, rollout.mode))
+
+    @cached_property
+    def delete_state(self) -> PodObservation | None:
+        return dict(self._pods(self.observed.children.pods, self.names.delete_state)).get("")
+
+    def is_inactive(self, pod: PodObservation) -> bool:
+        return pod.inactive(self.now, self.settings.stuck_seconds)
+
+    def all_drivers_inactive(self) -> bool:
+        """Whether no driver pod can do anything any more."""
+        return all(self.is_inactive(pod) for pod in (*self.drivers.values(), *self.orphaned_drivers.values()))
+
+    def revision(self, revision: str | None, image: str | None) -> JobRevision | None:
+        """What the pods of a revision are built from; None when that is gone, or no revision is given."""
+        if revision is None or image is None:
+            return None
+        if (revision, image) not in self._revisions:
+            asked = self.desired.job
+            fits = asked is not None and (asked.revision, asked.image) == (revision, image)
+            self._revisions[revision, image] = asked if fits else stored_revision(self.observed, revision, image)
+        return self._revisions[revision, image]
+
+    def driver_status(self, attempt: Attempt) -> DriverStatus | None:
+        """What the driver of this attempt, which must be the status's own, last reported."""
+        reported = self.observed.driver
+        return reported if reported is not None and reported.revision in {"", attempt.revision} else None
+
+    def elapsed(self, since: datetime, seconds: float) -> bool:
+        return self.now >= since + timedelta(seconds=seconds)
+
+    @cached_property
+    def _revisions(self) -> dict[tuple[str, str], JobRevision | None]:
+        return {}
+
+    def _by_attempt(self, pods: Mapping[str, Manifest]) -> dict[int, PodObservation]:
+        return {int(end): pod for end, pod in self._pods(pods, self.names.driver(0)[:-1]) if end.isdigit()}
+
+    def _pods(self, pods: Mapping[str, Manifest], prefix: str) -> list[tuple[str, PodObservation]]:
+        """Pods whose name begins with the prefix, by what follows it."""
+        return [
+            (name.removeprefix(prefix), observe_pod(pods[name])) for name in sorted(pods) if name.startswith(prefix)
+        ]
+
+
+def read_status(resource: Manifest) -> Status:
+    """The resource's status without what this release does not know or cannot read: another release may have written
+    it."""
+    data: Any = deepcopy(dict(resource.get("status") or {}))
+    while True:
+        try:
+            return Status.model_validate(data)
+        except ValidationError as error:
+            # One at a time: what is left out for the first one may have been the cause of the others.
+            data = _without(data, error.errors(include_url=False)[0]["loc"])
+
+
+def _without(data: Any, at: tuple[int | str, ...]) -> Any:
+    """The data without the innermost field on the path; an entry of a list goes as a whole."""
+    inner, parent, last = data, None, None
+    for step in at:
+        there = (isinstance(inner, dict) and step in inner) or (
+            isinstance(inner, list) and isinstance(step, int) and step < len(inner)
+        )
+        if not there:
+            break
+        parent, last, inner = inner, step, inner[step]
+    if parent is not None:
+        del parent[last]
+        return data
+    return {}

@@ -1,0 +1,137 @@
+"""The job that the resource asks for, and the earlier revisions that are still needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from ruamel.yaml.error import YAMLError
+
+from joinery_operator.manifests import JOB_FILE, ManifestError, check_manifests
+from joinery_operator.manifests.yaml import from_yaml
+from joinery_operator.names import ChildNames
+from joinery_operator.observed import Manifest, Observed
+from joinery_operator.revision import JobRevision, resolved_image, revision_hash
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import Job, PostgresStore, parse_job
+from joinery_runtime.job.crd import Status
+from joinery_runtime.job.crd.status import Mode
+
+_NO_STORE = (
+    "spec.stateStore: name a Postgres (stateStore.postgres), or memory: {} for a job that may lose its state. The "
+    "embedded Postgres, which a job without a stateStore has on a laptop, would lose all with each driver pod"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredJob:
+    """What the resource asks for: a job, or the problems that keep it from being one (`reason` in one word)."""
+
+    job: JobRevision | None
+    mode: Mode = "stateful"
+    problems: tuple[str, ...] = ()
+    reason: Literal["Valid", "Invalid", "Incomplete", "StateTaken"] = "Valid"
+
+
+def desired_job(observed: Observed, status: Status) -> DesiredJob:
+    """`suspend` and `cleanup` ask for no job, so they play no part here."""
+    resource = observed.resource
+    try:
+        job: Any = observed.kind.model.model_validate(resource, by_alias=True, by_name=False)
+    except ValidationError:
+        return DesiredJob(None, problems=_problems(resource), reason="Invalid")
+    if job.spec.state_store.kind == "embedded":
+        return DesiredJob(None, problems=(_NO_STORE,), reason="Incomplete")
+    if conflict := _state_conflict(observed, job.spec.state_store.postgres):
+        return DesiredJob(None, problems=(conflict,), reason="StateTaken")
+    try:
+        image = _image(observed, job, status)
+        revision = _revision(observed, job, resource, revision_hash(observed.kind, resource, image), image)
+        check_manifests(revision)
+    except ManifestError as error:
+        return DesiredJob(None, problems=(str(error),), reason="Incomplete")
+    return DesiredJob(revision, revision.mode)
+
+
+def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | None:
+    """An earlier revision, from its ConfigMap; None when that is gone or of no use to this release."""
+    found = observed.children.config_maps.get(ChildNames(observed.resource).config_map(name))
+    text = (found or {}).get("data", {}).get(JOB_FILE)
+    if text is None:
+        return None
+    try:
+        written = from_yaml(text)
+        spec = written["spec"] if isinstance(written, Mapping) else None
+        resource = {**observed.resource, "spec": spec}
+        job: Any = observed.kind.model.model_validate(resource, by_alias=True, by_name=False)
+    except (YAMLError, ValueError, KeyError):
+        return None
+    return _revision(observed, job, resource, name, image)
+
+
+def _revision(observed: Observed, job: Job, resource: Manifest, name: str, image: str) -> JobRevision:
+    return JobRevision(job, resource, name, image, observed.settings, observed.templates)
+
+
+def _image(observed: Observed, job: Job, status: Status) -> str:
+    """The image that was decided on for this very job when it was put in force or its rollout began, so that a new
+    release of the operator with another image restarts nothing."""
+    rollout = status.rollout
+    known = [(status.revision, status.image), *([(rollout.revision, rollout.image)] if rollout else [])]
+    for name, decided in known:
+        image = job.spec.spark.image or decided
+        if name and image and revision_hash(observed.kind, observed.resource, image) == name:
+            return image
+    return resolved_image(job, observed.settings, status.image, changed=True)
+
+
+def _problems(resource: Manifest) -> tuple[str, ...]:
+    about = {key: resource[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in resource}
+    try:
+        parse_job(json.dumps(about), resource["metadata"]["name"])
+    except JobError as error:
+        return tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
+    raise AssertionError("the models refused a resource that the loader takes")
+
+
+# Jobs of other kinds with the same name: a store finds a state by `namespace/name` alone, so only one of them has it.
+# The state's signature would refuse the second one's driver; but until then that job could be told to delete the state,
+# or to leave it behind. So the older resource has the state, and the other one asks for nothing.
+
+
+def _state_conflict(observed: Observed, store: PostgresStore | None) -> str | None:
+    """What to tell a job whose state in that store is another resource's; None when the state is its own."""
+    if store is None:
+        return None
+    mine = observed.resource
+    for other in observed.name_conflicts:
+        if _age(other) < _age(mine) and _place(other) == _location(store.model_dump(by_alias=True)):
+            name = f"{mine['metadata']['namespace']}/{mine['metadata']['name']}"
+            return (
+                f"{other['kind']} {name} is older and keeps its state in the same Postgres and schema, where a state "
+                "is found by namespace and name alone: give one of the two jobs another name, or another "
+                "spec.stateStore.postgres.schema"
+            )
+    return None
+
+
+def _age(resource: Manifest) -> tuple[str, str]:
+    """Less for the older one. The kinds tell two of the same second apart."""
+    return resource["metadata"].get("creationTimestamp", ""), resource["kind"]
+
+
+def _place(resource: Manifest) -> tuple[object, ...] | None:
+    """Where the state of a resource as written, valid or not, is; None when it is in no Postgres."""
+    found: Any = resource
+    for step in ("spec", "stateStore", "postgres"):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return _location(found) if isinstance(found, Mapping) else None
+
+
+def _location(store: Mapping[str, Any]) -> tuple[object, ...]:
+    ref = store.get("dsnSecretRef")
+    secret = (ref.get("name"), ref.get("key")) if isinstance(ref, Mapping) else None
+    return store.get("dsn"), secret, store.get("schema", PostgresStore.model_fields["schema_name"].default)

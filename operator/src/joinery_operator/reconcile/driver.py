@@ -1,0 +1,196 @@
+"""Driver pods: which one is to run, and one attempt after another, never two at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from joinery_operator.names import digest_of
+from joinery_operator.reconcile.context import ReconcileContext
+from joinery_operator.reconcile.pods import PodObservation
+from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut
+from joinery_operator.reconcile.rollout_table import STAGES, DriverRole, stage_of
+from joinery_operator.settings import Settings
+from joinery_runtime.job.crd import Attempt, Status
+
+_LIFE = 6
+"""Hex digits that stand for one life of a resource in a savepoint's name."""
+_FOR_GOOD = {"Finished", "Fatal"}
+"""Outcomes after which the same driver does not start again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverPlan:
+    """The driver that is to run, and what its init container does first: `migrate` (`anew`: without the state) or
+    `restore`."""
+
+    revision: str
+    image: str
+    migrate: str | None = None
+    anew: bool = False
+    restore: str | None = None
+
+    def fits(self, attempt: Attempt) -> bool:
+        """Whether the attempt does what is planned. What its init container did is no reason to end it later."""
+        before = (self.migrate, self.anew, self.restore)
+        return attempt.revision == self.revision and before in {
+            (None, False, None),
+            (attempt.migrate, attempt.anew, attempt.restore),
+        }
+
+
+def planned_driver(ctx: ReconcileContext, status: Status) -> DriverPlan | None:
+    """Which driver is to run now; None when none is."""
+    if ctx.suspended or status.revision is None or status.image is None:
+        return None
+    rollout = status.rollout
+    driver = STAGES[stage_of(status)].driver
+    if driver is DriverRole.NONE:
+        return None
+    if driver is DriverRole.MIGRATES and rollout:
+        return DriverPlan(rollout.revision, rollout.image, rollout.savepoint, rollout.mode == "stateless")
+    if driver is DriverRole.RESTORES and rollout:
+        return DriverPlan(status.revision, status.image, restore=rollout.savepoint)
+    return _in_force(ctx, status, status.revision, status.image)
+
+
+def _in_force(ctx: ReconcileContext, status: Status, revision: str, image: str) -> DriverPlan:
+    """A job that never ran here may find state of an earlier one that does not fit. The resource says then whether to
+    leave that state behind; the savepoint's name stays, so that a second attempt does not do it again."""
+    attempt = status.driver
+    if status.proved is not None or attempt is None or attempt.revision != revision:
+        return DriverPlan(revision, image)
+    if attempt.anew:
+        return DriverPlan(revision, image, attempt.migrate, anew=True)
+    if attempt.reason == INCOMPATIBLE and attempt.outcome is not None and ctx.desired.mode == "stateless":
+        return DriverPlan(revision, image, savepoint_name(ctx, revision, attempt), anew=True)
+    return DriverPlan(revision, image)
+
+
+def savepoint_name(ctx: ReconcileContext, revision: str, attempt: Attempt | None) -> str:
+    """Another name each time: this rollout does not return to the pin of an earlier try of the same revision, nor to
+    that of an earlier resource of this name, whose attempts were counted from 1 as well."""
+    life = digest_of(ctx.metadata["uid"])[:_LIFE]
+    return f"rollout-{revision}-{life}-{attempt.number + 1 if attempt else 1}"
+
+
+def observe_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> Status:
+    """The status with what became of the current attempt."""
+    attempt = status.driver
+    if attempt is None or attempt.outcome is not None:
+        return status
+    pod = ctx.drivers.get(attempt.number)
+    planned = plan is not None and plan.fits(attempt)
+    if pod is None:
+        if attempt.pod_uid is None and planned:
+            return status  # still to be created
+        # Others deleted the pod, unless it was no longer planned.
+        return _set(status, _interrupted(ctx, attempt, "PodDeleted") if planned else _stopped(attempt))
+    attempt = _running(ctx, attempt, pod)
+    if not ctx.is_inactive(pod):
+        return _set(status, attempt)
+    ended = _ended(ctx, attempt, pod, planned)
+    error = pod.end_message if ended.outcome in {"Failed", "Fatal"} else ""
+    return _set(status, ended, last_error=cut(error) or status.last_error)
+
+
+def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> Status:
+    """The status with the next attempt, when one is planned and due and nothing else can run any more."""
+    attempt = status.driver
+    if plan is None or (attempt is not None and not _due(ctx, attempt, plan)) or not ctx.all_drivers_inactive():
+        return status
+    last = max([0, *ctx.drivers, *ctx.orphaned_drivers, attempt.number if attempt else 0])
+    again = attempt is not None and plan.fits(attempt)
+    new = Attempt(
+        number=last + 1,
+        revision=plan.revision,
+        image=plan.image,
+        created=ctx.now,
+        failures=attempt.failures if attempt and again else 0,
+        migrate=plan.migrate,
+        anew=plan.anew,
+        restore=plan.restore,
+    )
+    return _set(status, new)
+
+
+def _due(ctx: ReconcileContext, attempt: Attempt, plan: DriverPlan) -> bool:
+    """Whether another attempt may begin after this one."""
+    if attempt.outcome is None:
+        return False
+    if not plan.fits(attempt):
+        return True
+    return attempt.outcome not in _FOR_GOOD and not (attempt.not_before and ctx.now < attempt.not_before)
+
+
+def reset_failures(status: Status) -> Status:
+    """The status without its failures: what the resource asks for has changed."""
+    attempt = status.driver
+    if attempt is None:
+        return status
+    outcome = "Failed" if attempt.outcome == "Fatal" else attempt.outcome
+    return _set(status, attempt.model_copy(update={"failures": 0, "not_before": None, "outcome": outcome}))
+
+
+def back_off(settings: Settings, failures: int) -> timedelta:
+    """How long after that many failures in a row."""
+    doubled = settings.backoff_first_seconds * 2.0 ** min(max(failures - 1, 0), 32)
+    return timedelta(seconds=min(doubled, settings.backoff_last_seconds))
+
+
+def _set(status: Status, attempt: Attempt, **more: object) -> Status:
+    return status.model_copy(update={"driver": attempt, **more})
+
+
+def _running(ctx: ReconcileContext, attempt: Attempt, pod: PodObservation) -> Attempt:
+    ready = (attempt.ready or pod.ready_since) if pod.ready_since is not None and pod.deletion_time is None else None
+    if pod.ended_at is not None:
+        ready = attempt.ready  # the last thing that is known
+    healthy = ready is not None and ctx.elapsed(ready, ctx.settings.healthy_seconds)
+    failures = 0 if healthy else attempt.failures
+    return attempt.model_copy(update={"pod_uid": pod.uid, "ready": ready, "failures": failures})
+
+
+def _ended(ctx: ReconcileContext, attempt: Attempt, pod: PodObservation, planned: bool) -> Attempt:
+    ending = pod.ending
+    if ending is not None and ending.outcome == "finished":
+        return attempt.model_copy(update={"outcome": "Finished", "reason": None})
+    if ending is not None and ending.outcome == "failed" and not ending.retry:
+        return attempt.model_copy(update={"outcome": "Fatal", "reason": _word(pod.end_reason)})
+    if not planned:
+        return _stopped(attempt)
+    stopped = ending is not None and ending.outcome == "stopped"
+    if pod.deletion_time is not None or pod.disrupted or stopped:
+        return _interrupted(
+            ctx, attempt, pod.end_reason if pod.disrupted else "PodDeleted" if pod.deletion_time else "Stopped"
+        )
+    return _failed(ctx, attempt, pod)
+
+
+def _stopped(attempt: Attempt) -> Attempt:
+    return attempt.model_copy(update={"outcome": "Stopped", "reason": None, "not_before": None})
+
+
+def _interrupted(ctx: ReconcileContext, attempt: Attempt, reason: str) -> Attempt:
+    """No failure, so the next attempt starts at once, but never twice within the first back-off: a node that evicts
+    what it is given does not fill the cluster with pods."""
+    not_before = attempt.created + timedelta(seconds=ctx.settings.backoff_first_seconds)
+    return attempt.model_copy(
+        update={
+            "outcome": "Interrupted",
+            "reason": _word(reason),
+            "not_before": not_before if not_before > ctx.now else None,
+        }
+    )
+
+
+def _failed(ctx: ReconcileContext, attempt: Attempt, pod: PodObservation) -> Attempt:
+    ended = min(pod.ended_at or ctx.now, ctx.now)
+    was_healthy = attempt.ready is not None and (ended - attempt.ready).total_seconds() >= ctx.settings.healthy_seconds
+    failures = 1 if was_healthy else attempt.failures + 1
+    update = {"outcome": "Failed", "reason": _word(pod.end_reason), "failures": failures}
+    return attempt.model_copy(update={**update, "not_before": ended + back_off(ctx.settings, failures)})
+
+
+def _word(reason: str) -> str:
+    return reason[:253] or "Error"

@@ -1,0 +1,199 @@
+"""The job's phase, with one reason and one message: derived from the status and the pods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from joinery_operator.reconcile.context import ReconcileContext
+from joinery_operator.reconcile.driver import DriverPlan
+from joinery_operator.reconcile.pods import PodObservation
+from joinery_operator.reconcile.reasons import (
+    CREATE_REFUSED,
+    IMAGE_PULL,
+    NOT_CREATED,
+    NOT_READY,
+    UNSCHEDULABLE,
+    Fault,
+    cut,
+    listed,
+    sentence,
+)
+from joinery_operator.reconcile.rollout_table import STAGES, stage_of
+from joinery_runtime.job.crd import Attempt, Status
+from joinery_runtime.job.crd.status import Phase
+
+SETTLED: frozenset[Phase] = frozenset({"Running", "Suspended", "Finished", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class JobPhase:
+    """`reason` and `message` are those of the condition Ready; `degraded` what a person should look at, if anything."""
+
+    phase: Phase
+    reason: str
+    message: str
+    degraded: Fault | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.phase == "Running"
+
+    @property
+    def progressing(self) -> bool:
+        return self.phase not in SETTLED
+
+
+def deletion_phase(fault: Fault | None, way_out: str) -> JobPhase:
+    """For a resource that is being deleted; `fault` keeps its state from being deleted."""
+    message = sentence(fault.reason, fault.message) if fault else "the driver stops, then the state is deleted"
+    degraded = Fault(fault.reason, cut(f"{fault.message}. {way_out}")) if fault else None
+    return JobPhase("Deleting", "Deleting", cut(f"{message}. {way_out}"), degraded)
+
+
+def job_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None, blocked: Fault | None) -> JobPhase:
+    """For a resource that lives; `blocked`: why the pod that should run cannot be created."""
+    found = _driver_phase(ctx, status, plan, blocked)
+    return JobPhase(found.phase, found.reason, cut(found.message), found.degraded or _lasting_fault(ctx, status))
+
+
+def _lasting_fault(ctx: ReconcileContext, status: Status) -> Fault | None:
+    """What is wrong even while the revision in force runs well."""
+    asked, refused = ctx.desired, status.refused
+    if asked.job is None:
+        return Fault(asked.reason, listed(asked.problems))
+    if refused is not None:
+        return Fault(refused.reason, sentence(f"revision {refused.revision} was refused", refused.message))
+    return None
+
+
+def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None, blocked: Fault | None) -> JobPhase:
+    attempt, rollout = status.driver, status.rollout
+    if (
+        attempt is not None
+        and attempt.outcome == "Finished"
+        and rollout is None
+        and attempt.revision == status.revision
+    ):
+        return JobPhase("Finished", "Finished", "all inputs have ended, and all output is written")
+    if ctx.suspended:
+        return _suspended(ctx)
+    if status.revision is None:
+        return JobPhase("Failed", ctx.desired.reason, listed(ctx.desired.problems))
+    if blocked is not None:
+        return JobPhase("Failed", blocked.reason, blocked.message, blocked)
+    if attempt is None or plan is None or not plan.fits(attempt):
+        return _before_driver(ctx, status)
+    if attempt.outcome is not None:
+        return _after_attempt(ctx, status, attempt)
+    return _with_pod(ctx, status, attempt, ctx.drivers.get(attempt.number))
+
+
+def _suspended(ctx: ReconcileContext) -> JobPhase:
+    if ctx.all_drivers_inactive():
+        return JobPhase("Suspended", "Suspended", "spec.suspend is true: no driver runs")
+    return JobPhase("Stopping", "Suspending", "spec.suspend is true: the driver finishes its epoch")
+
+
+def _before_driver(ctx: ReconcileContext, status: Status) -> JobPhase:
+    """Another driver is to run once the last one is gone."""
+    overdue = _overdue_pod(ctx)
+    if not ctx.all_drivers_inactive():
+        message = "the old driver finishes its epoch before another one starts"
+        return JobPhase(_phase(status, "Stopping"), "Stopping", message, overdue)
+    return JobPhase(_phase(status, "Pending"), "Starting", "the next driver is about to start")
+
+
+def _overdue_pod(ctx: ReconcileContext) -> Fault | None:
+    """A pod that should have been gone by now."""
+    for pod in (*ctx.drivers.values(), *ctx.orphaned_drivers.values()):
+        if pod.deletion_time is not None and pod.ended_at is None and ctx.now > pod.deletion_time:
+            limit = f"{ctx.settings.stuck_seconds:g} s"
+            return Fault(
+                "DriverStuck",
+                f"pod {pod.name} should have been gone at {pod.deletion_time:%H:%M:%S} UTC; the next one starts "
+                f"{limit} after that all the same, and the old one can commit nothing any more",
+            )
+    return None
+
+
+def _after_attempt(ctx: ReconcileContext, status: Status, attempt: Attempt) -> JobPhase:
+    """The current attempt is over."""
+    what = sentence(f"attempt {attempt.number} failed", attempt.reason or "", status.last_error or "")
+    if attempt.outcome == "Fatal":
+        if status.rollout is not None and status.rollout.stage == "RollingBack":
+            return _rollback_failed(status, what)
+        message = f"{what}. Another attempt would fail the same way: it waits until the resource changes"
+        return JobPhase("Failed", attempt.reason or "Failed", message, Fault(attempt.reason or "Failed", cut(message)))
+    if attempt.outcome == "Failed":
+        when = f"; the next one starts at {attempt.not_before:%H:%M:%S} UTC" if attempt.not_before else ""
+        return JobPhase(_phase(status, "Pending"), "BackOff", cut(what) + when, Fault("BackOff", cut(what)))
+    message = f"attempt {attempt.number} was ended by others ({attempt.reason}); the next one starts"
+    return JobPhase(_phase(status, "Pending"), "Interrupted", message, _overdue_pod(ctx))
+
+
+def _rollback_failed(status: Status, what: str) -> JobPhase:
+    rollout = status.rollout
+    savepoint = rollout.savepoint if rollout else ""
+    message = (
+        f"the way back to revision {status.revision} failed: {cut(what, 512)}. Nothing runs. Correct the cause and "
+        f"annotate the resource with joinery.dev/restartedAt to have it tried again, or restore savepoint {savepoint} "
+        f"by hand with `joinery state restore`, with image {cut(status.image or '', 256)}"
+    )
+    return JobPhase("Failed", "RollbackFailed", message, Fault("RollbackFailed", message))
+
+
+def _with_pod(ctx: ReconcileContext, status: Status, attempt: Attempt, pod: PodObservation | None) -> JobPhase:
+    if pod is None and (refused := ctx.observed.create_refused):
+        fault = Fault(CREATE_REFUSED, cut(refused))
+        return JobPhase(_phase(status, "Pending"), fault.reason, fault.message, fault)
+    if pod is None:
+        return JobPhase(_phase(status, "Pending"), "Starting", f"attempt {attempt.number} is about to start")
+    if pod.deletion_time is not None:
+        message = f"pod {pod.name} is being deleted by others; another one starts when it is gone"
+        return JobPhase(_phase(status, "Stopping"), "Stopping", message, _overdue_pod(ctx))
+    if attempt.ready is not None:
+        if status.rollout is not None and status.rollout.stage != "Checking":
+            return JobPhase(
+                _phase(status, "Running"), "Starting", "the new driver is ready; its first commit is awaited"
+            )
+        return JobPhase("Running", "Running", f"attempt {attempt.number} runs as pod {pod.name}")
+    failed = Fault("BackOff", cut(sentence("restarted after a failure", status.last_error or "")))
+    degraded = failed if attempt.failures else None
+    if pod.fault is not None:
+        return JobPhase(
+            _phase(status, "Starting"),
+            pod.fault.reason,
+            sentence(f"pod {pod.name}", pod.fault.message),
+            pod.fault if _is_lasting(ctx, pod, pod.fault) else degraded,
+        )
+    if ctx.elapsed(pod.not_ready_since, ctx.settings.deadline_seconds):
+        fault = _not_ready(ctx, pod)
+        return JobPhase(_phase(status, "Starting"), fault.reason, fault.message, fault)
+    return JobPhase(
+        _phase(status, "Starting"),
+        "Starting",
+        f"pod {pod.name} is not ready: it starts and recovers, or does not answer",
+        degraded,
+    )
+
+
+def _not_ready(ctx: ReconcileContext, pod: PodObservation) -> Fault:
+    """The kubelet reports in Events only what it waits for."""
+    words = (
+        f"pod {pod.name} is not ready since {pod.not_ready_since:%H:%M:%S} UTC, more than "
+        f"{ctx.settings.deadline_seconds:g} s: {pod.waiting_for}. `kubectl describe pod {pod.name}` shows what "
+        "it waits for (a Secret or volume that is missing, say), its log what it does"
+    )
+    return Fault(NOT_READY, words)
+
+
+def _is_lasting(ctx: ReconcileContext, pod: PodObservation, fault: Fault) -> bool:
+    """A pod that waits for a node may only wait for the cluster to grow."""
+    if fault.reason in {IMAGE_PULL, NOT_CREATED}:
+        return True
+    return fault.reason == UNSCHEDULABLE and ctx.elapsed(pod.created_at, ctx.settings.deadline_seconds)
+
+
+def _phase(status: Status, otherwise: Phase) -> Phase:
+    """A rollout's stage says more than what its driver is at."""
+    return STAGES[stage_of(status)].phase or otherwise

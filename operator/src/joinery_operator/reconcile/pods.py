@@ -1,0 +1,184 @@
+"""What a pod's manifest says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from joinery_operator.manifests import MAIN_CONTAINER
+from joinery_operator.observed import Manifest
+from joinery_operator.reconcile.reasons import IMAGE_PULL, NOT_CREATED, UNSCHEDULABLE, Fault, cut, sentence
+from joinery_runtime.job.crd import Ending, StateCheck
+
+_PULLING = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+_NORMAL_WAITS = {"ContainerCreating", "PodInitializing", ""}
+# What a kubelet or the control plane writes into `status.reason` when it takes a pod away.
+_DISRUPTIONS = {"Evicted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost", "Preempting", "NodeAffinity"}
+
+
+@dataclass(frozen=True, slots=True)
+class PodObservation:
+    """A pod, as far as reconcile looks at it."""
+
+    name: str
+    uid: str
+    created_at: datetime
+    deletion_time: datetime | None
+    """When Kubernetes expects the pod to be gone (`deletionTimestamp`)."""
+    ended_at: datetime | None
+    """When the main container ended for good: no container of ours runs any more."""
+    ready_since: datetime | None
+    not_ready_since: datetime
+    """Counts where `ready_since` is None."""
+    waiting_for: str
+    """What the pod does while it is not ready, in words."""
+    initialized: bool
+    """The init containers have ended well."""
+    disrupted: bool
+    """Others ended the pod, as by eviction."""
+    ending: Ending | None
+    check_result: StateCheck | None
+    succeeded: bool
+    end_reason: str
+    end_message: str
+    fault: Fault | None
+
+    def stuck(self, now: datetime, seconds: float) -> bool:
+        """Whether the pod should have been gone for that long: its node is dead, as far as one can tell."""
+        return self.deletion_time is not None and (now - self.deletion_time).total_seconds() >= seconds
+
+    def inactive(self, now: datetime, seconds: float) -> bool:
+        """Whether another pod may take over its work."""
+        return self.ended_at is not None or self.stuck(now, seconds)
+
+
+def observe_pod(pod: Manifest) -> PodObservation:
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    main_status = _main(status)
+    main = _terminated(main_status)
+    terminations = _terminations(status, main)
+    reported = next((text for each in terminations if (text := (each.get("message") or "").strip())), "")
+    ending = _parsed(Ending, reported)
+    created = _time(metadata["creationTimestamp"])
+    return PodObservation(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created_at=created,
+        deletion_time=_time(metadata["deletionTimestamp"]) if metadata.get("deletionTimestamp") else None,
+        ended_at=_ended_at(status, main, created),
+        ready_since=_since(status, "Ready"),
+        not_ready_since=_since(status, "Ready", "False") or created,
+        waiting_for=_waiting_for(status),
+        initialized=main is not None or _since(status, "Initialized") is not None or _is_running(main_status),
+        disrupted=status.get("reason") in _DISRUPTIONS or _since(status, "DisruptionTarget") is not None,
+        ending=ending,
+        check_result=_parsed(StateCheck, reported),
+        succeeded=status.get("phase") == "Succeeded" or (main is not None and main.get("exitCode") == 0),
+        end_reason=_end_reason(status, terminations, ending),
+        end_message=_end_message(status, terminations, ending, reported),
+        fault=_fault(status),
+    )
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _parsed(model: Any, text: str) -> Any:
+    try:
+        return model.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _containers(status: Manifest) -> Iterator[Manifest]:
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _main(status: Manifest) -> Manifest:
+    ours = (each for each in status.get("containerStatuses") or () if each.get("name") == MAIN_CONTAINER)
+    return next(ours, {})
+
+
+def _terminated(container: Manifest) -> Mapping[str, Any] | None:
+    return (container.get("state") or {}).get("terminated")
+
+
+def _is_running(container: Manifest) -> bool:
+    return (container.get("state") or {}).get("running") is not None
+
+
+def _terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """The container ends that explain the pod's. Containers beside ours may end as they like."""
+    if main is not None:
+        return [main]
+    first = [_terminated(each) for each in status.get("initContainerStatuses") or ()]
+    return [each for each in first if each is not None and each.get("exitCode") != 0]
+
+
+def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetime) -> datetime | None:
+    """Containers beside ours (a service mesh's, say) may go on for ever: the driver is what counts."""
+    phase_over = status.get("phase") in {"Succeeded", "Failed"}
+    if main is None and not phase_over:
+        return None
+    times = [each["finishedAt"] for each in map(_terminated, _containers(status)) if each and each.get("finishedAt")]
+    if main is not None and main.get("finishedAt"):
+        times = [main["finishedAt"]]
+    return max((_time(text) for text in times), default=created)
+
+
+def _since(status: Manifest, condition: str, value: str = "True") -> datetime | None:
+    for each in status.get("conditions") or ():
+        if each.get("type") == condition and each.get("status") == value:
+            return _time(each["lastTransitionTime"]) if each.get("lastTransitionTime") else None
+    return None
+
+
+def _end_reason(status: Manifest, terminations: list[Mapping[str, Any]], ending: Ending | None) -> str:
+    if ending is not None and ending.kind:
+        return ending.kind
+    reasons = [each.get("reason") or "" for each in terminations]
+    return next((reason for reason in [*reasons, status.get("reason") or ""] if reason), "Error")
+
+
+def _end_message(status: Manifest, terminations: list[Mapping[str, Any]], ending: Ending | None, reported: str) -> str:
+    if ending is not None and ending.error:
+        return cut(ending.error)
+    exits = [
+        f"exit code {each['exitCode']} ({each.get('reason') or 'no reason'})"
+        for each in terminations
+        if "exitCode" in each
+    ]
+    return cut(sentence(*exits[:1], status.get("reason") or "", status.get("message") or "", reported))
+
+
+def _fault(status: Manifest) -> Fault | None:
+    for each in _containers(status):
+        waiting = (each.get("state") or {}).get("waiting") or {}
+        reason, message = waiting.get("reason") or "", waiting.get("message") or ""
+        if reason in _PULLING:
+            return Fault(IMAGE_PULL, cut(sentence(reason, f"image {each.get('image', '?')}", message)))
+        if reason not in _NORMAL_WAITS:
+            return Fault(NOT_CREATED, cut(sentence(reason, message)))
+    for each in status.get("conditions") or ():
+        if each.get("type") == "PodScheduled" and each.get("status") == "False":
+            return Fault(UNSCHEDULABLE, cut(sentence(each.get("reason") or "", each.get("message") or "")))
+    return None
+
+
+def _waiting_for(status: Manifest) -> str:
+    """The first container that waits, else the init container that runs, else the driver."""
+    for each in _containers(status):
+        waiting = (each.get("state") or {}).get("waiting")
+        if waiting is not None:
+            words = sentence(waiting.get("reason") or "", waiting.get("message") or "")
+            return cut(f"container {each.get('name', '?')} waits: {words or 'no reason is told'}")
+    for each in status.get("initContainerStatuses") or ():
+        if _is_running(each):
+            return f"container {each.get('name', '?')} runs first"
+    return "the driver runs and is not ready" if _is_running(_main(status)) else "no container of it was started"

@@ -1,0 +1,57 @@
+"""The reasons that conditions give, and their messages: bounded, because what others report may be of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+# Of a pod that does not run.
+IMAGE_PULL = "ImagePullFailed"
+NOT_READY = "NotReady"
+CREATE_REFUSED = "CreateRefused"
+UNSCHEDULABLE = "Unschedulable"
+NOT_CREATED = "ContainerNotCreated"
+
+# Of a revision whose manifests cannot be built.
+REVISION_LOST = "RevisionLost"
+INCOMPLETE = "Incomplete"
+
+# `Ending.kind` of the runtime's commands and drivers.
+INCOMPATIBLE: Final = "IncompatibleState"
+"""The job does not fit its state."""
+COMMITTED_SINCE = "CommittedSince"
+"""A restore is refused because an epoch was committed after the savepoint."""
+
+MESSAGE = 1024
+"""Characters of one message."""
+_PROBLEMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What keeps a pod from running, in Kubernetes' own words."""
+
+    reason: str
+    message: str
+
+
+def cut(text: str, limit: int = MESSAGE) -> str:
+    """At most `limit` characters. The middle is left out, because the ends of an error say most."""
+    text = text.strip()
+    if len(text) <= limit:
+        return text
+    kept = limit - 5
+    return f"{text[: kept // 2]} ... {text[-(kept - kept // 2) :]}"
+
+
+def sentence(*parts: str) -> str:
+    """The parts that are not empty, joined by ": "."""
+    return ": ".join(part for part in parts if part)
+
+
+def listed(problems: Sequence[str]) -> str:
+    """One problem a line, and how many more there are."""
+    shown = [cut(problem, MESSAGE // 4) for problem in problems[:_PROBLEMS]]
+    more = len(problems) - len(shown)
+    return "\n".join([*shown, f"and {more} more"] if more else shown)

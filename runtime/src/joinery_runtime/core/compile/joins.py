@@ -1,0 +1,272 @@
+"""From the resource to the core's `Pipeline`: predicates split by side, columns that each side has to store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pyarrow as pa
+
+from joinery_runtime.core import kinds
+from joinery_runtime.core.compile.sessions import compile_session
+from joinery_runtime.core.kinds.base import Join
+from joinery_runtime.core.pipeline.expression import (
+    ColumnRef,
+    Expression,
+    check_predicate,
+    conjunction,
+    conjuncts,
+    parse_expression,
+    type_of,
+)
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
+from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
+from joinery_runtime.core.table.columns import arrow_schema
+from joinery_runtime.errors import ExpressionError, JobError, Problem
+from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
+
+SQL_PATH = "spec.sql"
+
+
+def compile_job(job: Job) -> Pipeline:
+    """Raises JobError with the place, when an expression does not fit the inputs."""
+    match job:
+        case StreamJoin():
+            return compile_join(job)
+        case SessionWindow():
+            return compile_session(job)
+        case _:
+            raise TypeError(f"no compiler for {job.kind}")
+
+
+def compile_join(job: StreamJoin) -> Pipeline:
+    """Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL, when an expression does not
+    fit the inputs."""
+    return _Compiler(job).pipeline()
+
+
+def stored_columns(pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
+    """Columns that segments keep, per part of the state: what the job's signature needs."""
+    return {part: side.stored for part, side in pipeline.parts().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A column of the job's output: of an input, or an expression over such columns."""
+
+    name: str
+    type: pa.DataType
+    ref: ColumnRef | None
+    expression: Expression | None
+
+    @property
+    def columns(self) -> Collection[ColumnRef]:
+        return [self.ref] if self.ref is not None else self.expression.columns if self.expression is not None else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of the resource, taken apart. `left` are the inputs that were joined before."""
+
+    number: int
+    step: JoinStep
+    kind: Join
+    left: tuple[str, ...]
+    keys: tuple[tuple[ColumnRef, ColumnRef], ...]
+    predicates: tuple[Expression | None, Expression | None]
+    residual: Expression | None
+
+    @property
+    def confirmed(self) -> set[ColumnRef]:
+        """Columns that are looked at when a pair is found."""
+        residual = self.residual.columns if self.residual is not None else frozenset()
+        return {ref for pair in self.keys for ref in pair} | set(residual)
+
+    @property
+    def left_time(self) -> str:
+        return self.step.matching.counted_from or self.left[0]
+
+
+class _Compiler:
+    def __init__(self, job: StreamJoin) -> None:
+        self._job = job
+        self._schemas = {side.name: arrow_schema(side.columns) for side in job.inputs}
+        self._output = self._outputs()
+        self._steps = [self._take_apart(number, step) for number, step in enumerate(job.joins)]
+
+    def pipeline(self) -> Pipeline:
+        steps = tuple(self._compile(step) for step in self._steps)
+        read = {steps[0].sides[LEFT].time: (0, LEFT)} | {
+            step.right: (n, RIGHT) for n, step in enumerate(self._job.joins)
+        }
+        return Pipeline(tuple(InputSpec(side.name, *read[side.name]) for side in self._job.inputs), steps)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _take_apart(self, number: int, step: JoinStep) -> _Step:
+        left = tuple(self._job.left_inputs(number))
+        keys = tuple((_ref(pair.left), _ref(pair.right)) for pair in self._job.keys_of(step))
+        kind = _kind(step, len(self._job.joins) == 1)
+        parts = conjuncts(self._predicate(number, step.where)) if step.where else []
+        of_side: tuple[list[Expression], list[Expression]] = ([], [])
+        rest: list[Expression] = []
+        for part in parts:
+            side = _decided_by(part, left, step, kind)
+            (rest if side is None else of_side[side]).append(part)
+        return _Step(
+            number, step, kind, left, keys, (conjunction(of_side[LEFT]), conjunction(of_side[RIGHT])), conjunction(rest)
+        )
+
+    def _compile(self, of: _Step) -> StepSpec:
+        return StepSpec(
+            number=of.number,
+            sides=(self._side(of, LEFT), self._side(of, RIGHT)),
+            kind=of.kind,
+            residual=of.residual,
+            output=tuple(self._output_columns(of)),
+        )
+
+    def _side(self, of: _Step, side: int) -> SideSpec:
+        inputs = of.left if side == LEFT else (of.step.right,)
+        time = of.left_time if side == LEFT else of.step.right
+        preserved = of.step.type in {("left", "right")[side], "full"}
+        return SideSpec(
+            part=part_name(of.number, side),
+            inputs=inputs,
+            time=time,
+            intake=self._intake(of, side, inputs, time, preserved=preserved),
+            marks=of.kind.marks_rows(preserved=preserved),
+        )
+
+    def _intake(self, of: _Step, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
+        chained = of.number > 0 and side == LEFT
+        event_time = ColumnRef(time, self._job.input(time).event_time)
+        wanted = {ref for ref in of.confirmed | self._needed_after(of.number) if ref.input in inputs}
+        if not chained:
+            wanted.discard(event_time)  # it is `$ts`
+        schema = self._chained_schema(of.number) if chained else self._schemas[time]
+        naming = Intake(schema, "", (), (), chained=chained)
+        names = {naming.name_of(ref) for ref in wanted}
+        return Intake(
+            schema=schema,
+            event_time=naming.name_of(event_time),
+            keys=tuple(naming.name_of(pair[side]) for pair in of.keys),
+            stored=tuple(name for name in schema.names if name in names),
+            predicate=of.predicates[side],
+            preserved=preserved,
+            table=of.kind.right_is_table and side == RIGHT,
+            placement=_placement(of.step, inputs),
+            chained=chained,
+        )
+
+    # --- columns ------------------------------------------------------------------------------------------------------
+
+    def _needed_after(self, number: int) -> set[ColumnRef]:
+        """Columns that a row must still carry when the step has made it."""
+        needed = {ref for output in self._output for ref in output.columns}
+        for later in self._steps[number + 1 :]:
+            needed |= later.confirmed | {ColumnRef(later.left_time, self._job.input(later.left_time).event_time)}
+            needed |= set(later.predicates[LEFT].columns) if later.predicates[LEFT] is not None else set()
+        return needed
+
+    def _chained_schema(self, number: int) -> pa.Schema:
+        """What the step before hands to this one."""
+        refs = self._handed_on(number - 1)
+        return pa.schema([pa.field(str(ref), self._type(ref)) for ref in refs])
+
+    def _handed_on(self, number: int) -> list[ColumnRef]:
+        inputs = (*self._steps[number].left, self._steps[number].step.right)
+        needed = self._needed_after(number)
+        columns = (ColumnRef(name, column) for name in inputs for column in self._schemas[name].names)
+        return [ref for ref in columns if ref in needed]
+
+    def _output_columns(self, of: _Step) -> Iterable[OutputColumn]:
+        if of is not self._steps[-1]:
+            return [self._plain(of, ref, str(ref), self._type(ref)) for ref in self._handed_on(of.number)]
+        return [
+            self._plain(of, output.ref, output.name, output.type)
+            if output.ref is not None
+            else OutputColumn(output.name, output.type, expression=output.expression)
+            for output in self._output
+        ]
+
+    def _plain(self, of: _Step, ref: ColumnRef, name: str, kind: pa.DataType) -> OutputColumn:
+        side = RIGHT if ref.input == of.step.right else LEFT
+        chained = side == LEFT and of.number > 0
+        return OutputColumn(name, kind, side, str(ref) if chained else ref.column)
+
+    def _type(self, ref: ColumnRef) -> pa.DataType:
+        return self._schemas[ref.input].field(ref.column).type
+
+    # --- expressions --------------------------------------------------------------------------------------------------
+
+    def _outputs(self) -> list[_Output]:
+        listed = [column for column in self._job.output_columns if column.source is not None or column.expression]
+        found = []
+        for number, column in enumerate(listed):
+            if column.source is not None:
+                ref = _ref(column.source)
+                found.append(_Output(column.name, self._type(ref), ref, None))
+            else:
+                expression, kind = self._computed(number, column.expression or "")
+                found.append(_Output(column.name, kind, None, expression))
+        return found
+
+    def _computed(self, number: int, text: str) -> tuple[Expression, pa.DataType]:
+        try:
+            expression = parse_expression(text)
+            kind = type_of(expression, self._schemas)
+        except ExpressionError as error:
+            raise self._error(f"spec.select[{number}].expression", error) from error
+        return expression, pa.string() if pa.types.is_null(kind) else kind
+
+    def _predicate(self, number: int, text: str) -> Expression:
+        try:
+            expression = parse_expression(text)
+            joined = (*self._job.left_inputs(number), self._job.joins[number].right)
+            check_predicate(expression, {name: self._schemas[name] for name in joined})
+        except ExpressionError as error:
+            raise self._error(f"spec.joins[{number}].where", error) from error
+        return expression
+
+    def _error(self, path: str, error: ExpressionError) -> JobError:
+        return JobError(self._job.name, [Problem(path if self._job.spec.sql is None else SQL_PATH, str(error))])
+
+
+def _ref(reference: Reference) -> ColumnRef:
+    return ColumnRef(reference.input, reference.column)
+
+
+def _decided_by(part: Expression, left: tuple[str, ...], step: JoinStep, kind: Join) -> int | None:
+    """The side that alone decides a predicate: what it refuses is never kept (J4). A table's rows must all be kept: a
+    version that is refused is no older version."""
+    inputs = {ref.input for ref in part.columns}
+    if inputs and inputs <= set(left):
+        return LEFT
+    return RIGHT if inputs == {step.right} and not kind.right_is_table else None
+
+
+def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
+    if step.broadcast is None:
+        return Placement.BY_KEY
+    return Placement.EVERYWHERE if step.broadcast in inputs else Placement.SPREAD
+
+
+def _kind(step: JoinStep, only: bool) -> Join:
+    return next(kind for kind in join_kinds() if isinstance(step.matching, kind.written_as)).of(step, only)
+
+
+@cache
+def join_kinds() -> tuple[type[Join], ...]:
+    """Those of every module of `core.kinds`: to have a module there is enough."""
+    modules = [import_module(f"{kinds.__name__}.{found.name}") for found in iter_modules(kinds.__path__)]
+    return tuple(
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Join) and value is not Join
+        if value.__module__ == module.__name__
+    )

@@ -1,0 +1,116 @@
+"""From a `SessionWindow` to the core's `Pipeline`: one step with one side, whose state are sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from joinery_runtime.core.aggregates import AggregateCall, accumulator
+from joinery_runtime.core.kinds.session.change import state_schema
+from joinery_runtime.core.kinds.session.kind import SessionAggregation
+from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression, type_of
+from joinery_runtime.core.pipeline.sides import SESSIONS, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
+from joinery_runtime.core.table.columns import arrow_schema, type_name
+from joinery_runtime.errors import ExpressionError, JobError, Problem
+from joinery_runtime.job import Aggregate, SessionWindow
+from joinery_runtime.job.kinds.session.sessions import takes, takes_text
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
+
+SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()), strict=True))
+
+
+def compile_session(job: SessionWindow) -> Pipeline:
+    """Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL, when an expression does not fit the
+    input, and `spec.aggregates[n].column`, when an aggregate does not take what one gives."""
+    of = _Compiler(job)
+    step = StepSpec(0, (of.side(),), of.kind(), None, tuple(of.output()))
+    return Pipeline((InputSpec(job.spec.input.name, 0, 0),), (step,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    name: str
+    expression: Expression
+    type: pa.DataType
+
+
+class _Compiler:
+    def __init__(self, job: SessionWindow) -> None:
+        self._job, self._sessions, self._input = job, job.sessions, job.spec.input
+        self._declared = arrow_schema(self._input.columns)
+        self._computed = [self._compute(n, c.as_, c.expression) for n, c in enumerate(self._sessions.compute)]
+        self._schema = pa.schema([*self._declared, *(pa.field(c.name, c.type) for c in self._computed)])
+        self._aggregates = tuple(self._aggregate(n, of) for n, of in enumerate(self._sessions.aggregates))
+
+    def kind(self) -> SessionAggregation:
+        wanted = self._job.spec
+        return SessionAggregation(
+            gap=self._sessions.gap,
+            max_duration=wanted.max_duration,
+            aggregates=self._aggregates,
+            allowed_lateness=wanted.allowed_lateness,
+            drop_late=wanted.late_data == "drop",
+            retracts=wanted.emit_retractions,
+        )
+
+    def side(self) -> SideSpec:
+        intake = self._intake()
+        state = state_schema(intake, self._aggregates)
+        return SideSpec(SESSIONS, (self._input.name,), self._input.name, intake, marks=True, state=state)
+
+    def output(self) -> list[OutputColumn]:
+        groups = [OutputColumn(name, self._schema.field(name).type) for name in self._sessions.group_by]
+        window = [OutputColumn(name, kind) for name, kind in SESSION_TYPES.items()]
+        values = [OutputColumn(of.name, accumulator(of).result_type) for of in self._aggregates]
+        retracted = [OutputColumn(RETRACTED, pa.bool_())] if self._job.spec.emit_retractions else []
+        return [*groups, *window, *values, *retracted]
+
+    def _intake(self) -> Intake:
+        keys = self._sessions.group_by
+        read = {*keys, *(of.column for of in self._aggregates if of.column)}
+        return Intake(
+            schema=self._schema,
+            event_time=self._input.event_time,
+            keys=keys,
+            stored=tuple(name for name in self._schema.names if name in read),
+            predicate=self._predicate(),
+            computed=tuple((c.name, c.expression) for c in self._computed),
+            grouped=True,
+        )
+
+    def _aggregate(self, number: int, of: Aggregate) -> AggregateCall:
+        kind = self._schema.field(of.column).type if of.column is not None else None
+        if kind is not None and not takes(of.function, type_name(kind) or ""):
+            facts = f"{of.function} takes {takes_text(of.function)}, and {of.column!r} is {kind}"
+            raise self._error(f"spec.aggregates[{number}].column", f"{facts}; choose another function")
+        return AggregateCall(of.function, of.as_, of.column or "", kind, of.distinct_limit)
+
+    # --- expressions --------------------------------------------------------------------------------------------------
+
+    def _predicate(self) -> Expression | None:
+        if self._sessions.where is None:
+            return None
+        try:
+            expression = parse_expression(self._sessions.where, self._input.name)
+            check_predicate(expression, {self._input.name: self._declared})
+        except ExpressionError as error:
+            raise self._error("spec.where", str(error)) from error
+        return expression
+
+    def _compute(self, number: int, name: str, text: str) -> _Computed:
+        try:
+            expression = parse_expression(text, self._input.name)
+            kind = type_of(expression, {self._input.name: self._declared})
+        except ExpressionError as error:
+            raise self._error(f"spec.compute[{number}].expression", str(error)) from error
+        kind = pa.string() if pa.types.is_null(kind) else kind
+        if type_name(kind) is None:
+            raise self._error(
+                f"spec.compute[{number}].expression", f"{text!r} gives {kind}, which no column can hold; add a CAST"
+            )
+        return _Computed(name, expression, kind)
+
+    def _error(self, path: str, message: str) -> JobError:
+        return JobError(self._job.name, [Problem(path if self._job.spec.sql is None else "spec.sql", message)])

@@ -1,0 +1,453 @@
+"""The stream-table as-of join of one shard in one epoch (rules A1-A4): inner and left. LEFT is the stream, RIGHT the
+table.
+
+The table's arrivals join the versions first. Then the waiting rows whose grace is over go out by time, then those
+arrivals of the stream that need not wait, by (partition, offset).
+
+No I/O, no clock, no randomness: the same work gives the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import ClassVar, Self, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.kinds.base import Join
+from joinery_runtime.core.kinds.rows import (
+    Pairs,
+    Selection,
+    as_segment,
+    gather,
+    in_arrival_order,
+    in_closing_order,
+    project,
+    residual,
+    rows_at_once,
+    same_keys,
+)
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Lows, Times, Watermark, earlier
+from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
+from joinery_runtime.core.table.sort import find_ranges, sort_order
+from joinery_runtime.job import AsOf, JoinStep
+from joinery_runtime.job.kinds.base import StepKind
+from joinery_runtime.job.model.duration import format_time
+
+
+@dataclass(frozen=True, slots=True)
+class AsOfJoin(Join):
+    """A stream row takes the table's version that is valid at its time (rules A1-A4)."""
+
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (AsOf,)
+    right_is_table: ClassVar[bool] = True
+
+    history_retention: int
+    grace: int = 0
+
+    @classmethod
+    def of(cls, step: JoinStep, _only: bool, /) -> Self:
+        said = cast(AsOf, step.matching)
+        return cls(said.history_retention, said.grace)
+
+    @property
+    def allowed_lateness(self) -> int:
+        return 0
+
+    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+        """Looks up every stream row that goes out in this epoch. Nothing of the stream is dropped as late (A3)."""
+        taken, expired = _take_in(step, work)
+        runs = [*(kept.run for kept in work.kept[RIGHT]), *([taken] if taken is not None else [])]
+        at_once, held = self._arriving(step, work)
+        going = [(rows, closing) for rows, closing in ((_due(work), True), (at_once, False)) if rows is not None]
+        joined = [
+            _join(step, work, part, runs, closing=closing) for rows, closing in going for part in _cut(rows, runs)
+        ]
+        return StepResult(
+            output=[one.rows for one in joined if one.rows.num_rows],
+            kept=(held, taken),
+            dropped=({}, {"expired": expired} if expired else {}),
+            lookups=(sum(one.lookups for one in joined), 0),
+            matches=sum(one.matches for one in joined),
+        )
+
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        return closing or (side == RIGHT and any(arrived))
+
+    def sorts_by_offset(self, side: int) -> bool:
+        return side == RIGHT
+
+    def _arriving(self, step: StepSpec, work: StepWork) -> tuple[pa.RecordBatch | None, Run | None]:
+        """The stream's arrivals, by (partition, offset), that go out at once, and those that wait (A3). A row that
+        cannot match has nothing to wait for (O2)."""
+        rows = work.arrivals[LEFT]
+        if rows is None:
+            return None, None
+        waits = _joinable(rows) & ~self._grace_is_over(rows.column(TS).to_numpy(), work.horizons[LEFT].now)
+        at_once = _sorted(rows.filter(pa.array(~waits)), PARTITION, OFFSET)
+        return at_once, _stored(step, LEFT, rows.filter(pa.array(waits)))
+
+    def _grace_is_over(self, ts: np.ndarray, now: int | None) -> np.ndarray:
+        if self.grace == 0:
+            return np.ones(len(ts), dtype=bool)
+        return np.zeros(len(ts), dtype=bool) if now is None else ts <= now
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+        """Up to where rows have waited long enough (A3). The end releases them all (A4), but a table that has ended
+        forgets nothing: its time stays where its last row was (A2)."""
+        left, right = step.sides
+        stream, table = times[left.time], times[right.time]
+        waited = END_OF_TIME if stream.watermark == END_OF_TIME else earlier(stream.highest, self.grace)
+        return {left.part: waited, right.part: earlier(table.highest, self.history_retention)}
+
+    def keep_from(self, side: int, horizon: int) -> int | None:
+        return horizon + 1 if side == LEFT else None  # a version stays until a later one supersedes it
+
+    def kept_for_ms(self, side: int) -> int | None:
+        return self.grace if side == LEFT else None
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        assert horizon.now is not None, "asked when a horizon moves"
+        return side == LEFT and meta.ts_min <= horizon.now and self.needs(step, side, meta, horizon)
+
+    def survivors(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
+        """Stream: the rows that still wait. Table: the versions that are not superseded at the horizon.
+
+        A deletion that is valid at the horizon stays even where it is a key's only version: without it, a version from
+        before the deletion that arrives later would come back to life instead of being dropped (A2).
+        """
+        if side == LEFT or horizon.now is None or not runs:
+            return Join.survivors(self, step, side, runs, horizon)
+        there = still_there(step, [kept.run for kept in runs], horizon.now)
+        return [kept.where(chosen) for kept, chosen in zip(runs, there, strict=True)]
+
+    def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
+        return set(step.sides[side].inputs)
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    def may_go_before(self, side: int, horizon: int) -> int | None:
+        return horizon + 1 if side == LEFT else horizon
+
+    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
+        until = format_time(horizons[step.sides[side].part].now)
+        if side == LEFT:
+            return f"joins waiting rows up to {until} and lets them go"
+        return f"needs no version that was superseded at {until} or before"
+
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
+        return [self._waiting(step, row) if row.side == LEFT else _version(step, rows, row, outlook) for row in rows]
+
+    def _waiting(self, step: StepSpec, row: StoredRow) -> RowStatus:
+        until, stream = row.ts + self.grace, step.sides[LEFT].time
+        words = f"waits until the highest event time of {stream} is {format_time(until)}"
+        return RowStatus(words, {"until_input": stream, "until": until})
+
+
+def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, outlook: Outlook) -> RowStatus:
+    """A1: it is valid until the next one of its key; of one time the higher offset counts."""
+    versions = sorted((r for r in rows if r.side == row.side), key=lambda r: (r.ts, r.offset, r.partition))
+    newer = [
+        other for other in versions if (other.ts, other.offset, other.partition) > (row.ts, row.offset, row.partition)
+    ]
+    until = newer[0].ts if newer else None
+    what = "deletion" if row.deleted else "version"
+    facts = {"deleted": row.deleted, "valid_until": until}
+    if until is None:
+        return RowStatus(f"{what}, the newest one: stays", facts)
+    superseded = f"{what}, superseded at {format_time(until)}"
+    horizon = outlook.horizon(step.sides[row.side].part)
+    if horizon is not None and until <= horizon:
+        return RowStatus(f"{superseded}: needed no more, goes when its segment is merged", facts)
+    return RowStatus(f"{superseded}: stays for the history retention", facts)
+
+
+# --- what goes out, what stays ----------------------------------------------------------------------------------------
+
+
+def _take_in(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
+    """The table's arrivals that join the versions, and how many were superseded beyond the horizon already (A2)."""
+    arrivals, horizon = work.arrivals[RIGHT], work.horizons[RIGHT].now
+    if arrivals is None or horizon is None:
+        return _stored(step, RIGHT, arrivals), 0
+    gone = superseded_on_arrival(step, arrivals, [kept.run for kept in work.kept[RIGHT]], horizon)
+    return _stored(step, RIGHT, arrivals.filter(pa.array(~gone))), int(gone.sum())
+
+
+def _due(work: StepWork) -> pa.RecordBatch | None:
+    """The kept rows that have waited until now, by time. What went out in an epoch before may still be there."""
+    horizon = work.horizons[LEFT]
+    if horizon.now is None:
+        return None
+    due = [_between(kept.run, horizon.before, horizon.now) for kept in work.kept[LEFT]]
+    return _sorted(concat(due), TS, PARTITION, OFFSET) if due else None
+
+
+def _between(run: Run, before: int | None, now: int) -> pa.RecordBatch:
+    open_ = run.ts <= now if before is None else (run.ts > before) & (run.ts <= now)
+    return run.batch.filter(pa.array(open_))
+
+
+def _joinable(rows: pa.RecordBatch) -> np.ndarray:
+    if JOINABLE not in rows.schema.names:
+        return np.ones(rows.num_rows, dtype=bool)
+    return np.asarray(rows.column(JOINABLE).to_numpy(zero_copy_only=False))
+
+
+def _stored(step: StepSpec, side: int, rows: pa.RecordBatch | None) -> Run | None:
+    if rows is None or not rows.num_rows:
+        return None
+    return Run.sort(as_segment(step.sides[side], rows), by_offset=side == RIGHT)
+
+
+def _sorted(rows: pa.RecordBatch, *names: str) -> pa.RecordBatch:
+    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in names]))
+
+
+def _cut(rows: pa.RecordBatch, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
+    at_once = rows_at_once([rows, *(run.batch for run in runs)])
+    return (rows.slice(first, at_once) for first in range(0, rows.num_rows, at_once))
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """`rows` are in the order of the stream rows that they come from; `lookups` says how many of these could match."""
+
+    rows: pa.RecordBatch
+    lookups: int
+    matches: int
+
+
+def _join(step: StepSpec, work: StepWork, rows: pa.RecordBatch, runs: Sequence[Run], *, closing: bool) -> _Joined:
+    asked = Selection(rows, np.flatnonzero(_joinable(rows)))
+    pairs = _pairs(step, asked, runs, work.horizons[RIGHT].now)
+    padded = Pairs(_without_partner(rows, pairs), None) if step.sides[LEFT].preserved else None
+    parts = [part for part in (pairs, padded) if part is not None]
+    made = [_made(step, part, ordered=work.ordered, closing=closing) for part in parts]
+    output = _in_order_of(parts, made) if made else pa.RecordBatch.from_pylist([], step.output_schema())
+    return _Joined(output, len(asked), len(pairs) if pairs is not None else 0)
+
+
+def _pairs(step: StepSpec, asked: Selection, runs: Sequence[Run], horizon: int | None) -> Pairs | None:
+    """Stream rows with the versions valid at their times, by the rows' positions; without deleted versions, and without
+    pairs that the residual predicate refuses: it never makes an older version valid."""
+    found = valid_versions(step, asked, runs, horizon)
+    if found is None:
+        return None
+    deleted = found.versions.batch.column(DELETED).to_numpy(zero_copy_only=False)[found.versions.index]
+    pairs = Pairs(asked.where(found.probes), found.versions).where(~deleted)
+    return pairs.where(residual(step, pairs))
+
+
+def _without_partner(rows: pa.RecordBatch, pairs: Pairs | None) -> Selection:
+    alone = np.ones(rows.num_rows, dtype=bool)
+    if pairs is not None and pairs.left is not None:
+        alone[pairs.left.index] = False
+    return Selection(rows, np.flatnonzero(alone))
+
+
+def _made(step: StepSpec, pairs: Pairs, *, ordered: bool, closing: bool) -> pa.RecordBatch:
+    rows = project(step, pairs)
+    if not ordered:
+        return rows
+    return in_closing_order(rows, pairs) if closing else in_arrival_order(rows, LEFT, pairs)
+
+
+def _in_order_of(parts: Sequence[Pairs], made: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Joined and padded rows side by side, as their stream rows stand."""
+    if len(made) == 1:
+        return made[0]
+    positions = np.concatenate([part.left.index for part in parts if part.left is not None])
+    return concat(made).take(pa.array(np.argsort(positions)))
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+#
+# Versions of a key follow each other by *place*: (ts, offset), and by partition where a key has moved to another one
+# and even the offsets are equal. A version is *gone* when a later one of its key has ts <= H, the table's horizon; so
+# what is valid at H stands for all the time before H, too, as far as it goes back. The search relies on runs that are
+# sorted by hash, then by place (`Run.sort(..., by_offset=True)`). Hashes may collide: keys are compared themselves.
+
+PLACE = (TS, OFFSET, PARTITION)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidVersions:
+    """`probes` (int64[m], ascending) are the positions of the rows that have a valid version, `versions` the m of
+    them; a deletion is a version."""
+
+    probes: np.ndarray
+    versions: Selection
+
+
+def valid_versions(step: StepSpec, rows: Selection, runs: Sequence[Run], horizon: int | None) -> ValidVersions | None:
+    """The version that each of n stream rows takes at its time; None where no row has one."""
+    ts = rows.numbers(TS)
+    found = _latest(step, rows, ts if horizon is None else np.maximum(ts, horizon), runs)
+    # What is valid at the horizon is all that is left of the time before it, and it may have come only after the row.
+    return found.chosen(runs, found.place[0] <= ts)
+
+
+def superseded_on_arrival(step: StepSpec, arrivals: pa.RecordBatch, runs: Sequence[Run], horizon: int) -> np.ndarray:
+    """bool[n]: the versions that were gone when they arrived, for one in `runs` or for one that had arrived before,
+    which is to say with a lower (partition, offset) (A2)."""
+    old = np.flatnonzero(arrivals.column(TS).to_numpy() <= horizon)
+    rows = Selection(arrivals, old)
+    gone = np.zeros(arrivals.num_rows, dtype=bool)
+    gone[old] = _superseded_by(step, rows, runs, horizon) | _superseded_before(step, rows)
+    return gone
+
+
+def still_there(step: StepSpec, runs: Sequence[Run], horizon: int) -> list[np.ndarray]:
+    """Per run bool[rows]: the versions that are not gone, as far as these runs tell."""
+    batch = concat([run.batch for run in runs])
+    old = np.flatnonzero(batch.column(TS).to_numpy() <= horizon)
+    rows = Selection(batch, old)
+    there = np.ones(batch.num_rows, dtype=bool)
+    there[old] = _last_of_their_keys(_key_numbers(step.sides[RIGHT], rows), _ranks(rows, PLACE))
+    return np.split(there, np.cumsum([len(run) for run in runs])[:-1])
+
+
+# --- the latest version up to a time ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """Per probe: number of the run (-1: none has one), row in it, and place (int64[3, n]) of the latest version."""
+
+    run: np.ndarray
+    row: np.ndarray
+    place: np.ndarray
+
+    @classmethod
+    def none(cls, count: int) -> _Latest:
+        nothing = np.full(count, -1)
+        return cls(nothing, nothing.copy(), np.full((len(PLACE), count), BEGIN_OF_TIME))
+
+    def improve(self, number: int, probes: np.ndarray, versions: Selection) -> None:
+        """Takes those of a run's `versions` (of these probes) that are later than what is known."""
+        place = _places(versions)
+        better = _later(place, self.place[:, probes])
+        chosen = probes[better]
+        self.run[chosen], self.row[chosen] = number, versions.index[better]
+        self.place[:, chosen] = place[:, better]
+
+    def at(self, probes: np.ndarray) -> _Latest:
+        return _Latest(self.run[probes], self.row[probes], self.place[:, probes])
+
+    def chosen(self, runs: Sequence[Run], usable: np.ndarray) -> ValidVersions | None:
+        """What those probes found for which `usable` (bool[n]) is true."""
+        probes = np.flatnonzero((self.run >= 0) & usable)
+        return ValidVersions(probes, _picked(runs, self.run[probes], self.row[probes])) if len(probes) else None
+
+
+def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]) -> _Latest:
+    """The latest versions of the rows' keys with ts <= `at` (int64[n])."""
+    best = _Latest.none(len(rows))
+    # Probes in the order of the runs read each run once from front to back, which is many times faster.
+    order = np.argsort(rows.numbers(HASH))
+    probed, until = rows.where(order), at[order]
+    hashes = probed.numbers(HASH)
+    for number, run in enumerate(runs):
+        probes, found = _in_run(step, probed, hashes, until, run)
+        best.improve(number, probes, Selection(run.batch, found))
+    return best.at(np.argsort(order))
+
+
+def _in_run(
+    step: StepSpec, rows: Selection, hashes: np.ndarray, at: np.ndarray, run: Run
+) -> tuple[np.ndarray, np.ndarray]:
+    """(probe, row of the run): steps back over rows that have the hash, but not the key."""
+    probes, first, stop = find_ranges(run.hash, run.ts, hashes, np.full(len(at), BEGIN_OF_TIME), at)
+    found, row = [(probes[:0], stop[:0])], stop - 1
+    while len(probes):
+        equal = same_keys(step, Pairs(rows.where(probes), Selection(run.batch, row)))
+        found.append((probes[equal], row[equal]))
+        on = ~equal & (row > first)
+        probes, first, row = probes[on], first[on], row[on] - 1
+    return np.concatenate([probe for probe, _ in found]), np.concatenate([row for _, row in found])
+
+
+def _picked(runs: Sequence[Run], number: np.ndarray, row: np.ndarray) -> Selection:
+    """Rows of several runs as one selection, in their order."""
+    used = np.unique(number)
+    if len(used) == 1:
+        return Selection(runs[used[0]].batch, row)
+    batch = concat([runs[k].batch.take(pa.array(row[number == k])) for k in used])
+    index = np.empty(len(row), dtype=np.int64)
+    index[np.argsort(number, kind="stable")] = np.arange(len(row))
+    return Selection(batch, index)
+
+
+# --- versions that are gone -------------------------------------------------------------------------------------------
+
+
+def _superseded_by(step: StepSpec, rows: Selection, runs: Sequence[Run], horizon: int) -> np.ndarray:
+    table = step.sides[RIGHT]
+    among_versions = replace(step, sides=(table, table))
+    valid = _latest(among_versions, rows, np.full(len(rows), horizon), runs)
+    return _later(valid.place, _places(rows))
+
+
+def _superseded_before(step: StepSpec, rows: Selection) -> np.ndarray:
+    """bool[n]: rows whose key has had a later version before they arrived themselves."""
+    by_key_and_arrival = _key_numbers(step.sides[RIGHT], rows) * len(rows) + _ranks(rows, (PARTITION, OFFSET))
+    order = np.argsort(by_key_and_arrival)
+    # One number per row that grows from key to key: the highest so far is of the row's own key.
+    by_key_and_place = (_key_numbers(step.sides[RIGHT], rows) * len(rows) + _ranks(rows, PLACE))[order]
+    gone = np.empty(len(rows), dtype=bool)
+    gone[order] = np.maximum.accumulate(by_key_and_place) > by_key_and_place
+    return gone
+
+
+def _last_of_their_keys(keys: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    highest = np.full(len(keys), -1)
+    np.maximum.at(highest, keys, ranks)
+    return np.asarray(ranks == highest[keys])
+
+
+def _key_numbers(table: SideSpec, rows: Selection) -> np.ndarray:
+    """int64[n] in [0, n): equal where the keys are equal."""
+    columns = [_numbers(gather(table, rows, name)) for name in table.intake.keys]
+    return reduce(lambda one, more: _numbers(pa.array(one * len(rows) + more)), columns)
+
+
+def _numbers(values: pa.Array) -> np.ndarray:
+    if pa.types.is_floating(values.type):
+        values = pc.add(values, 0.0)  # -0.0 equals 0.0 (V1)
+    return np.asarray(values.dictionary_encode().indices.to_numpy().astype(np.int64))
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def _places(rows: Selection) -> np.ndarray:
+    return np.stack([rows.numbers(name).astype(np.int64) for name in PLACE])
+
+
+def _later(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """bool[n]: places (int64[3, n]) of `one` that come after those of `other`."""
+    (ts, offset, partition), (other_ts, other_offset, other_partition) = one, other
+    tie = (offset > other_offset) | ((offset == other_offset) & (partition > other_partition))
+    return np.asarray((ts > other_ts) | ((ts == other_ts) & tie))
+
+
+def _ranks(rows: Selection, names: Sequence[str]) -> np.ndarray:
+    """int64[n]: the number of each row when they are sorted by these columns."""
+    ranks = np.empty(len(rows), dtype=np.int64)
+    ranks[sort_order(*(rows.numbers(name) for name in names))] = np.arange(len(rows))
+    return ranks

@@ -1,0 +1,142 @@
+"""Rows in cells: one key in one window. The rows of a cell are joined with each other (W1) and padded where they are
+alone (W3). Window kernels differ in how rows get into cells; what is done with a cell is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.kinds.rows import (
+    MAX_ROWS,
+    Pairs,
+    Selection,
+    bounded,
+    confirm,
+    in_arrival_order,
+    in_closing_order,
+    pieces,
+    project,
+    rows_at_once,
+)
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.table.columns import HASH
+from joinery_runtime.core.table.segment import concat
+from joinery_runtime.core.table.sort import list_pairs
+
+Sides = tuple[list[Selection], list[Selection]]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """n rows of a side in their cells, a row once per window that holds it.
+
+    `cell` is int64[n], numbered from 0 for both sides together; `start` and `end` are int64[n], the window's.
+    """
+
+    rows: Selection
+    cell: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class WindowOutput:
+    """Collects what a window step puts out. `batches` hold at most MAX_ROWS rows each; `lookups` counts, per side, rows
+    once per window that closed, `matches` the pairs."""
+
+    def __init__(self, step: StepSpec, *, ordered: bool) -> None:
+        self._step, self._ordered = step, ordered
+        self.batches: list[pa.RecordBatch] = []
+        self.lookups = [0, 0]
+        self.matches = 0
+
+    def close(self, members: tuple[Members, Members]) -> None:
+        """Every pair of a cell, then the preserved rows that met none in it."""
+        met = [np.zeros(len(m), dtype=bool) for m in members]
+        for positions in _candidates(members[LEFT].cell, members[RIGHT].cell):
+            self._match(members, positions, met)
+        for side in SIDES:
+            self.lookups[side] += len(members[side])
+            if self._step.sides[side].preserved:
+                self._pad(side, members[side], np.flatnonzero(~met[side]))
+
+    def pad_arrivals(self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> None:
+        """Rows that cannot match go out at once (O2), in the windows [start, end)."""
+        self._emit(_padded(side, rows, start, end), side)
+
+    def _match(
+        self,
+        members: tuple[Members, Members],
+        positions: tuple[np.ndarray, np.ndarray],
+        met: Sequence[np.ndarray],
+    ) -> None:
+        left, right = (members[side].rows.where(positions[side]) for side in SIDES)
+        of, at = members[LEFT], positions[LEFT]
+        candidates = Pairs(left, right, (of.start[at], of.end[at]))
+        for piece in pieces(self._step, candidates):
+            sure = piece[confirm(self._step, candidates.where(piece))]
+            for side in SIDES:
+                met[side][positions[side][sure]] = True
+            self.matches += len(sure)
+            self._emit(candidates.where(sure), None)
+
+    def _pad(self, side: int, members: Members, alone: np.ndarray) -> None:
+        self._emit(_padded(side, members.rows.where(alone), members.start[alone], members.end[alone]), None)
+
+    def _emit(self, pairs: Pairs, arrived: int | None) -> None:
+        for some in bounded(self._step, pairs):
+            rows = project(self._step, some)
+            if self._ordered:
+                rows = in_closing_order(rows, some) if arrived is None else in_arrival_order(rows, arrived, some)
+            self.batches.append(rows)
+
+
+def _padded(side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> Pairs:
+    return replace(Pairs.of(side, rows, None), windows=(start, end))
+
+
+def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Positions of a left and a right row of one cell, every pair once, at most MAX_ROWS at a time."""
+    if not len(left) or not len(right):
+        return
+    order = np.argsort(right, kind="stable")
+    count = np.bincount(right, minlength=int(left.max()) + 1)
+    stop = np.cumsum(count)
+    probe = np.flatnonzero(count[left])
+    cell = left[probe]
+    for own, other in list_pairs((probe, stop[cell] - count[cell], stop[cell]), MAX_ROWS):
+        yield own, order[other]
+
+
+def cut_by_hash(sides: Sides) -> Iterator[Sides]:
+    """The same rows in pieces of about as many as `rows_at_once` says, all rows of a hash in one: what a closing holds
+    in memory at once, and what keeps a text column below the 2 GiB that Arrow can address. Each selection is sorted by
+    hash; a piece has as many of them, in the same order."""
+    hashes = [[rows.numbers(HASH) for rows in selections] for selections in sides]
+    every = np.concatenate([np.empty(0, dtype=np.uint64), *hashes[LEFT], *hashes[RIGHT]])
+    at_once = rows_at_once(rows.batch for side in sides for rows in side)
+    borders = np.unique(np.sort(every)[at_once::at_once])
+    cuts = [[_cuts(values, borders) for values in side] for side in hashes]
+    for k in range(len(borders) + 1):
+        left, right = (
+            [rows.where(np.arange(at[k], at[k + 1])) for rows, at in zip(sides[side], cuts[side], strict=True)]
+            for side in SIDES
+        )
+        yield left, right
+
+
+def _cuts(hashes: np.ndarray, borders: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.searchsorted(hashes, borders, side="left"), [len(hashes)]])
+
+
+def together(side: SideSpec, selections: Sequence[Selection]) -> pa.RecordBatch:
+    """One batch of all the selected rows, in the order of the selections."""
+    taken = [rows.batch.take(pa.array(rows.index)) for rows in selections if len(rows)]
+    return concat(taken) if taken else pa.RecordBatch.from_pylist([], schema=side.segment_schema())

@@ -1,0 +1,95 @@
+"""Rows in groups: of one key, of one window, of one session. All of it is arithmetic on arrays.
+
+Keys are told apart by their values. The 64-bit hash alone decides only where nothing else has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def changes(values: np.ndarray) -> np.ndarray:
+    """bool[n]: the first value, and each that is not the one before it."""
+    return np.concatenate([np.ones(min(len(values), 1), dtype=bool), values[1:] != values[:-1]])
+
+
+def gaps(times: np.ndarray, gap: int) -> np.ndarray:
+    """bool[n]: the times, ascending, that are more than `gap` after the one before (S1); the first one is not."""
+    return np.diff(times, prepend=times[:1]) > gap
+
+
+def number_groups(order: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """int64[n]: the number of each row's group, of rows whose groups begin at `begins` in `order`."""
+    cell = np.empty(len(order), dtype=np.int64)
+    cell[order] = np.cumsum(begins) - 1
+    return cell
+
+
+def spread(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(position, number): every number of [first, stop) of every position; none where stop <= first."""
+    count = np.maximum(stop - first, 0)
+    position = np.repeat(np.arange(len(first)), count)
+    return position, np.arange(len(position)) + np.repeat(first - (np.cumsum(count) - count), count)
+
+
+# --- keys with one hash -----------------------------------------------------------------------------------------------
+
+
+def tell_apart(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
+    """int64[n]: 0 where a hash belongs to one key; where several keys have it, the number of the row's key. NULLs are
+    equal here, and so are NaNs: what must not match them has left them out before."""
+    numbers = np.zeros(len(hashes), dtype=np.int64)
+    plain = [_canonical(key) for key in keys]
+    among = np.flatnonzero(np.isin(hashes, _shared(hashes, plain)))
+    if len(among):
+        numbers[among] = _number_keys([key.take(pa.array(among)) for key in plain])
+    return numbers
+
+
+def mixed(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> bool:
+    """Whether a hash belongs to several keys; `order` sorts by hash."""
+    return len(_several(hashes, [_canonical(key) for key in keys], order)) > 0
+
+
+def _shared(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
+    """The hashes that several keys have."""
+    return _several(hashes, keys, np.argsort(hashes, kind="stable"))
+
+
+def _several(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> np.ndarray:
+    """Among the rows of a hash that several keys have, in any order, some neighbours differ."""
+    by_hash = hashes[order]
+    differs = np.zeros(max(len(order) - 1, 0), dtype=bool)
+    for key in keys:
+        values = key.take(pa.array(order))
+        differs |= _differ(values[1:], values[:-1])
+    return np.asarray(by_hash[1:][differs & (by_hash[1:] == by_hash[:-1])])
+
+
+def _differ(a: pa.Array, b: pa.Array) -> np.ndarray:
+    differ = pc.fill_null(pc.not_equal(a, b), False).to_numpy(zero_copy_only=False)
+    if a.null_count or b.null_count:
+        differ = differ | pc.not_equal(a.is_null(), b.is_null()).to_numpy(zero_copy_only=False)
+    return np.asarray(differ)
+
+
+def _number_keys(keys: Sequence[pa.Array]) -> np.ndarray:
+    numbers = np.zeros(len(keys[0]), dtype=np.int64)
+    for key in keys:
+        encoded = key.dictionary_encode(null_encoding="encode")
+        together = numbers * len(encoded.dictionary) + encoded.indices.to_numpy()
+        numbers = np.unique(together, return_inverse=True)[1]
+    return numbers
+
+
+def _canonical(key: pa.Array) -> pa.Array:
+    """Floats as the bits of one zero and one NaN."""
+    if not pa.types.is_floating(key.type):
+        return key
+    values = pc.fill_null(key.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
+    bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
+    return pa.array(bits, mask=key.is_null().to_numpy(zero_copy_only=False))

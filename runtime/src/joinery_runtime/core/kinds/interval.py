@@ -1,0 +1,390 @@
+"""The interval join of one shard in one epoch (rules J1-J7, O1-O2), on sorted runs: inner, left, right and full.
+
+No I/O, no clock, no randomness: the same work gives the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self, cast
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.kinds.base import Join
+from joinery_runtime.core.kinds.rows import (
+    Pairs,
+    Selection,
+    as_segment,
+    bounded,
+    confirm,
+    in_arrival_order,
+    in_closing_order,
+    project,
+    split_joinable,
+)
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
+from joinery_runtime.core.pipeline.spec import Distance, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, clamp, earlier
+from joinery_runtime.core.table.columns import TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.core.table.sort import find_ranges, list_pairs
+from joinery_runtime.job import Interval, JoinStep
+from joinery_runtime.job.kinds.base import StepKind
+from joinery_runtime.job.model.duration import format_time
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalJoin(Join):
+    """`right.ts - left.ts` in [lower, upper]. `drop_late` False is `lateData: reopen` (J7). `lenient`: the job is one
+    inner interval step, whose lateness is J6's first formula.
+
+    A join on time only (J9) is one, too: its sides have no keys, and their placement makes one of them go to every
+    shard. A row of a preserved side is marked when it has matched."""
+
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (Interval,)
+
+    lower: int
+    upper: int
+    allowed_lateness: int = 0
+    drop_late: bool = True
+    lenient: bool = True
+
+    @classmethod
+    def of(cls, step: JoinStep, only: bool, /) -> Self:
+        said = cast(Interval, step.matching)
+        return cls(
+            said.lower,
+            said.upper,
+            step.allowed_lateness,
+            step.late_data == "drop",
+            lenient=only and step.type == "inner",
+        )
+
+    def marks_rows(self, *, preserved: bool) -> bool:
+        return preserved
+
+    def partner_bounds(self, side: int) -> tuple[int, int]:
+        """A row of `side` at ts matches rows of the other in [ts + first, ts + second]."""
+        return (self.lower, self.upper) if side == LEFT else (-self.upper, -self.lower)
+
+    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+        """Closes what lies behind the horizons, then takes the arrivals: left first, then right (J2)."""
+        epoch = _Epoch(self, step, work)
+        output = [*epoch.closings(), *epoch.arrive(LEFT), *epoch.arrive(RIGHT)]
+        return StepResult(
+            output=output,
+            kept=(epoch.kept(LEFT), epoch.kept(RIGHT)),
+            marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
+            dropped=(epoch.dropped(LEFT), epoch.dropped(RIGHT)),
+            lookups=(epoch.lookups(LEFT), epoch.lookups(RIGHT)),
+            matches=epoch.matches,
+        )
+
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        return arrived[1 - side] or (closing and step.sides[side].preserved)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.lower, self.upper
+
+    def accept_from(self, step: StepSpec, watermarks: Mapping[str, Watermark]) -> tuple[int | None, ...]:
+        """J6, J7."""
+        if not self.drop_late:
+            return None, None
+        left, right = step.sides
+        own = (None if left.intake.chained else watermarks[left.time], watermarks[right.time])
+        if not self.lenient:
+            return earlier(own[LEFT], self.allowed_lateness), earlier(own[RIGHT], self.allowed_lateness)
+        if own[LEFT] is None or own[RIGHT] is None:
+            return None, None
+        reach = max(self.upper, -self.lower)
+        lowest = clamp(min(own[LEFT], own[RIGHT]) - reach - self.allowed_lateness)
+        return lowest, lowest
+
+    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+        left, right = step.sides
+        return {left.part: earlier(lows[right.time], self.upper), right.part: earlier(lows[left.time], -self.lower)}
+
+    def handed_on(self, step: StepSpec, lows: Lows, found: Horizons, distance: Distance) -> Lows:
+        left, right = step.sides
+        out = {left.time: _may_go_out(left, found), right.time: _may_go_out(right, found)}
+        for name in left.inputs:
+            if name != left.time:
+                out[name] = earlier(out[left.time], -distance(name, left.time))
+        return {name: _lower(lows[name], out[name]) for name in out}
+
+    def keep_from(self, side: int, horizon: int) -> int | None:
+        return horizon
+
+    def kept_for_ms(self, side: int) -> int | None:
+        return max(0, self.partner_bounds(side)[1] + self.allowed_lateness)
+
+    def needs(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        """Rows that are not preserved leave without a word."""
+        return not self.expires(side, meta, horizon.before if step.sides[side].preserved else horizon.now)
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        assert horizon.now is not None, "asked when a horizon moves"
+        return step.sides[side].preserved and meta.ts_min < horizon.now and self.needs(step, side, meta, horizon)
+
+    def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
+        return set(step.sides[1 - side].inputs)
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
+        padded = ", older ones that never matched go out padded" if step.sides[side].preserved else ""
+        return f"keeps rows from {format_time(horizons[step.sides[side].part].now)}{padded}"
+
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
+        return [self._status(step, row, outlook) for row in rows]
+
+    def _status(self, step: StepSpec, row: StoredRow, outlook: Outlook) -> RowStatus:
+        other = step.sides[1 - row.side]
+        last_partner = row.ts + self.partner_bounds(row.side)[1]
+        late = 0 if other.intake.chained else self.allowed_lateness
+        horizon = outlook.horizon(step.sides[row.side].part)
+        watermark = outlook.watermarks[other.time]
+        if horizon is not None and row.ts < horizon:
+            may_match = "no"
+        else:
+            may_match = "on time" if watermark is None or last_partner >= watermark else "late"
+        facts = {
+            "until_input": other.time,
+            "until": last_partner + late,
+            "may_match": may_match,
+            **({"matched": row.marked} if row.marked is not None else {}),
+        }
+        upstream = f"what step {step.number} hands on of " if other.intake.chained else ""
+        now = "" if other.intake.chained else f" ({format_time(watermark)})"
+        goes = f"goes when {upstream}the watermark of {other.time}{now} is above {format_time(last_partner + late)}"
+        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, outlook)}", facts)
+
+
+_MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
+
+
+def _matched(step: StepSpec, row: StoredRow, outlook: Outlook) -> str:
+    """O1: a row that never matches goes out padded in the epoch that closes it."""
+    spec = step.sides[row.side]
+    if row.marked is None or not spec.preserved:
+        return ""
+    if row.marked:
+        return "; has matched"
+    horizon = outlook.horizons[spec.part]
+    if horizon.before is not None and row.ts < horizon.before:
+        return "; has not matched and went out padded"
+    closed = horizon.now is not None and row.ts < horizon.now
+    return f"; has not matched: goes out padded {'with the next epoch' if closed else 'unless it still does'}"
+
+
+def _may_go_out(side: SideSpec, found: Horizons) -> Watermark:
+    """The lowest event time of a kept row of this side that this epoch, or a later one, may let out: a preserved row
+    does when it is closed."""
+    horizon = found[side.part]
+    return horizon.before if side.preserved else horizon.now
+
+
+def _lower(a: Watermark, b: Watermark) -> Watermark:
+    return None if a is None or b is None else min(a, b)
+
+
+# --- the join of one shard in one epoch -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows that can be matched, and which of them have been: `matched` is what was known before, `found` what this
+    epoch adds. `found` is None where nobody asks."""
+
+    run: Run
+    matched: np.ndarray | None
+    found: np.ndarray | None
+    kept: KeptRun | None = None
+
+    @classmethod
+    def of_segment(cls, kept: KeptRun) -> _Rows:
+        return cls(
+            kept.run, kept.marked, np.zeros(len(kept.run), dtype=bool) if kept.marked is not None else None, kept
+        )
+
+    @classmethod
+    def arriving(cls, rows: pa.RecordBatch, *, marks: bool) -> _Rows:
+        run = Run.sort(rows)
+        return cls(run, None, np.zeros(len(run), dtype=bool) if marks else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """What came on one side: rows that can match, rows that cannot (preserved sides only), and how many were late."""
+
+    joinable: _Rows | None
+    unjoinable: pa.RecordBatch | None
+    late: int
+
+
+class _Epoch:
+    def __init__(self, kind: IntervalJoin, step: StepSpec, work: StepWork) -> None:
+        self._kind, self._step, self._work = kind, step, work
+        self._kept = tuple([_Rows.of_segment(kept) for kept in work.kept[side]] for side in SIDES)
+        self._new = tuple(_arrivals(step.sides[side], work, side) for side in SIDES)
+        self.matches = 0
+
+    # --- what goes out ------------------------------------------------------------------------------------------------
+
+    def closings(self) -> Iterator[pa.RecordBatch]:
+        """O1: rows of preserved sides that leave without ever having matched."""
+        for side in SIDES:
+            if self._step.sides[side].preserved:
+                for rows in self._kept[side]:
+                    yield from self._close(side, rows)
+
+    def _close(self, side: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
+        horizon = self._work.horizons[side]
+        if horizon.now is None:
+            return
+        leaves = rows.run.ts < horizon.now
+        if horizon.before is not None:
+            leaves &= rows.run.ts >= horizon.before
+        assert rows.matched is not None, "rows of preserved sides have marks"
+        padded = Pairs.of(side, Selection(rows.run.batch, np.flatnonzero(leaves & ~rows.matched)), None)
+        yield from self._emit(padded, None)
+
+    def arrive(self, side: int) -> Iterator[pa.RecordBatch]:
+        """Matches of one side's arrivals with what is kept of the other, and what is padded at once (O2)."""
+        new = self._new[side]
+        if new.joinable is not None:
+            earlier = self._new[LEFT].joinable
+            others = [*self._kept[1 - side], *([earlier] if side == RIGHT and earlier is not None else [])]
+            for other in others:
+                yield from self._probe(side, new.joinable, other)
+        if self._step.sides[side].preserved:
+            yield from self._pad_at_once(side, new)
+
+    def _pad_at_once(self, side: int, new: _Arrivals) -> Iterator[pa.RecordBatch]:
+        if new.unjoinable is not None:
+            rows = Selection(new.unjoinable, np.arange(new.unjoinable.num_rows))
+            yield from self._emit(Pairs.of(side, rows, None), side)
+        if new.joinable is not None:
+            alone = ~self._keepable(side) & ~_found(new.joinable)
+            rows = Selection(new.joinable.run.batch, np.flatnonzero(alone))
+            yield from self._emit(Pairs.of(side, rows, None), side)
+
+    def _probe(self, side: int, new: _Rows, other: _Rows) -> Iterator[pa.RecordBatch]:
+        for pairs in (piece for found in self._find(side, new, other) for piece in bounded(self._step, found)):
+            found = pairs.where(confirm(self._step, pairs))
+            self._note(side, new, found)
+            self._note(1 - side, other, found)
+            self.matches += len(found)
+            yield from self._emit(found, side)
+
+    def _emit(self, pairs: Pairs, arrived: int | None) -> Iterator[pa.RecordBatch]:
+        if len(pairs):
+            rows = project(self._step, pairs)
+            if self._work.ordered:
+                rows = in_closing_order(rows, pairs) if arrived is None else in_arrival_order(rows, arrived, pairs)
+            yield rows
+
+    def _note(self, side: int, rows: _Rows, pairs: Pairs) -> None:
+        selected = pairs.side(side)
+        if rows.found is not None and selected is not None:
+            rows.found[selected.index] = True
+
+    # --- candidates ---------------------------------------------------------------------------------------------------
+
+    def _find(self, side: int, new: _Rows, other: _Rows) -> Iterator[Pairs]:
+        """Pairs whose hashes and times fit, of rows that are still kept on the other side."""
+        if self._step.sides[side].broadcast:
+            # Runs of the broadcast side are sorted by time alone; the other side's are not. So that one asks.
+            probes = self._near(1 - side, other.run, new.run)
+            yield from self._candidates(1 - side, other.run, probes, new.run, None)
+        else:
+            keep_from = self._work.horizons[1 - side].now
+            yield from self._candidates(side, new.run, np.arange(len(new.run)), other.run, keep_from)
+
+    def _near(self, side: int, run: Run, new: Run) -> np.ndarray:
+        """The rows of a kept run that are still kept and may be near enough to a few new ones."""
+        first, last = self._kind.partner_bounds(1 - side)
+        since = self._work.horizons[side].now
+        near = (run.ts >= new.ts.min() + first) & (run.ts <= new.ts.max() + last)
+        return np.flatnonzero(near if since is None else near & (run.ts >= since))
+
+    def _candidates(
+        self, side: int, run: Run, probes: np.ndarray, other: Run, keep_from: int | None
+    ) -> Iterator[Pairs]:
+        lower, upper = self._kind.partner_bounds(side)
+        ts = run.ts[probes]
+        first, last = ts + lower, ts + upper
+        if keep_from is not None:
+            first = np.maximum(first, keep_from)
+        hashes = np.zeros(len(probes), dtype=np.uint64) if self._step.broadcast else run.hash[probes]
+        for asked, answered in list_pairs(find_ranges(other.hash, other.ts, hashes, first, last)):
+            yield Pairs.of(side, Selection(run.batch, probes[asked]), Selection(other.batch, answered))
+
+    # --- what stays ---------------------------------------------------------------------------------------------------
+
+    def _keepable(self, side: int) -> np.ndarray:
+        """bool[n] of the arrivals that can match: whether a future row may match them (J3, J5)."""
+        new, since = self._new[side].joinable, self._work.horizons[side].now
+        assert new is not None, "only rows that are there are kept"
+        return np.ones(len(new.run), dtype=bool) if since is None else new.run.ts >= since
+
+    def kept(self, side: int) -> Run | None:
+        new, spec = self._new[side].joinable, self._step.sides[side]
+        if new is None:
+            return None
+        keepable = self._keepable(side)
+        batch = as_segment(spec, new.run.batch, _found(new))
+        kept = Run.view(batch if keepable.all() else batch.filter(pa.array(keepable)))
+        return kept if len(kept) else None
+
+    def marks(self, side: int) -> dict[str, np.ndarray]:
+        newly = [(rows.kept, _newly(rows)) for rows in self._kept[side]]
+        return {kept.segment: kept.first + numbers for kept, numbers in newly if kept is not None and len(numbers)}
+
+    def dropped(self, side: int) -> dict[str, int]:
+        late = self._new[side].late
+        return {"late": late} if late else {}
+
+    def lookups(self, side: int) -> int:
+        new = self._new[side].joinable
+        return len(new.run) if new is not None else 0
+
+
+def _found(rows: _Rows) -> np.ndarray:
+    return rows.found if rows.found is not None else np.zeros(len(rows.run), dtype=bool)
+
+
+def _newly(rows: _Rows) -> np.ndarray:
+    if rows.found is None or rows.matched is None:
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero(rows.found & ~rows.matched)
+
+
+def _arrivals(side: SideSpec, work: StepWork, number: int) -> _Arrivals:
+    rows, late = _judge(work.arrivals[number], work.accept_from[number])
+    if rows is None:
+        return _Arrivals(None, None, late)
+    can, cannot = split_joinable(side, rows)
+    return _Arrivals(_rows(can, marks=side.marks), cannot if cannot.num_rows else None, late)
+
+
+def _rows(batch: pa.RecordBatch, *, marks: bool) -> _Rows | None:
+    return _Rows.arriving(batch, marks=marks) if batch.num_rows else None
+
+
+def _judge(batch: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:
+    """The rows that are not late and how many were (J6)."""
+    if batch is None or accept_from is None:
+        return batch, 0
+    accepted = batch.column(TS).to_numpy() >= accept_from
+    late = len(accepted) - int(accepted.sum())
+    if late == len(accepted):
+        return None, late
+    return (batch.filter(pa.array(accepted)) if late else batch), late

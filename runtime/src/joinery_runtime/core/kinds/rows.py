@@ -1,0 +1,240 @@
+"""Rows of two sides side by side: what every kernel does with the pairs that it has found.
+
+A `Selection` is a batch and which of its rows; two of the same length are pairs, one with None is padded rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.pipeline.expression import ColumnRef
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
+from joinery_runtime.core.table.columns import JOINABLE, MARK_FIELD, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import Run
+
+# Rows and bytes of text projected at once: they bound the memory of a key that matches with very many rows, and a text
+# column of Arrow ends at 2 GiB.
+MAX_ROWS = 1 << 20
+MAX_TEXT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Rows `index` (int64[n], any order, repeats allowed) of a batch of a side."""
+
+    batch: pa.RecordBatch
+    index: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def where(self, chosen: np.ndarray) -> Selection:
+        """`chosen` is bool[n] or positions."""
+        return Selection(self.batch, self.index[chosen])
+
+    def numbers(self, name: str) -> np.ndarray:
+        """An engine column of numbers of the selected rows."""
+        return np.asarray(self.batch.column(name).to_numpy()[self.index])
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """n pairs of a left and a right row, or n rows of one side that are padded (the other is None).
+
+    `windows` are int64[n] starts and ends of the window of each, for window steps.
+    """
+
+    left: Selection | None
+    right: Selection | None
+    windows: tuple[np.ndarray, np.ndarray] | None = None
+
+    @classmethod
+    def of(cls, side: int, own: Selection, other: Selection | None) -> Pairs:
+        return cls(own, other) if side == LEFT else cls(other, own)
+
+    def side(self, side: int) -> Selection | None:
+        return self.left if side == LEFT else self.right
+
+    def __len__(self) -> int:
+        first = self.left if self.left is not None else self.right
+        return len(first) if first is not None else 0
+
+    def where(self, chosen: np.ndarray) -> Pairs:
+        left, right = (s.where(chosen) if s is not None else None for s in (self.left, self.right))
+        windows = (self.windows[0][chosen], self.windows[1][chosen]) if self.windows is not None else None
+        return Pairs(left, right, windows)
+
+
+def bounded(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
+    """The pairs in pieces of at most MAX_ROWS, whose text columns hold about MAX_TEXT_BYTES together (one pair may be
+    more)."""
+    return (pairs.where(piece) for piece in pieces(step, pairs))
+
+
+def pieces(step: StepSpec, pairs: Pairs) -> Iterator[np.ndarray]:
+    """The positions of each piece of `bounded`."""
+    for first in range(0, len(pairs), MAX_ROWS):
+        piece = np.arange(first, min(first + MAX_ROWS, len(pairs)))
+        some = pairs.where(piece)
+        text = np.cumsum(sum((_text_bytes(s, some.side(i)) for i, s in enumerate(step.sides)), np.zeros(len(some))))
+        edges = np.flatnonzero(np.diff(text // MAX_TEXT_BYTES)) + 1
+        yield from np.split(piece, edges)
+
+
+def rows_at_once(batches: Iterable[pa.RecordBatch]) -> int:
+    """How many rows of the widest of these batches make up MAX_TEXT_BYTES, at most MAX_ROWS."""
+    widths = [batch.nbytes // batch.num_rows for batch in batches if batch.num_rows]
+    return max(1, min(MAX_ROWS, MAX_TEXT_BYTES // max([1, *map(int, widths)])))
+
+
+def _text_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
+    """Bytes of text and binary values of each row (one zero where there are no rows)."""
+    if rows is None:
+        return np.zeros(1)
+    columns = [rows.batch.column(name) for name in side.intake.stored]
+    lengths = (_lengths(column, rows.index) for column in columns if _is_text(column.type))
+    return sum(lengths, np.zeros(len(rows)))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _lengths(column: pa.Array, index: np.ndarray) -> np.ndarray:
+    """From the array's offsets, so that it costs what is selected and not the whole column."""
+    buffer = column.buffers()[1]
+    if buffer is None or not len(column):
+        return np.zeros(len(index), dtype=np.int64)
+    edges = np.frombuffer(buffer, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    return np.asarray(edges[index + 1].astype(np.int64) - edges[index])
+
+
+def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:
+    """A user column of these rows; an input's event time comes back from `$ts` in its own type."""
+    batch, intake = rows.batch, side.intake
+    if name == intake.event_time and name not in intake.stored:
+        return batch.column(TS).take(pa.array(rows.index)).cast(intake.schema.field(name).type)
+    return batch.column(name).take(pa.array(rows.index))
+
+
+def confirm(step: StepSpec, pairs: Pairs) -> np.ndarray:
+    """bool[n]: the pairs whose keys are really equal (hashes may collide) and whose residual predicate is true (J1)."""
+    equal = same_keys(step, pairs)
+    if step.residual is None or not equal.any():
+        return equal
+    found = np.flatnonzero(equal)
+    equal[found] = residual(step, pairs.where(found))
+    return equal
+
+
+def same_keys(step: StepSpec, pairs: Pairs) -> np.ndarray:
+    """bool[n]; all true where the step has no keys (J9)."""
+    assert pairs.left is not None, "only pairs have keys to compare"
+    assert pairs.right is not None, "only pairs have keys to compare"
+    left, right = step.sides
+    equal = [
+        pc.equal(gather(left, pairs.left, a), gather(right, pairs.right, b))
+        for a, b in zip(left.intake.keys, right.intake.keys, strict=True)
+    ]
+    if not equal:
+        return np.ones(len(pairs), dtype=bool)
+    return np.array(pc.fill_null(reduce(pc.and_, equal), False).to_numpy(zero_copy_only=False))
+
+
+def residual(step: StepSpec, pairs: Pairs) -> np.ndarray:
+    """bool[n]: where the step's residual predicate is true, not NULL."""
+    if step.residual is None:
+        return np.ones(len(pairs), dtype=bool)
+    mask = step.residual.mask(lambda ref: resolve(step, pairs, ref), len(pairs))
+    return np.array(mask.to_numpy(zero_copy_only=False))
+
+
+def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
+    """An input's column of the pairs, NULL where its side is padded."""
+    side, name = step.place_of(ref)
+    return _column(step, pairs, side, name)
+
+
+def project(step: StepSpec, pairs: Pairs) -> pa.RecordBatch:
+    """The rows of `step.output_schema()` that these pairs make."""
+    columns = [
+        _column(step, pairs, c.side, c.column)
+        if c.expression is None
+        else c.expression.evaluate(lambda ref: resolve(step, pairs, ref), len(pairs)).cast(c.type)
+        for c in step.output
+    ]
+    if pairs.windows is not None:
+        columns += [pa.array(values) for values in pairs.windows]
+    return pa.record_batch(columns, schema=step.output_schema())
+
+
+def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:
+    rows, spec = pairs.side(side), step.sides[side]
+    if rows is None:
+        return pa.nulls(len(pairs), spec.intake.schema.field(name).type)
+    return gather(spec, rows, name)
+
+
+# --- the order of a trace's rows --------------------------------------------------------------------------------------
+
+
+def in_arrival_order(rows: pa.RecordBatch, side: int, pairs: Pairs) -> pa.RecordBatch:
+    """With ORDER_COLUMNS: matches, and rows padded at once, of which `side` arrived last."""
+    return _with_order(rows, ARRIVAL, np.zeros(len(pairs), dtype=np.int64), np.full(len(pairs), side), side, pairs)
+
+
+def in_closing_order(rows: pa.RecordBatch, pairs: Pairs) -> pa.RecordBatch:
+    """With ORDER_COLUMNS: what closed; a pair stands where its left row does."""
+    side = LEFT if pairs.left is not None else RIGHT
+    own = pairs.side(side)
+    assert own is not None, "there is a row on one side at least"
+    return _with_order(rows, CLOSING, own.numbers(TS), np.full(len(pairs), side), side, pairs)
+
+
+def _with_order(
+    rows: pa.RecordBatch, phase: int, ts: np.ndarray, sides: np.ndarray, side: int, pairs: Pairs
+) -> pa.RecordBatch:
+    count = len(pairs)
+    window = pairs.windows[0] if pairs.windows is not None else np.zeros(count, dtype=np.int64)
+    places = [*_place(pairs.side(side), count), *_place(pairs.side(1 - side), count)]
+    order = [np.full(count, phase), ts, sides, *places, window]
+    arrays = [*rows.columns, *(pa.array(values.astype(np.int64)) for values in order)]
+    return pa.RecordBatch.from_arrays(arrays, names=[*rows.schema.names, *ORDER_COLUMNS])
+
+
+def _place(rows: Selection | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+    if rows is None:
+        return np.full(count, -1), np.full(count, -1)
+    return rows.numbers(PARTITION), rows.numbers(OFFSET)
+
+
+# --- rows that arrive -------------------------------------------------------------------------------------------------
+
+
+def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """The rows that can match, and those that cannot (J4), which come on preserved sides only."""
+    if not side.preserved:
+        return rows, rows.slice(0, 0)
+    joinable = rows.column(JOINABLE)
+    return rows.filter(joinable), rows.filter(pc.invert(joinable))
+
+
+def as_segment(side: SideSpec, rows: pa.RecordBatch, marked: np.ndarray | None = None) -> pa.RecordBatch:
+    """Prepared rows that can match with the columns of the side's segments; `marked` is bool[n] (None: no row is)."""
+    marks = pa.array(marked if marked is not None else np.zeros(rows.num_rows, dtype=bool))
+    schema = side.segment_schema()
+    columns = [marks if field == MARK_FIELD else rows.column(field.name) for field in schema]
+    return pa.record_batch(columns, schema=schema)
+
+
+def to_keep(side: SideSpec, rows: pa.RecordBatch) -> Run | None:
+    """Prepared rows that can match as a sorted run of the side's segments, no row marked. None: no rows."""
+    return Run.sort(as_segment(side, rows)) if rows.num_rows else None

@@ -1,0 +1,239 @@
+"""What arrivals make of sessions: their new rows of the state, what goes out, what is replaced (S1-S6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.aggregates import Accumulator, GroupError, Groups, States, accumulator
+from joinery_runtime.core.aggregates.base import AggregateCall
+from joinery_runtime.core.kinds.grouping import changes
+from joinery_runtime.core.kinds.session.form import Arrived, Formed, SessionParameters, form
+from joinery_runtime.core.pipeline.sides import Intake, SideSpec
+from joinery_runtime.core.table.columns import (
+    EMITTED,
+    ENGINE_FIELDS,
+    FORCED,
+    HASH,
+    MARK,
+    MARK_FIELD,
+    OFFSET,
+    PARTITION,
+    SESSION_FIELDS,
+    START,
+    TS,
+)
+from joinery_runtime.core.table.segment import Run, concat
+from joinery_runtime.errors import AggregateError
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """n sessions that rows went into, or that reached the cap: `rows` are those of the state; `goes_out` is bool[n]. Of
+    the k kept rows, bool[k]: `replaced` ones leave, `retracted` ones had gone out under another id."""
+
+    rows: pa.RecordBatch
+    goes_out: np.ndarray
+    replaced: np.ndarray
+    retracted: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Sessions:
+    """m sessions; `of` (int64[elements]) is the one of each element in order. bool[m]: rows of this epoch are in it
+    (`filled`), some of it has gone out before (`out`)."""
+
+    formed: Formed
+    of: np.ndarray
+    filled: np.ndarray
+    out: np.ndarray
+
+    @property
+    def changed(self) -> np.ndarray:
+        return np.asarray(self.filled | self.formed.forced)
+
+    def goes_out(self, complete: int | None) -> np.ndarray:
+        """What has gone out goes out again when it changed (S5), and what reached the cap unless that is known."""
+        over = False if complete is None else self.formed.last < complete
+        forced = self.formed.forced
+        return np.asarray(np.where(self.filled, self.out | over | forced, forced & ~self.out))
+
+
+def change(side: SideSpec, of: SessionParameters, arrived: Arrived, complete: int | None) -> Changed:
+    """`complete` is the horizon before which sessions have gone out. Raises AggregateError."""
+    lined, out = arrived.lined, _gone_out(arrived.kept, complete)
+    sessions = _form(of, arrived, out)
+    changed, goes_out = sessions.changed, sessions.goes_out(complete)
+    rows = _State(side, of, arrived, sessions).rows(goes_out)
+    kept = np.flatnonzero(~lined.row & changed[sessions.of])
+    replaced, retracted = np.zeros((2, arrived.kept.num_rows), dtype=bool)
+    number = lined.number[kept]
+    replaced[number] = True
+    retracted[number] = out[number] & (lined.start[kept] != sessions.formed.start[sessions.of[kept]])
+    return Changed(rows, goes_out[changed], replaced, retracted)
+
+
+def stays(of: SessionParameters, rows: pa.RecordBatch) -> Run:
+    """What is kept of changed sessions; of one that has reached the cap a mark, without accumulators."""
+    index = np.arange(rows.num_rows)
+    unless_forced = pa.array(index, mask=rows.column(FORCED).to_numpy(zero_copy_only=False))
+    accumulated = {field.name for field in Folding(of.aggregates).fields}
+    columns = [
+        column.take(unless_forced) if name in accumulated else column
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+    ]
+    return Run.sort(pa.record_batch(columns, schema=rows.schema))
+
+
+def _gone_out(kept: pa.RecordBatch, complete: int | None) -> np.ndarray:
+    """bool[k]: what the kept row says has gone out."""
+    emitted = kept.column(EMITTED).to_numpy(zero_copy_only=False)
+    return np.asarray(emitted if complete is None else emitted | (kept.column(TS).to_numpy() < complete))
+
+
+def _form(of: SessionParameters, arrived: Arrived, out: np.ndarray) -> _Sessions:
+    lined = arrived.lined
+    formed = form(lined.elements, of.gap, of.max_duration)
+    begins = np.zeros(len(lined.start), dtype=bool)
+    begins[formed.begin] = True
+    went_out = np.append(out, np.zeros(arrived.rows.num_rows, dtype=bool))[lined.number]
+    filled, gone = (np.logical_or.reduceat(flags, formed.begin) for flags in (lined.row, went_out))
+    return _Sessions(formed, np.cumsum(begins) - 1, filled, gone)
+
+
+class _State:
+    """Makes the changed sessions' rows of the state."""
+
+    def __init__(self, side: SideSpec, of: SessionParameters, arrived: Arrived, sessions: _Sessions) -> None:
+        self._side, self._arrived, self._sessions = side, arrived, sessions
+        self._folding = Folding(of.aggregates)
+        self._first = arrived.lined.number[sessions.formed.begin]  # element, by session
+
+    def rows(self, goes_out: np.ndarray) -> pa.RecordBatch:
+        formed, chosen = self._sessions.formed, self._sessions.changed
+        first = self._first[chosen]
+        schema = self._side.segment_schema()
+        engine = {
+            **{name: self._arrived.of_each(name)[first] for name in (HASH, PARTITION, OFFSET)},
+            **{TS: formed.last[chosen], START: formed.start[chosen], MARK: np.zeros(len(first), dtype=bool)},
+            **{EMITTED: goes_out[chosen], FORCED: formed.forced[chosen]},
+        }
+        keys = self._arrived.keys(self._side, first)
+        own = [pa.array(engine[name]) for name in schema.names[: len(engine)]]
+        return pa.record_batch([*own, *keys, *self._accumulated().columns], schema=schema)
+
+    def _accumulated(self) -> pa.RecordBatch:
+        """By changed session: what is kept of it merged with its rows."""
+        folded, filled = self._fold()
+        if not folded.num_columns:
+            return folded
+        kept, of = self._kept_states()
+        number = np.concatenate([of, filled])
+        order = np.argsort(number, kind="stable")  # kept ones first: they came before
+        with self._telling(number[order]):
+            return self._folding.merge(concat([kept, folded]).take(pa.array(order)), _groups(number[order]))
+
+    def _fold(self) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Accumulators of the rows by session, and its numbers."""
+        lined = self._arrived.lined
+        at = np.flatnonzero(lined.row)
+        number = self._sessions.of[at]
+        groups = _groups(number)
+        rows = self._arrived.rows.select(self._folding.columns)
+        rows = rows.take(pa.array(lined.number[at] - self._arrived.kept.num_rows))
+        with self._telling(number):
+            return self._folding.fold(rows, lined.start[at], groups), number[groups.starts]
+
+    def _kept_states(self) -> tuple[pa.RecordBatch, np.ndarray]:
+        lined = self._arrived.lined
+        at = np.flatnonzero(~lined.row & self._sessions.changed[self._sessions.of])
+        names = [field.name for field in self._folding.fields]
+        return self._arrived.kept.select(names).take(pa.array(lined.number[at])), self._sessions.of[at]
+
+    @contextmanager
+    def _telling(self, number: np.ndarray) -> Iterator[None]:
+        """Says which session has no value of an aggregate; `number` are sessions, a group each."""
+        try:
+            yield
+        except GroupError as error:
+            session = int(number[_groups(number).starts[error.group]])
+            keys = self._arrived.keys(self._side, self._first[session : session + 1])
+            names = zip(self._side.intake.keys, keys, strict=True)
+            of = ", ".join(f"{name}={value[0].as_py()!r}" for name, value in names)
+            start = int(self._sessions.formed.start[session])
+            facts = f"{error.facts}, in the session of {of} that begins at {start}"
+            raise AggregateError("An aggregate of a session has no value", facts=facts, todo=error.todo) from None
+
+
+def _groups(number: np.ndarray) -> Groups:
+    """Of ascending numbers."""
+    return Groups(np.flatnonzero(changes(number)), len(number))
+
+
+# --- the rows of the state --------------------------------------------------------------------------------------------
+
+Names = tuple[str, ...]
+_Named = tuple[AggregateCall, Accumulator]
+
+
+def state_schema(intake: Intake, aggregates: Sequence[AggregateCall]) -> pa.Schema:
+    groups = [intake.schema.field(name) for name in intake.keys]
+    return pa.schema([*ENGINE_FIELDS, MARK_FIELD, *SESSION_FIELDS, *groups, *Folding(aggregates).fields])
+
+
+class Folding:
+    """All aggregates of a job; equal ones share their columns. Methods raise GroupError, whose facts say which
+    aggregate it is."""
+
+    def __init__(self, aggregates: Sequence[AggregateCall]) -> None:
+        self._each = [(of, accumulator(of)) for of in aggregates]
+        self._columns: Mapping[Names, _Named] = {_names(found): (of, found) for of, found in self._each}
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        return [field for _, found in self._columns.values() for field in found.fields]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of rows that are aggregated."""
+        return sorted({of.column for of, _ in self._columns.values() if of.column})
+
+    def fold(self, rows: pa.RecordBatch, times: np.ndarray, groups: Groups) -> pa.RecordBatch:
+        """The accumulators of groups of rows; `times` are event times, int64[n]."""
+        made: list[pa.Array] = []
+        for of, found in self._columns.values():
+            with _telling(of):
+                made += found.fold(rows.column(of.column) if of.column else None, times, groups)
+        return pa.record_batch(made, schema=pa.schema(self.fields))
+
+    def merge(self, states: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
+        made: list[pa.Array] = []
+        for names, (of, found) in self._columns.items():
+            with _telling(of):
+                made += found.merge(_states(states, names), groups)
+        return pa.record_batch(made, schema=pa.schema(self.fields))
+
+    def results(self, states: pa.RecordBatch) -> list[pa.Array]:
+        """A column per aggregate, in the job's order."""
+        return [found.result(_states(states, _names(found))) for _, found in self._each]
+
+
+@contextmanager
+def _telling(of: AggregateCall) -> Iterator[None]:
+    try:
+        yield
+    except GroupError as error:
+        call = f"{of.function}({of.column})" if of.column else of.function
+        raise GroupError(error.group, f"{call}, in the output as {of.name}: {error.facts}", error.todo) from None
+
+
+def _names(of: Accumulator) -> Names:
+    return tuple(field.name for field in of.fields)
+
+
+def _states(batch: pa.RecordBatch, names: Names) -> States:
+    return tuple(batch.column(name) for name in names)

@@ -1,0 +1,298 @@
+"""How kept sessions and new rows of one epoch become sessions (rules S1-S3; docs/architecture.md, "Sessions").
+
+Elements are kept sessions [start, end] and rows (start = end), sorted by (key, start, kept sessions first, arrival).
+All of it is arithmetic on arrays: times are event-time milliseconds, positions count elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from joinery_runtime.core.aggregates import AggregateCall
+from joinery_runtime.core.kinds.grouping import changes, mixed, tell_apart
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.step import StepWork
+from joinery_runtime.core.table.columns import FORCED, HASH, OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.sort import by_hash_and_time, sort_order
+
+_LARGEST = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParameters:
+    """What sessions of one input are (S1-S7). `drop_late` False is `lateData: reopen` (S5); `retracts`: an id that was
+    replaced goes out once more, as a retraction."""
+
+    gap: int
+    max_duration: int
+    aggregates: tuple[AggregateCall, ...]
+    allowed_lateness: int = 0
+    drop_late: bool = True
+    retracts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """n > 0 sorted elements: `first` is bool[n], the first one of its key; `row` is bool[n]; `start` and `end` are
+    int64[n]. Kept sessions of a key do not overlap."""
+
+    first: np.ndarray
+    row: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """m sessions: `begin` (int64[m]) is the position of each one's first element; `start` and `last` (int64[m]) are the
+    event times of its first and last row; `forced` (bool[m]): it reached the cap (S2)."""
+
+    begin: np.ndarray
+    start: np.ndarray
+    last: np.ndarray
+    forced: np.ndarray
+
+
+def form(of: Elements, gap: int, max_duration: int) -> Formed:
+    linked = _linked(of, gap)
+    begin = np.flatnonzero(~linked)
+    if (_extent(of, begin) >= max_duration).any():
+        begin = _cut(of, begin, max_duration)
+    last = np.maximum.reduceat(of.end, begin)
+    return Formed(begin, of.start[begin], last, _forced(of, linked, begin, gap, max_duration))
+
+
+def _linked(of: Elements, gap: int) -> np.ndarray:
+    """bool[n]: where a row brings the element near to what is before it. Only rows do, and to a kept session only one
+    that is in no other: kept sessions that are near each other stay apart."""
+    key = latest(of.first)
+    row, kept = _before(latest(of.row)), _before(latest(~of.row))
+    in_session = (kept >= key) & (of.end[row] <= of.end[kept])
+    near_row = (row >= key) & (of.start - of.end[row] <= gap) & (of.row | ~in_session)
+    near_kept = (kept >= key) & (of.start - of.end[kept] <= gap)
+    return np.asarray(near_row | (of.row & near_kept))
+
+
+def latest(chosen: np.ndarray) -> np.ndarray:
+    """int64[n]: the position of the latest chosen element up to each, -1 where there is none."""
+    return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1))
+
+
+def following(chosen: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """int64[n]: the position of the next chosen element of the same key from each on, n where there is none."""
+    n = len(chosen)
+    nearest = np.minimum.accumulate(np.where(chosen, np.arange(n), n)[::-1])[::-1]
+    next_key = np.minimum.accumulate(np.append(np.where(first, np.arange(n), n)[1:], n)[::-1])[::-1]
+    return np.where(nearest < next_key, nearest, n)
+
+
+def _before(positions: np.ndarray) -> np.ndarray:
+    return np.concatenate([[-1], positions[:-1]])
+
+
+def _extent(of: Elements, begin: np.ndarray) -> np.ndarray:
+    """int64: how long each chain is."""
+    return np.asarray(np.maximum.reduceat(of.end, begin) - of.start[begin])
+
+
+# --- the cap ----------------------------------------------------------------------------------------------------------
+
+
+def _cut(of: Elements, begin: np.ndarray, max_duration: int) -> np.ndarray:
+    """Where sessions begin, of chains that begin at `begin`: none is as long as `max_duration`."""
+    long = _extent(of, begin) >= max_duration
+    stop = np.append(begin[1:], len(of))
+    found = [begin]
+    for first, last in _in_range(_extent(of, begin)[long], max_duration):
+        found.append(_cut_chains(of, begin[long][first:last], stop[long][first:last], max_duration))
+    return np.unique(np.concatenate(found))
+
+
+def _in_range(extents: np.ndarray, max_duration: int) -> Iterator[tuple[int, int]]:
+    """Chains to cut together, so that the sum of their lengths stays in int64."""
+    at_once = max(1, _LARGEST // _room(extents, max_duration))
+    yield from ((first, min(first + at_once, len(extents))) for first in range(0, len(extents), at_once))
+
+
+def _room(extents: np.ndarray, max_duration: int) -> int:
+    return 2 * int(extents.max()) + max_duration + 1
+
+
+def _cut_chains(of: Elements, begin: np.ndarray, stop: np.ndarray, max_duration: int) -> np.ndarray:
+    """A session that begins with an element ends before the first one that ends `max_duration` after its start. Lines
+    up the chains on one axis of time, where that is one binary search that leads from session to session."""
+    count = stop - begin
+    chain = np.repeat(np.arange(len(begin)), count)
+    position = np.arange(len(chain)) + np.repeat(begin - (np.cumsum(count) - count), count)
+    shift = chain * _room(of.end[position] - of.start[begin][chain], max_duration) - of.start[begin][chain]
+    ends = np.maximum.accumulate(of.end[position] + shift)
+    # Kept under another cap, a session may be longer than it.
+    until = np.maximum(of.start[position] + max_duration, of.end[position] + 1)
+    after = np.searchsorted(ends, until + shift)
+    return np.asarray(position[_reached(after, np.cumsum(count) - count)])
+
+
+def _reached(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
+    """Positions that are reached from `begin` by going from each element to the one `after` it (n: nowhere), in log2 of
+    the longest way many rounds."""
+    jump = np.append(after, len(after))
+    found = np.zeros(len(jump), dtype=bool)
+    found[begin] = True
+    known = 0
+    while (now := int(found.sum())) > known:
+        known = now
+        found[jump[found]] = True
+        jump = jump[jump]
+    return np.flatnonzero(found[:-1])
+
+
+def _forced(of: Elements, linked: np.ndarray, begin: np.ndarray, gap: int, max_duration: int) -> np.ndarray:
+    """bool[m]: the row that the next session begins with is near, and too late for this one: then this one goes out,
+    unless the row extends a later kept session (S3)."""
+    after = begin[1:]
+    later = following(~of.row, of.first)[after]
+    there = later < len(of)
+    later = np.where(there, later, 0)
+    near, fits = of.start[later] - of.start[after] <= gap, of.end[later] - of.start[after] < max_duration
+    return np.append(of.row[after] & linked[after] & ~(there & near & fits), False)
+
+
+# --- arrivals ---------------------------------------------------------------------------------------------------------
+
+_MARK, _SESSION, _ROW = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lined:
+    """n elements in order: `number` (int64[n]) is each one's number, the rest is as in `Elements`."""
+
+    number: np.ndarray
+    kind: np.ndarray
+    first: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    def where(self, chosen: np.ndarray) -> Lined:
+        key = (np.cumsum(self.first) - 1)[chosen]
+        return Lined(self.number[chosen], self.kind[chosen], changes(key), self.start[chosen], self.end[chosen])
+
+    @property
+    def row(self) -> np.ndarray:
+        return np.asarray(self.kind == _ROW)
+
+    @property
+    def elements(self) -> Elements:
+        return Elements(self.first, self.row, self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """`kept` are k rows of the state; element number k + i is row i of `rows`, prepared rows that are not late.
+
+    `lined` are kept sessions and rows that may be part of one; `dropped` counts arrivals by reason.
+    """
+
+    kept: pa.RecordBatch
+    rows: pa.RecordBatch
+    lined: Lined
+    dropped: dict[str, int]
+
+    @property
+    def taken(self) -> int:
+        """How many rows are in sessions."""
+        return int(self.lined.row.sum())
+
+    def of_each(self, name: str, of_rows: str = "") -> np.ndarray:
+        """An engine column of numbers of all elements, by number."""
+        return _both(self.kept, self.rows, name, of_rows)
+
+    def keys(self, side: SideSpec, elements: np.ndarray) -> list[pa.Array]:
+        """The group columns of these elements (by number)."""
+        index = pa.array(elements)
+        return [key.take(index) for key in _keys(side, self.kept, self.rows)]
+
+
+def judge(side: SideSpec, of: SessionParameters, work: StepWork, rows: pa.RecordBatch, kept: pa.RecordBatch) -> Arrived:
+    """Which arrivals go into sessions, under the horizon before which no session is kept any more."""
+    evicted = work.horizons[0].now
+    on_time = _on_time(of, rows, work.accept_from[0], evicted)
+    late = rows.num_rows - on_time.num_rows
+    lined = _line_up(side, kept, on_time)
+    forgotten = _touches_nothing(lined, of, evicted)
+    closed = ~forgotten & _in_mark(lined)
+    counts = {"late": late + int(forgotten.sum()), "closed": int(closed.sum())}
+    dropped = {reason: count for reason, count in counts.items() if count}
+    return Arrived(kept, on_time, lined.where((lined.kind != _MARK) & ~forgotten & ~closed), dropped)
+
+
+def _on_time(
+    of: SessionParameters, rows: pa.RecordBatch, accept_from: int | None, evicted: int | None
+) -> pa.RecordBatch:
+    """S4: rows at or after `accept_from`. After an edit, not before what was evicted under longer times either: its
+    ids have gone out. With `reopen` it depends on what is kept."""
+    if not of.drop_late or accept_from is None:
+        return rows
+    lowest = accept_from if evicted is None else max(accept_from, evicted)
+    late = rows.column(TS).to_numpy() < lowest
+    return rows.filter(pa.array(~late)) if late.any() else rows
+
+
+def _line_up(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch) -> Lined:
+    hashes, keys = _both(kept, rows, HASH), _keys(side, kept, rows)
+    start, end = _both(kept, rows, START, TS), _both(kept, rows, TS)
+    forced = kept.column(FORCED).to_numpy(zero_copy_only=False)
+    kind = np.concatenate([np.where(forced, _MARK, _SESSION), np.full(rows.num_rows, _ROW)])
+    places = (_both(kept, rows, PARTITION), _both(kept, rows, OFFSET))
+    order = by_hash_and_time(hashes, start, kind, *places)
+    first = changes(hashes[order])
+    if mixed(hashes, keys, order):
+        key = tell_apart(hashes, keys)
+        order = sort_order(hashes, key, start, kind, *places)
+        first = changes(hashes[order]) | changes(key[order])
+    return Lined(order, kind[order], first, start[order], end[order])
+
+
+def _touches_nothing(lined: Lined, of: SessionParameters, evicted: int | None) -> np.ndarray:
+    """bool[n]: rows that would be a session that is not kept any more, where none that is can take them (S5)."""
+    if evicted is None or of.drop_late:
+        return np.zeros(len(lined.start), dtype=bool)
+    old = lined.row & (lined.start < evicted)
+    if not old.any():
+        return old
+    session = lined.kind == _SESSION
+    earlier_one, later = latest(session), following(session, lined.first)
+    near = (earlier_one >= latest(lined.first)) & (lined.start - lined.end[earlier_one] <= of.gap)
+    there = later < len(later)
+    later = np.where(there, later, 0)
+    near |= there & (lined.start[later] - lined.start <= of.gap) & (lined.end[later] - lined.start < of.max_duration)
+    return np.asarray(old & ~near)
+
+
+def _in_mark(lined: Lined) -> np.ndarray:
+    """bool[n]: rows inside a session that has reached the cap (S2), both ends included."""
+    marks = np.flatnonzero(lined.kind == _MARK)
+    if not len(marks):
+        return np.zeros(len(lined.start), dtype=bool)
+    # A mark may lie inside another one: a session may grow over it.
+    key = np.cumsum(lined.first)[marks]
+    reach = pl.DataFrame({"key": key, "end": lined.end[marks]}).select(pl.col("end").cum_max().over("key"))
+    end = np.zeros(len(lined.start), dtype=np.int64)
+    end[marks] = reach.to_series().to_numpy()
+    mark = latest(lined.kind == _MARK)
+    return np.asarray(lined.row & (mark >= latest(lined.first)) & (end[mark] >= lined.start))
+
+
+def _both(kept: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
+    return np.concatenate([kept.column(name).to_numpy(), rows.column(of_rows or name).to_numpy()])
+
+
+def _keys(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch) -> list[pa.Array]:
+    return [pa.concat_arrays([kept.column(name), rows.column(name)]) for name in side.intake.keys]

@@ -1,0 +1,279 @@
+"""Sessions of one shard in one epoch (rules S1-S7; docs/design/sessions.md).
+
+First what the horizons complete goes out and what they end is forgotten, from what is kept; then the arrivals become
+sessions together with those that are still there (T3). No I/O, no clock, no randomness: the same work gives the same
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.kinds.grouping import spread
+from joinery_runtime.core.kinds.session.change import Folding, change, stays
+from joinery_runtime.core.kinds.session.form import SessionParameters, judge
+from joinery_runtime.core.kinds.session.report import SessionCounts, ShownSession, shown_sessions
+from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, ToJson
+from joinery_runtime.core.pipeline.spec import Kind, StepSpec
+from joinery_runtime.core.pipeline.step import (
+    ARRIVAL,
+    CLOSING,
+    ORDER_COLUMNS,
+    Horizon,
+    Horizons,
+    KeptRun,
+    StepResult,
+    StepWork,
+)
+from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
+from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.keyhash import key_hash
+from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
+from joinery_runtime.job.model.duration import format_time
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAggregation(SessionParameters, Kind):
+    """Sessions of one input, aggregated. A row of the state is a session, or the mark of one that reached the cap; it
+    is marked when another one has replaced it.
+
+    A session goes out when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""
+
+    marked_rows_leave: ClassVar[bool] = True
+    summary_columns: ClassVar[tuple[str, ...]] = SessionCounts.COLUMNS
+
+    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+        epoch = _Epoch(self, step, work)
+        epoch.complete()
+        epoch.arrive()
+        return epoch.result()
+
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        return True
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def accept_from(self, step: StepSpec, watermarks: Mapping[str, Watermark]) -> tuple[int | None, ...]:
+        """S4."""
+        return (earlier(watermarks[step.sides[0].time], self.allowed_lateness) if self.drop_late else None,)
+
+    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+        """S4, S5."""
+        (side,) = step.sides
+        complete = earlier(times[side.time].watermark, self.gap)
+        evicted = earlier(complete, self.allowed_lateness)
+        return {side.part: evicted, side.complete: evicted if self.drop_late else complete}
+
+    def keep_from(self, side: int, horizon: int) -> int | None:
+        return horizon
+
+    def kept_for_ms(self, side: int) -> int | None:
+        return None  # its rows are replaced, which no event time tells
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        """What ends before the horizon of the last epoch has gone out, and may be kept for a long time (S5)."""
+        assert horizon.now is not None, "asked when a horizon moves"
+        return meta.ts_min < horizon.now and (horizon.before is None or meta.ts_max >= horizon.before)
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    def side_text(self, step: StepSpec, side: int) -> str:
+        return f"the sessions of {step.sides[side].time}"
+
+    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
+        gone = f"forgets sessions whose last row is before {format_time(horizons[step.sides[side].part].now)}"
+        if self.drop_late:
+            return gone
+        complete = format_time(horizons[step.sides[side].complete].now)
+        return f"lets those go out whose last row is before {complete}, {gone}"
+
+    def shown(
+        self, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
+    ) -> Sequence[ShownSession]:
+        return shown_sessions(self, step, stored, outlook, to_json)
+
+    def count_text(self, shown: Sequence[Shown]) -> str:
+        capped = sum(isinstance(session, ShownSession) and session.capped for session in shown)
+        return f"{len(shown) - capped} sessions{f' and {capped} marks of capped ones' if capped else ''}"
+
+    def summary(self, step: StepSpec, rows: pa.Table, outlook: Outlook) -> SessionCounts:
+        return SessionCounts.of(self, step, rows, outlook)
+
+
+class _Epoch:
+    def __init__(self, kind: SessionAggregation, step: StepSpec, work: StepWork) -> None:
+        (self._side,), (kept,), (self._horizon,), (self._rows,) = step.sides, work.kept, work.horizons, work.arrivals
+        self._work, self._kind, self._complete = work, kind, work.complete
+        self._kept = StoredSessions(kept, self._horizon.before, self._side.segment_schema())
+        self._out = SessionOutput(kind, step, ordered=work.ordered)
+        self._stays: Run | None = None
+        self._dropped: dict[str, int] = {}
+        self._looked_up = 0
+
+    def result(self) -> StepResult:
+        return StepResult(
+            output=self._out.batches,
+            kept=(self._stays,),
+            marks=(self._kept.marks(),),
+            finished=self._kept.finished(),
+            dropped=(self._dropped,),
+            lookups=(self._looked_up,),
+        )
+
+    def complete(self) -> None:
+        """What the horizons have passed since the last epoch goes out, unless it has (S4, S5), and is forgotten."""
+        now = self._complete.now
+        if now is not None and now != self._complete.before:
+            self._out.emit(self._kept.where(self._completes), CLOSING)
+        self._kept.forget(self._horizon.now)
+
+    def _completes(self, rows: pa.RecordBatch) -> np.ndarray:
+        last, before = rows.column(TS).to_numpy(), self._complete.before
+        complete = last < cast(int, self._complete.now)
+        if before is not None:
+            complete &= last >= before
+        return np.asarray(complete & ~_flags(rows, EMITTED) & ~_flags(rows, FORCED))
+
+    def arrive(self) -> None:
+        if self._rows is None:
+            return
+        # Unlike numpy's `unique`, Arrow's costs the same however often each hash is there.
+        kept = self._kept.of(np.sort(pc.unique(self._rows.column(HASH)).to_numpy()))
+        arrived = judge(self._side, self._kind, self._work, self._rows, kept.batch)
+        self._dropped, self._looked_up = arrived.dropped, arrived.taken
+        if not arrived.taken:
+            return
+        changed = change(self._side, self._kind, arrived, self._complete.now)
+        if self._kind.retracts:
+            self._out.emit(kept.batch.filter(pa.array(changed.retracted)), ARRIVAL, retracted=True)
+        self._out.emit(changed.rows.filter(pa.array(changed.goes_out)), ARRIVAL)
+        self._kept.leave(kept, changed.replaced)
+        self._stays = stays(self._kind, changed.rows)
+
+
+def _flags(rows: pa.RecordBatch, name: str) -> np.ndarray:
+    return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
+
+
+# --- what is stored ---------------------------------------------------------------------------------------------------
+
+# Looking hashes up in a run is dearer than going over its rows, unless there are so many fewer of them.
+_RATHER_LOOK_UP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSessions:
+    """n kept rows: `batch` has them together; `run` and `row` (int64[n]) say where they are."""
+
+    batch: pa.RecordBatch
+    run: np.ndarray
+    row: np.ndarray
+
+
+class StoredSessions:
+    """`since`: rows whose last row is before it have left in an earlier epoch (None: none has)."""
+
+    def __init__(self, kept: Sequence[KeptRun], since: int | None, schema: pa.Schema) -> None:
+        self._kept, self._schema = kept, schema
+        self._marked = [_marked(run) for run in kept]
+        self._there = [~marked for marked in self._marked]
+        self._gone = [np.zeros(len(marked), dtype=bool) for marked in self._marked]
+        self.forget(since)
+
+    def forget(self, before: int | None) -> None:
+        """Rows that end before this are not there any more."""
+        if before is not None:
+            self._there = [there & (run.run.ts >= before) for run, there in self._runs()]
+
+    def where(self, chosen: Callable[[pa.RecordBatch], np.ndarray]) -> pa.RecordBatch:
+        """What is there, of the rows that are chosen (bool per row of a batch)."""
+        rows = [np.flatnonzero(there & chosen(run.run.batch)) for run, there in self._runs()]
+        return self._found(rows).batch
+
+    def of(self, hashes: np.ndarray) -> FoundSessions:
+        """What is there of keys with these hashes (uint64, sorted, distinct)."""
+        return self._found([_rows_of(run, there, hashes) for run, there in self._runs()])
+
+    def leave(self, found: FoundSessions, chosen: np.ndarray) -> None:
+        """The chosen ones (bool[n]) are gone."""
+        for number in range(len(self._kept)):
+            rows = found.row[chosen & (found.run == number)]
+            self._gone[number][rows] = True
+            self._there[number][rows] = False
+
+    def marks(self) -> dict[str, np.ndarray]:
+        """By segment, the row numbers of what has gone in this epoch."""
+        runs = zip(self._kept, self._gone, strict=True)
+        return {run.segment: run.first + np.flatnonzero(gone) for run, gone in runs if gone.any()}
+
+    def finished(self) -> frozenset[str]:
+        return frozenset(run.segment for run, there in self._runs() if not there.any())
+
+    def _runs(self) -> list[tuple[KeptRun, np.ndarray]]:
+        return list(zip(self._kept, self._there, strict=True))
+
+    def _found(self, rows: Sequence[np.ndarray]) -> FoundSessions:
+        taken = [run.run.batch.take(pa.array(of)) for run, of in zip(self._kept, rows, strict=True) if len(of)]
+        batch = concat(taken) if taken else pa.RecordBatch.from_pylist([], schema=self._schema)
+        run = np.repeat(np.arange(len(rows)), [len(of) for of in rows])
+        return FoundSessions(batch, run, np.concatenate([np.empty(0, dtype=np.int64), *rows]))
+
+
+def _marked(kept: KeptRun) -> np.ndarray:
+    assert kept.marked is not None, "rows of sessions have marks"
+    return kept.marked
+
+
+def _rows_of(kept: KeptRun, there: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    run = kept.run
+    if len(hashes) * _RATHER_LOOK_UP < len(run):
+        first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
+        rows = spread(first, stop)[1]
+        return np.asarray(rows[there[rows]])
+    rows = np.flatnonzero(there)
+    place = np.minimum(np.searchsorted(hashes, run.hash[rows]), len(hashes) - 1)
+    return np.asarray(rows[hashes[place] == run.hash[rows]])
+
+
+# --- what goes out ----------------------------------------------------------------------------------------------------
+
+
+class SessionOutput:
+    def __init__(self, of: SessionParameters, step: StepSpec, *, ordered: bool) -> None:
+        self._retracts, self._schema, self._ordered = of.retracts, step.output_schema(), ordered
+        self._folding = Folding(of.aggregates)
+        self._keys = step.sides[0].intake.keys
+        self.batches: list[pa.RecordBatch] = []
+
+    def emit(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool = False) -> None:
+        """Rows of the state that go out; `phase` is CLOSING or ARRIVAL."""
+        if not sessions.num_rows:
+            return
+        keys = [sessions.column(name) for name in self._keys]
+        columns = [
+            *keys,
+            sessions.column(START),
+            sessions.column(TS),
+            pa.array(key_hash([*keys, sessions.column(START)])),  # documented: S6, V1
+            *self._folding.results(sessions),
+            *([pa.repeat(pa.scalar(retracted), sessions.num_rows)] if self._retracts else []),
+        ]
+        rows = pa.record_batch(columns, schema=self._schema)
+        self.batches.append(_with_order(rows, sessions, phase, retracted=retracted) if self._ordered else rows)
+
+
+def _with_order(rows: pa.RecordBatch, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
+    """With ORDER_COLUMNS: by (start, place of the first row), a retraction before what replaces it."""
+    zero = np.zeros(rows.num_rows, dtype=np.int64)
+    start, partition, offset = (
+        sessions.column(name).to_numpy().astype(np.int64) for name in (START, PARTITION, OFFSET)
+    )
+    order = [zero + phase, start, zero, partition, offset, zero + (0 if retracted else 1), zero, zero]
+    names = [*rows.schema.names, *ORDER_COLUMNS]
+    return pa.RecordBatch.from_arrays([*rows.columns, *map(pa.array, order)], names=names)

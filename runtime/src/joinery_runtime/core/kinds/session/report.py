@@ -1,0 +1,213 @@
+"""What `joinery state` tells of sessions: those of one group, and how many there are in all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.kinds.session.change import Folding
+from joinery_runtime.core.kinds.session.form import SessionParameters
+from joinery_runtime.core.pipeline.describe import Outlook, StoredRows, ToJson
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.table.columns import EMITTED, FORCED, START, TS
+from joinery_runtime.core.table.keyhash import key_hash
+from joinery_runtime.core.table.segment import concat
+from joinery_runtime.job.model.duration import format_time
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What comes of a job's sessions, by the event time of their last row. Times are milliseconds."""
+
+    sessions: SessionParameters
+    step: StepSpec
+    outlook: Outlook
+
+    @property
+    def input(self) -> str:
+        return self.step.sides[0].time
+
+    def goes_out_above(self, last: int) -> int:
+        """The watermark above which a session goes out, unless it grows (S4, S5)."""
+        return last + self.sessions.gap + (self.sessions.allowed_lateness if self.sessions.drop_late else 0)
+
+    def forgotten_above(self, last: int) -> int:
+        return last + self.sessions.gap + self.sessions.allowed_lateness
+
+    def is_kept(self, last: np.ndarray) -> np.ndarray:
+        """Whether epochs that are committed have left it there: rows of whole segments stay stored for longer."""
+        return _not_before(last, self.outlook.horizons[self.step.sides[0].part].before)
+
+    def has_gone_out(self, last: np.ndarray, emitted: np.ndarray) -> np.ndarray:
+        return np.asarray(emitted | ~_not_before(last, self.outlook.horizons[self.step.sides[0].complete].before))
+
+    def goes_out_next(self, last: np.ndarray) -> np.ndarray:
+        """Whether the next epoch finds it complete."""
+        return ~_not_before(last, self.outlook.horizon(self.step.sides[0].complete))
+
+    def goes_next(self, last: np.ndarray) -> np.ndarray:
+        return ~_not_before(last, self.outlook.horizon(self.step.sides[0].part))
+
+
+def _not_before(last: np.ndarray, horizon: int | None) -> np.ndarray:
+    return np.ones(len(last), dtype=bool) if horizon is None else last >= horizon
+
+
+# --- of one group -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSession:
+    """An open session, or the mark of one that reached the cap (`capped`). `due`: it goes out with the next epoch;
+    `goes`: the next epoch forgets it."""
+
+    course: Course
+    start: int
+    last: int
+    session_id: int
+    capped: bool
+    emitted: bool
+    due: bool
+    goes: bool
+    aggregates: Mapping[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        window = {"window_start": self.start, "window_end": self.last, "session_id": self.session_id}
+        until = {"until_input": self.course.input, "until": self.course.forgotten_above(self.last)}
+        facts = {"input": self.course.input, **window, "capped": self.capped, "emitted": self.emitted, **until}
+        if self.capped:
+            return facts
+        out = None if self.emitted else self.course.goes_out_above(self.last)
+        return {**facts, "goes_out": out, "aggregates": dict(self.aggregates)}
+
+    def line(self) -> str:
+        place = f"{format_time(self.start)} to {format_time(self.last)}, id {self.session_id}"
+        if self.capped:
+            return f"mark of a session that reached maxDuration, {place}: {self._dropping()}"
+        values = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.aggregates.items())
+        return f"session {place}: {values}{'; ' if values else ''}{self._coming()}"
+
+    def _dropping(self) -> str:
+        if self.goes:
+            return "it went out; forgotten with the next epoch"
+        return f"it went out; rows inside it are dropped until {self._above(self.course.forgotten_above(self.last))}"
+
+    def _coming(self) -> str:
+        out, forgotten = self.course.goes_out_above(self.last), self.course.forgotten_above(self.last)
+        gone = "forgotten with the next epoch" if self.goes else f"forgotten when {self._above(forgotten)}"
+        if self.emitted:
+            return f"has gone out; {gone}"
+        if self.due:
+            return f"goes out with the next epoch; {gone}"
+        if out == forgotten:
+            return f"goes out, and is forgotten, when {self._above(out)}, unless it grows"
+        return f"goes out when {self._above(out)}, unless it grows; {gone}"
+
+    def _above(self, ts: int) -> str:
+        now = self.course.outlook.watermarks[self.course.input]
+        return f"the watermark of {self.course.input} ({format_time(now)}) is above {format_time(ts)}"
+
+
+def shown_sessions(
+    of: SessionParameters, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
+) -> list[ShownSession]:
+    """Those that no later row has replaced, in order of time."""
+    if not stored:
+        return []
+    rows = concat(some.rows.filter(pa.array(~some.marked)) for some in stored)
+    course, last = Course(of, step, outlook), rows.column(TS).to_numpy()
+    rows = rows.filter(pa.array(course.is_kept(last)))
+    rows = rows.take(pc.sort_indices(pa.table([rows.column(START)], names=[START]), [(START, "ascending")]))
+    return list(_sessions(course, rows, to_json))
+
+
+def _sessions(course: Course, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[ShownSession]:
+    last, forced, emitted = rows.column(TS).to_numpy(), _flags(rows, FORCED), _flags(rows, EMITTED)
+    groups = [rows.column(name) for name in course.step.sides[0].intake.keys]
+    columns = {
+        "start": rows.column(START).to_pylist(),
+        "last": last.tolist(),
+        "session_id": key_hash([*groups, rows.column(START)]).tolist(),
+        "capped": forced.tolist(),
+        "emitted": (forced | course.has_gone_out(last, emitted)).tolist(),
+        "due": course.goes_out_next(last).tolist(),
+        "goes": course.goes_next(last).tolist(),
+        "aggregates": _results(course.sessions, rows, forced, to_json),
+    }
+    for values in zip(*columns.values(), strict=True):
+        yield ShownSession(course, **dict(zip(columns, values, strict=True)))
+
+
+def _results(
+    sessions: SessionParameters, rows: pa.RecordBatch, forced: np.ndarray, to_json: ToJson
+) -> list[dict[str, Any]]:
+    """What each session's aggregates are by now, as in the output; marks have none."""
+    of = sessions.aggregates
+    found: list[dict[str, Any]] = [{} for _ in forced]
+    numbers = np.flatnonzero(~forced)
+    if of and len(numbers):
+        results = pa.table(Folding(of).results(rows.take(pa.array(numbers))), names=[each.name for each in of])
+        for number, text in zip(numbers.tolist(), to_json(results), strict=True):
+            found[number] = json.loads(text)
+    return found
+
+
+def _flags(rows: pa.RecordBatch, name: str) -> np.ndarray:
+    return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
+
+
+# --- of all -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCounts:
+    """Numbers of sessions: `open` ones, of which `due` go out with the next epoch; those that have gone out and still
+    take late rows; marks of those that reached the cap. `until` is the watermark of `until_input` above which the
+    first session that is not due goes out, unless it grows (None: there is none), in milliseconds."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (TS, EMITTED, FORCED)
+
+    open: int
+    due: int
+    gone_out: int
+    marks: int
+    until_input: str
+    until: int | None
+
+    @classmethod
+    def of(cls, sessions: SessionParameters, step: StepSpec, rows: pa.Table, outlook: Outlook) -> SessionCounts:
+        """`rows` are COLUMNS of all that no later row has replaced."""
+        course = Course(sessions, step, outlook)
+        last, emitted, forced = (rows.column(name).to_numpy() for name in cls.COLUMNS)
+        kept = course.is_kept(last)
+        out = course.has_gone_out(last, emitted)
+        open_ = kept & ~forced & ~out
+        due = open_ & course.goes_out_next(last)
+        first = last[open_ & ~due].min(initial=np.iinfo(np.int64).max)
+        return cls(
+            open=int(open_.sum()),
+            due=int(due.sum()),
+            gone_out=int((kept & ~forced & out).sum()),
+            marks=int((kept & forced).sum()),
+            until_input=course.input,
+            until=course.goes_out_above(int(first)) if (open_ & ~due).any() else None,
+        )
+
+    def document(self) -> Mapping[str, Any]:
+        return {"sessions": asdict(self)}
+
+    def lines(self) -> Iterator[str]:
+        kept = [
+            f"{self.open:,} open ({self.due:,} go out with the next epoch)",
+            f"{self.gone_out:,} have gone out and take late rows",
+            f"{self.marks:,} marks of sessions that reached maxDuration",
+        ]
+        yield f"sessions: {', '.join(kept)}"
+        if self.until is not None:
+            yield f"  the first goes out when the watermark of {self.until_input} is above {format_time(self.until)}"

@@ -1,0 +1,303 @@
+"""The join of session windows of one shard in one epoch (rules W1-W4): sessions are formed by both sides together.
+
+First the sessions that the horizon closes go out, from what is kept, and their rows are marked; then the arrivals are
+judged together with the sessions that are still open, and kept (T3). Only keys that may have something to close or to
+drop are looked at. No I/O, no clock, no randomness: the same work gives the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self, cast
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
+from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
+from joinery_runtime.core.kinds.grouping import changes, gaps, number_groups, spread, tell_apart
+from joinery_runtime.core.kinds.rows import Selection, gather, split_joinable, to_keep
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.watermark import Lows, Times, earlier
+from joinery_runtime.core.table.columns import HASH, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.core.table.sort import sort_order
+from joinery_runtime.job import JoinStep, Session
+from joinery_runtime.job.kinds.base import StepKind
+from joinery_runtime.job.model.duration import format_time
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
+
+Arrived = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindowJoin(Join):
+    """Sessions formed by the rows of both sides together, per key: consecutive ones are <= gap apart (W1, S1).
+
+    The horizon is `C = min wm - allowedLateness`, one number for both sides: a session is closed when `last + gap < C`.
+    A row is marked when it has gone out."""
+
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
+    added_columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
+    marked_rows_leave: ClassVar[bool] = True
+
+    gap: int
+    allowed_lateness: int = 0
+
+    @classmethod
+    def of(cls, step: JoinStep, _only: bool, /) -> Self:
+        return cls(cast(Session, step.matching).gap, step.allowed_lateness)
+
+    def marks_rows(self, *, preserved: bool) -> bool:
+        return True
+
+    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+        epoch = _Epoch(self, step, work)
+        epoch.close()
+        left, right = epoch.arrive()
+        return StepResult(
+            output=epoch.out.batches,
+            kept=(left[0], right[0]),
+            marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
+            finished=epoch.finished(),
+            dropped=(left[1], right[1]),
+            lookups=(epoch.out.lookups[LEFT], epoch.out.lookups[RIGHT]),
+            matches=epoch.out.matches,
+        )
+
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        return True
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+        return lower_of_both(step, lows)
+
+    def open_from(self, horizon: int | None) -> int | None:
+        """Sessions whose last row is before this are closed. None: none is."""
+        return earlier(horizon, self.gap)
+
+    def keep_from(self, side: int, horizon: int) -> int | None:
+        return None  # a session may go on for ever
+
+    def kept_for_ms(self, side: int) -> int | None:
+        return None
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        return meta.ts_min < cast(int, self.open_from(horizon.now))
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    def may_go_before(self, side: int, horizon: int) -> int | None:
+        return self.open_from(horizon)
+
+    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
+        before = self.open_from(horizons[step.sides[side].part].now)
+        return f"closes sessions whose last row is before {format_time(before)}"
+
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
+        times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))
+        sessions = np.split(times, np.flatnonzero(gaps(times, self.gap)))
+        spans = [(int(of[0]), int(of[-1])) for of in sessions if len(of)]
+        return [
+            self._status(step, row, next(span for span in spans if span[0] <= row.ts <= span[1]), outlook)
+            for row in rows
+        ]
+
+    def _status(self, step: StepSpec, row: StoredRow, span: tuple[int, int], outlook: Outlook) -> RowStatus:
+        open_from = self.open_from(outlook.horizon(step.sides[row.side].part))
+        facts = {"session": list(span), "closed": bool(row.marked) or (open_from is not None and span[1] < open_from)}
+        words = f"in the session {format_time(span[0])} to {format_time(span[1])}"
+        if facts["closed"]:
+            return RowStatus(f"{words}, which is closed", facts)
+        slower = slower_watermark(step, self.allowed_lateness)
+        above = format_time(span[1] + self.gap)
+        return RowStatus(f"{words}; goes when {slower} is above {above}, unless it grows", facts)
+
+
+# --- the join of one shard in one epoch -------------------------------------------------------------------------------
+
+
+def _marked(kept: KeptRun) -> np.ndarray:
+    assert kept.marked is not None, "rows of session windows have marks"
+    return kept.marked
+
+
+class _State:
+    """A kept run, and bool[n]: which of its rows have gone out, before or in this epoch."""
+
+    def __init__(self, kept: KeptRun) -> None:
+        self.kept = kept
+        self.gone = _marked(kept).copy()
+
+    def hashes_before(self, ts: int) -> np.ndarray:
+        run = self.kept.run
+        return np.asarray(run.hash[(run.ts < ts) & ~self.gone])
+
+    def open_rows(self, hashes: np.ndarray) -> Selection:
+        """The rows with these hashes (sorted, distinct) that have not gone out."""
+        run = self.kept.run
+        first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
+        rows = spread(first, stop)[1]
+        return Selection(run.batch, rows[~self.gone[rows]])
+
+    def newly_gone(self) -> np.ndarray:
+        """Row numbers in the segment."""
+        return self.kept.first + np.flatnonzero(self.gone & ~_marked(self.kept))
+
+
+class _Epoch:
+    """`_open_from`: sessions whose last row is before it are closed (None: none is)."""
+
+    def __init__(self, kind: SessionWindowJoin, step: StepSpec, work: StepWork) -> None:
+        self._step, self._work, self._gap = step, work, kind.gap
+        # GapSessions close by the lower of the two watermarks: both sides have one horizon.
+        self._open_from = kind.open_from(work.horizons[LEFT].now)
+        self._state = [[_State(kept) for kept in work.kept[side]] for side in SIDES]
+        self.out = WindowOutput(step, ordered=work.ordered)
+
+    def marks(self, side: int) -> dict[str, np.ndarray]:
+        newly = {state.kept.segment: state.newly_gone() for state in self._state[side]}
+        return {segment: rows for segment, rows in newly.items() if len(rows)}
+
+    def finished(self) -> frozenset[str]:
+        return frozenset(state.kept.segment for side in SIDES for state in self._state[side] if state.gone.all())
+
+    def _open_rows(self, hashes: np.ndarray) -> Sides:
+        """A selection for each kept run."""
+        left, right = ([state.open_rows(hashes) for state in self._state[side]] for side in SIDES)
+        return left, right
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """GapSessions whose last row is too far behind the horizon go out."""
+        if self._open_from is None:
+            return
+        old = [state.hashes_before(self._open_from) for side in SIDES for state in self._state[side]]
+        for piece in cut_by_hash(self._open_rows(_distinct(old))):
+            if any(len(rows) for side in SIDES for rows in piece[side]):
+                self._close_piece(piece, self._open_from)
+
+    def _close_piece(self, piece: Sides, open_from: int) -> None:
+        sessions = form(self._step, [(side, rows) for side in SIDES for rows in piece[side]], self._gap)
+        of_left, of_right = np.split(sessions.number, [sum(len(rows) for rows in piece[LEFT])])
+        closed = sessions.last < open_from
+        left = self._leave(LEFT, piece[LEFT], of_left, sessions, closed)
+        right = self._leave(RIGHT, piece[RIGHT], of_right, sessions, closed)
+        self.out.close((left, right))
+
+    def _leave(
+        self, side: int, rows: Sequence[Selection], number: np.ndarray, sessions: GapSessions, closed: np.ndarray
+    ) -> Members:
+        """The rows of a side that are in a closed session; they have gone out from now on."""
+        leaving = [chosen.where(closed[of]) for chosen, of in zip(rows, _by_selection(number, rows), strict=True)]
+        for state, chosen in zip(self._state[side], leaving, strict=True):
+            state.gone[chosen.index] = True
+        batch, cell = together(self._step.sides[side], leaving), number[closed[number]]
+        return Members(Selection(batch, np.arange(len(cell))), cell, sessions.first[cell], sessions.last[cell])
+
+    # --- arrivals -----------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> tuple[Arrived, Arrived]:
+        split = [self._split(side) for side in SIDES]
+        late = self._late([joinable for joinable, _ in split])
+        left, right = (self._take(side, *split[side], late[side]) for side in SIDES)
+        return left, right
+
+    def _split(self, side: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """A side's arrivals that can match, and those that cannot."""
+        spec, rows = self._step.sides[side], self._work.arrivals[side]
+        if rows is None:
+            rows = pa.RecordBatch.from_pylist([], schema=spec.intake.prepared_schema())
+        return split_joinable(spec, rows)
+
+    def _take(self, side: int, joinable: pa.RecordBatch, alone: pa.RecordBatch, late: np.ndarray) -> Arrived:
+        alone_late = self._before_open(alone)
+        self._pad(side, alone, np.flatnonzero(~alone_late))
+        count = int(late.sum()) + int(alone_late.sum())
+        kept = to_keep(self._step.sides[side], joinable.filter(pa.array(~late)))
+        return kept, {"late": count} if count else {}
+
+    def _pad(self, side: int, alone: pa.RecordBatch, rows: np.ndarray) -> None:
+        """Rows that cannot match go out at once (O2), each in a session of its own."""
+        chosen = Selection(alone, rows)
+        ts = chosen.numbers(TS)
+        self.out.pad_arrivals(side, chosen, ts, ts)
+
+    def _before_open(self, rows: pa.RecordBatch) -> np.ndarray:
+        """bool[n]: a session that ended with this row would be closed."""
+        ts = rows.column(TS).to_numpy()
+        return np.zeros(len(ts), dtype=bool) if self._open_from is None else np.asarray(ts < self._open_from)
+
+    def _late(self, joinable: Sequence[pa.RecordBatch]) -> list[np.ndarray]:
+        """bool[n] per side: the session that the row is in, of arrivals and what is still open, is closed (W2). Such
+        a session has arrivals only."""
+        late = [self._before_open(rows) for rows in joinable]
+        hashes = [rows.column(HASH).to_numpy() for rows in joinable]
+        asked = _distinct([hashes[side][late[side]] for side in SIDES])
+        if not len(asked):
+            return late
+        arrived = [Selection(joinable[side], np.flatnonzero(np.isin(hashes[side], asked))) for side in SIDES]
+        closed = self._closed_with(arrived, self._open_rows(asked))
+        for side in SIDES:
+            late[side][arrived[side].index] = closed[side]
+        return late
+
+    def _closed_with(self, arrived: Sequence[Selection], kept: Sides) -> list[np.ndarray]:
+        """bool[n] per side: which arrivals are in a closed session."""
+        selections = [(side, arrived[side]) for side in SIDES]
+        sessions = form(self._step, [*selections, *((s, rows) for s in SIDES for rows in kept[s])], self._gap)
+        closed = (sessions.last < cast(int, self._open_from))[sessions.number]
+        return _by_selection(closed, arrived)
+
+
+def _distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *hashes]))
+
+
+def _by_selection(values: np.ndarray, rows: Sequence[Selection]) -> list[np.ndarray]:
+    """The values of each selection's rows, of values that stand in the order of the selections; a rest is left out."""
+    ends = np.cumsum([len(chosen) for chosen in rows], dtype=np.int64)
+    return np.split(values, ends)[: len(rows)]
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+SideRows = tuple[int, Selection]  # rows of a side
+
+
+@dataclass(frozen=True, slots=True)
+class GapSessions:
+    """`number` is int64[n], the session of each row; `first` and `last` are int64[m], the event times of the first and
+    the last row of each session."""
+
+    number: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+def form(step: StepSpec, rows: Sequence[SideRows], gap: int) -> GapSessions:
+    """The sessions of all these rows (at least one selection), numbered through in the order of the selections."""
+    hashes = np.concatenate([chosen.numbers(HASH) for _, chosen in rows])
+    times = np.concatenate([chosen.numbers(TS) for _, chosen in rows])
+    keys = tell_apart(hashes, _key_columns(step, rows))
+    order = sort_order(hashes, keys, times)
+    begins = changes(hashes[order]) | changes(keys[order]) | gaps(times[order], gap)
+    ends = np.roll(begins, -1)
+    return GapSessions(number_groups(order, begins), times[order][begins], times[order][ends])
+
+
+def _key_columns(step: StepSpec, rows: Sequence[SideRows]) -> list[pa.Array]:
+    """The values of each key of all rows; int32 and int64 become one type (V2)."""
+    left, right = step.sides[LEFT].intake, step.sides[RIGHT].intake
+    columns = []
+    for names in zip(left.keys, right.keys, strict=True):
+        types = {intake.schema.field(name).type for intake, name in zip((left, right), names, strict=True)}
+        kind = pa.int64() if len(types) > 1 else types.pop()
+        columns.append(pa.concat_arrays([gather(step.sides[i], chosen, names[i]).cast(kind) for i, chosen in rows]))
+    return columns

@@ -1,0 +1,228 @@
+"""The join of tumbling and hopping windows of one shard in one epoch (rules W1-W4).
+
+First the windows that the horizon closes go out, from what is kept; then the arrivals are judged and kept (T3). A row
+that arrives is in its open windows only. No I/O, no clock, no randomness: the same work gives the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self, cast
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
+from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
+from joinery_runtime.core.kinds.grouping import changes, number_groups, spread
+from joinery_runtime.core.kinds.rows import MAX_ROWS, Selection, split_joinable, to_keep
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepWork
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Lows, Times, clamp
+from joinery_runtime.core.table.columns import HASH, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.core.table.sort import list_pairs, sort_order
+from joinery_runtime.job import Hopping, JoinStep
+from joinery_runtime.job.kinds.base import StepKind
+from joinery_runtime.job.kinds.window import Tumbling
+from joinery_runtime.job.model.duration import format_time
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
+
+Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
+Bounds = tuple[np.ndarray, np.ndarray]  # int64[n] each: the first and the last window of each row
+
+
+@dataclass(frozen=True, slots=True)
+class WindowJoin(Join):
+    """Windows [n * slide, n * slide + size) of event time, slide <= size; tumbling where slide is size.
+
+    The horizon is `C = min wm - allowedLateness`, one number for both sides: a window is closed when its end is <= C.
+    Bounds are Python ints, since what is taken off the ends of int64 must not wrap round."""
+
+    written_as: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping)
+    added_columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
+
+    size: int
+    slide: int
+    allowed_lateness: int = 0
+
+    @classmethod
+    def of(cls, step: JoinStep, _only: bool, /) -> Self:
+        said = cast(Tumbling | Hopping, step.matching)
+        return cls(said.size, said.slide, step.allowed_lateness)
+
+    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+        out = WindowOutput(step, ordered=work.ordered)
+        _close(self, step, work, out)
+        kept, dropped = zip(*(_arrive(self, step, work, side, out) for side in SIDES), strict=True)
+        return StepResult(
+            output=out.batches,
+            kept=kept,
+            dropped=dropped,
+            lookups=(out.lookups[LEFT], out.lookups[RIGHT]),
+            matches=out.matches,
+        )
+
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        return closing
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+        return lower_of_both(step, lows)
+
+    def keep_from(self, side: int, horizon: int) -> int:
+        """The lowest event time of a row that is still in an open window."""
+        return END_OF_TIME if horizon == END_OF_TIME else clamp((self.last_closed(horizon) + 1) * self.slide)
+
+    def kept_for_ms(self, side: int) -> int | None:
+        return self.size + self.allowed_lateness
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        span = self.closing(horizon)
+        if span is None:
+            return False
+        lowest, highest = (meta.ts_min - self.size) // self.slide + 1, meta.ts_max // self.slide
+        return max(lowest, span[0]) <= min(highest, span[1])
+
+    def last_closed(self, horizon: int) -> int:
+        """The number of the last window that is closed under the horizon; END_OF_TIME: all are."""
+        return END_OF_TIME if horizon == END_OF_TIME else (horizon - self.size) // self.slide
+
+    def closing(self, horizon: Horizon) -> Numbers | None:
+        """The windows that an epoch closes: `before < end <= now`. None: there are none."""
+        if horizon.now is None:
+            return None
+        first = BEGIN_OF_TIME if horizon.before is None else self.last_closed(horizon.before) + 1
+        last = self.last_closed(horizon.now)
+        return (first, last) if first <= last else None
+
+    def windows_of(self, ts: np.ndarray) -> Bounds:
+        """The first and the last window that hold a row at `ts` (int64[n])."""
+        return (ts - self.size) // self.slide + 1, ts // self.slide
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
+        return f"closes windows that end at {format_time(horizons[step.sides[side].part].now)} or before"
+
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
+        return [self._status(step, row, outlook) for row in rows]
+
+    def _status(self, step: StepSpec, row: StoredRow, outlook: Outlook) -> RowStatus:
+        first, last = (int(n[0]) for n in self.windows_of(np.array([row.ts])))
+        spans = [(n * self.slide, n * self.slide + self.size) for n in range(first, last + 1)]
+        closed_to = outlook.horizon(step.sides[row.side].part)
+        open_ = [span for span in spans if closed_to is None or span[1] > closed_to]
+        named = ", ".join(f"{format_time(start)} to {format_time(end)}" for start, end in open_)
+        slower = slower_watermark(step, self.allowed_lateness)
+        words = f"in the windows {named}; goes when {slower} is at the end of the last one"
+        return RowStatus(words if open_ else "its windows are closed", {"windows": [list(span) for span in open_]})
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+def _close(kind: WindowJoin, step: StepSpec, work: StepWork, out: WindowOutput) -> None:
+    closing = kind.closing(work.horizons[LEFT])
+    if closing is None:
+        return
+    left, right = ([_in_windows(kind, kept.run, closing) for kept in work.kept[side]] for side in SIDES)
+    for piece in cut_by_hash((left, right)):
+        for members in _members(kind, step, piece, closing):
+            out.close(members)
+
+
+def _in_windows(kind: WindowJoin, run: Run, numbers: Numbers) -> Selection:
+    first, last = numbers
+    chosen = (run.ts >= first * kind.slide) & (run.ts < last * kind.slide + kind.size)
+    return Selection(run.batch, np.flatnonzero(chosen))
+
+
+def _members(kind: WindowJoin, step: StepSpec, piece: Sides, closing: Numbers) -> Iterator[tuple[Members, Members]]:
+    batches = [together(step.sides[side], piece[side]) for side in SIDES]
+    bounds = [_bounds(kind, batch, closing) for batch in batches]
+    for numbers in _cut_by_window(bounds):
+        yield _in_cells(kind, batches, [_within(b, numbers) for b in bounds])
+
+
+def _bounds(kind: WindowJoin, batch: pa.RecordBatch, closing: Numbers) -> Bounds:
+    every = kind.windows_of(batch.column(TS).to_numpy())
+    return _within(every, (clamp(closing[0]), clamp(closing[1])))
+
+
+def _within(bounds: Bounds, numbers: Numbers) -> Bounds:
+    return np.maximum(bounds[0], numbers[0]), np.minimum(bounds[1], numbers[1])
+
+
+def _cut_by_window(bounds: Sequence[Bounds]) -> Iterator[Numbers]:
+    """Consecutive windows that hold at most MAX_ROWS rows together, or single ones: a row is in size / slide windows,
+    so a few rows can be very many members."""
+    filled = [b for b in bounds if len(b[0])]
+    if filled:
+        whole = min(int(first.min()) for first, _ in filled), max(int(last.max()) for _, last in filled)
+        yield from _halved(filled, whole)
+
+
+def _halved(bounds: Sequence[Bounds], numbers: Numbers) -> Iterator[Numbers]:
+    first, last = numbers
+    members = sum(int(np.maximum(b[1] - b[0] + 1, 0).sum()) for b in (_within(b, numbers) for b in bounds))
+    if members <= MAX_ROWS or first == last:
+        yield numbers
+        return
+    middle = (first + last) // 2
+    yield from _halved(bounds, (first, middle))
+    yield from _halved(bounds, (middle + 1, last))
+
+
+def _in_cells(kind: WindowJoin, batches: Sequence[pa.RecordBatch], bounds: Sequence[Bounds]) -> tuple[Members, Members]:
+    spreads = [spread(first, last + 1) for first, last in bounds]
+    hashes = np.concatenate([batches[side].column(HASH).to_numpy()[spreads[side][0]] for side in SIDES])
+    numbers = np.concatenate([number for _, number in spreads])
+    order = sort_order(hashes, numbers)
+    cells = number_groups(order, changes(hashes[order]) | changes(numbers[order]))
+    left, right = np.split(cells, [len(spreads[LEFT][0])])
+    return _side(kind, batches[LEFT], spreads[LEFT], left), _side(kind, batches[RIGHT], spreads[RIGHT], right)
+
+
+def _side(kind: WindowJoin, batch: pa.RecordBatch, held: tuple[np.ndarray, np.ndarray], cells: np.ndarray) -> Members:
+    row, number = held
+    start = number * kind.slide
+    return Members(Selection(batch, row), cells, start, start + kind.size)
+
+
+# --- arrivals ---------------------------------------------------------------------------------------------------------
+
+
+def _arrive(
+    kind: WindowJoin, step: StepSpec, work: StepWork, side: int, out: WindowOutput
+) -> tuple[Run | None, Mapping[str, int]]:
+    """What is kept of a side's arrivals, and how many were dropped by reason."""
+    rows, spec, closed = work.arrivals[side], step.sides[side], work.horizons[LEFT].now
+    if rows is None:
+        return None, {}
+    late = _late(kind, side, rows, closed)
+    joinable, alone = split_joinable(spec, rows.filter(pa.array(~late)))
+    _pad(kind, side, alone, closed, out)
+    return to_keep(spec, joinable), {"late": int(late.sum())} if late.any() else {}
+
+
+def _late(kind: WindowJoin, side: int, rows: pa.RecordBatch, closed: int | None) -> np.ndarray:
+    """bool[n]: all windows of the row are closed (W2)."""
+    ts = rows.column(TS).to_numpy()
+    if closed is None:
+        return np.zeros(len(ts), dtype=bool)
+    return np.asarray(ts < kind.keep_from(side, closed))
+
+
+def _pad(kind: WindowJoin, side: int, alone: pa.RecordBatch, closed: int | None, out: WindowOutput) -> None:
+    """Rows that cannot match go out once per window that is still open (O2, W3)."""
+    first, last = kind.windows_of(alone.column(TS).to_numpy())
+    open_from = BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1
+    first = np.maximum(first, clamp(open_from))
+    for row, number in list_pairs((np.arange(len(first)), first, last + 1), MAX_ROWS):
+        start = number * kind.slide
+        out.pad_arrivals(side, Selection(alone, row), start, start + kind.size)

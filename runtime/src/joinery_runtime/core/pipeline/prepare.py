@@ -1,0 +1,164 @@
+"""From decoded rows to prepared rows: event time, key hash, one-sided predicate, only the columns that are stored.
+
+What does not go on is counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4). Rows
+whose event time is null or out of range are reported for the dead-letter output (T8). What the step before made goes
+through `prepare_joined`: it is nobody's record any more, a NULL time there only matches nothing (N4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.pipeline.sides import Intake, Placement
+from joinery_runtime.core.table.columns import HASH
+from joinery_runtime.core.table.keyhash import KeyHash, key_hash, shard_starts, spread_hash
+
+# RFC 3339's years 0001 to 9999: one corrupt event time must not move the watermark past everything.
+EVENT_TIME_MIN = -62_135_596_800_000
+EVENT_TIME_MAX = 253_402_300_799_999
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`rows` go on; `lowest` and `highest` are event times of all readable rows, also of those that were dropped;
+    `dropped` counts by reason; `bad_time` lists positions (int64) whose event time cannot be used."""
+
+    rows: pa.RecordBatch
+    lowest: int | None
+    highest: int | None
+    dropped: dict[str, int] = field(default_factory=dict)
+    bad_time: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """n rows on their way. `deleted` is bool[n], for a table."""
+
+    user: pa.RecordBatch
+    times: pa.Array  # int64
+    partitions: np.ndarray
+    offsets: np.ndarray
+    deleted: np.ndarray | None = None
+
+    def where(self, chosen: np.ndarray) -> _Rows:
+        if chosen.all():
+            return self
+        keep = pa.array(chosen)
+        deleted = self.deleted[chosen] if self.deleted is not None else None
+        return _Rows(
+            self.user.filter(keep), self.times.filter(keep), self.partitions[chosen], self.offsets[chosen], deleted
+        )
+
+
+def prepare(
+    intake: Intake,
+    rows: pa.RecordBatch,
+    partition: int,
+    offsets: np.ndarray,
+    hasher: KeyHash = key_hash,
+    deleted: np.ndarray | None = None,
+) -> Prepared:
+    """`rows` are n decoded rows of the input's schema, `offsets` int64[n] their places in `partition`; `deleted` is
+    bool[n] for a table (None: none of them deletes)."""
+    times = rows.column(intake.event_time).cast(pa.int64())
+    usable = _usable(times)
+    all_rows = _Rows(rows, times, np.full(len(offsets), partition, dtype=np.int32), offsets, deleted)
+    read = all_rows.where(usable)
+    span = pc.min_max(read.times).as_py()
+    prepared, dropped = _prepared(intake, read, hasher)
+    return Prepared(prepared, span["min"], span["max"], dropped, np.flatnonzero(~usable))
+
+
+def prepare_joined(
+    intake: Intake, rows: pa.RecordBatch, partitions: np.ndarray, offsets: np.ndarray, hasher: KeyHash = key_hash
+) -> pa.RecordBatch:
+    """What a step made, for the next one's left side; places are those of the rows that arrived last."""
+    times = rows.column(intake.event_time).cast(pa.int64())
+    return _prepared(intake, _Rows(rows, times, partitions.astype(np.int32), offsets), hasher)[0]
+
+
+def _hashes(intake: Intake, rows: _Rows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
+    """uint64[n]: which shard gets each row. One that cannot match goes anywhere: no key's shard is to get them all."""
+    if intake.placement is Placement.EVERYWHERE:
+        return np.zeros(len(rows.offsets), dtype=np.uint64)
+    if intake.placement is Placement.SPREAD:
+        return spread_hash(rows.partitions, rows.offsets)
+    hashes = hasher([rows.user.column(name) for name in intake.keys])
+    return hashes if joinable.all() else np.where(joinable, hashes, spread_hash(rows.partitions, rows.offsets))
+
+
+def _prepared(intake: Intake, rows: _Rows, hasher: KeyHash) -> tuple[pa.RecordBatch, dict[str, int]]:
+    joinable, dropped = _joinable(intake, rows)
+    if not intake.preserved:
+        rows = rows.where(joinable)
+        joinable = joinable[joinable]
+    rows = replace(rows, user=_with_computed(intake, rows.user))
+    columns = [
+        pa.array(_hashes(intake, rows, joinable, hasher)),
+        pc.fill_null(rows.times, 0),
+        pa.array(rows.partitions),
+        pa.array(rows.offsets),
+        *([pa.array(joinable)] if intake.preserved else []),
+        *([pa.array(_deleted(rows))] if intake.table else []),
+        *(rows.user.column(name) for name in intake.stored),
+    ]
+    return pa.record_batch(columns, schema=intake.prepared_schema()), {} if intake.preserved else dropped
+
+
+def _with_computed(intake: Intake, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """With the columns that expressions make of the others, for rows that go on."""
+    if not intake.computed:
+        return rows
+    made = [
+        expression.evaluate(lambda ref: rows.column(ref.column), rows.num_rows).cast(intake.schema.field(name).type)
+        for name, expression in intake.computed
+    ]
+    return pa.record_batch([*rows.columns, *made], schema=intake.schema)
+
+
+def _deleted(rows: _Rows) -> np.ndarray:
+    return rows.deleted if rows.deleted is not None else np.zeros(len(rows.offsets), dtype=bool)
+
+
+def _usable(times: pa.Array) -> np.ndarray:
+    values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
+    return np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
+
+
+def _joinable(intake: Intake, rows: _Rows) -> tuple[np.ndarray, dict[str, int]]:
+    """bool[n]: the rows that may match something, and how many may not, by reason."""
+    user = rows.user
+    has_key = rows.times.is_valid().to_numpy(zero_copy_only=False)
+    for name in () if intake.grouped else intake.keys:
+        has_key = has_key & _not_null(user.column(name))
+    passes = np.ones(user.num_rows, dtype=bool)
+    if intake.predicate is not None:
+        mask = intake.predicate.mask(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
+        passes = mask.to_numpy(zero_copy_only=False)
+    counts = {"null_key": int((~has_key).sum()), "filtered": int((has_key & ~passes).sum())}
+    return has_key & passes, {reason: count for reason, count in counts.items() if count}
+
+
+def _not_null(key: pa.Array) -> np.ndarray:
+    """J1: NULL and NaN equal nothing."""
+    valid = key.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(key.type):
+        valid = valid & ~pc.fill_null(pc.is_nan(key), True).to_numpy(zero_copy_only=False)
+    return np.asarray(valid)
+
+
+def cut_by_shard(rows: pa.RecordBatch, shards: int) -> list[tuple[int, pa.RecordBatch]]:
+    """(shard, its rows) for every shard that has rows; arrival order is kept inside each."""
+    if not rows.num_rows:
+        return []
+    hashes = rows.column(HASH).to_numpy()
+    shard = np.searchsorted(shard_starts(shards), hashes, side="right") - 1
+    # Of narrow numbers a stable sort is one by counting.
+    ordered = rows.take(pa.array(np.argsort(shard.astype(np.uint16), kind="stable")))
+    counts = np.bincount(shard, minlength=shards)
+    starts = np.cumsum(counts) - counts
+    return [(t, ordered.slice(starts[t], counts[t])) for t in range(shards) if counts[t]]

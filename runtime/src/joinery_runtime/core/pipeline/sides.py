@@ -1,0 +1,130 @@
+"""The sides of a step: which rows come in, and which columns of them stay. Plain values, made by `core.compile`.
+
+Durations and times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal
+
+import pyarrow as pa
+
+from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
+from joinery_runtime.core.table.columns import DELETED_FIELD, ENGINE_FIELDS, JOINABLE_FIELD, MARK_FIELD, SESSION_FIELDS
+
+LEFT: Final = 0
+RIGHT: Final = 1
+SIDES: Final = (LEFT, RIGHT)
+
+MARKS: Final = ".marks"  # after a part's name: its marks
+SESSIONS: Final = "sessions"  # the part of the state of a job of sessions
+COMPLETE: Final = "sessions.complete"  # the horizon behind which sessions have gone out (S5)
+
+
+class Placement(Enum):
+    """Which shard gets a row: that of its key's hash; any (time-only joins, the side that is not broadcast); all."""
+
+    BY_KEY = "by key"
+    SPREAD = "spread"
+    EVERYWHERE = "everywhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """How decoded rows, or rows of the step before, become prepared rows of a side.
+
+    `schema` is what comes in, `event_time` the column that becomes `$ts`, `keys` the key columns in the step's order,
+    `stored` the user columns that go on, `predicate` what only this side can decide. `preserved`: rows that cannot
+    match go on, with `$joinable` false. `table`: rows are versions and carry `$deleted`. `chained`: what comes in was
+    made by the step before, with columns called `<input>.<column>`. `computed` are columns of the schema, its last
+    ones, that expressions make of the others. `grouped`: keys are groups, where NULL and NaN are values like others.
+    """
+
+    schema: pa.Schema
+    event_time: str
+    keys: tuple[str, ...]
+    stored: tuple[str, ...]
+    predicate: Expression | None = None
+    preserved: bool = False
+    table: bool = False
+    placement: Placement = Placement.BY_KEY
+    chained: bool = False
+    computed: tuple[tuple[str, Expression], ...] = ()
+    grouped: bool = False
+
+    def name_of(self, ref: ColumnRef) -> str:
+        """How an input's column is called in batches of this side."""
+        return str(ref) if self.chained else ref.column
+
+    def prepared_schema(self) -> pa.Schema:
+        added = [JOINABLE_FIELD] * self.preserved + [DELETED_FIELD] * self.table
+        return pa.schema([*ENGINE_FIELDS, *added, *self._stored_fields()])
+
+    def _stored_fields(self) -> list[pa.Field]:
+        return [self.schema.field(name) for name in self.stored]
+
+
+@dataclass(frozen=True, slots=True)
+class SideSpec:
+    """One side of a step. `part` names its rows in the state; `inputs` whose columns they carry (one, or those of all
+    steps before); `time` is the input whose event time is `$ts`, which the step's bound counts from; `marks`: rows of
+    this part have marks; `state` are the columns of its segments where they are no prepared rows."""
+
+    part: str
+    inputs: tuple[str, ...]
+    time: str
+    intake: Intake
+    marks: bool = False
+    state: pa.Schema | None = None
+
+    @property
+    def preserved(self) -> bool:
+        return self.intake.preserved
+
+    @property
+    def broadcast(self) -> bool:
+        return self.intake.placement is Placement.EVERYWHERE
+
+    @property
+    def marks_part(self) -> str:
+        return self.part + MARKS
+
+    @property
+    def complete(self) -> str:
+        """The name of the horizon behind which rows have gone out, where that is not the one at which they leave."""
+        return f"{self.part}.complete"
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The columns of segments beside the engine's own: a user's, or of sessions groups and accumulators."""
+        if self.state is None:
+            return self.intake.stored
+        own = {field.name for field in (*ENGINE_FIELDS, MARK_FIELD, *SESSION_FIELDS)}
+        return tuple(name for name in self.state.names if name not in own)
+
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this part's segments."""
+        if self.state is not None:
+            return self.state
+        prepared = self.intake.prepared_schema()
+        kept = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
+        engine = len(ENGINE_FIELDS)
+        return pa.schema([*kept[:engine], *([MARK_FIELD] if self.marks else []), *kept[engine:]])
+
+
+@dataclass(frozen=True, slots=True)
+class OutputColumn:
+    """`name` holds `column` (its name in the batches of `side`), or `expression` over input columns, of type `type`."""
+
+    name: str
+    type: pa.DataType
+    side: int = LEFT
+    column: str = ""
+    expression: Expression | None = None
+
+
+def part_name(step: int, side: int) -> str:
+    name: Literal["left", "right"] = "left" if side == LEFT else "right"
+    return name if step == 0 else f"{name}.{step + 1}"

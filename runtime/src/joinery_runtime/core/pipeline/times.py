@@ -1,0 +1,115 @@
+"""What time means to a pipeline: how far each part of the state is closed, and what a step hands on as watermarks to
+the next one (docs/architecture.md, "Horizons").
+
+Everything here follows from the inputs' watermarks and the durations of the steps alone (N3), so it is the same in all
+shards and after a restart. Times are event-time milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons
+from joinery_runtime.core.pipeline.watermark import Lows, Times
+from joinery_runtime.core.table.segment import SegmentMeta
+
+Floors = Mapping[str, int]  # by part: the horizons of the last committed epoch
+
+
+def horizons(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horizon]:
+    """Every part's horizon in the epoch whose plan has these times, after epochs that closed up to `floors`."""
+    found: dict[str, Horizon] = {}
+    lows: Lows = {}
+    for step in pipeline.steps:
+        lows = {**lows, **step.kind.lowest_times(step, times)}
+        for name, now in step.kind.horizons(step, times, lows).items():
+            found[name] = _risen(floors.get(name), now)
+        lows = _handed_on(pipeline, step, lows, found)
+    return found
+
+
+def settled(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horizon]:
+    """The horizons that are reached in the end, when follow-up epochs have closed all that these times close."""
+    reached = dict(floors)
+    found: Horizons = {}
+    for _ in pipeline.steps:
+        found = horizons(pipeline, times, reached)
+        reached |= floors_after(found)
+    return {name: Horizon(floors.get(name), reached.get(name)) for name in found}
+
+
+def floors_after(found: Horizons) -> dict[str, int]:
+    return {part: horizon.now for part, horizon in found.items() if horizon.now is not None}
+
+
+def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Lows]:
+    """What each step hands on, per input (N3), once everything has been closed that can be."""
+    reached = settled(pipeline, times, floors)
+    final = {part: Horizon(horizon.now, horizon.now) for part, horizon in reached.items()}
+    handed_on: list[Lows] = []
+    lows: Lows = {}
+    for step in pipeline.steps:
+        lows = _handed_on(pipeline, step, {**lows, **step.kind.lowest_times(step, times)}, final)
+        handed_on.append(lows)
+    return handed_on
+
+
+def _risen(floor: int | None, now: int | None) -> Horizon:
+    if now is None or (floor is not None and floor > now):
+        return Horizon(floor, floor)
+    return Horizon(floor, now)
+
+
+def _handed_on(pipeline: Pipeline, step: StepSpec, lows: Lows, found: Horizons) -> Lows:
+    return step.kind.handed_on(step, lows, found, lambda name, other: _lower_bound(pipeline, name, other))
+
+
+def _lower_bound(pipeline: Pipeline, name: str, other: str) -> int:
+    """The c of `name.ts >= other.ts + c`, added up over the bounds that lead from one to the other (N2). Every step
+    links one new input to one before it, so there is one way."""
+    links: dict[str, list[tuple[str, int]]] = {}
+    for step in pipeline.steps:
+        assert step.kind.bounds is not None, "steps of a chain bound the distance of what they join (W4)"
+        (left, right), (lower, upper) = (side.time for side in step.sides), step.kind.bounds
+        links.setdefault(left, []).append((right, lower))
+        links.setdefault(right, []).append((left, -upper))
+    total = _find(links, other, name, set())
+    assert total is not None, f"a chain of bounds leads from {other} to {name}"
+    return total
+
+
+def _find(links: Mapping[str, list[tuple[str, int]]], start: str, goal: str, seen: set[str]) -> int | None:
+    if start == goal:
+        return 0
+    for name, least in links[start]:
+        if name not in seen:
+            rest = _find(links, name, goal, seen | {start})
+            if rest is not None:
+                return least + rest
+    return None
+
+
+# --- what a horizon means to a segment, by its metadata ---------------------------------------------------------------
+
+
+def needed(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
+    """Whether the epoch's tasks have to see the segment: it may hold a row that is kept, or one that is closed."""
+    step, side = pipeline.side(meta.part)
+    return step.kind.needs(step, side, meta, found[step.sides[side].part])
+
+
+def expired(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
+    """Whether no row of the segment is kept after the epoch: it is dropped without being read."""
+    step, side = pipeline.side(meta.part)
+    return step.kind.expires(side, meta, found[step.sides[side].part].now)
+
+
+def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
+    """Whether the epoch may emit rows of the segment although nothing arrives (T3)."""
+    step, side = pipeline.side(meta.part)
+    spec = step.sides[side]
+    horizon = found.get(spec.complete, found[spec.part])
+    if horizon.now is None or horizon.now == horizon.before or meta.part == spec.marks_part:
+        return False
+    return step.kind.closes(step, side, meta, horizon)

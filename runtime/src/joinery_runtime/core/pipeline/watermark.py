@@ -1,0 +1,138 @@
+"""Watermarks per input (rules T1-T7), as values: what was read goes in, the next epoch's watermarks come out.
+
+The clock is never read here. Idleness is an input: the driver says which partitions are idle (T4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+# Watermark of an input that has ended (rule T7); printed as it is.
+END_OF_TIME: Final = 2**63 - 1
+BEGIN_OF_TIME: Final = -(2**63)
+
+Watermark = int | None  # None: nothing known yet
+
+
+def clamp(ts: int) -> int:
+    """Arithmetic on watermarks stays in int64: the end of time stays the end, whatever is taken off it."""
+    return END_OF_TIME if ts >= END_OF_TIME else max(BEGIN_OF_TIME, ts)
+
+
+def earlier(watermark: Watermark, by_ms: int) -> Watermark:
+    """`watermark - by_ms`; END_OF_TIME is infinite."""
+    if watermark is None or watermark == END_OF_TIME:
+        return watermark
+    return clamp(watermark - by_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class InputTime:
+    """An input's watermark in an epoch's plan, and the highest event time that earlier epochs have read of it."""
+
+    watermark: Watermark = None
+    highest: int | None = None
+
+
+Times = Mapping[str, InputTime]
+Lows = Mapping[str, Watermark]  # by input: the lowest event time that may still come
+
+
+@dataclass(frozen=True, slots=True)
+class InputProgress:
+    """What is known of one input. Times are event-time milliseconds.
+
+    `highest` is the highest event time seen per partition (None: the partition is known, no row yet), `watermark` the
+    input's own or the one it was given while idle (T5); it never goes back.
+    """
+
+    highest: Mapping[str, int | None] = field(default_factory=dict)
+    watermark: Watermark = None
+
+    @property
+    def ended(self) -> bool:
+        return self.watermark == END_OF_TIME
+
+    def saw(self, highest: Mapping[str, int | None]) -> InputProgress:
+        """After an epoch whose rows reached these event times."""
+        merged = dict(self.highest)
+        for partition, ts in highest.items():
+            merged[partition] = _later(merged.get(partition), ts)
+        return replace(self, highest=merged)
+
+    def raised(self, watermark: Watermark) -> InputProgress:
+        return replace(self, watermark=_later(self.watermark, watermark))
+
+    def implied(self, delay_ms: int, idle: Collection[str] = ()) -> Watermark:
+        """T1: the lowest of (highest event time - delay) over partitions that are not idle; None while one that is
+        not idle has shown no row, or when all are idle."""
+        seen = [ts for partition, ts in self.highest.items() if partition not in idle]
+        if not seen or any(ts is None for ts in seen):
+            return None
+        return min(ts for ts in seen if ts is not None) - delay_ms
+
+
+@dataclass(frozen=True, slots=True)
+class InputClock:
+    """How one input's watermark is made: `explicit` means only by being told (traces)."""
+
+    delay_ms: int
+    explicit: bool = False
+    advance_on_idle: bool = False
+
+
+def advance(
+    progress: Mapping[str, InputProgress],
+    clocks: Mapping[str, InputClock],
+    *,
+    idle: Mapping[str, Collection[str]],
+    ended: Collection[str] = (),
+    idle_for_ms: int = 0,
+) -> dict[str, InputProgress]:
+    """The progress whose watermarks the next plan uses.
+
+    `idle` names the idle partitions per input, `ended` the inputs that have been read to their final end (T7),
+    `idle_for_ms` for how long all inputs have been idle (T6). An input with no partition at all counts as not idle.
+    An ended input is not one that "is not idle" in T5: its +infinity would make every later row of an idle input late.
+    """
+    own = {name: _own(name, progress[name], clocks[name], idle.get(name, ()), ended) for name in progress}
+    silent = {name for name in own if _all_idle(own[name], idle.get(name, ()))}
+    speaking = [own[name].watermark for name in own if name not in silent and not own[name].ended]
+    if not speaking:
+        return {name: _pace(own[name], clocks[name], idle_for_ms) for name in own}
+    lowest = None if None in speaking else min(w for w in speaking if w is not None)
+    return {name: value.raised(lowest) if name in silent else value for name, value in own.items()}
+
+
+def all_idle(progress: Mapping[str, InputProgress], idle: Mapping[str, Collection[str]]) -> bool:
+    """Whether every input that has not ended is idle (T6)."""
+    open_ = {name: value for name, value in progress.items() if not value.ended}
+    return bool(open_) and all(_all_idle(value, idle.get(name, ())) for name, value in open_.items())
+
+
+def _own(
+    name: str, progress: InputProgress, clock: InputClock, idle: Collection[str], ended: Collection[str]
+) -> InputProgress:
+    if name in ended:
+        return progress.raised(END_OF_TIME)
+    return progress if clock.explicit else progress.raised(progress.implied(clock.delay_ms, idle))
+
+
+def _all_idle(progress: InputProgress, idle: Collection[str]) -> bool:
+    return not progress.ended and bool(progress.highest) and all(p in idle for p in progress.highest)
+
+
+def _pace(progress: InputProgress, clock: InputClock, idle_for_ms: int) -> InputProgress:
+    """T6: all inputs are idle; hold, or go on from the highest event time at the pace of the wall clock."""
+    seen = [ts for ts in progress.highest.values() if ts is not None]
+    if not clock.advance_on_idle or not seen:
+        return progress
+    return progress.raised(max(seen) - clock.delay_ms + idle_for_ms)
+
+
+def _later(a: Watermark, b: Watermark) -> Watermark:
+    if a is None or b is None:
+        return b if a is None else a
+    return max(a, b)

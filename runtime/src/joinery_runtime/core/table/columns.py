@@ -1,0 +1,101 @@
+"""Names and shapes of the columns that the engine adds to a user's rows.
+
+A *prepared* batch and a segment have the same layout: the four columns below, then what the side adds of its own (see
+there), then the stored user columns under their own names (`$` cannot start a user column). The event-time column of an
+input is not stored twice: it is rebuilt from TS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import pyarrow as pa
+
+HASH = "$hash"  # uint64: the versioned key hash (rule V1)
+TS = "$ts"  # int64: event time, milliseconds since the epoch
+PARTITION = "$partition"  # int32: source partition
+OFFSET = "$offset"  # int64: record offset in its partition (bytes from the start for files)
+
+ENGINE_FIELDS: tuple[pa.Field, ...] = (
+    pa.field(HASH, pa.uint64(), nullable=False),
+    pa.field(TS, pa.int64(), nullable=False),
+    pa.field(PARTITION, pa.int32(), nullable=False),
+    pa.field(OFFSET, pa.int64(), nullable=False),
+)
+
+# Only in prepared batches of a preserved side: whether the row can match at all (J4, N4).
+JOINABLE = "$joinable"
+# Only in segments of a part that has marks: whether the row has matched (interval) or gone out (session windows).
+MARK = "$mark"
+# In batches and segments of an as-of step's table: whether this version is a deletion.
+DELETED = "$deleted"
+
+JOINABLE_FIELD = pa.field(JOINABLE, pa.bool_(), nullable=False)
+MARK_FIELD = pa.field(MARK, pa.bool_(), nullable=False)
+DELETED_FIELD = pa.field(DELETED, pa.bool_(), nullable=False)
+
+# In segments of sessions, see `core.session_state`.
+START, EMITTED, FORCED = "$start", "$emitted", "$forced"
+SESSION_FIELDS: tuple[pa.Field, ...] = (
+    pa.field(START, pa.int64(), nullable=False),
+    pa.field(EMITTED, pa.bool_(), nullable=False),
+    pa.field(FORCED, pa.bool_(), nullable=False),
+)
+
+# A segment of marks: HASH and TS of the marked row, so that it is cut and expires like the rows, and where the row is.
+SEGMENT = "$segment"  # string: the segment's key
+ROW = "$row"  # int64: the row's number in the segment
+MARKS_SCHEMA = pa.schema([*ENGINE_FIELDS[:2], pa.field(SEGMENT, pa.string(), False), pa.field(ROW, pa.int64(), False)])
+
+
+# --- the types of users' columns --------------------------------------------------------------------------------------
+
+_SCALARS: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("ms", tz="UTC"),
+}
+
+
+class TypeLike(Protocol):
+    """A job's column type: `name` as in the resource, `precision` and `scale` for decimals only."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def precision(self) -> int | None: ...
+    @property
+    def scale(self) -> int | None: ...
+
+
+class ColumnLike(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> TypeLike: ...
+
+
+def arrow_type(column_type: TypeLike) -> pa.DataType:
+    """The Arrow type that holds values of a job's column type; timestamps are UTC milliseconds."""
+    if column_type.name == "decimal":
+        return pa.decimal128(column_type.precision, column_type.scale)
+    return _SCALARS[column_type.name]
+
+
+def type_name(kind: pa.DataType) -> str | None:
+    """The name of the job's column type that has this Arrow type; None where none has."""
+    if pa.types.is_decimal128(kind):
+        return "decimal"
+    return next((name for name, known in _SCALARS.items() if known == kind), None)
+
+
+def arrow_schema(columns: Iterable[ColumnLike]) -> pa.Schema:
+    """The Arrow schema of an input's declared columns, in their order; every column may be null."""
+    return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in columns])

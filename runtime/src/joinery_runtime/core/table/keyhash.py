@@ -1,0 +1,141 @@
+"""The stable 64-bit key hash (rule V1), version 1, and the ranges of it that shards own.
+
+It decides where state lives, so it must give the same number on every machine and in every release. The definition,
+over unsigned 64-bit arithmetic modulo 2^64, for the key columns k1..kn of a row:
+
+    h = 1
+    for each column: h = mix((h * 0x9E3779B97F4A7C15) ^ word(k))
+
+`mix` is the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+`word` is the canonical 64-bit form of one value, equal for equal values whatever their width:
+
+    boolean                 0 or 1
+    int32, int64            two's complement
+    date                    days since 1970-01-01, two's complement
+    timestamp               milliseconds since the epoch, two's complement
+    float, double           the bits of the IEEE double; -0.0 counts as 0.0, every NaN as 0x7FF8000000000000
+    string                  xxh3_64 (seed 0) of the UTF-8 bytes
+    binary                  xxh3_64 (seed 0) of the bytes
+    decimal                 xxh3_64 (seed 0) of the 32-byte little-endian two's complement of value * 10^38
+    NULL                    0x6E756C6C6E756C6C
+
+Two keys with one hash are told apart by comparing the keys themselves, never by trusting the hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import polars_hash as plh
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+KEY_HASH_VERSION = 1
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NULL_WORD = np.uint64(0x6E756C6C6E756C6C)
+_NAN_BITS = np.uint64(0x7FF8000000000000)
+
+KeyHash = Callable[[Sequence[pa.Array]], np.ndarray]
+
+
+def key_hash(columns: Sequence[pa.Array]) -> np.ndarray:
+    """uint64[n] hashes of n rows; `columns` are the key columns, n values each."""
+    hashes = np.ones(len(columns[0]), dtype=np.uint64)
+    for column in columns:
+        hashes = _mix((hashes * _GOLDEN) ^ _words(column))
+    return hashes
+
+
+def spread_hash(partitions: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """uint64[n]: hashes of places, for rows that no key gives a shard."""
+    places = (partitions.astype(np.uint64) << np.uint64(48)) ^ offsets.astype(np.uint64)
+    return _mix((np.uint64(1) * _GOLDEN) ^ places)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _words(column: pa.Array) -> np.ndarray:
+    words = _valid_words(column)
+    if column.null_count:
+        words = np.where(column.is_null().to_numpy(zero_copy_only=False), _NULL_WORD, words)
+    return words
+
+
+def _valid_words(column: pa.Array) -> np.ndarray:
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return _float_words(column)
+    if pa.types.is_decimal(kind):
+        return _xxh3(_decimal_bytes(column))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
+        return _xxh3(column)
+    return _integer_words(column)
+
+
+def _integer_words(column: pa.Array) -> np.ndarray:
+    if pa.types.is_date32(column.type):
+        column = column.cast(pa.int32())
+    values: np.ndarray = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return values.view(np.uint64)
+
+
+def _float_words(column: pa.Array) -> np.ndarray:
+    values = pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
+    return np.where(np.isnan(values), _NAN_BITS, values.view(np.uint64))
+
+
+def _decimal_bytes(column: pa.Array) -> pa.Array:
+    # A common scale makes the bytes depend on the value alone; decimal256 holds 38 digits on both sides of the point.
+    wide = column.cast(pa.decimal256(76, 38))
+    buffers = wide.buffers()
+    raw = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), len(wide), [None, buffers[1]], offset=wide.offset)
+    return raw.cast(pa.binary())
+
+
+def _xxh3(column: pa.Array) -> np.ndarray:
+    frame = pl.DataFrame({"k": pl.from_arrow(column)})
+    hashes = frame.select(plh.col("k").nchash.xxh3_64().fill_null(0)).to_series()
+    return np.asarray(hashes.to_numpy())
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+# Shards are contiguous ranges of the 64-bit hash space: shard t of T owns [ceil(t*2^64/T), ceil((t+1)*2^64/T)). State
+# is addressed by hash, never by shard number, so any epoch may run with any number of shards.
+HASH_SPACE = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class HashRange:
+    """Unsigned 64-bit hashes, both ends inclusive (2^64 itself does not fit 64 bits)."""
+
+    first: int
+    last: int
+
+    def contains(self, first: int, last: int) -> bool:
+        return self.first <= first and last <= self.last
+
+    def overlaps(self, first: int, last: int) -> bool:
+        return first <= self.last and self.first <= last
+
+
+def shard_range(shard: int, shards: int) -> HashRange:
+    return HashRange(_start(shard, shards), _start(shard + 1, shards) - 1)
+
+
+def shard_starts(shards: int) -> np.ndarray:
+    """uint64[shards]: the first hash of every shard."""
+    return np.array([_start(t, shards) for t in range(shards)], dtype=np.uint64)
+
+
+def _start(shard: int, shards: int) -> int:
+    return -(-shard * HASH_SPACE // shards)

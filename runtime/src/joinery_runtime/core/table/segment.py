@@ -1,0 +1,130 @@
+"""Runs and segments: sorted columnar rows in memory, and their immutable form in the state store.
+
+A *run* is a record batch sorted by (key hash, event time). A *segment* is a run written as one Arrow IPC file with one
+record batch, lz4-compressed, and described by a `SegmentMeta`. The layout is `core.table.columns`. Because a run is
+sorted by hash, the part that belongs to a hash range is a slice: no repartitioning when the number of shards changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.keyhash import HashRange
+from joinery_runtime.core.table.sort import by_hash_and_time
+
+STATE_VERSION = 1
+MIGRATED = "~"
+"""Stands in a segment's key after the one that it had before it was migrated."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMeta:
+    """What is known of a segment without reading it. `key` is unique for ever within the job.
+
+    Hashes are unsigned 64-bit, both inclusive; times are event-time milliseconds, both inclusive; `bytes` is the size
+    of the stored blob; `part` says which piece of state it belongs to (for a join: "left" or "right").
+    """
+
+    key: str
+    part: str
+    hash_min: int
+    hash_max: int
+    ts_min: int
+    ts_max: int
+    rows: int
+    bytes: int
+    epoch: int
+    state_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows sorted by (hash, ts); `hash` is uint64[n] and `ts` int64[n], views of the batch's own columns."""
+
+    batch: pa.RecordBatch
+    hash: np.ndarray
+    ts: np.ndarray
+
+    @classmethod
+    def view(cls, batch: pa.RecordBatch) -> Run:
+        """Wraps a batch that is sorted already."""
+        return cls(batch, batch.column(HASH).to_numpy(), batch.column(TS).to_numpy())
+
+    @classmethod
+    def sort(cls, batch: pa.RecordBatch, *, by_offset: bool = False) -> Run:
+        """`by_offset` also orders rows of one hash and time, by (offset, partition): versions need it (rule A1)."""
+        ties = [OFFSET, PARTITION] if by_offset else []
+        order = by_hash_and_time(*(batch.column(name).to_numpy() for name in (HASH, TS, *ties)))
+        return cls.view(batch.take(pa.array(order)))
+
+    def __len__(self) -> int:
+        return len(self.hash)
+
+    def rows_in(self, owned: HashRange) -> slice:
+        """Which rows have their hash in the range: they are consecutive."""
+        first = np.searchsorted(self.hash, np.uint64(owned.first), side="left")
+        stop = np.searchsorted(self.hash, np.uint64(owned.last), side="right")
+        return slice(int(first), int(stop))
+
+    def within(self, owned: HashRange) -> Run:
+        """The rows whose hash lies in the range: a slice, nothing is copied."""
+        rows = self.rows_in(owned)
+        return Run.view(self.batch.slice(rows.start, rows.stop - rows.start))
+
+    def since(self, ts: int) -> Run:
+        """The rows with event time >= ts, still sorted."""
+        if not len(self) or self.ts.min() >= ts:
+            return self
+        return Run.view(self.batch.filter(pa.array(self.ts >= ts)))
+
+
+def first_key(key: str) -> str:
+    """What a segment was called when it was written. A migration gives it another key; its rows stay where they are
+    in it, and what marks say of them counts."""
+    return key.partition(MIGRATED)[0]
+
+
+def merge(runs: Sequence[Run], *, by_offset: bool = False) -> Run:
+    return Run.sort(concat([run.batch for run in runs]), by_offset=by_offset)
+
+
+def concat(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of all rows; later batches may have columns in another order or lack none of the first's."""
+    listed = list(batches)
+    names = listed[0].schema.names
+    aligned = [batch if batch.schema.names == names else batch.select(names) for batch in listed]
+    return aligned[0] if len(aligned) == 1 else pa.concat_batches(aligned)
+
+
+def describe(run: Run, *, key: str, part: str, epoch: int, blob: bytes) -> SegmentMeta:
+    return SegmentMeta(
+        key=key,
+        part=part,
+        hash_min=int(run.hash[0]),
+        hash_max=int(run.hash[-1]),
+        ts_min=int(run.ts.min()),
+        ts_max=int(run.ts.max()),
+        rows=len(run),
+        bytes=len(blob),
+        epoch=epoch,
+        state_version=STATE_VERSION,
+    )
+
+
+def encode(batch: pa.RecordBatch, *, compression: str | None = "lz4") -> bytes:
+    """One Arrow IPC file with one batch."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def decode(blob: bytes | pa.Buffer) -> pa.RecordBatch:
+    """The batch of an encoded segment or block; zero-copy where it is not compressed."""
+    return pa.ipc.open_file(pa.BufferReader(blob)).get_batch(0)

@@ -1,0 +1,104 @@
+"""In which order rows are: by key hash, then by event time, then as the caller says; and how they are found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+# How many bits hash and time may have together, so that hashes with one beginning are as good as never there.
+_BITS = 62
+
+
+def sort_order(*columns: np.ndarray) -> np.ndarray:
+    """int64[n]: positions sorted by the first column, then by the next."""
+    frame = pl.DataFrame({str(i): column for i, column in enumerate(columns)})
+    return frame.select(pl.arg_sort_by(*frame.columns)).to_series().to_numpy().astype(np.int64)
+
+
+def by_hash_and_time(hashes: np.ndarray, times: np.ndarray, *ties: np.ndarray) -> np.ndarray:
+    """int64[n]: positions sorted by hash (uint64[n]), then by time (int64[n]), then by `ties`.
+
+    A hash's upper bits and a time of day fit one number, and sorting by one is four times faster than by two columns.
+    """
+    if not len(times):
+        return np.empty(0, dtype=np.int64)
+    first = int(times.min())
+    bits = (int(times.max()) - first).bit_length()
+    if bits + 2 * len(times).bit_length() > _BITS:
+        return sort_order(hashes, times, *ties)
+    shift = np.uint64(bits)
+    packed = (hashes >> shift << shift) | (times - first).astype(np.uint64)
+    order = pl.Series(packed).arg_sort().to_numpy().astype(np.int64)
+    if _begin_alike(hashes[order], shift):
+        return sort_order(hashes, times, *ties)
+    return _untied(order, packed, ties) if ties else order
+
+
+def _begin_alike(hashes: np.ndarray, shift: np.uint64) -> bool:
+    """Whether two of the hashes, which are sorted by all but their lowest bits, differ in these only."""
+    differ = hashes[1:] ^ hashes[:-1]
+    return bool(((differ != 0) & (differ >> shift == 0)).any())
+
+
+def _untied(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Sorts by `ties` where `packed` does not tell: equal numbers are the same hash and time here."""
+    ordered = packed[order]
+    same = ordered[1:] == ordered[:-1]
+    tied = np.append(same, False) | np.append(False, same)
+    if tied.any():
+        among = order[tied]
+        order[tied] = among[sort_order(packed[among], *(tie[among] for tie in ties))]
+    return order
+
+
+# --- search -----------------------------------------------------------------------------------------------------------
+
+# Pairs listed at once: bounds the memory of a key that matches with very many rows.
+MAX_PAIRS = 1 << 20
+
+Ranges = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def find_ranges(
+    run_hash: np.ndarray, run_ts: np.ndarray, hashes: np.ndarray, ts_first: np.ndarray, ts_last: np.ndarray
+) -> Ranges:
+    """(probe, start, stop): int64 arrays of the probes that found rows [start, stop) of the run with the probe's hash
+    and `ts_first <= ts <= ts_last` (both per probe, inclusive). The run is sorted by (hash, ts)."""
+    start = np.searchsorted(run_hash, hashes, side="left")
+    probe = np.flatnonzero(run_hash[np.minimum(start, len(run_hash) - 1)] == hashes) if len(run_hash) else start[:0]
+    start = start[probe]
+    stop = np.searchsorted(run_hash, hashes[probe], side="right")
+    start, stop = (
+        _bisect(run_ts, start, stop, ts_first[probe], after_equal=False),
+        _bisect(run_ts, start, stop, ts_last[probe], after_equal=True),
+    )
+    found = start < stop
+    return probe[found], start[found], stop[found]
+
+
+def _bisect(
+    values: np.ndarray, low: np.ndarray, high: np.ndarray, target: np.ndarray, *, after_equal: bool
+) -> np.ndarray:
+    """Per element: the first index in [low, high] at which `target` can be inserted, after its equals or before."""
+    low, high = low.copy(), high.copy()
+    while (open_ := low < high).any():
+        middle = (low + high) >> 1
+        at = values[np.where(open_, middle, 0)]
+        right = open_ & ((at <= target) if after_equal else (at < target))
+        low = np.where(right, middle + 1, low)
+        high = np.where(open_ & ~right, middle, high)
+    return low
+
+
+def list_pairs(ranges: Ranges, max_pairs: int = MAX_PAIRS) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(probe index, run index) of every pair, in chunks of at most `max_pairs`."""
+    probe, start, stop = ranges
+    if not len(probe):
+        return
+    ends = np.cumsum(stop - start)
+    for first in range(0, int(ends[-1]), max_pairs):
+        pair = np.arange(first, min(first + max_pairs, int(ends[-1])))
+        at = np.searchsorted(ends, pair, side="right")
+        yield probe[at], stop[at] - (ends[at] - pair)

@@ -1,0 +1,248 @@
+"""Who a job is to the state store, and what is committed of it, as one frozen value; how that is stored.
+
+`JobState.of` builds it from the store's record, `JobState.after` from the state before an epoch and what the epoch's
+tasks have done; `offsets` and the keys that `staged` and `dropped` name are what the store is asked to write. Nothing
+here does I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.times import Floors
+from joinery_runtime.core.pipeline.watermark import InputClock, Times, Watermark
+from joinery_runtime.core.table.keyhash import shard_range
+from joinery_runtime.core.table.segment import SegmentMeta, first_key
+from joinery_runtime.engine.messages import EpochOutcome
+from joinery_runtime.engine.plan import FORMAT, EpochPlan, InputState, check_format, input_states, partition_id
+from joinery_runtime.engine.protocol import Action, next_action
+from joinery_runtime.engine.report import StateSize, Totals
+from joinery_runtime.errors import IncompatibleState
+from joinery_runtime.job import compare, same_rows
+from joinery_runtime.state.store import EpochRecord, JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """Who the job is to the state store: its name, the signature that its state must fit (rule M2), and its definition:
+    what decides the rows of an epoch and where they go, so that a plan is replayed under the job that made it."""
+
+    name: str
+    signature: Mapping[str, Any]
+    definition: Mapping[str, Any]
+    stateful_warning: Callable[[str], None] = field(default=lambda _: None)
+
+    def defines(self, record: JobRecord) -> bool:
+        """Whether the record's plan and newest epoch were made under this definition."""
+        return record.definition is None or same_rows(record.definition, self.definition)
+
+
+def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, ...]:
+    """Warnings about a job that goes on with the state of another; raises IncompatibleState if it cannot (M2)."""
+    if record.signature is None:
+        return ()
+    comparison = compare(record.signature, identity.signature)
+    if comparison.refused:
+        raise IncompatibleState(
+            f"the state of job {identity.name} does not fit the job as it is now",
+            facts="; ".join(comparison.refused),
+            todo="Undo the change. To start anew, without the state, give the job another name; under the operator "
+            "upgrade.mode: stateless does it too",
+        )
+    return comparison.warnings
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job's state on its newest committed epoch, and the plan of the next epoch if there is one already.
+
+    `lineage` names the job's life in the store. `segments` are the live ones, by key. `floors` say, by part of the
+    state, up to where committed epochs have closed it. `removed` counts, by `first_key`, rows of live segments that
+    are no longer part of the state. `committed_at_ms` is when the epoch was committed, by the store's clock, as far as
+    a recovery has asked for it.
+    """
+
+    pipeline: Pipeline
+    inputs: Mapping[str, InputState]
+    lineage: str = ""
+    epoch: int = 0
+    segments: Mapping[str, SegmentMeta] = field(default_factory=dict)
+    floors: Floors = field(default_factory=dict)
+    removed: Mapping[str, int] = field(default_factory=dict)
+    totals: Totals = field(default_factory=Totals)
+    pending: EpochPlan | None = None
+    committed_at_ms: int | None = None
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, record: JobRecord, newest: EpochRecord | None) -> JobState:
+        """What the store knows of the job; `newest` is the log's entry of the epoch that its state stands on."""
+        floors = stored_floors(record)
+        return cls(
+            pipeline=pipeline,
+            inputs=input_states((found.name for found in pipeline.inputs), record),
+            lineage=record.lineage,
+            epoch=record.epoch,
+            segments={meta.key: meta for meta in record.segments},
+            floors=floors,
+            removed=stored_removed(record),
+            totals=Totals() if newest is None else Totals.of(newest.result),
+            pending=_pending(pipeline, record, floors),
+            committed_at_ms=None if newest is None else newest.committed_at,
+        )
+
+    # --- what it holds ------------------------------------------------------------------------------------------------
+
+    @property
+    def remaining(self) -> list[SegmentMeta]:
+        """The live segments; their `rows` are those that are still part of the state."""
+        return without_removed(self.segments.values(), self.removed)
+
+    @property
+    def size(self) -> StateSize:
+        return StateSize.of(self.remaining)
+
+    @property
+    def part_sizes(self) -> dict[str, StateSize]:
+        return StateSize.by_part(self.remaining, self.pipeline.parts())
+
+    @property
+    def sides(self) -> Mapping[str, SideSpec]:
+        """The sides of the job's steps, by the part of the state that each keeps."""
+        return self.pipeline.parts()
+
+    def needed_by(self, plan: EpochPlan) -> tuple[SegmentMeta, ...]:
+        """Live segments that the plan's tasks look rows up in."""
+        return tuple(s for s in self.segments.values() if times.needed(self.pipeline, s, plan.horizons))
+
+    def horizons(self, now: Times) -> dict[str, Horizon]:
+        """How far an epoch with these times closes each part of the state."""
+        return times.horizons(self.pipeline, now, self.floors)
+
+    def closes(self, now: Times) -> bool:
+        """Whether an epoch with these times, or one that follows it at once, would emit something without any arrival
+        (T3)."""
+        reached = times.settled(self.pipeline, now, self.floors)
+        return any(times.closes(self.pipeline, meta, reached) for meta in self.remaining)
+
+    # --- what changes it ----------------------------------------------------------------------------------------------
+
+    def planned(self, plan: EpochPlan | None) -> JobState:
+        return replace(self, pending=plan)
+
+    def raised(self, name: str, watermark: Watermark) -> JobState:
+        """With the input's watermark at least there."""
+        found = self.inputs[name]
+        return replace(self, inputs={**self.inputs, name: replace(found, progress=found.progress.raised(watermark))})
+
+    def after(self, plan: EpochPlan, outcome: EpochOutcome, clocks: Mapping[str, InputClock]) -> JobState:
+        """The state once the epoch of this plan is committed; nothing is planned yet."""
+        dropped = self.dropped(plan, outcome)
+        segments = {key: s for key, s in {**self.segments, **staged(outcome)}.items() if key not in dropped}
+        highest: dict[str, dict[str, int | None]] = {name: {} for name in self.inputs}
+        for read in outcome.read.partitions:
+            highest[read.partition.input][partition_id(read.partition)] = read.highest
+        after = replace(
+            self,
+            inputs={name: one.after(plan, name, highest[name], clocks[name]) for name, one in self.inputs.items()},
+            epoch=plan.epoch,
+            segments=segments,
+            floors={**self.floors, **times.floors_after(plan.horizons)},
+            removed=self._removed_after(outcome, segments),
+            pending=None,
+            committed_at_ms=None,
+        )
+        before, sizes = self.part_sizes, after.part_sizes
+        rows = {part: (before[part].rows, size.rows) for part, size in sizes.items() if part in before}
+        return replace(after, totals=self.totals.after(plan, outcome, rows))
+
+    def dropped(self, plan: EpochPlan, outcome: EpochOutcome) -> set[str]:
+        """Segments that the epoch takes out of the live ones: expired, merged into others, or of no use any more to
+        every shard that has rows of them."""
+        expired = {s.key for s in self.segments.values() if times.expired(self.pipeline, s, plan.horizons)}
+        replaced = {key for summary in outcome.shards.values() for key in summary.replaced}
+        finished = Counter(key for summary in outcome.shards.values() for key in summary.finished)
+        by_all = {key for key, count in finished.items() if count == _shards_of(self.segments[key], plan.shards)}
+        return expired | replaced | by_all
+
+    def _removed_after(self, outcome: EpochOutcome, segments: Iterable[str]) -> dict[str, int]:
+        removed = Counter(self.removed)
+        for summary in outcome.shards.values():
+            removed.update({first_key(key): count for key, count in summary.removed.items()})
+        live = set(map(first_key, segments))
+        return {key: count for key, count in removed.items() if key in live}
+
+    # --- how it is stored ---------------------------------------------------------------------------------------------
+
+    def offsets(self) -> dict[str, bytes]:
+        """By source id, as `of` finds them again."""
+        left = {"left": dict(self.removed)} if self.removed else {}
+        closed = {"format": FORMAT, "horizons": dict(self.floors)} | left
+        return {name: one.to_bytes() for name, one in self.inputs.items()} | {HORIZONS: json.dumps(closed).encode()}
+
+
+def staged(outcome: EpochOutcome) -> dict[str, SegmentMeta]:
+    """The segments that the epoch makes live, by key."""
+    return {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
+
+
+def _shards_of(segment: SegmentMeta, shards: int) -> int:
+    """How many shards have rows of it."""
+    return sum(shard_range(shard, shards).overlaps(segment.hash_min, segment.hash_max) for shard in range(shards))
+
+
+def _pending(pipeline: Pipeline, record: JobRecord, floors: Floors) -> EpochPlan | None:
+    """The plan that is to be replayed. One of a release that stored no horizons is of an inner join, where watermarks
+    imply them."""
+    if record.plan is None or next_action(record) is not Action.REPLAY:
+        return None
+    plan = EpochPlan.from_json(record.plan)
+    return plan if plan.horizons else replace(plan, horizons=times.horizons(pipeline, plan.times, floors))
+
+
+# --- a record of the store --------------------------------------------------------------------------------------------
+
+HORIZONS = "$horizons"  # beside the inputs' offsets: no input's name starts so
+
+
+def input_offsets(record: JobRecord) -> dict[str, bytes]:
+    """What is stored of the inputs, by name."""
+    return {name: data for name, data in record.offsets.items() if name != HORIZONS}
+
+
+def live_segments(record: JobRecord) -> list[SegmentMeta]:
+    """The state's segments, whose `rows` are those that are still part of it."""
+    return without_removed(record.segments, stored_removed(record))
+
+
+def stored_floors(record: JobRecord | None) -> dict[str, int]:
+    """By part, how far the last committed epoch has closed the state."""
+    return dict(_closed(record).get("horizons", {}))
+
+
+def stored_removed(record: JobRecord | None) -> dict[str, int]:
+    """By segment (`first_key`), the rows that are no longer part of the state."""
+    return dict(_closed(record).get("left", {}))
+
+
+def without_removed(segments: Iterable[SegmentMeta], removed: Mapping[str, int]) -> list[SegmentMeta]:
+    """`removed` is by `first_key`: a migration gives segments other keys."""
+    if not removed:
+        return list(segments)
+    return [replace(meta, rows=meta.rows - removed.get(first_key(meta.key), 0)) for meta in segments]
+
+
+def _closed(record: JobRecord | None) -> Mapping[str, Any]:
+    data = record.offsets.get(HORIZONS) if record is not None else None
+    if data is None:
+        return {}
+    doc: dict[str, Any] = json.loads(data)
+    check_format(doc, "horizons")
+    return doc

@@ -1,0 +1,141 @@
+"""What differs between two signatures of the newest layout, in words (rule M2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from joinery_runtime.job.kinds.session.signature import session_refusals, session_warnings
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.wording import listed
+
+Signed = Mapping[str, Any]
+_PRESERVED: Mapping[str, set[str]] = {"inner": set(), "left": {"left"}, "right": {"right"}, "full": {"left", "right"}}
+_SIZES = {"size": "window's size", "slide": "window's slide", "gap": "session gap"}
+
+
+def refusals(old: Signed, new: Signed) -> Iterator[str]:
+    """Why the state cannot be used; what follows from an earlier difference is not said too."""
+    of_kind = (_of_sessions,) if new["kind"] == "SessionWindow" else (_shape, _of_steps)
+    for stage in (_kinds, _inputs, *of_kind):
+        found = list(stage(old, new))
+        if found:
+            yield from found
+            return
+
+
+def warnings(old: Signed, new: Signed) -> Iterator[str]:
+    """What stays gone, or is lost, where the state can be used."""
+    if new["kind"] == "SessionWindow":
+        yield from session_warnings(old, new)
+        return
+    for before, after, where in _steps(old, new):
+        yield from (f"{text}{where}" for text in (*_longer(before, after), *_dropped_padding(before, after)))
+
+
+def _kinds(old: Signed, new: Signed) -> Iterator[str]:
+    if old["kind"] != new["kind"]:
+        yield f"the kind of job was {old['kind']}, it is now {new['kind']}"
+
+
+def _inputs(old: Signed, new: Signed) -> Iterator[str]:
+    before, after = ([side["name"] for side in each["inputs"]] for each in (old, new))
+    if before != after:
+        yield f"the inputs were {listed(before)}, they are now {listed(after)}; they keep their names and order"
+
+
+def _shape(old: Signed, new: Signed) -> Iterator[str]:
+    before, after = len(old["steps"]), len(new["steps"])
+    if before != after:
+        yield f"there were {before} steps, there are now {after}; steps are neither added nor removed"
+    for was, now, where in _steps(old, new):
+        for field, words in (("right", "right input"), ("kind", "kind of step")):
+            if was[field] != now[field]:
+                yield f"the {words} was {was[field]}, it is now {now[field]}{where}"
+
+
+def _of_sessions(old: Signed, new: Signed) -> Iterator[str]:
+    yield from _times_and_tables(old, new)
+    yield from session_refusals(old, new)
+
+
+def _of_steps(old: Signed, new: Signed) -> Iterator[str]:
+    yield from _times_and_tables(old, new)
+    for number, (was, now, where) in enumerate(_steps(old, new)):
+        yield from (f"{text}{where}" for text in (*_matching(was, now), *_columns(was, now, new, number)))
+
+
+def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
+    for was, now in zip(old["inputs"], new["inputs"], strict=True):
+        if was["eventTime"] != now["eventTime"]:
+            yield f"the event time of {now['name']} was {was['eventTime']}, it is now {now['eventTime']}"
+        if was["table"] != now["table"]:
+            yield f"the table key of {now['name']} was {_key(was['table'])}, it is now {_key(now['table'])}"
+
+
+def _key(columns: list[str] | None) -> str:
+    return listed(columns) if columns is not None else "none"
+
+
+def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
+    """Each step as it was and as it is, and words that place it in a chain."""
+    for number, (was, now) in enumerate(zip(old["steps"], new["steps"], strict=False), start=1):
+        yield was, now, f" (step {number})" if len(new["steps"]) > 1 else ""
+
+
+# --- one step -----------------------------------------------------------------------------------------------------
+
+
+def _matching(was: Signed, now: Signed) -> Iterator[str]:
+    if was["keys"] != now["keys"]:
+        yield f"the keys were {_keys(was)}, they are now {_keys(now)}"
+    if _PRESERVED[now["type"]] - _PRESERVED[was["type"]]:
+        facts = f"the join type was {was['type']}, it is now {now['type']}"
+        yield f"{facts}, and of the rows that are kept nobody wrote down which had a match"
+    if was["broadcast"] != now["broadcast"]:
+        yield f"the broadcast side was {was['broadcast'] or 'none'}, it is now {now['broadcast'] or 'none'}"
+    if was.get("of") != now.get("of"):
+        yield f"the bounds counted from {was['of']}, they now count from {now['of']}"
+    for field, words in _SIZES.items():
+        if was.get(field) != now.get(field):
+            times = [format_duration(step[field]) for step in (was, now)]
+            yield f"the {words} was {times[0]}, it is now {times[1]}, which would cut windows that are open"
+
+
+def _keys(step: Signed) -> str:
+    return listed(f"{left} = {right} ({kind})" for left, right, kind in step["keys"])
+
+
+def _columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
+    names = {"left": "" if number > 0 else f"{new['inputs'][0]['name']}.", "right": f"{now['right']}."}
+    for side, prefix in names.items():
+        for column, kind in now["stored"][side].items():
+            kept = was["stored"][side].get(column)
+            if kept is None:
+                yield f"column {prefix}{column} is not in the stored rows, and the job now needs it"
+            elif kept != kind:
+                yield f"column {prefix}{column} is stored as {kept}, the job now declares {kind}"
+
+
+_KEEPING = (
+    *(("lower", "lower bound", -1), ("upper", "upper bound", 1)),
+    *(("allowedLateness", "allowedLateness", 1), ("historyRetention", "historyRetention", 1)),
+)
+
+
+def _longer(was: Signed, now: Signed) -> Iterator[str]:
+    """Wider bounds and longer retention bring nothing back."""
+    for field, words, direction in _KEEPING:
+        if field in now and (now[field] - was[field]) * direction > 0:
+            yield (
+                f"{words} went from {format_duration(was[field])} to {format_duration(now[field])}: "
+                "rows that were evicted before stay gone, so matches with them will be missing"
+            )
+
+
+def _dropped_padding(was: Signed, now: Signed) -> Iterator[str]:
+    lost = _PRESERVED[was["type"]] - _PRESERVED[now["type"]]
+    if lost:
+        facts = f"the join type went from {was['type']} to {now['type']}"
+        sides = listed(f"{side} side" for side in sorted(lost))
+        yield f"{facts}: rows of the {sides} that wait without a match will not go out"

@@ -1,0 +1,75 @@
+"""What each step of a job does, in words: what matches, how long each side is kept, what is late, what is capped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from joinery_runtime.job.join.row_sizes import row_bytes
+from joinery_runtime.job.join.steps import JoinStep, part_names
+from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.kinds.base import Chain, StepWords
+from joinery_runtime.job.model.plan import SidePlan, StepPlan, limits_text
+from joinery_runtime.job.model.wording import listed
+
+
+def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
+    """`stored` names the columns that segments keep, per part of the state."""
+    return tuple(_Step(job, number).plan(stored, kept) for number, kept in enumerate(kept_for(job)))
+
+
+class _Step:
+    def __init__(self, job: StreamJoin, number: int) -> None:
+        self._job, self._number = job, number
+        self._step: JoinStep = job.joins[number]
+        self._kind = self._step.matching
+        self._words = StepWords(
+            number=number,
+            left=job.left_inputs(number),
+            right=self._step.right,
+            times={side.name: side.event_time for side in job.inputs},
+            allowed_lateness=self._step.allowed_lateness,
+            reopens=self._step.late_data == "reopen",
+            only_inner=len(job.joins) == 1 and self._step.type == "inner",
+        )
+
+    def plan(self, stored: Mapping[str, Sequence[str]], kept: tuple[int, int]) -> StepPlan:
+        until, labels = self._kind.kept_until(self._words), self._words.labels
+        sides = [
+            SidePlan(part, labels[i], until[i], kept[i], row_bytes(self._job, self._number, i, stored[part]))
+            for i, part in enumerate(part_names(self._number))
+        ]
+        title = f"{self._step.type} {self._kind.title} join"
+        return StepPlan(title, tuple(self._facts()), tuple(sides), self._kind.shorter)
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        step = self._step
+        yield "keys", self._keys()
+        yield self._kind.bound(self._words)
+        if step.where is not None:
+            yield "where", step.where
+        if any(step.preserved):
+            sides = listed(label for label, kept in zip(self._words.labels, step.preserved, strict=True) if kept)
+            yield "unmatched", f"{sides} rows go out padded with nulls, {self._kind.padding}"
+        yield "late rows", self._kind.late(self._words)
+        if step.limits is not None:
+            yield "limits", limits_text(step.limits, "a side")
+
+    def _keys(self) -> str:
+        pairs = [f"{pair.left} = {pair.right}" for pair in self._job.keys_of(self._step)]
+        if pairs:
+            return ", ".join(pairs)
+        return f"none, a join on time only; every shard gets all rows of {self._step.broadcast} (broadcast)"
+
+
+# --- how long rows are kept -------------------------------------------------------------------------------------------
+
+
+def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
+    """Per step, for how many milliseconds of event time after their own the left and the right rows are kept."""
+    first = job.spec.inputs[0].name
+    chain = Chain({}, {(first, first): (0, 0)})
+    for number, step in enumerate(job.joins):
+        left = job.left_inputs(number)
+        for name in (*(left if number == 0 else ()), step.right):
+            chain.lag[name] = job.input(name).watermark.delay + step.allowed_lateness
+        yield step.matching.keeps(chain, left, step.right)

@@ -1,0 +1,55 @@
+"""The cross-field rules of a StreamJoin. Each yields the places it finds wrong; missing parts silence it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from joinery_runtime.job.join import select_rules, step_rules
+from joinery_runtime.job.model import input_rules, output_rules
+from joinery_runtime.job.model.parts import Finding, Loc, Parts, dig, take_apart
+from joinery_runtime.job.sql import Table, check_shape, translate
+from joinery_runtime.job.sql.names import table_of
+
+_RULES = (
+    *(*input_rules.RULES, *step_rules.RULES),
+    *(*select_rules.RULES, *output_rules.RULES),
+)
+_SQL: Loc = ("spec", "sql")
+_FROM_SQL = ("joins", "select")
+
+
+def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
+    """Every finding as (path, message), for a resource with its YAML field names."""
+    sql = dig(data, *_SQL)
+    return _broken(data) if not isinstance(sql, str) or not sql else list(_broken_sql(data, sql))
+
+
+def _broken(data: Mapping[str, Any]) -> list[Finding]:
+    parts = take_apart(data)
+    return [finding for rule in _RULES for finding in rule(parts)]
+
+
+def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
+    """The rules on what the SQL says, each finding at the SQL."""
+    spec = data["spec"]
+    for name in _FROM_SQL:
+        if spec.get(name):
+            yield _SQL, f"{name} and sql are both named; keep one"
+    tables = _tables(take_apart(data))
+    translation = translate(sql, tables) if tables is not None else None
+    problems = translation.problems if translation is not None else check_shape(sql)
+    yield from ((_SQL, problem) for problem in problems)
+    rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
+    if translation is not None and not problems:
+        said: dict[str, list[Any]] = {"joins": list(translation.steps), "select": translation.select}
+    else:
+        said = {"select": [None]}  # one column that nobody knows: rules on outputs have nothing to say
+    for at, message in _broken({**data, "spec": {**rest, **said}}):
+        yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
+
+
+def _tables(parts: Parts) -> tuple[Table, ...] | None:
+    """None unless all of every input is known that SQL may name."""
+    tables = tuple(table for part in parts.inputs if (table := table_of(part)) is not None)
+    return tables if parts.all_named and len(tables) == len(parts.inputs) else None

@@ -1,0 +1,176 @@
+"""Cross-field rules of `spec.joins`: which inputs a step joins, by which keys (J9, V2), and when
+rows match (J8, W4): what the kinds of step share, then the rules of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS
+from joinery_runtime.job.kinds.base import Rules
+from joinery_runtime.job.model.parts import Finding, InputPart, Loc, Parts, StepPart, dig, reference, unknown_column
+from joinery_runtime.job.model.references import Reference
+from joinery_runtime.job.model.wording import either, listed, suggestion
+
+
+def _number_of_steps(parts: Parts) -> Iterator[Finding]:
+    if not parts.steps and dig(parts.data, "spec", "sql") is None:
+        yield ("spec", "joins"), "there is no join step; write one that names `right`, `keys` and `interval`"
+
+
+def _inputs_of_steps(parts: Parts) -> Iterator[Finding]:
+    """The first input is where the chain starts; each other one is the right side of one step."""
+    wrong = [finding for step in parts.steps for finding in _right(parts, step)]
+    yield from wrong
+    if wrong or not parts.steps or not all(step.sides_known for step in parts.steps):
+        return
+    joined = {part.name for step in parts.steps for part in (*step.left, step.right) if part is not None}
+    for part in parts.inputs:
+        if part.name not in joined:
+            yield part.at, f"no step joins input {part.name!r}; add a step with right: {part.name}, or drop the input"
+
+
+def _right(parts: Parts, step: StepPart) -> Iterator[Finding]:
+    name = step.data.get("right")
+    if not step.left or step.right is not None or not isinstance(name, str):
+        return
+    others = [other for other in parts.by_name if other not in step.left_names]
+    at, todo = (*step.at, "right"), f"write {either(others)}" if others else "drop this step"
+    if name == step.left[0].name:
+        yield at, f"{name!r} is the left input (the first one), where the steps begin; {todo}"
+    elif name in step.left_names:
+        yield at, f"a step before joins {name!r} already, and each input is joined once; {todo}"
+    else:
+        yield at, f"{name!r} is not an input{suggestion(name, others)}; {todo}"
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+def _keys(parts: Parts) -> Iterator[Finding]:
+    for step in parts.steps:
+        keys = step.data.get("keys")
+        if not isinstance(keys, Mapping):
+            continue
+        if not keys and step.data.get("broadcast") is None:
+            yield (*step.at, "keys"), f"there is no key, so every row would meet every row (rule J9); {_no_keys(step)}"
+        for left, right in keys.items():
+            yield from _key((*step.at, "keys", left), (left, right), step)
+
+
+def _no_keys(step: StepPart) -> str:
+    if all(step.data.get(kind.field) is None for kind in STEP_KINDS if kind.chains):
+        return "name at least one"
+    right = step.data.get("right")
+    return f"name at least one, or for a join on time only the small side: broadcast: {right}"
+
+
+def _key(at: Loc, texts: tuple[Any, Any], step: StepPart) -> Iterator[Finding]:
+    if step.right is None or not step.left:
+        return
+    first, second = (reference(text) for text in texts)
+    if first is None or second is None:
+        yield at, f"a key is written {either(step.left_names)}.<column>: {step.right.name}.<column>"
+    elif first.input == step.right.name and second.input in step.left_names:
+        yield at, f"the left input comes first; swap it: {second}: {first}"
+    else:
+        wrong = [*_side_problems(at, first, step.left), *_side_problems(at, second, (step.right,))]
+        yield from wrong or _different_types(at, first, second, step)
+
+
+def _side_problems(at: Loc, found: Reference, side: tuple[InputPart, ...]) -> Iterator[Finding]:
+    part = next((part for part in side if part.name == found.input), None)
+    if part is None:
+        names = [part.name or "" for part in side]
+        wanted = either(map(repr, names))
+        yield at, f"{str(found)!r} must be a column of {wanted}{suggestion(found.input, names)}"
+    elif part.types is not None and found.column not in part.types:
+        yield at, unknown_column(found.column, part)
+
+
+def _different_types(at: Loc, first: Reference, second: Reference, step: StepPart) -> Iterator[Finding]:
+    left, right = (_type(found, step) for found in (first, second))
+    if left is not None and right is not None and left.key_type != right.key_type:
+        facts = f"key types differ: {first} is {left}, {second} is {right}"
+        yield at, f"{facts}; declare the same type (int32 and int64 may meet, rule V2)"
+
+
+def _type(found: Reference, step: StepPart) -> Any:
+    part = step.side_of(found.input)
+    return part.types.get(found.column) if part is not None and part.types is not None else None
+
+
+# --- broadcast ----------------------------------------------------------------------------------------------------
+
+
+def _broadcast(parts: Parts) -> Iterator[Finding]:
+    for step in parts.steps:
+        name = step.data.get("broadcast")
+        if isinstance(name, str):
+            yield from (((*step.at, "broadcast"), text) for text in _broadcast_problem(name, step))
+
+
+def _broadcast_problem(name: str, step: StepPart) -> Iterator[str]:
+    keys, kind = step.data.get("keys"), step.data.get("type", "inner")
+    if keys and isinstance(keys, Mapping):
+        yield f"is for a join without keys (rule J9), and this has {len(keys)}; drop broadcast, or the keys"
+    elif any(step.data.get(kind.field) is not None for kind in STEP_KINDS if not kind.chains):
+        yield "only an interval step can do without keys; drop broadcast and name a key"
+    elif not step.left or step.right is None:
+        return
+    elif name in step.left_names and step.number > 0:
+        yield f"{name!r} is part of what the steps before made, which cannot be broadcast; write {step.right.name}"
+    elif step.side_of(name) is None:
+        names = [*(step.left_names if step.number == 0 else []), step.right.name or ""]
+        yield f"{name!r} is not a side of this step{suggestion(name, names)}; write {either(names)}"
+    elif kind in ("full", "right" if name == step.right.name else "left"):
+        yield _preserved(name, str(kind), step)
+
+
+def _preserved(name: str, kind: str, step: StepPart) -> str:
+    facts = f"a {kind} join keeps unmatched rows of {name!r}, which a broadcast side cannot (rule J9)"
+    right = str(step.data.get("right"))
+    others = [other for other in (right, *(step.left_names if step.number == 0 else ())) if other != name]
+    if kind == "full" or not others:
+        return f"{facts}; write type: inner, or name a key"
+    return f"{facts}; write broadcast: {others[0]}, or type: inner"
+
+
+# --- how a step matches rows in time ----------------------------------------------------------------------------------
+
+
+def _one_way(parts: Parts) -> Iterator[Finding]:
+    for step in parts.steps:
+        named = [way for way in FIELDS if step.data.get(way) is not None]
+        if step.data and not named:
+            yield (
+                (*step.at, "interval"),
+                "the join has no bound on time, so its state would grow for ever (rule J8); "
+                "write interval: {of: <left input>, lower: 0s, upper: 1h}",
+            )
+        if len(named) > 1:
+            yield step.at, f"needs exactly one of {listed(FIELDS)}: {listed(named)} are named"
+
+
+def _alone(parts: Parts) -> Iterator[Finding]:
+    """Steps of some kinds are no part of a chain."""
+    count = len(parts.steps)
+    for step in parts.steps:
+        for way, rule in {kind.field: kind.chain_rule for kind in STEP_KINDS if not kind.chains}.items():
+            if count > 1 and step.data.get(way) is not None:
+                facts = f"{way} steps do not take part in chains{rule}, and there are {count} steps"
+                yield (*step.at, way), f"{facts}; write interval, or make it a job of its own"
+
+
+def _lateness(parts: Parts) -> Iterator[Finding]:
+    final = {kind.field: kind.what_is_final for kind in STEP_KINDS if kind.what_is_final}
+    for step in parts.steps:
+        facts = next((text for way, text in final.items() if step.data.get(way) is not None), None)
+        if facts is not None and step.data.get("lateData") == "reopen":
+            yield (*step.at, "lateData"), f"reopen is for interval steps, {facts} stays as it is; write drop"
+
+
+RULES: Rules = (
+    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _one_way, _alone, _lateness),
+    *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.rules),
+)

@@ -1,0 +1,131 @@
+"""`StreamJoin`: the whole resource, with the views of it that the engine asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from joinery_runtime.job.join.rules import broken_rules
+from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, output_prefixes, part_names
+from joinery_runtime.job.model.base import Limits, Text
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.parts import Finding, Loc
+from joinery_runtime.job.model.references import WINDOW_COLUMNS, KeyPair, Reference, parse_reference
+from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
+from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.sql import Table, Translation, translate
+
+
+class StreamJoinSpec(JobSpec):
+    inputs: tuple[Input, ...]
+    joins: tuple[JoinStep, ...] = ()
+    select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
+    sql: Annotated[Text, Field(description="A SELECT with a join, instead of joins and select.")] | None = None
+
+
+class StreamJoin(Job):
+    """A valid chain of joins. Constructing one in Python applies the same rules as loading a file."""
+
+    kind: Literal["StreamJoin"] = "StreamJoin"
+    spec: StreamJoinSpec
+
+    @classmethod
+    def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
+        return broken_rules(data)
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return self.spec.inputs
+
+    def left_inputs(self, step_index: int) -> tuple[str, ...]:
+        """The inputs whose rows the left side of a step holds: the first one, then what the steps before joined."""
+        return (self.inputs[0].name, *(step.right for step in self.joins[:step_index]))
+
+    @staticmethod
+    def keys_of(step: JoinStep) -> tuple[KeyPair, ...]:
+        """The step's equalities in order; none for a join on time only (J9)."""
+        return key_pairs(step)
+
+    @property
+    def joins(self) -> tuple[JoinStep, ...]:
+        """`spec.joins`, or what `spec.sql` says in its place."""
+        sql = self._from_sql
+        return self.spec.joins if sql is None else tuple(JoinStep.model_validate(step) for step in sql.steps)
+
+    @property
+    def select(self) -> tuple[SelectItem, ...] | None:
+        """`spec.select`, or what `spec.sql` says in its place."""
+        sql = self._from_sql
+        return self.spec.select if sql is None else tuple(SelectItem.model_validate(item) for item in sql.select)
+
+    @property
+    def _from_sql(self) -> Translation | None:
+        if self.spec.sql is None:
+            return None
+        tables = (
+            Table(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
+            for side in self.inputs
+        )
+        return translate(self.spec.sql, tuple(tables))
+
+    @property
+    def windowed(self) -> bool:
+        """Whether output rows carry their window's start and end (W4)."""
+        return any(step.matching.windowed for step in self.joins)
+
+    @property
+    def has_expressions(self) -> bool:
+        return any(step.where for step in self.joins) or any(item.expression for item in self.select or ())
+
+    @property
+    def upsert_key(self) -> tuple[str, ...]:
+        return self.spec.output.postgres.upsert_key if self.spec.output.postgres is not None else ()
+
+    @property
+    def limits(self) -> Mapping[tuple[str, ...], Limits]:
+        return {part_names(number): step.limits or Limits() for number, step in enumerate(self.joins)}
+
+    @property
+    def input_places(self) -> tuple[Loc, ...]:
+        return tuple(("inputs", i) for i in range(len(self.inputs)))
+
+    def with_inputs(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        return {"inputs": tuple(inputs)}
+
+    @property
+    def output_columns(self) -> tuple[OutputColumn, ...]:
+        """What goes out, in order: the select list, else every column with its input's prefix (rule J10); a window's
+        start and end come last."""
+        chosen = self.select
+        named = [self._selected(item) for item in chosen] if chosen else self._every_column()
+        times = [OutputColumn(name, type=ColumnType("int64")) for name in WINDOW_COLUMNS if self.windowed]
+        return (*named, *times)
+
+    def _selected(self, item: SelectItem) -> OutputColumn:
+        source = parse_reference(item.column) if item.column is not None else None
+        if source is None:
+            return OutputColumn(item.as_ or "", expression=item.expression)
+        return self._column(item.as_ or source.column, source)
+
+    def _every_column(self) -> list[OutputColumn]:
+        names = [side.name for side in self.inputs]
+        return [
+            self._column(f"{prefix}_{column}", Reference(side.name, column))
+            for prefix, side in zip(output_prefixes(names), self.inputs, strict=True)
+            for column in side.types
+        ]
+
+    def _column(self, name: str, source: Reference) -> OutputColumn:
+        return OutputColumn(name, source, type=self.input(source.input).types[source.column])
+
+
+def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:
+    """The type of a stored column; on the left side of a later step its name carries its input's."""
+    if side == "left" and step_index > 0:
+        ref = parse_reference(name)
+        assert ref is not None, f"{name!r} of a chained part names its input"
+        return job.input(ref.input).types[ref.column]
+    of = job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right
+    return job.input(of).types[name]

@@ -1,0 +1,135 @@
+"""As-of steps: a row of a stream takes the version of a table that is valid at its time (rules A1-A4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from joinery_runtime.job.kinds.base import Chain, KindName, Rules, StepKind, StepWords, milliseconds
+from joinery_runtime.job.model.base import Length, Model, PositiveDuration
+from joinery_runtime.job.model.cel import Rule, positive, time
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.parts import Finding, Parts, StepPart, items, reference
+from joinery_runtime.job.model.wording import listed
+
+
+def _as_of(parts: Parts) -> Iterator[Finding]:
+    for step in parts.steps:
+        if step.data.get("asOf") is not None and (milliseconds(step.data.get("allowedLateness")) or 0) > 0:
+            facts = "an asOf step drops no row as late (rule A3)"
+            yield (*step.at, "allowedLateness"), f"{facts}; to wait for late versions write asOf.grace instead"
+        if isinstance(step.data.get("asOf"), Mapping):
+            yield from _grace(step)
+            yield from _table(step)
+            kind = step.data.get("type", "inner")
+            if kind in ("right", "full"):
+                facts = f"a {kind} join would keep unmatched versions of the table, of which there is no last moment"
+                yield (*step.at, "type"), f"{facts} (rule A4); write inner or left"
+
+
+def _grace(step: StepPart) -> Iterator[Finding]:
+    raw = step.data["asOf"]
+    grace, retention = milliseconds(raw.get("grace")), milliseconds(raw.get("historyRetention"))
+    if grace is not None and retention is not None and grace >= retention > 0:
+        facts = f"grace ({raw['grace']}) is not below historyRetention ({raw['historyRetention']})"
+        yield (*step.at, "asOf", "grace"), f"{facts}, so versions would go before the rows that wait; keep them longer"
+
+
+def _table(step: StepPart) -> Iterator[Finding]:
+    if step.right is None:
+        return
+    keys, name = step.data.get("keys"), step.right.name
+    named = [found.column for text in _values(keys) if (found := reference(text)) is not None]
+    if step.right.data.get("table") is None:
+        todo = f"write table: {{key: [{', '.join(named)}]}} in that input"
+        yield (*step.at, "asOf"), f"{name!r} is not a table: its versions have no key; {todo}"
+        return
+    wanted = [column for column in items(step.right.data, "table", "key") if isinstance(column, str)]
+    if keys and wanted and sorted(named) != sorted(wanted):
+        facts = f"the keys name {listed(named)} of {name!r}, whose table key is {listed(wanted)}"
+        yield (*step.at, "keys"), f"{facts}; a version is looked up by the whole key and nothing else: name just that"
+
+
+def _values(keys: Any) -> list[Any]:
+    return list(keys.values()) if isinstance(keys, Mapping) else []
+
+
+def _tables_elsewhere(parts: Parts) -> Iterator[Finding]:
+    """A table is read as versions, which only an as-of step understands."""
+    if not parts.steps or not all(step.sides_known for step in parts.steps):
+        return
+    looked_up = {step.data.get("right") for step in parts.steps if step.data.get("asOf") is not None}
+    for part in parts.inputs:
+        if part.data.get("table") is not None and part.name not in looked_up:
+            facts = f"{part.name!r} is a table, but not the right input of an asOf step"
+            yield (*part.at, "table"), f"{facts}; drop `table`, or write asOf in the step whose right it is"
+
+
+class AsOf(Model, StepKind):
+    """Each row takes the table's version that is valid at its time. Superseded versions are kept for
+    `historyRetention`; rows wait for `grace` so that late versions are seen."""
+
+    field: ClassVar[str] = "asOf"
+    what_is_final: ClassVar[str] = "a row that has gone out"
+    adds_lateness: ClassVar[bool] = False
+    shorter: ClassVar[str] = "shorten historyRetention and grace"
+    padding: ClassVar[str] = "where no version is valid"
+    rules: ClassVar[Rules] = (_as_of, _tables_elsewhere)
+    cel_of_step: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!has(self.asOf) || {time('allowedLateness')} == duration('0s')",
+            "an asOf step drops no row as late (rule A3); to wait for late versions write asOf.grace instead",
+            ".allowedLateness",
+        ),
+        Rule(
+            "!has(self.asOf) || self.type in ['inner', 'left']",
+            "an asOf step is inner or left: the table's versions have no last moment (rule A4)",
+            ".type",
+        ),
+    )
+
+    history_retention: Length
+    grace: PositiveDuration = 0
+
+    @property
+    def name(self) -> KindName:
+        return "asOf"
+
+    @property
+    def title(self) -> str:
+        return "as-of"
+
+    def durations(self) -> dict[str, Any]:
+        return {"historyRetention": self.history_retention, "grace": self.grace}
+
+    def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
+        return self.grace, self.history_retention
+
+    def bound(self, of: StepWords) -> tuple[str, str]:
+        wait = "at once" if not self.grace else f"after {format_duration(self.grace)} [grace]"
+        left, right = (of.time(name) for name in of.labels)
+        text = f"the version of {of.right} that is valid at {left} (newest with {right} <= it), joined {wait}"
+        return "table", text
+
+    def kept_until(self, of: StepWords) -> tuple[str, str]:
+        waits = f"the highest event time of {of.labels[0]} >= ts + {format_duration(self.grace)} [grace]"
+        return waits if self.grace else "they are joined, at once", (
+            f"a newer version of the key is older than the highest event time of {of.right} - "
+            f"{format_duration(self.history_retention)} [historyRetention]; the newest of every key stays"
+        )
+
+    def late(self, of: StepWords) -> str:
+        """Rule A3."""
+        return "none are dropped; versions that are superseded beyond historyRetention on arrival are, and counted"
+
+
+AsOf.cel = {
+    AsOf: (
+        Rule(
+            f"{time('grace')} < {time('historyRetention')}",
+            "grace is not below historyRetention, so versions would go before the rows that wait; keep them longer",
+            ".grace",
+        ),
+    ),
+    (AsOf, "historyRetention"): positive(),
+}

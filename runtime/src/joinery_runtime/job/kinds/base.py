@@ -1,0 +1,137 @@
+"""What a kind of join step says of itself: its fields, its rules, how it is explained, and what its state depends on.
+
+A module here is one kind: the model of its fields is the kind. `STEP_KINDS` of `job.join.steps` lists them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from joinery_runtime.job.model.cel import Rule
+from joinery_runtime.job.model.duration import format_duration, parse_duration
+from joinery_runtime.job.model.parts import Finding, Parts
+
+KindName = Literal["interval", "tumbling", "hopping", "session", "asOf"]
+Rules = tuple[Callable[[Parts], Iterator[Finding]], ...]
+
+
+@dataclass(slots=True)
+class Chain:
+    """What steps before this one make of time. `lag` is how far the watermark of an input's time trails what comes in:
+    by the input's own delay and the allowedLateness of the step that reads it, and after a step by what that may still
+    keep (rule N3). `apart` bounds `y.ts - x.ts` of rows that were joined (N2)."""
+
+    lag: dict[str, int] = field(default_factory=dict)
+    apart: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWords:
+    """A step as its explanation names it. `labels` are its sides, `times` the event time of each input;
+    `only_inner`: the job is this one inner step."""
+
+    number: int
+    left: tuple[str, ...]
+    right: str
+    times: Mapping[str, str]
+    allowed_lateness: int
+    reopens: bool
+    only_inner: bool
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        return " + ".join(self.left), self.right
+
+    @property
+    def lateness(self) -> str:
+        return f"{format_duration(self.allowed_lateness)} [allowedLateness]"
+
+    def time(self, name: str) -> str:
+        return f"{name}.{self.times[name]}"
+
+    def chained(self, name: str) -> bool:
+        return self.number > 0 and name != self.right
+
+    def watermark(self, name: str) -> str:
+        """A later step sees the watermark that the step before hands on (rule N3)."""
+        return f"wm({name} after step {self.number})" if self.chained(name) else f"wm({name})"
+
+    def lower_watermark(self) -> str:
+        return f"min({', '.join(f'wm({name})' for name in self.labels)})"
+
+
+class StepKind(ABC):
+    """One kind of join step, with its durations."""
+
+    field: ClassVar[str]
+    """Of a step, as YAML names it."""
+    chains: ClassVar[bool] = False
+    """Whether it can be one of several steps, do without keys, and take late rows back (`lateData: reopen`)."""
+    chain_rule: ClassVar[str] = ""
+    what_is_final: ClassVar[str] = ""
+    """What late rows cannot change, where it takes none back."""
+    windowed: ClassVar[bool] = False
+    """Whether rows carry WINDOW_COLUMNS."""
+    adds_lateness: ClassVar[bool] = True
+    """Whether `allowedLateness` counts."""
+    shorter: ClassVar[str] = "make the windows shorter"
+    """What makes its state smaller."""
+    padding: ClassVar[str]
+    """When unmatched rows go out padded."""
+
+    rules: ClassVar[Rules] = ()
+    """Cross-field rules of a StreamJoin that are this kind's only."""
+    cel: ClassVar[Mapping[Any, tuple[Rule, ...]]] = {}
+    """The rules that the API server can check, by model, or by model and field."""
+    cel_of_step: ClassVar[tuple[Rule, ...]] = ()
+    cel_of_job: ClassVar[tuple[Rule, ...]] = ()
+    schemas: ClassVar[Mapping[Any, dict[str, Any]]] = {}
+    """What pydantic's JSON schema does not know, by model and field."""
+
+    @property
+    @abstractmethod
+    def name(self) -> KindName: ...
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} window"
+
+    @property
+    def counted_from(self) -> str | None:
+        """The input whose times the step's bounds count from; None: the first one."""
+        return None
+
+    @abstractmethod
+    def durations(self) -> dict[str, Any]:
+        """What the step's state depends on, as the signature says it; allowedLateness apart."""
+
+    @abstractmethod
+    def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
+        """For how many milliseconds of event time after their own the left and the right rows are kept in steady flow;
+        `chain` is brought up to after the step."""
+
+    @abstractmethod
+    def bound(self, of: StepWords) -> tuple[str, str]:
+        """What matches: the name of the fact, and its text."""
+
+    @abstractmethod
+    def kept_until(self, of: StepWords) -> tuple[str, str]:
+        """Per side."""
+
+    @abstractmethod
+    def late(self, of: StepWords) -> str: ...
+
+
+def plus(ms: int) -> str:
+    return f"{'-' if ms < 0 else '+'} {format_duration(abs(ms))}"
+
+
+def milliseconds(raw: Any) -> int | None:
+    """None: the text is no duration, which another rule says."""
+    try:
+        return parse_duration(raw)
+    except ValueError:
+        return None

@@ -1,0 +1,115 @@
+"""Interval steps: rows match whose times are near each other (rules J1-J8); without keys, the join on time only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from joinery_runtime.job.kinds.base import Chain, KindName, Rules, StepKind, StepWords, milliseconds, plus
+from joinery_runtime.job.model.base import Bound, Model, Text
+from joinery_runtime.job.model.cel import Rule, time
+from joinery_runtime.job.model.parts import Finding, Parts, StepPart, dig
+from joinery_runtime.job.model.wording import either, listed
+
+
+def _interval(parts: Parts) -> Iterator[Finding]:
+    for step in parts.steps:
+        interval, at = step.data.get("interval"), (*step.at, "interval")
+        lower, upper = milliseconds(dig(interval, "lower")), milliseconds(dig(interval, "upper"))
+        if lower is not None and upper is not None and lower > upper:
+            facts = f"lower ({dig(interval, 'lower')}) is above upper ({dig(interval, 'upper')})"
+            yield at, f"{facts}, so nothing can match; swap them"
+        of = dig(interval, "of")
+        if step.left and isinstance(of, str) and of not in step.left_names:
+            yield (*at, "of"), _not_before(of, step)
+
+
+def _not_before(of: str, step: StepPart) -> str:
+    names = step.left_names
+    swap = " (to count from the right input, negate the bounds and swap them)" if of == step.data.get("right") else ""
+    if len(names) == 1:
+        return f"{of!r} is not the left input; bounds count from {names[0]!r}: write of: {names[0]}{swap}"
+    return f"{of!r} is not joined before this step; bounds count from an input that is: write {either(names)}{swap}"
+
+
+class Interval(Model, StepKind):
+    """`right.ts - of.ts` lies in [lower, upper], both ends included, in milliseconds; either may be negative. `of`
+    names the input whose times the bounds are counted from: the first one, or any that a step before has joined."""
+
+    field: ClassVar[str] = "interval"
+    chains: ClassVar[bool] = True
+    shorter: ClassVar[str] = "narrow the interval"
+    padding: ClassVar[str] = "each once, when evicted without a match"
+    rules: ClassVar[Rules] = (_interval,)
+    cel_of_job: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.sql) || !has(self.joins) || "
+            "self.joins.all(step, !has(step.interval) || (step.interval.of != step.right && "
+            "self.inputs.exists(i, i.name == step.interval.of)))",
+            "bounds count from an input that was joined before: `interval.of` must name one "
+            "(to count from the right input, negate the bounds and swap them)",
+            ".joins",
+        ),
+    )
+
+    of: Text
+    lower: Bound
+    upper: Bound
+
+    @property
+    def name(self) -> KindName:
+        return "interval"
+
+    @property
+    def title(self) -> str:
+        return "interval"
+
+    @property
+    def counted_from(self) -> str:
+        return self.of
+
+    def durations(self) -> dict[str, Any]:
+        return {"of": self.of, "lower": self.lower, "upper": self.upper}
+
+    def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
+        """Rule J3, with the other side's lag: its watermark trails the times that come in together with this row."""
+        lag, apart = chain.lag, chain.apart
+        kept = max(0, self.upper + lag[right]), max(0, -self.lower + lag[self.of])
+        lag[right] = max(lag[right], kept[1])
+        for name in left:
+            lag[name] = max(lag[name], kept[0] - apart[self.of, name][0])
+        apart[right, right] = (0, 0)
+        for name in left:
+            low, high = apart[name, self.of]
+            low, high = low + self.lower, high + self.upper
+            apart[name, right], apart[right, name] = (low, high), (-high, -low)
+        return kept
+
+    def bound(self, of: StepWords) -> tuple[str, str]:
+        left, right = of.time(self.of), of.time(of.right)
+        bounds = ", ".join(f"{left} {plus(ms)}" for ms in (self.lower, self.upper))
+        return "bound", f"{right} in [{bounds}], both ends included"
+
+    def kept_until(self, of: StepWords) -> tuple[str, str]:
+        """Nothing is late between steps (N2)."""
+        left, right = (
+            f"{of.watermark(name)} > ts {plus(ms)} [{bound}]{'' if of.chained(name) else f' + {of.lateness}'}"
+            for name, ms, bound in ((of.right, self.upper, "upper"), (self.of, -self.lower, "-lower"))
+        )
+        return left, right
+
+    def late(self, of: StepWords) -> str:
+        """Rules J6 and J7."""
+        if of.reopens:
+            return "joined with what is still kept, and never dropped (lateData: reopen)"
+        if of.only_inner:
+            reach = plus(max(self.upper, -self.lower))
+            return f"dropped and counted when ts {reach} [the wider bound] + {of.lateness} < {of.lower_watermark()}"
+        inputs = listed(of.labels if of.number == 0 else of.labels[1:])
+        return f"of {inputs}, dropped and counted when ts < the input's own watermark - {of.lateness}"
+
+
+Interval.cel = {
+    Interval: (Rule(f"{time('lower')} <= {time('upper')}", "lower is above upper, so nothing can match; swap them"),)
+}
+Interval.schemas = {(Interval, "of"): {"maxLength": 253}}

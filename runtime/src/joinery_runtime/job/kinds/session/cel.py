@@ -1,0 +1,84 @@
+"""CEL rules of sessions: what the API server can check of what `rules` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
+from joinery_runtime.job.kinds.session.sessions import FROM_SQL, Aggregate, ComputedColumn
+from joinery_runtime.job.model.cel import TARGETS, Rule, positive
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
+from joinery_runtime.job.model.wording import listed
+
+_OWN = (*SESSION_COLUMNS, RETRACTED)
+_NAMES = f"[{', '.join(map(repr, _OWN))}]"
+_NOT_OURS = Rule("!self.startsWith('$')", "starts with `$`, which engine columns do; choose another name")
+
+
+def _one_of_two(name: str) -> Rule:
+    empty = f" || size(self.{name}) == 0" if name not in {"gap", "where"} else ""
+    return Rule(f"!has(self.sql) || !has(self.{name}){empty}", f"{name} and sql are both named; keep one")
+
+
+SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
+    SessionWindowSpec: (
+        Rule(
+            "has(self.sql) || (has(self.groupBy) && size(self.groupBy) > 0)",
+            "is missing or empty: one session of the whole stream would not be bounded by key (rule S1); name at least "
+            "one column",
+            ".groupBy",
+        ),
+        Rule(
+            "has(self.sql) || has(self.gap)",
+            "is missing: it says how far apart consecutive rows of a session may be (rule S1); write for example "
+            "gap: 30s",
+            ".gap",
+        ),
+        *(_one_of_two(name) for name in FROM_SQL),
+        Rule(
+            "!has(self.input.table)",
+            "versions of a table replace each other, a session holds events; drop `table`",
+            ".input.table",
+        ),
+        *TARGETS,
+        Rule(
+            "!has(self.deadLetter) || !has(self.deadLetter.kafka) || has(self.deadLetter.kafka.bootstrapServers) || "
+            "has(self.output.kafka) || has(self.input.kafka)",
+            "it is not clear which Kafka is meant: nothing else names Kafka; write bootstrapServers",
+            ".deadLetter.kafka",
+        ),
+    ),
+    (SessionWindowSpec, "groupBy"): (
+        Rule(
+            f"self.all(name, !(name in {_NAMES}))",
+            f"sessions have columns {listed(_OWN)} of their own (rule S6); give this one another name with `compute`",
+        ),
+    ),
+    (SessionWindowSpec, "gap"): positive(),
+    (SessionWindowSpec, "maxDuration"): positive(),
+    (ComputedColumn, "as"): (_NOT_OURS,),
+    Aggregate: (
+        Rule(
+            "self.function != 'count' || !has(self.column)",
+            "count counts rows and takes no column; drop it, or write function: count_col",
+            ".column",
+        ),
+        Rule("self.function == 'count' || has(self.column)", "is missing: the function is of a column", ".column"),
+        Rule(
+            "self.function == 'count_distinct' || (!has(self.method) && !has(self.limit))",
+            "method and limit are for count_distinct; drop them",
+        ),
+        Rule(
+            "!has(self.limit) || !has(self.method) || self.method == 'exact'",
+            "is for method: exact, a sketch takes any number of values; drop it",
+            ".limit",
+        ),
+    ),
+    (Aggregate, "as"): (
+        _NOT_OURS,
+        Rule(
+            f"!(self in {_NAMES})",
+            "sessions have a column of this name of their own (rule S6); choose another name",
+        ),
+    ),
+}

@@ -1,0 +1,107 @@
+"""What a job of sessions does, in words: groups, gap and cap, when sessions go out, and how long they stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.plan import BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
+
+# Of a session also whether it is gone, the event time of its first row, and what has become of it.
+_SESSION_ROW_BYTES = ENGINE_ROW_BYTES + 1 + 8 + 1 + 1
+_COMPUTED_BYTES = 20  # of a column that an expression makes; its type is not known here
+# Guesses: a session has few distinct values, which an exact count lists, and a sketch while it holds few.
+_DISTINCT_VALUES, _SKETCH_BYTES = 8, 48
+
+
+def session_plan(job: SessionWindow) -> StepPlan:
+    name, spec, gap = job.spec.input.name, job.spec, job.sessions.gap
+    late = f"{format_duration(spec.allowed_lateness)} [allowedLateness]"
+    side = SidePlan(
+        part=SESSIONS_PART,
+        rows_of=name,
+        kept_until=f"wm({name}) > last + {format_duration(gap)} [gap] + {late}",
+        kept_for_ms=gap + spec.allowed_lateness + spec.input.watermark.delay,
+        row_bytes=session_bytes(job),
+        holds="sessions",
+    )
+    todo = "shorten the gap, or count distinct values with method: hll"
+    return StepPlan(f"sessions of {name}", tuple(_facts(job)), (side,), todo)
+
+
+def _facts(job: SessionWindow) -> Iterator[tuple[str, str]]:
+    of, spec = job.sessions, job.spec
+    yield "groups", ", ".join(of.group_by)
+    for made in of.compute:
+        yield "computed", f"{made.as_} = {made.expression}"
+    if of.where is not None:
+        yield "where", of.where
+    yield "gap", f"consecutive rows that are at most {format_duration(of.gap)} apart are of one session"
+    cap = format_duration(spec.max_duration)
+    yield "cap", f"a row at {cap} [maxDuration] or more after a session's first one ends it at once and opens the next"
+    yield "aggregates", ", ".join(_aggregate(each) for each in of.aggregates) or "none"
+    yield "goes out", _goes_out(job)
+    yield "late rows", _late(job)
+    if spec.limits is not None:
+        yield "limits", limits_text(spec.limits, "the state")
+
+
+def _aggregate(of: Aggregate) -> str:
+    how = f", exact up to {of.distinct_limit:,}" if of.distinct_limit is not None else ""
+    sketch = ", hll" if of.method == "hll" else ""
+    return f"{of.function}({of.column or ''}{how}{sketch}) as {of.as_}"
+
+
+def _goes_out(job: SessionWindow) -> str:
+    name, gap = job.spec.input.name, format_duration(job.sessions.gap)
+    late = format_duration(job.spec.allowed_lateness)
+    if job.spec.late_data == "drop":
+        return f"each session once, when wm({name}) > last + {gap} [gap] + {late} [allowedLateness]"
+    again = "again, whole, after each epoch that changes it"
+    if job.spec.emit_retractions:
+        again += "; an id that this replaces goes out before with retracted: true"
+    return f"each session when wm({name}) > last + {gap} [gap], and {again}"
+
+
+def _late(job: SessionWindow) -> str:
+    """Rules S4 and S5."""
+    name, late = job.spec.input.name, f"{format_duration(job.spec.allowed_lateness)} [allowedLateness]"
+    if job.spec.late_data == "drop":
+        return f"dropped and counted when ts < wm({name}) - {late}"
+    reach = f"wm({name}) > ts + {format_duration(job.sessions.gap)} [gap] + {late}"
+    return f"taken by the kept sessions that they are near to; others dropped and counted when {reach}"
+
+
+def session_bytes(job: SessionWindow) -> int:
+    """Bytes of a session's row. What one accumulator keeps counts once, however many aggregates show it."""
+    types, of = job.spec.input.types, job.sessions
+    widths = {name: BYTES[kind.name] for name, kind in types.items()}
+    groups = sum(widths.get(name, _COMPUTED_BYTES) for name in of.group_by)
+    kept = {(each.function, each.column or "", each.method) for each in of.aggregates}
+    return (
+        _SESSION_ROW_BYTES
+        + groups
+        + sum(
+            _accumulator_bytes(function, widths.get(column, _COMPUTED_BYTES), method)
+            for function, column, method in kept
+        )
+    )
+
+
+def _accumulator_bytes(function: str, width: int, method: str | None) -> int:
+    if function == "count_distinct":
+        return _SKETCH_BYTES if method == "hll" else 4 + _DISTINCT_VALUES * width
+    fixed = {"count": 8, "count_col": 8, "sum": 16, "avg": 24}
+    return fixed.get(function, width + (8 if function in {"first", "last"} else 0))
+
+
+def session_warnings(job: SessionWindow) -> Iterator[str]:
+    output = job.spec.output
+    where = "topic" if output.kafka is not None else "table" if output.postgres is not None else None
+    if where is not None and job.spec.late_data == "reopen" and not job.spec.emit_retractions:
+        yield (
+            f"OLD SESSION IDS STAY in the {where}: lateData is reopen, so a session that merges with another or starts "
+            "earlier goes out under a new session_id, and nothing takes its old row back. Set emitRetractions: true"
+        )

@@ -1,0 +1,126 @@
+"""`SessionWindow`: the whole resource (seed 003), with the views of it that the engine asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from joinery_runtime.job.kinds.session.rules import broken_rules
+from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate, ComputedColumn, Sessions
+from joinery_runtime.job.model.base import Bool, Length, Limits, PositiveDuration, Text
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.parts import Finding, Loc
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
+from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
+from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.sql import Table, translate_sessions
+
+_SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where and aggregates."
+
+
+_NO_WIDTH = "a session has no width, it grows with its rows; write gap, and maxDuration for the most"
+_NO_FIELDS = {
+    **dict.fromkeys(("width", "widthMs", "width_ms", "hop", "hopMs", "hop_ms"), _NO_WIDTH),
+    **dict.fromkeys(("size", "slide", "tumbling", "hopping", "window"), _NO_WIDTH),
+    **dict.fromkeys(("gapMs", "gap_ms"), "write gap, as 30s or milliseconds"),
+    **dict.fromkeys(("maxSessionDuration", "max_session_duration_ms"), "write maxDuration, as 2h or milliseconds"),
+    **dict.fromkeys(("joins", "select"), "it is of a StreamJoin; sessions have groupBy and aggregates"),
+}
+
+
+def _no_dead_letters(value: object) -> object:
+    if value == "dlq":
+        facts = "it needs a dead-letter output for late rows, a second way out that sessions do not have"
+        raise PydanticCustomError("not_yet", "{text}", {"text": f"dlq is not offered for sessions: {facts}; {_LATE}"})
+    return value
+
+
+_LATE = "write drop, which drops and counts late rows, or reopen (deadLetter takes records that cannot be read)"
+
+
+class SessionWindowSpec(JobSpec):
+    """`gap` and `max_duration` are milliseconds of event time."""
+
+    input: Input
+    group_by: tuple[Text, ...] | None = None
+    gap: Length | None = None
+    max_duration: Length
+    compute: tuple[ComputedColumn, ...] = ()
+    where: Text | None = None
+    aggregates: tuple[Aggregate, ...] = ()
+    sql: Annotated[Text, Field(description=_SQL)] | None = None
+    late_data: Annotated[Literal["drop", "reopen"], BeforeValidator(_no_dead_letters)] = "drop"
+    allowed_lateness: PositiveDuration = 0
+    emit_retractions: Bool = False
+    limits: Limits | None = None
+
+
+class SessionWindow(Job):
+    """Sessions of one input: rows of a group whose distance is at most `gap`, aggregated."""
+
+    no_fields: ClassVar[Mapping[str, str]] = _NO_FIELDS
+
+    kind: Literal["SessionWindow"] = "SessionWindow"
+    spec: SessionWindowSpec
+
+    @classmethod
+    def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
+        return broken_rules(data)
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return (self.spec.input,)
+
+    @property
+    def sessions(self) -> Sessions:
+        """The fields of `spec`, or what `spec.sql` says in their place."""
+        if self.spec.sql is None:
+            return Sessions.model_validate(self.spec.model_dump(include=set(Sessions.model_fields)))
+        side = self.spec.input
+        table = Table(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
+        return Sessions.model_validate(translate_sessions(self.spec.sql, table).fields)
+
+    @property
+    def has_expressions(self) -> bool:
+        of = self.sessions
+        return of.where is not None or bool(of.compute)
+
+    @property
+    def upsert_key(self) -> tuple[str, ...]:
+        """`output.postgres.upsertKey`, else the group columns and session_id (rule S6)."""
+        target = self.spec.output.postgres
+        if target is None:
+            return ()
+        return target.upsert_key or (*self.sessions.group_by, SESSION_ID)
+
+    @property
+    def limits(self) -> Mapping[tuple[str, ...], Limits]:
+        return {(SESSIONS_PART,): self.spec.limits or Limits()}
+
+    @property
+    def retracted(self) -> str | None:
+        return RETRACTED if self.spec.emit_retractions else None
+
+    @property
+    def input_places(self) -> tuple[Loc, ...]:
+        return (("input",),)
+
+    def with_inputs(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        (only,) = inputs
+        return {"input": only}
+
+    @property
+    def output_columns(self) -> tuple[OutputColumn, ...]:
+        """Rule S6, and RETRACTED last where retractions are on."""
+        of, types = self.sessions, self.spec.input.types
+        groups = [self._group(name, types.get(name)) for name in of.group_by]
+        last = [self.retracted] if self.retracted is not None else []
+        added = [*SESSION_COLUMNS, *(aggregate.as_ for aggregate in of.aggregates), *last]
+        return (*groups, *(OutputColumn(name) for name in added))
+
+    def _group(self, name: str, kind: ColumnType | None) -> OutputColumn:
+        source = Reference(self.spec.input.name, name) if kind is not None else None
+        return OutputColumn(name, source, type=kind)

@@ -1,0 +1,68 @@
+"""Models of what sessions are: groups, gap, computed columns and aggregates; and the names of what goes out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from joinery_runtime.job.model.base import Int, Length, Model, Text
+
+Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
+
+SESSIONS_PART = "sessions"  # the part of the state that holds them
+_NUMBERS = frozenset({"int32", "int64", "float", "double", "decimal"})
+_UNORDERED = frozenset({"boolean", "binary"})
+EXACT_LIMIT = 10_000  # distinct values of a session, where `limit` is not given
+
+
+def takes(function: str, type_name: str) -> bool:
+    """Whether an aggregate is defined for values of this type (`ColumnType.name`)."""
+    if function in {"sum", "avg"}:
+        return type_name in _NUMBERS
+    return function not in {"min", "max"} or type_name not in _UNORDERED
+
+
+def takes_text(function: str) -> str:
+    """What it takes, for messages."""
+    return "numbers" if function in {"sum", "avg"} else "all types but boolean and binary"
+
+
+FROM_SQL = ("groupBy", "gap", "compute", "where", "aggregates")
+"""The fields of `spec` in whose place `sql` may stand."""
+
+
+class ComputedColumn(Model):
+    """A column that an SQL expression over the input's columns makes, for `groupBy` and aggregates."""
+
+    expression: Text
+    as_: Annotated[Text, Field(alias="as")]
+
+
+class Aggregate(Model):
+    """One aggregate of a session (docs/semantics.md#s7); NULLs are skipped. `count` counts rows, every other
+    function needs a `column`. `count_distinct` is `exact`, and fails the job at more than `limit` (10,000 if not given)
+    values in one session, or `hll`: a HyperLogLog sketch with a relative standard error of about 1.6 %."""
+
+    function: Function
+    column: Text | None = None
+    method: Literal["exact", "hll"] | None = None
+    limit: Annotated[Int, Field(ge=1)] | None = None
+    as_: Annotated[Text, Field(alias="as")]
+
+    @property
+    def distinct_limit(self) -> int | None:
+        """How many distinct values an exact count takes; None for a sketch, and other functions."""
+        exact = self.function == "count_distinct" and self.method != "hll"
+        return (self.limit or EXACT_LIMIT) if exact else None
+
+
+class Sessions(Model):
+    """What the sessions of a job are: as its fields say, or as its SQL does. `gap` is milliseconds of event time;
+    `where` keeps the input's rows for which it is true."""
+
+    group_by: tuple[Text, ...]
+    gap: Length
+    compute: tuple[ComputedColumn, ...] = ()
+    where: Text | None = None
+    aggregates: tuple[Aggregate, ...] = ()

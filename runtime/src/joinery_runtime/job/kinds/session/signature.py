@@ -1,0 +1,116 @@
+"""The fingerprint of a job of sessions, and what a changed one may do with its state (rule M2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.wording import listed
+
+Origin = str | dict[str, Any]
+_ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<column>.*)\)[^()]*", re.DOTALL)
+
+
+def session_fields(job: SessionWindow, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """`stored` names the columns of the part SESSIONS_PART: groups, then accumulators as `$sum(amount)`."""
+    of = job.sessions
+    return {
+        "groups": [[name, origin(job, name)] for name in of.group_by],
+        "gap": of.gap,
+        "maxDuration": job.spec.max_duration,
+        "allowedLateness": job.spec.allowed_lateness,
+        "lateData": job.spec.late_data,
+        "stored": {
+            name: origin(job, column)
+            for name in stored[SESSIONS_PART]
+            if (column := accumulated_column(name)) is not None
+        },
+    }
+
+
+def accumulated_column(name: str) -> str | None:
+    """The column that an accumulator's column of the state is about, empty for a count of rows; None for a group."""
+    found = _ACCUMULATOR.fullmatch(name)
+    return found["column"] if found is not None else None
+
+
+def origin(job: SessionWindow, column: str) -> Origin:
+    """What a column of sessions holds: its declared type (empty for no column), or the expression that makes it and the
+    types of the columns that this reads."""
+    types = job.spec.input.types
+    if column in types or not column:
+        return str(types.get(column, ""))
+    text = next(made.expression for made in job.sessions.compute if made.as_ == column)
+    read = sorted({part.name for part in _tree(text).find_all(exp.Column)} & types.keys())
+    return {"expression": text, "reads": {name: str(types[name]) for name in read}}
+
+
+def _tree(expression: str) -> exp.Expr:
+    """Columns without their input, of which there is one."""
+    try:
+        tree = sqlglot.parse_one(expression)
+    except SqlglotError:
+        return exp.Var(this=expression)  # the core refuses it and says why
+    for column in tree.find_all(exp.Column):
+        column.set("table", None)
+    return tree
+
+
+# --- comparison ---------------------------------------------------------------------------------------------------
+
+Signed = Mapping[str, Any]
+
+
+def session_refusals(old: Signed, new: Signed) -> Iterator[str]:
+    """Why the state cannot be used, where inputs are the same."""
+    was, now = old["groups"], new["groups"]
+    names = [[name for name, _ in groups] for groups in (was, now)]
+    if names[0] != names[1] or not all(_same(a[1], b[1]) for a, b in zip(was, now, strict=True)):
+        told = [listed(f"{name} ({_told(what)})" for name, what in groups) for groups in (was, now)]
+        yield f"groupBy was {told[0]}, it is now {told[1]}"
+    for name, what in new["stored"].items():
+        kept = old["stored"].get(name)
+        text = name.removeprefix("$")
+        if kept is None:
+            yield f"{text} is not in the stored sessions, and the job now needs it"
+        elif not _same(kept, what):
+            yield f"{text} is stored over {_told(kept)}, the job now makes it of {_told(what)}"
+
+
+def _same(was: Origin, now: Origin) -> bool:
+    """Expressions are the same however they are written."""
+    if isinstance(was, str) or isinstance(now, str):
+        return was == now
+    return was["reads"] == now["reads"] and _tree(was["expression"]) == _tree(now["expression"])
+
+
+def _told(what: Origin) -> str:
+    if isinstance(what, str):
+        return what
+    reads = [f"{name} {kind}" for name, kind in what["reads"].items()]
+    return f"{what['expression']} of {listed(reads)}" if reads else str(what["expression"])
+
+
+def session_warnings(old: Signed, new: Signed) -> Iterator[str]:
+    for field, words in (("gap", "gap"), ("maxDuration", "maxDuration")):
+        if old[field] != new[field]:
+            yield f"{words} went from {_times(old, new, field)}: sessions that were formed before stay as they are"
+    if new["allowedLateness"] > old["allowedLateness"]:
+        yield (
+            f"allowedLateness went from {_times(old, new, 'allowedLateness')}: sessions that were evicted before stay "
+            "gone, so rows that belong to them open new ones"
+        )
+    if (old["lateData"], new["lateData"]) == ("reopen", "drop"):
+        yield "lateData went from reopen to drop: what has gone out goes out again only with a row that is not late"
+
+
+def _times(old: Signed, new: Signed, field: str) -> str:
+    return f"{format_duration(old[field])} to {format_duration(new[field])}"

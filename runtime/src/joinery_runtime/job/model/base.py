@@ -1,0 +1,149 @@
+"""What all resource models share: their configuration, the scalar field types, and how "not supported yet" is said.
+
+A value that the interface defines and this release does not build is declared with `not_yet`, so that it is refused at
+its own path. Building the feature means replacing that one declaration.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    Strict,
+    StringConstraints,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from joinery_runtime.job.model.duration import format_duration, parse_duration
+from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
+from joinery_runtime.job.model.types import ColumnType, parse_type
+
+
+class Model(BaseModel):
+    """camelCase in YAML, snake_case in Python (either may be used to construct); frozen; unknown fields are refused."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,  # pydantic's own messages would print secrets
+    )
+
+
+def not_yet(what: str, *values: object, todo: str = "") -> Any:
+    """The marker of single values that are not built; `{}` in `what` is replaced by the value."""
+
+    def refuse(value: object) -> object:
+        if any(value is unbuilt or (isinstance(value, str) and value == unbuilt) for unbuilt in values):
+            template = "{what} is not supported yet" + ("; {todo}" if todo else "")
+            raise PydanticCustomError("not_yet", template, {"what": what.format(value), "todo": todo})
+        return value
+
+    return BeforeValidator(refuse)
+
+
+def _duration(value: Any) -> int:
+    return parse_duration(value)
+
+
+def _bytes(value: Any) -> int:
+    return parse_bytes(value)
+
+
+def _column_type(value: Any) -> ColumnType:
+    if isinstance(value, ColumnType):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("a column type must be text, for example string or decimal(12,2)")
+    return parse_type(value)
+
+
+def _epoch_ms(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        moment = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError(
+            "a time must be whole milliseconds since 1970 or RFC 3339 text with its offset, "
+            "for example 2026-01-15T10:00:00Z"
+        )
+    return round(moment.timestamp() * 1000)
+
+
+def _setting(value: Any) -> Any:
+    """Settings of librdkafka and Spark are text; YAML writers naturally leave numbers and booleans unquoted."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _resolve(path: str, info: ValidationInfo) -> str:
+    base = info.context.get("base") if isinstance(info.context, dict) else None
+    return str(Path(base, path)) if base is not None else path
+
+
+Int = Annotated[int, Strict()]
+Bool = Annotated[bool, Strict()]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Duration = Annotated[
+    int,
+    BeforeValidator(_duration),
+    PlainSerializer(format_duration, when_used="json"),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
+PositiveDuration = Annotated[Duration, Field(ge=0)]
+ByteCount = Annotated[
+    int,
+    BeforeValidator(_bytes),
+    Field(ge=1),
+    PlainSerializer(format_bytes, when_used="json"),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
+EpochMs = Annotated[
+    int, BeforeValidator(_epoch_ms), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})
+]
+TypeField = Annotated[
+    ColumnType, PlainValidator(_column_type), PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})
+]
+Setting = Annotated[str, BeforeValidator(_setting)]
+# `load_job` passes the file's folder, so that a job means the same wherever it is started from.
+FilePath = Annotated[Text, AfterValidator(_resolve)]
+Length = Annotated[PositiveDuration, Field(gt=0)]
+
+
+def _bound(value: Any) -> int:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error} (a bound is constant, it cannot depend on a column)") from error
+
+
+Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration, when_used="json")]
+
+
+class Limits(Model):
+    """Caps on each side of the step, and what happens at one: `fail` stops the job before anything of the epoch is
+    committed; `pause` reads no more of that side until its state has shrunk. A key with more rows than `hotKeyWarning`
+    is warned about. `maxStateBytes` is a number of bytes, or text as 500M and 10Gi."""
+
+    max_state_bytes: ByteCount | None = None
+    max_records: Annotated[Int, Field(ge=1)] | None = None
+    on_limit: Literal["fail", "pause"] = "fail"
+    hot_key_warning: Annotated[Int, Field(ge=1)] = 100_000

@@ -1,0 +1,54 @@
+"""What CEL rules of several kinds share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from joinery_runtime.job.model.wording import linked, listed
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`rule` holds for good resources; `at` is the field below the rule's own place that a finding points to."""
+
+    rule: str
+    message: str
+    at: str = ""
+
+    def schema(self) -> dict[str, Any]:
+        return {"rule": self.rule, "message": linked(self.message), **({"fieldPath": self.at} if self.at else {})}
+
+
+def exactly_one(*names: str) -> Rule:
+    given = ", ".join(f"has(self.{name})" for name in names)
+    return Rule(f"[{given}].exists_one(named, named)", f"needs exactly one of {listed(names)}")
+
+
+def time(name: str) -> str:
+    return f"(type(self.{name}) == int ? duration(string(self.{name}) + 'ms') : duration(string(self.{name})))"
+
+
+def positive() -> tuple[Rule, ...]:
+    """Of durations; the schema's minimum sees numbers only."""
+    return (Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),)
+
+
+_STATE_DSN = "has(self.stateStore) && has(self.stateStore.postgres) && has(self.stateStore.postgres.dsn)"
+
+TARGETS = (
+    Rule(
+        "!has(self.output.postgres) || !has(self.stateStore) || !has(self.stateStore.memory)",
+        "a Postgres output cannot be exactly once with the memory store: its rows are committed in one transaction "
+        "with the state; name a Postgres stateStore",
+        ".output.postgres",
+    ),
+    Rule(
+        "!has(self.output.postgres) || !has(self.output.postgres.dsn) || "
+        f"({_STATE_DSN} && self.output.postgres.dsn == self.stateStore.postgres.dsn)",
+        "an output in another database than the state's cannot be exactly once: its rows are committed in one "
+        "transaction with the state; leave dsn out and let stateStore.postgres name that database",
+        ".output.postgres.dsn",
+    ),
+)
+"""Of the spec of every kind: an output and the state store."""

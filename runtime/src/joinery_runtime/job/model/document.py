@@ -1,0 +1,109 @@
+"""YAML (or JSON) text as plain values, with the line of every key and list item."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from joinery_runtime.errors import JobError, Problem
+from joinery_runtime.job.model.parts import Loc
+
+# Far more than any resource holds; stops a file that aliases itself or multiplies by aliases.
+MAX_VALUES = 100_000
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
+
+@dataclass(slots=True)
+class Document:
+    """One YAML document. `lines` are 1-based, by path; `repeated` lists keys that a mapping holds twice, as path, line
+    and column."""
+
+    data: Any = None
+    lines: dict[Loc, int] = field(default_factory=dict)
+    repeated: list[tuple[Loc, int, int]] = field(default_factory=list)
+
+    def line(self, at: Loc) -> int | None:
+        """The line of the place, or of the innermost part of its path that is in the file."""
+        return next((self.lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in self.lines), None)
+
+
+def read_documents(text: str, source: str) -> list[Document]:
+    """All documents that are not empty. Raises JobError with line and column when the text is not YAML."""
+    text = _without_json_tabs(text)
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        nodes = [node for node in yaml.compose_all(text) if node is not None]
+        return [_Reader(yaml).document(node) for node in nodes]
+    except MarkedYAMLError as error:
+        raise JobError(source, [_broken(error)]) from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        problem = Problem("(file)", f"this is not readable YAML: {' '.join(str(error).split())}")
+        raise JobError(source, [problem]) from error
+
+
+def _without_json_tabs(text: str) -> str:
+    """JSON may be indented with tabs, YAML may not; inside JSON's strings a bare tab cannot be."""
+    if "\t" not in text:
+        return text
+    try:
+        json.loads(text)
+    except ValueError:
+        return text
+    return text.replace("\t", " ")
+
+
+def _broken(error: MarkedYAMLError) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    while_doing = f" {error.context}" if error.context else ""
+    message = f"this is not readable YAML: {error.problem or 'broken'}{while_doing}; fix the text here or just above"
+    if mark is None:
+        return Problem("(file)", message)
+    return Problem("(file)", f"column {mark.column + 1}: {message}", mark.line + 1)
+
+
+class _Reader:
+    def __init__(self, yaml: YAML) -> None:
+        self._yaml = yaml
+        self._found = Document()
+        self._values = 0
+
+    def document(self, node: Node) -> Document:
+        self._found.lines[()] = node.start_mark.line + 1
+        self._found.data = self._value(node, ())
+        return self._found
+
+    def _value(self, node: Node, at: Loc) -> Any:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise ValueError(f"it expands to more than {MAX_VALUES} values; do not nest aliases")
+        if isinstance(node, MappingNode):
+            return dict(self._pairs(node, at))
+        if isinstance(node, SequenceNode):
+            return [self._item(child, (*at, i)) for i, child in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _pairs(self, node: MappingNode, at: Loc) -> Iterator[tuple[str, Any]]:
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            # Resources are JSON objects: keys are text, also where YAML would read a number (`offsets: {0: 5}`).
+            key = str(key_node.value) if isinstance(key_node, ScalarNode) else "(a list or mapping as key)"
+            place, mark = (*at, key), key_node.start_mark
+            if key in seen:
+                self._found.repeated.append((place, mark.line + 1, mark.column + 1))
+            seen.add(key)
+            self._found.lines.setdefault(place, mark.line + 1)
+            yield key, self._value(value_node, place)
+
+    def _item(self, node: Node, at: Loc) -> Any:
+        self._found.lines[at] = node.start_mark.line + 1
+        return self._value(node, at)
+
+    def _scalar(self, node: Node) -> Any:
+        # A date without quotes stays text: the models read times themselves.
+        return node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)

@@ -1,0 +1,77 @@
+"""Durations as people write them: Go style (`1h30m`, `250ms`, `-1m`), or a plain integer of milliseconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from fractions import Fraction
+
+# Go's time.Duration counts nanoseconds in 64 bits; the same limit keeps sums of times inside int64 milliseconds.
+MAX_MS = (2**63 - 1) // 1_000_000
+
+_MS_PER_UNIT = {
+    "ns": Fraction(1, 1_000_000),
+    "us": Fraction(1, 1_000),
+    "µs": Fraction(1, 1_000),
+    "ms": Fraction(1),
+    "s": Fraction(1_000),
+    "m": Fraction(60_000),
+    "h": Fraction(3_600_000),
+}
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zµ]*)", re.ASCII | re.IGNORECASE)
+_WHOLE = re.compile(rf"([+-]?)((?:{_PART.pattern})+)", re.ASCII | re.IGNORECASE)
+_HINT = "write it like 1h30m, 10s, 250ms or -1m, or as a plain number of milliseconds"
+
+
+def parse_duration(value: str | int) -> int:
+    """The duration in milliseconds. Raises ValueError saying what is wrong with the text and how to write it."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"a duration must be text or a whole number of milliseconds; {_HINT}")
+    ms = value if isinstance(value, int) else _parse_text(value.strip())
+    if abs(ms) > MAX_MS:
+        raise ValueError(f"{value!r} is longer than the longest duration, {MAX_MS} ms (292 years)")
+    return ms
+
+
+def format_duration(ms: int) -> str:
+    """The shortest text of whole units that parse_duration reads back as `ms`."""
+    if ms == 0:
+        return "0s"
+    text, rest = "-" if ms < 0 else "", abs(ms)
+    for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)):
+        count, rest = divmod(rest, size)
+        text += f"{count}{unit}" if count else ""
+    return text
+
+
+def format_time(ms: int | None) -> str:
+    """Event time for people. What no calendar holds, such as the watermark of an input that has ended, is a number."""
+    if ms is None:
+        return "not known yet"
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError):
+        return "the end" if ms == 2**63 - 1 else f"{ms} ms"
+
+
+def _parse_text(text: str) -> int:
+    if text in {"0", "+0", "-0"}:
+        return 0
+    match = _WHOLE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; {_HINT}")
+    total = sum((_part_ms(number, unit, text) for number, unit in _PART.findall(match[2])), Fraction(0))
+    if total.denominator != 1:
+        raise ValueError(f"{text!r} is not a whole number of milliseconds, the smallest step of event time")
+    return -int(total) if match[1] == "-" else int(total)
+
+
+def _part_ms(number: str, unit: str, text: str) -> Fraction:
+    if unit in _MS_PER_UNIT:
+        return Fraction(number) * _MS_PER_UNIT[unit]
+    if not unit:
+        raise ValueError(f"{text!r} has no unit after {number}; {_HINT}")
+    if unit in {"d", "w"}:
+        hours = Fraction(number) * (24 if unit == "d" else 168)
+        raise ValueError(f"{text!r} has the unit {unit!r}, which Go durations lack; write hours: {float(hours):g}h")
+    raise ValueError(f"{text!r} has the unknown unit {unit!r}; units are h, m, s, ms, us and ns")

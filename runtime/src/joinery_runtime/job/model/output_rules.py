@@ -1,0 +1,67 @@
+"""Cross-field rules of outputs, dead letters and the state store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from joinery_runtime.job.model.outputs import DeadLetter, Output
+from joinery_runtime.job.model.parts import Finding, Parts, dig, exactly_one, items
+from joinery_runtime.job.model.wording import listed, suggestion
+
+
+def unknown_columns(parts: Parts, known: Sequence[str] | None) -> Iterator[Finding]:
+    """Keys that name no output column. `known` are all that there are, None while one is hidden."""
+    if known is None:
+        return
+    for steps in (("kafka", "key"), ("postgres", "upsertKey")):
+        for i, name in enumerate(items(parts.data, "spec", "output", *steps)):
+            if isinstance(name, str) and name not in known:
+                hint = suggestion(name, known)
+                at = ("spec", "output", *steps, i)
+                yield at, f"{name!r} is not an output column{hint}; output columns are {listed(known)}"
+
+
+def _one_target(parts: Parts) -> Iterator[Finding]:
+    spec = dig(parts.data, "spec")
+    yield from exactly_one(dig(spec, "output"), ("spec", "output"), Output.KINDS)
+    yield from exactly_one(dig(spec, "deadLetter"), ("spec", "deadLetter"), DeadLetter.KINDS)
+    if dig(spec, "stateStore", "postgres") is not None and dig(spec, "stateStore", "memory") is not None:
+        yield ("spec", "stateStore"), "postgres and memory are both named; keep one"
+    yield from exactly_one(
+        dig(spec, "stateStore", "postgres"), ("spec", "stateStore", "postgres"), ("dsn", "dsnSecretRef")
+    )
+
+
+def _postgres_beside_the_state(parts: Parts) -> Iterator[Finding]:
+    spec = dig(parts.data, "spec")
+    output, at = dig(spec, "output", "postgres"), ("spec", "output", "postgres")
+    if not isinstance(output, Mapping):
+        return
+    why = "its rows are committed in one transaction with the state"
+    if dig(spec, "stateStore", "memory") is not None:
+        yield at, f"a Postgres output cannot be exactly once with the memory store: {why}; name a Postgres stateStore"
+    elif output.get("dsn") is not None and output["dsn"] != dig(spec, "stateStore", "postgres", "dsn"):
+        yield (
+            (*at, "dsn"),
+            f"an output in another database than the state's cannot be exactly once: {why}; "
+            "leave dsn out and let stateStore.postgres name that database",
+        )
+
+
+def _dead_letter_address(parts: Parts) -> Iterator[Finding]:
+    spec = dig(parts.data, "spec")
+    target = dig(spec, "deadLetter", "kafka")
+    if not isinstance(target, Mapping) or target.get("bootstrapServers") is not None:
+        return
+    addresses = [dig(part.data, "kafka", "bootstrapServers") for part in parts.inputs]
+    of_inputs = {address for address in addresses if isinstance(address, str)}
+    if dig(spec, "output", "kafka", "bootstrapServers") is None and len(of_inputs) != 1:
+        facts = f"the inputs name {listed(sorted(of_inputs))}" if of_inputs else "nothing else names Kafka"
+        yield ("spec", "deadLetter", "kafka"), f"it is not clear which Kafka is meant: {facts}; write bootstrapServers"
+
+
+RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
+    _one_target,
+    _postgres_beside_the_state,
+    _dead_letter_address,
+)

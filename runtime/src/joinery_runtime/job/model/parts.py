@@ -1,0 +1,170 @@
+"""The parts of a resource that cross-field rules look at, each present as far as it parses.
+
+Rules run on raw data, not on models, so that a mistake in one place does not hide the mistakes elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from joinery_runtime.job.model.base import TypeField
+from joinery_runtime.job.model.references import Reference, parse_reference
+from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.wording import listed, suggestion
+
+Loc = tuple[str | int, ...]
+Finding = tuple[Loc, str]
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TYPE: TypeAdapter[ColumnType] = TypeAdapter(TypeField)
+
+
+@dataclass(frozen=True, slots=True)
+class InputPart:
+    """`types` is None unless every column has a name; a column whose type does not parse has the type None."""
+
+    at: Loc
+    data: Mapping[str, Any]
+    name: str | None
+    types: Mapping[str, ColumnType | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """One join step. `left` are the inputs that were joined before it, empty where an earlier mistake hides them;
+    `right` is None unless it names an input of its own."""
+
+    at: Loc
+    number: int
+    data: Mapping[str, Any]
+    left: tuple[InputPart, ...]
+    right: InputPart | None
+
+    @property
+    def sides_known(self) -> bool:
+        return bool(self.left) and self.right is not None
+
+    @property
+    def left_names(self) -> list[str]:
+        return [part.name or "" for part in self.left]
+
+    def side_of(self, input_name: str) -> InputPart | None:
+        """The input of that name, if it is one that this step joins."""
+        joined = [*self.left, *([self.right] if self.right is not None else [])]
+        return next((part for part in joined if part.name == input_name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    data: Mapping[str, Any]
+    inputs: tuple[InputPart, ...]
+    steps: tuple[StepPart, ...]
+
+    @property
+    def by_name(self) -> dict[str, InputPart]:
+        return {part.name: part for part in self.inputs if part.name is not None}
+
+    @property
+    def all_named(self) -> bool:
+        """Whether there are inputs, two at least, each with its own name: what rules on steps and outputs need."""
+        return len(self.inputs) == len(self.by_name) >= 2
+
+
+def path_text(at: Loc) -> str:
+    """`spec.inputs[0].schema[2].type`; a key that is no plain word is quoted: `keys["orders.id"]`."""
+    return "".join(map(_step_text, at)).removeprefix(".") or "(file)"
+
+
+def _step_text(step: str | int) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    return f".{step}" if _PLAIN.fullmatch(step) else f'["{step}"]'
+
+
+def dig(data: object, *steps: str | int) -> Any:
+    """The value at a path of keys and list positions, or None."""
+    for step in steps:
+        if isinstance(data, Mapping):
+            data = data.get(step)
+        elif isinstance(data, list | tuple) and isinstance(step, int) and step < len(data):
+            data = data[step]
+        else:
+            return None
+    return data
+
+
+def items(data: object, *steps: str | int) -> Sequence[Any]:
+    """The list at a path, empty when there is none."""
+    value = dig(data, *steps)
+    return value if isinstance(value, list | tuple) else ()
+
+
+def take_apart(data: Mapping[str, Any]) -> Parts:
+    inputs = tuple(input_part(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
+    return Parts(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))))
+
+
+def _step_parts(inputs: tuple[InputPart, ...], steps: Sequence[object]) -> Iterator[StepPart]:
+    by_name = {part.name: part for part in inputs if part.name is not None}
+    left = inputs[:1] if len(by_name) == len(inputs) >= 2 else ()
+    for number, raw in enumerate(steps):
+        data = raw if isinstance(raw, Mapping) else {}
+        name = data.get("right")
+        right = by_name.get(name) if isinstance(name, str) and left else None
+        right = None if right in left else right
+        yield StepPart(("spec", "joins", number), number, data, left, right)
+        left = (*left, right) if left and right is not None else ()
+
+
+def reference(text: object) -> Reference | None:
+    return parse_reference(text) if isinstance(text, str) else None
+
+
+def input_part(at: Loc, raw: object) -> InputPart:
+    data = raw if isinstance(raw, Mapping) else {}
+    name = data.get("name")
+    return InputPart(at, data, name if isinstance(name, str) else None, _types(items(data, "schema")))
+
+
+def _types(columns: Sequence[object]) -> Mapping[str, ColumnType | None] | None:
+    names = [dig(column, "name") for column in columns]
+    if not names or not all(isinstance(name, str) for name in names):
+        return None
+    return {name: _type(dig(column, "type")) for name, column in zip(names, columns, strict=True)}
+
+
+def _type(raw: object) -> ColumnType | None:
+    try:
+        return _TYPE.validate_python(raw)
+    except ValidationError:
+        return None
+
+
+def repeats(names: Sequence[object]) -> list[tuple[int, str]]:
+    """Positions after the first of every name that occurs more than once."""
+    seen: set[str] = set()
+    repeats = []
+    for i, name in enumerate(names):
+        if isinstance(name, str):
+            if name in seen:
+                repeats.append((i, name))
+            seen.add(name)
+    return repeats
+
+
+def exactly_one(data: object, at: Loc, options: Sequence[str]) -> Iterator[Finding]:
+    """A finding at `at` unless the mapping there names exactly one of the options."""
+    named = [option for option in options if dig(data, option) is not None]
+    if isinstance(data, Mapping) and len(named) != 1:
+        facts = f"{listed(named)} are named" if named else "none of them is named"
+        yield at, f"needs exactly one of {listed(options)}: {facts}"
+
+
+def unknown_column(name: str, side: InputPart) -> str:
+    known = side.types or {}
+    return f"{side.name!r} has no column {name!r}{suggestion(name, known)}; its columns are {listed(known)}"

@@ -1,0 +1,153 @@
+"""Turns pydantic's findings into messages for people: what, the facts, what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from joinery_runtime.job.model.parts import Finding, Loc
+from joinery_runtime.job.model.resource import RULES_BROKEN, Job
+from joinery_runtime.job.model.wording import listed, suggestion
+
+_BOUND = "; a one-sided bound would keep state for ever (rule J8): write both lower and upper"
+_CAP = "; sessions need a hard cap, so that none is kept for ever (rule S2): write for example maxDuration: 2h"
+_MISSING = {"lower": _BOUND, "upper": _BOUND, "maxDuration": _CAP}
+_INPUT_NAME = "an input name has letters, digits and '_', and does not start with a digit"
+_PATTERNS = {
+    "topic": "a topic name has 1 to 249 letters, digits, '.', '_' and '-'",
+    "metadata": "a name has lower-case letters, digits, '-' and '.', and starts and ends with a letter or digit",
+    "input": _INPUT_NAME,
+    "inputs": _INPUT_NAME,
+    "schema": "a column name does not start with `$` (engine columns do) and holds no control characters",
+}
+
+
+def findings(errors: Sequence[ErrorDetails], model: type[Job]) -> Iterator[Finding]:
+    """Every error of validating a resource of this kind, as (path, message)."""
+    for error in errors:
+        if error["type"] == RULES_BROKEN:
+            yield from error["ctx"]["found"]
+        else:
+            yield _place(error), _message(error, model)
+
+
+def _place(error: ErrorDetails) -> Loc:
+    return tuple(step for step in error["loc"] if not (isinstance(step, str) and step[:1] in {"<", "["}))
+
+
+def _message(error: ErrorDetails, model: type[Job]) -> str:
+    if error["type"] == "extra_forbidden":
+        return _unknown(error, model)
+    say = _SAY.get(error["type"])
+    return say(error) if say is not None else error["msg"][:1].lower() + error["msg"][1:]
+
+
+def _missing(error: ErrorDetails) -> str:
+    return f"is missing{_MISSING.get(str(error['loc'][-1]), '')}"
+
+
+def _unknown(error: ErrorDetails, model: type[Job]) -> str:
+    if error["loc"][:-1] == ("spec",) and error["loc"][-1] in model.no_fields:
+        return f"is not a field: {model.no_fields[str(error['loc'][-1])]}"
+    fields = _fields(error["loc"][:-1], model)
+    return f"is not a field{suggestion(error['loc'][-1], fields)}; fields here are {listed(fields)}"
+
+
+def _literal(error: ErrorDetails) -> str:
+    allowed = [word.strip("'") for word in re.split(r", | or ", error["ctx"]["expected"])]
+    return f"{error['input']!r} is not allowed{suggestion(error['input'], allowed)}; write {_either(allowed)}"
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _needs(what: str) -> Callable[[ErrorDetails], str]:
+    return lambda error: f"must be {what}, not {_shown(error['input'])}"
+
+
+def _limit(words: str, key: str) -> Callable[[ErrorDetails], str]:
+    return lambda error: f"must be {words} {error['ctx'][key]}, not {_measured(error['input'])}"
+
+
+def _pattern(error: ErrorDetails) -> str:
+    place = _place(error)
+    rule = next((_PATTERNS[step] for step in reversed(place) if step in _PATTERNS), f"must match {error['ctx']}")
+    return f"{error['input']!r} is not allowed: {rule}"
+
+
+def _own(error: ErrorDetails) -> str:
+    return str(error["ctx"]["error"])
+
+
+def _shown(value: object) -> str:
+    """Never the text itself: it may be a secret."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool | int | float):
+        return str(value).lower() if isinstance(value, bool) else f"the number {value}"
+    words: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
+    return words.get(type(value), type(value).__name__)
+
+
+def _measured(value: object) -> str:
+    """Text that was read as a duration or a size can be shown."""
+    return repr(value) if isinstance(value, str) else _shown(value)
+
+
+_SAY: dict[str, Callable[[ErrorDetails], str]] = {
+    "missing": _missing,
+    "literal_error": _literal,
+    "value_error": _own,
+    "string_pattern_mismatch": _pattern,
+    "string_type": _needs("text (put it in quotes if it looks like something else)"),
+    "int_type": _needs("a whole number"),
+    "int_parsing": _needs("a whole number"),
+    "int_from_float": _needs("a whole number"),
+    "bool_type": _needs("true or false"),
+    "tuple_type": _needs("a list"),
+    "dict_type": _needs("a mapping"),
+    "model_type": _needs("a mapping"),
+    "model_attributes_type": _needs("a mapping"),
+    "string_too_short": lambda _: "is empty; write a value",
+    "too_short": lambda _: "is empty; write at least one entry",
+    "greater_than_equal": _limit("at least", "ge"),
+    "greater_than": _limit("more than", "gt"),
+    "less_than_equal": _limit("at most", "le"),
+}
+
+
+def _fields(at: Loc, model: type[Job]) -> list[str]:
+    """YAML names of the fields that the model at this place has."""
+    kind: Any = model
+    for step in at:
+        kind = _inner(kind, step)
+    return [info.alias or name for name, info in kind.model_fields.items()]
+
+
+def _inner(kind: Any, step: str | int) -> Any:
+    """The model one step further down. Positions and union branches (`<...>`) are taken off by `_models`."""
+    if isinstance(step, int):
+        return kind
+    options = _models(kind) if isinstance(kind, tuple) else [kind]
+    if step.startswith("<"):
+        return next(model for model in options if step.strip("<>") in model.model_fields)
+    field = next(info for name, info in options[0].model_fields.items() if step in {name, info.alias})
+    found = _models(field.annotation)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is Annotated:
+        return _models(get_args(annotation)[0])
+    return [model for inner in _parts_of(annotation) for model in _models(inner)]
+
+
+def _parts_of(annotation: Any) -> tuple[Any, ...]:
+    return annotation if isinstance(annotation, tuple) else get_args(annotation)

@@ -1,0 +1,41 @@
+"""How a resource names a column of an input, and pairs of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`orders.amount` taken apart. A column name may itself hold dots, an input name never does."""
+
+    input: str
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.input}.{self.column}"
+
+
+def parse_reference(text: str) -> Reference | None:
+    """None when the text is not `input.column`."""
+    input_name, dot, column = text.partition(".")
+    return Reference(input_name, column) if dot and input_name and column else None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """One equality of a step: `left` is a column of an input joined before, `right` one of the step's right input."""
+
+    left: Reference
+    right: Reference
+
+
+# --- columns that the engine adds -------------------------------------------------------------------------------------
+
+WINDOW_COLUMNS = ("window_start", "window_end")
+"""What the rows of a window join carry after the user's columns (rule W4): int64 milliseconds."""
+WINDOW_START, SESSION_ID = WINDOW_COLUMNS[0], "session_id"
+SESSION_COLUMNS = (*WINDOW_COLUMNS, SESSION_ID)
+"""What every session's row carries after its group columns (rule S6): int64 milliseconds twice, uint64."""
+RETRACTED = "retracted"
+"""The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""

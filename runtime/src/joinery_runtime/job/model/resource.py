@@ -1,0 +1,162 @@
+"""What both kinds of job have in common: the fields around what they do, and the views that the engine asks for."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from joinery_runtime.job.model.base import Bool, Int, Limits, Model
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
+from joinery_runtime.job.model.parts import Finding, Loc, path_text
+from joinery_runtime.job.model.pods import SparkSpec
+from joinery_runtime.job.model.references import Reference
+from joinery_runtime.job.model.types import ColumnType
+
+API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"
+RULES_BROKEN = "rules_broken"  # type of the one pydantic error that carries all cross-field findings
+
+Name = Annotated[
+    str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+]
+
+
+class Metadata(Model):
+    # Kubernetes owns this part and adds fields of its own (uid, managedFields, ...): they are none of our business.
+    model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore")
+
+    name: Name
+    namespace: Name | None = None
+
+
+class Trigger(Model):
+    max_records_per_epoch: Annotated[Int, Field(ge=1)] = 500_000
+
+
+class Upgrade(Model):
+    """How another image or a changed job takes over: with the state, or anew without it."""
+
+    mode: Literal["stateful", "stateless"] = "stateful"
+    rollback: Literal["automatic"] = "automatic"
+
+
+class JobSpec(Model):
+    """Where rows and state go, and how a job runs."""
+
+    output: Output
+    dead_letter: DeadLetter | None = None
+    state_store: StoreSpec = StoreSpec()
+    delivery: Literal["exactlyOnce", "atLeastOnce"] = "exactlyOnce"
+    trigger: Trigger = Trigger()
+    shards: Annotated[Int, Field(ge=1, le=4096)] = 8
+    upgrade: Upgrade = Upgrade()
+    suspend: Bool = False
+    cleanup: Literal["retainState", "deleteState"] = "retainState"
+    spark: SparkSpec = SparkSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputColumn:
+    """`source` is the input's column, `expression` an SQL expression over `input.column`s, whose type the core works
+    out (`type` is None). What the engine adds itself (a window's times, aggregates) has neither."""
+
+    name: str
+    source: Reference | None = None
+    expression: str | None = None
+    type: ColumnType | None = None
+
+
+class Job(Model):
+    """A valid resource. Constructing one in Python applies the same rules as loading a file. `no_fields` says of fields
+    that `spec` has not, but might be thought to have, why not."""
+
+    no_fields: ClassVar[Mapping[str, str]] = {}
+
+    api_version: Literal["joinery.dev/v1alpha1"] = API_VERSION
+    kind: str
+    metadata: Metadata
+    spec: JobSpec
+    # What `kubectl get -o yaml` prints can be fed back as it is; the status is no part of the job.
+    status: Annotated[None, BeforeValidator(lambda _: None), Field(exclude=True, repr=False)] = None
+
+    @classmethod
+    @abstractmethod
+    def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
+        """The cross-field rules that a resource with these YAML field names breaks."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[Input, ...]:
+        """In the job's order."""
+
+    @property
+    @abstractmethod
+    def output_columns(self) -> tuple[OutputColumn, ...]:
+        """What goes out, in order."""
+
+    @property
+    @abstractmethod
+    def has_expressions(self) -> bool:
+        """Whether SQL expressions say what matches or goes out, which only the core can check."""
+
+    @property
+    @abstractmethod
+    def upsert_key(self) -> tuple[str, ...]:
+        """The output columns whose row a Postgres table holds once; empty: every row is inserted."""
+
+    @property
+    @abstractmethod
+    def limits(self) -> Mapping[tuple[str, ...], Limits]:
+        """What each step's state may hold, by the parts that it keeps, in the order of the steps."""
+
+    @property
+    def retracted(self) -> str | None:
+        """The output's column that says whether a row takes back the one with its key; None: there is none."""
+        return None
+
+    @property
+    @abstractmethod
+    def input_places(self) -> tuple[Loc, ...]:
+        """Where in `spec` each input is."""
+
+    @abstractmethod
+    def with_inputs(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        """The fields of `spec` with these inputs in the place of its own."""
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        found = self.broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        if found:
+            text = "\n".join(f"{path_text(at)}: {message}" for at, message in found)
+            raise PydanticCustomError(RULES_BROKEN, "{text}", {"text": text, "found": found})
+        return self
+
+    @property
+    def name(self) -> str:
+        """The job's name in the state store: `namespace/name`, or `name` where no namespace is given."""
+        namespace = self.metadata.namespace
+        return f"{namespace}/{self.metadata.name}" if namespace else self.metadata.name
+
+    def input(self, name: str) -> Input:
+        """Raises KeyError for a name that no input has."""
+        return {side.name: side for side in self.inputs}[name]
+
+    @property
+    def dead_letter_kafka(self) -> DeadLetterKafka | None:
+        """The dead-letter topic with its address and settings filled in, if dead letters go to Kafka."""
+        target = self.spec.dead_letter.kafka if self.spec.dead_letter else None
+        if target is None:
+            return None
+        known = (self.spec.output.kafka, *(side.kafka for side in self.inputs))
+        same = next((at for at in known if at and target.bootstrap_servers in {None, at.bootstrap_servers}), None)
+        filled = {
+            "bootstrap_servers": target.bootstrap_servers or (same.bootstrap_servers if same else None),
+            "properties": target.properties if target.properties is not None else same.properties if same else {},
+        }
+        return target.model_copy(update=filled)

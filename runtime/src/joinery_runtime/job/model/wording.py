@@ -1,0 +1,35 @@
+"""Small pieces of error messages that several modules share."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+
+def listed(words: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *most, last = list(words) or ["(none)"]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def suggestion(word: object, options: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` when one of the options is close to the word, else nothing."""
+    close = difflib.get_close_matches(str(word).lower(), {option.lower(): option for option in options}, n=1)
+    by_lower = {option.lower(): option for option in options}
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+_RULE = re.compile(r"\brule ([A-Z]\d+)\b")
+
+
+def linked(message: str) -> str:
+    """The message with, at its end, where the page of the rules explains those that it names."""
+    links = dict.fromkeys(f"docs/semantics.md#{rule.lower()}" for rule in _RULE.findall(message))
+    return f"{message}; see {listed(links)}" if links else message
+
+
+def either(words: Iterable[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *most, last = list(words) or ["(none)"]
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,48 @@
+"""Only its own modules name a kind of join: that the check sees what it is there for, and that the product passes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from joinery_devkit.kind_names import RUNTIME, kind_names, problems
+
+KINDS = {"IntervalJoin", "WindowJoin", "SessionWindowJoin", "AsOfJoin", "SessionAggregation"}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(RUNTIME, tmp_path_factory.mktemp("sources") / "joinery_runtime"))
+
+
+def test_it_knows_the_kinds_of_both_packages() -> None:
+    assert kind_names(RUNTIME) >= KINDS | {"Interval", "Tumbling", "Hopping", "Session", "AsOf", "SessionWindow"}
+
+
+def test_the_product_names_no_kind_elsewhere() -> None:
+    assert list(problems(RUNTIME)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("from joinery_runtime.core.kinds.window import WindowJoin", "names WindowJoin"),
+        ("from joinery_runtime.job import SessionWindow as Job", "names SessionWindow"),
+        ("from joinery_runtime.core import kinds\nkinds.asof.AsOfJoin", "names AsOfJoin"),
+        ("def late(step): return step.as_of is None", "asks a step for its as_of"),
+    ],
+)
+def test_it_finds_one_that_is_named(sources: Path, line: str, said: str) -> None:
+    (sources / "engine" / "planted.py").write_text(f"{line}\n")
+
+    (found,) = problems(sources)
+
+    assert found.startswith("engine/planted.py:")
+    assert found.endswith(said)
+
+
+def test_a_tree_without_kinds_is_an_error(tmp_path: Path) -> None:
+    (only,) = problems(tmp_path)
+    assert "looks in the wrong place" in only

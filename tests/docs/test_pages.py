@@ -1,0 +1,58 @@
+"""What the pages name is there: links, headings, files, and the commands of `joinery` and `make`."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = [ROOT / f"{name}/src/joinery_{name}" for name in ("runtime", "operator", "devkit")]
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/traces/README.md")),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "devkit").rglob("*.md"),
+    ]
+)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings, and those that are written out."""
+    text = page.read_text()
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"<[^>]*>|[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)) for title in titles]
+    return {title.strip().lower().replace(" ", "-") for title in plain} | set(re.findall(r'<a id="([^"]+)"', text))
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in link]
+    for link in links:
+        target, _, anchor = link.partition("#")
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), link
+        assert not anchor or anchor in anchors(file), link
+
+
+@every_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`([\w.-]+(?:/[\w.-]+)*/[\w.-]*\.(?:py|md|yaml|jsonl|sh|Dockerfile))`", page.read_text())
+    places = [ROOT, page.parent, *PACKAGES, *(package.parent for package in PACKAGES)]
+    for name in named:
+        assert any((place / name).exists() for place in places), name
+
+
+def test_some_files_are_named() -> None:
+    assert sum("tests/" in page.read_text() for page in PAGES) > 5
+
+
+@every_page
+def test_targets_of_make_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?:^    |`)make ([a-z][a-z0-9-]*)", page.read_text(), re.MULTILINE)
+    assert set(named) <= targets

@@ -1,0 +1,100 @@
+"""docs/semantics.md has an anchor for every rule that code, messages and traces name, and for no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import parse_job
+from joinery_runtime.job.model.wording import linked
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "semantics.md").read_text()
+ANCHORS = re.findall(r'^###? <a id="([a-z-]+\d*)"></a>(\w+)', PAGE, re.MULTILINE)
+RULES = [title for anchor, title in ANCHORS if anchor == title.lower() and re.fullmatch(r"[A-Z]\d+", title)]
+# A letter of a rule and a number, not part of a word, a path or a version.
+CITED = re.compile(r"(?<![\w#/-])([TJOWNASVM][1-9]\d?)(?![\w.-])")
+WITHOUT_TRACES = {"M1", "M2", "M3"}
+RESOURCES = ("runtime", "src", "joinery_runtime", "job")
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """All that cites rules in prose or code; of traces only their README, since their rows hold such values too."""
+    for folder in ("runtime/src", "operator/src", "devkit/src", "tests", "docs", "crds"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in {".py", ".md"} or (folder == "crds" and path.suffix == ".yaml"):
+                yield path, path.read_text()
+
+
+def covered() -> set[str]:
+    lines = [
+        re.search(r"^covers: \[(.*)\]$", path.read_text(), re.MULTILINE)
+        for path in (ROOT / "tests" / "traces").rglob("*.yaml")
+    ]
+    assert len(lines) > 400
+    assert all(lines)
+    return {rule for line in lines if line is not None for rule in line[1].split(", ")}
+
+
+def test_every_rule_that_is_cited_has_its_anchor() -> None:
+    assert len(RULES) == len(set(RULES)) > 40
+    unknown = {(str(path.relative_to(ROOT)), rule) for path, text in texts() for rule in CITED.findall(text)}
+    assert {found for found in unknown if found[1] not in RULES} == set()
+
+
+def test_every_anchor_has_a_trace_and_every_trace_an_anchor() -> None:
+    assert covered() == set(RULES) - WITHOUT_TRACES
+
+
+def test_links_to_anchors_lead_somewhere() -> None:
+    known = {anchor for anchor, _ in ANCHORS}
+    named = {anchor for _, text in texts() for anchor in re.findall(r"(?<=semantics\.md#)[a-z-]+\d*", text)}
+    assert named | set(re.findall(r"\]\(#([\w-]+)\)", PAGE)) <= known
+    assert len(named) > 5
+
+
+def test_files_that_the_page_names_exist() -> None:
+    targets = re.findall(r"\]\(([^)#]+)", PAGE)
+    assert len(targets) > 40
+    assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []
+
+
+def messages(code: str) -> list[str]:
+    """Strings that name a rule and are no docstrings."""
+    tree = ast.parse(code)
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs)
+    return [text for node in strings if isinstance(text := node.value, str) and re.search(r"\brules? [A-Z]\d", text)]
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_names_rules_says_where_they_stand() -> None:
+    assert linked("x (rule J8); write y") == "x (rule J8); write y; see docs/semantics.md#j8"
+    assert linked("rule V2, rule J1") == "rule V2, rule J1; see docs/semantics.md#v2 and docs/semantics.md#j1"
+    assert linked("no rule") == "no rule"
+
+
+def test_a_refused_job_shows_no_rule_without_its_place() -> None:
+    job = (ROOT / "examples" / "orders-shipments-files.yaml").read_text()
+    with pytest.raises(JobError) as refused:
+        parse_job(re.sub(r"keys: \{.*\}", "keys: {}", job), "job.yaml")
+    assert "(rule J9)" in str(refused.value)
+    assert "; see docs/semantics.md#j9" in str(refused.value)
+
+
+def test_only_messages_that_are_linked_name_rules() -> None:
+    """`linked` sees what refuses a job and the CRDs' rules, all of which is in `job`."""
+    for path in (ROOT / "crds").glob("*.yaml"):
+        lines = [line for line in path.read_text().splitlines() if re.search(r"\brules? [A-Z]\d", line)]
+        assert lines
+        assert [line for line in lines if "see docs/semantics.md#" not in line] == []
+    named = {path for path, text in texts() if path.suffix == ".py" and "src" in path.parts and messages(text)}
+    assert named
+    assert {path for path in named if path.relative_to(ROOT).parts[:4] != RESOURCES} == set()

@@ -1,0 +1,66 @@
+"""The operator on the run's cluster, installed by Helm as the README says, for all processes of a test run."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from joinery_devkit.images.build import TAG
+from joinery_devkit.kubernetes.binaries import program
+from joinery_devkit.kubernetes.providers import Cluster, join_cluster
+from joinery_devkit.kubernetes.shared import CLUSTER, CLUSTER_KAFKA, CLUSTER_POSTGRES, image_service
+from joinery_devkit.services import address_of
+from joinery_runtime.job.crd import KINDS
+
+OPERATOR = "operator"
+CHART = Path(__file__).parents[2] / "charts" / "joinery"
+OPERATOR_NAMESPACE = "joinery-system"
+_RUNTIME = "localhost/joinery-runtime"
+_INSTALL_S = 180
+_DEADLINE_S = 120  # of rollouts: what fails is given up then
+
+
+@contextmanager
+def installed_operator() -> Iterator[str]:
+    """The jobs' namespace, which refuses pods that are not restricted. Nothing is left in the end."""
+    parts = (image_service("operator"), image_service("runtime"), CLUSTER_KAFKA, CLUSTER_POSTGRES)
+    with ThreadPoolExecutor(len(parts)) as pool:  # images are built while the node comes up
+        list(pool.map(address_of, parts))
+    cluster = join_cluster(address_of(CLUSTER))
+    with cluster.kubectl.namespace("jobs") as namespace:
+        cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+        _helm(
+            cluster,
+            *("upgrade", "--install", "joinery", str(CHART), "--create-namespace", "--wait"),
+            f"--timeout={_INSTALL_S}s",
+            *("--set", f"image.repository=localhost/joinery-operator,image.tag={TAG}"),
+            *("--set", f"runtime.image.repository={_RUNTIME},runtime.image.tag={TAG}"),
+            *("--set", f"drivers.namespaces={{{namespace}}}"),
+            *("--set", f"operator.settings.deadlineSeconds={_DEADLINE_S}"),
+        )
+        _helm(cluster, "test", "joinery")
+        yield namespace
+        _delete_jobs(cluster, namespace)
+        _helm(cluster, "uninstall", "joinery", "--wait")
+
+
+def _delete_jobs(cluster: Cluster, namespace: str) -> None:
+    """What tests that failed have left. Their database may be gone by now, so nothing can delete their state."""
+    for kind in KINDS:
+        for name in cluster.kubectl.names(kind.plural, namespace):
+            retain = '{"spec": {"cleanup": "retainState"}}'
+            cluster.kubectl("patch", kind.plural, name, "-n", namespace, "--type=merge", f"--patch={retain}")
+        cluster.kubectl("delete", kind.plural, "--all", "-n", namespace, timeout_seconds=_INSTALL_S)
+
+
+def _helm(cluster: Cluster, *arguments: str) -> str:
+    """In the operator's namespace."""
+    command = [program("helm"), f"--kubeconfig={cluster.kubeconfig}", "--namespace", OPERATOR_NAMESPACE, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        told = cluster.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "yaml")
+        raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{told}")
+    return done.stdout

@@ -1,0 +1,210 @@
+"""What the operator tells of itself: Events, metrics, probes, log lines; and what it asks for before it starts."""
+
+import asyncio
+import io
+import json
+import logging
+from datetime import UTC, datetime
+
+import aiohttp
+import kopf
+import pytest
+import structlog
+
+from joinery_devkit.processes import free_port
+from joinery_operator.decision import Event
+from joinery_operator.kube import preflight
+from joinery_operator.kube.audit import OpenFindings
+from joinery_operator.kube.cache import ObjectCache
+from joinery_operator.kube.events import EventRecorder
+from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.probes import Health, ProbeServer
+from joinery_operator.kube.process import log_json
+from joinery_operator.kube.resources import JOBS, WATCHED
+from joinery_operator.kube.watches import SELECTOR, kopf_settings, load_connection, registry
+from joinery_runtime.errors import EnvironmentProblem
+from operator_world.memory_server import MemoryApi, MemoryServer
+from operator_world.stand_in import job
+
+
+def tell(server, *events, forget=()):
+    made = server.add(job())
+    times = iter(datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC) for second in range(60))
+
+    async def run():
+        async with MemoryApi(server) as api:
+            recorder = EventRecorder(api, "operator-0", lambda: next(times))
+            for event in events:
+                if event in forget:
+                    for name in server.names("Event"):
+                        server.remove("Event", "shop", name)
+                await recorder.record(made, event)
+
+    asyncio.run(run())
+    return sorted(
+        (each for each in server.objects.values() if each["kind"] == "Event"), key=lambda each: each["reason"]
+    )
+
+
+def test_an_event_that_is_told_again_is_counted():
+    started, failed = Event("Normal", "Started", "Attempt 1"), Event("Warning", "Failed", "x" * 2000)
+    first, second = tell(MemoryServer(), started, failed, started, failed, failed)[::-1]
+    assert (first["reason"], first["count"], first["involvedObject"]["name"]) == ("Started", 2, "orders")
+    assert (second["type"], second["count"], len(second["message"])) == ("Warning", 3, 1024)
+    assert first["lastTimestamp"] > first["firstTimestamp"]
+
+
+def test_an_event_that_has_expired_is_told_anew():
+    server = MemoryServer()
+    event = Event("Normal", "Started", "Attempt 1")
+    (found,) = tell(server, event, Event("Normal", "Started", "Attempt 1"), forget=(event,))
+    assert found["count"] == 1
+
+
+def test_an_event_that_is_refused_stops_nothing():
+    server = MemoryServer()
+    server.before = lambda method, path: (403, {"reason": "Forbidden"}) if path.endswith("/events") else None
+    assert tell(server, Event("Normal", "Started", "Attempt 1")) == []
+
+
+async def fetch(port, path):
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+def test_probes_and_metrics():
+    metrics, port = Metrics(), free_port()
+    health = Health(OpenFindings(ObjectCache()), dict, {}, lambda: 0.0)
+
+    async def run():
+        async with ProbeServer(port, health, metrics, lambda: metrics.queue_depth.set(3)):
+            assert await fetch(port, "/readyz") == (503, "the objects of the cluster have not been read yet\n")
+            assert await fetch(port, "/healthz") == (200, "ok\n")
+            health.synced = True
+            health.ended.append("worker 1 has ended")
+            assert await fetch(port, "/readyz") == (200, "ok\n")
+            assert await fetch(port, "/healthz") == (503, "worker 1 has ended\n")
+            status, text = await fetch(port, "/metrics")
+            assert status == 200
+            assert "joinery_operator_queue_depth 3.0" in text
+
+    asyncio.run(run())
+
+
+def test_a_port_that_is_taken_is_named():
+    metrics, port = Metrics(), free_port()
+    health = Health(OpenFindings(ObjectCache()), dict, {}, lambda: 0.0)
+
+    async def run():
+        async with ProbeServer(port, health, metrics, lambda: None), ProbeServer(port, health, metrics, lambda: None):
+            pass
+
+    with pytest.raises(EnvironmentProblem, match=f"Port {port} .*JOINERY_OPERATOR_METRICS_PORT"):
+        asyncio.run(run())
+
+
+def test_a_phase_without_jobs_is_not_left_standing():
+    metrics = Metrics()
+    metrics.set_jobs({("StreamJoin", "Starting"): 2})
+    metrics.set_jobs({("StreamJoin", "Running"): 2})
+    count = metrics.registry.get_sample_value
+    assert count("joinery_operator_jobs", {"kind": "StreamJoin", "phase": "Running"}) == 2
+    assert count("joinery_operator_jobs", {"kind": "StreamJoin", "phase": "Starting"}) is None
+
+
+def check(server, *namespaces):
+    async def run():
+        async with MemoryApi(server) as api:
+            await preflight.check(api, namespaces)
+
+    asyncio.run(run())
+
+
+def test_missing_rights_are_named_all_at_once():
+    server = MemoryServer()
+    served = server.serve
+
+    def serve(method, address, body):
+        attributes = (body or {}).get("spec", {}).get("resourceAttributes", {})
+        refused = (attributes.get("namespace"), attributes.get("verb"), attributes.get("resource")) in {
+            ("shop", "delete", "pods"),
+            ("shop", "update", "sessionwindows"),
+        }
+        return (201, {"status": {"allowed": False}}) if refused else served(method, address, body)
+
+    server.serve = serve
+    with pytest.raises(EnvironmentProblem) as caught:
+        check(server, "shop", "farm")
+    assert "update sessionwindows.joinery.dev/status in namespace shop; delete pods in namespace shop." in str(
+        caught.value
+    )
+    check(server)
+    check(server, "farm")
+
+
+def test_missing_definitions_are_named():
+    server = MemoryServer()
+    server.before = lambda method, path: (404, {"reason": "NotFound"}) if path.endswith("v1alpha1") else None
+    with pytest.raises(
+        EnvironmentProblem, match=r"streamjoins\.joinery\.dev .*, sessionwindows\.joinery\.dev .*joinery crds"
+    ):
+        check(server)
+
+
+def test_no_api_server_is_said():
+    server = MemoryServer()
+    server.before = lambda method, path: (0, {"reason": "ClientConnectorError", "message": "refused"})
+    with pytest.raises(EnvironmentProblem, match=r"does not answer.*no answer ClientConnectorError: refused"):
+        check(server)
+
+
+def test_no_login_is_said(monkeypatch, tmp_path):
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(EnvironmentProblem, match=r"not in a pod, and no kubeconfig is given.*--kubeconfig"):
+        asyncio.run(load_connection(None))
+    with pytest.raises(EnvironmentProblem, match=r"kubeconfig .*absent"):
+        asyncio.run(load_connection(tmp_path / "absent"))
+
+
+@pytest.fixture
+def log_lines():
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, level = root.handlers[:], root.level
+    log_json(stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_log_lines_are_json_those_of_kopf_too_and_quiet(log_lines):
+    structlog.get_logger("joinery-operator").info("a look", job="shop/orders")
+    logging.getLogger("kopf.objects").info("Handler 'x' succeeded.")
+    logging.getLogger("kopf.objects").warning("something is wrong")
+    try:
+        raise ZeroDivisionError("told")
+    except ZeroDivisionError:
+        structlog.get_logger("joinery-operator").exception("failed")
+    ours, kopfs, failed = log_lines()
+    assert (ours["event"], ours["job"], ours["level"]) == ("a look", "shop/orders", "info")
+    assert (kopfs["event"], kopfs["level"], kopfs["logger"]) == ("something is wrong", "warning", "kopf.objects")
+    assert "ZeroDivisionError: told" in failed["exception"]
+
+
+def test_kopf_keeps_nothing_on_objects_and_sees_only_ours():
+    """Handlers other than on.event would have it write finalizers and annotations."""
+
+    async def nothing(*_):
+        pass
+
+    made = registry(nothing, nothing, nothing)
+    for kind in (made._changing, made._spawning, made._indexing, made._webhooks):
+        assert kind.get_all_handlers() == []
+    assert len(made._watching.get_all_handlers()) == len(WATCHED)
+    settings = kopf_settings()
+    pods = kopf._cogs.structs.references.Resource("", "v1", "pods", kind="Pod", namespaced=True)
+    assert settings.watching.label_selectors.collect(pods) == [SELECTOR]
+    for each in JOBS:
+        watched = kopf._cogs.structs.references.Resource(each.group, each.version, each.plural, namespaced=True)
+        assert settings.watching.label_selectors.collect(watched) == []

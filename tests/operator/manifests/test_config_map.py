@@ -1,0 +1,209 @@
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from joinery_operator.manifests.spark import _escaped
+from joinery_operator.manifests.yaml import from_yaml, to_yaml
+from joinery_runtime.job.load import parse_job
+
+
+def loaded(text):
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def properties(text):
+    """As java.util.Properties reads simple lines."""
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+def defaults(job):
+    return properties(job.config_map()["data"]["spark-defaults.conf"])
+
+
+def executor(job):
+    return loaded(job.config_map()["data"]["executor.yaml"])
+
+
+def test_it_is_immutable_and_belongs_to_the_job_and_revision(job):
+    found = job.config_map()
+    assert found["immutable"] is True
+    assert found["metadata"]["name"] == job.names.config_map("abc")
+    assert found["metadata"]["namespace"] == "shop"
+    assert found["metadata"]["ownerReferences"][0]["uid"] == "7c1e"
+    assert found["metadata"]["labels"]["joinery.dev/revision"] == "abc"
+    assert found["data"].keys() == {"job.yaml", "spark-defaults.conf", "executor.yaml"}
+
+
+def test_the_job_is_what_its_author_wrote(job):
+    text = job.config_map()["data"]["job.yaml"]
+    assert loaded(text).keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert loaded(text)["metadata"] == {"name": "orders", "namespace": "shop"}
+    assert loaded(text)["spec"] == job.resource["spec"]
+    assert parse_job(text, "job.yaml").name == "shop/orders"
+
+
+def test_sparks_page_cannot_end_what_runs(job):
+    assert defaults(job)["spark.ui.killEnabled"] == "false"
+
+
+def test_every_text_in_a_job_comes_back_as_it_was(job):
+    odd = [
+        "on",
+        "1e3",
+        "0x1F",
+        "1:30",
+        "null",
+        "~",
+        "2026-01-01",
+        "a: b",
+        "#",
+        " x ",
+        "'\"",
+        "line\nline\n",
+        "é\u2028",
+        "",
+    ]
+    job = job.with_spark(conf={f"spark.{i}": text for i, text in enumerate(odd)})
+    found = parse_job(job.config_map()["data"]["job.yaml"], "job.yaml")
+    assert found.spec.spark.conf == job.model.spec.spark.conf
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=4))
+def test_yaml_comes_back_as_it_was_in_each_version(document):
+    assert from_yaml(to_yaml(document)) == document
+    assert yaml.safe_load(to_yaml(document)) == document
+
+
+@pytest.mark.parametrize("text", ["yes", "Off", "n", "1:30", "0o7", "1_000", "2026-01-01", "=", "<<", "1e3", "~", ".5"])
+def test_text_that_one_version_takes_for_something_else_stays_text(text):
+    document = {"a": text, text: "b"}
+    assert from_yaml(to_yaml(document)) == yaml.safe_load(to_yaml(document)) == document
+
+
+def test_plain_words_stay_readable():
+    assert to_yaml({"kind": "Pod", "image": "a/b-c"}) == "image: a/b-c\nkind: Pod\n"
+
+
+def test_sparks_settings(job):
+    found = defaults(
+        job.with_spark(
+            imagePullPolicy="Always",
+            imagePullSecrets=[{"name": "one"}, {"name": "two"}],
+            driver={"memory": "3g"},
+            executor={"instances": 4, "cores": 2, "memory": "2g", "coreRequest": "200m"},
+        )
+    )
+    assert found["spark.kubernetes.namespace"] == "shop"
+    assert found["spark.kubernetes.container.image"] == job.image
+    assert found["spark.kubernetes.container.image.pullPolicy"] == "Always"
+    assert found["spark.kubernetes.container.image.pullSecrets"] == "one,two"
+    assert found["spark.driver.memory"] == "3g"
+    assert found["spark.executor.instances"] == "4"
+    assert found["spark.executor.cores"] == "2"
+    assert found["spark.executor.memory"] == "2g"
+    assert found["spark.executor.memoryOverhead"] == f"{384 + 2 * 512}m"
+    assert found["spark.kubernetes.executor.request.cores"] == "200m"
+    assert found["spark.kubernetes.executor.podTemplateFile"] == "/etc/joinery/executor.yaml"
+
+
+def test_executors_overhead_follows_the_jobs_own_heap(job):
+    found = defaults(job.with_spark(conf={"spark.executor.memory": "10g"}))
+    assert found["spark.executor.memoryOverhead"] == f"{1024 + 512}m"
+
+
+def test_nothing_of_one_attempt_and_no_master_is_in_a_revisions_file(job):
+    assert not defaults(job).keys() & {"spark.master", "spark.kubernetes.driver.pod.name"}
+
+
+def test_the_jobs_own_conf_is_not_in_the_file(job):
+    conf = {"spark.driver.extraJavaOptions": "-Da=b c\nspark.x=y", "spark.driver.memory": "5g"}
+    found = defaults(job.with_spark(conf=conf))
+    assert "spark.driver.extraJavaOptions" not in found
+    assert "spark.x" not in found
+    assert found["spark.driver.memory"] == "1g"
+
+
+def test_an_image_cannot_bring_in_settings(job):
+    found = defaults(job.with_spark())
+    assert found.keys() == defaults(type(job)(job.resource, image="a\nspark.x=1\\")).keys()
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [("a b", "a b"), ("  a", "\\  a"), ("a\nb", "a\\nb"), ("a\\b", "a\\\\b"), ("a\tb\r", "a\\tb\\r")],
+)
+def test_values_are_escaped_as_java_reads_them(value, written):
+    assert _escaped(value) == written
+
+
+def test_a_fixed_number_of_executors_is_not_dynamic(job):
+    assert not [key for key in defaults(job) if "dynamicAllocation" in key]
+    same = job.with_spark(executor={"instances": 3, "maxInstances": 3})
+    assert not [key for key in defaults(same) if "dynamicAllocation" in key]
+
+
+def test_a_dynamic_number_of_executors(job):
+    found = defaults(job.with_spark(executor={"instances": 2, "maxInstances": 6}))
+    assert found["spark.dynamicAllocation.enabled"] == "true"
+    assert found["spark.dynamicAllocation.shuffleTracking.enabled"] == "true"
+    assert found["spark.dynamicAllocation.minExecutors"] == "2"
+    assert found["spark.dynamicAllocation.maxExecutors"] == "6"
+
+
+def test_executors_meet_the_restricted_standard(job, violations):
+    assert violations(executor(job)) == []
+
+
+def test_executors_have_no_rights_no_secrets_and_no_name_of_their_own(job):
+    found = executor(job)
+    assert found["spec"]["automountServiceAccountToken"] is False
+    assert all(volume.keys() == {"name", "emptyDir"} for volume in found["spec"]["volumes"])
+    assert found["metadata"].keys() == {"labels"}
+    assert found["metadata"]["labels"]["joinery.dev/role"] == "executor"
+    assert not {key for key in found["metadata"]["labels"] if "argocd" in key or key == "team"}
+
+
+def test_executors_can_write_where_spark_writes(job):
+    container = executor(job)["spec"]["containers"][0]
+    assert container["name"] == "spark-kubernetes-executor"
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {"/tmp", "/var/data/spark"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+    # By this name Spark takes the volume for its blocks.
+    assert "spark-local-dir-1" in {mount["name"] for mount in container["volumeMounts"]}
+
+
+def test_executors_are_placed_as_the_job_says(job):
+    toleration = {"key": "dedicated", "operator": "Equal", "value": "spark", "effect": "NoSchedule"}
+    part = {"nodeSelector": {"pool": "big"}, "tolerations": [toleration]}
+    found = executor(job.with_spark(executor=part, imagePullSecrets=[{"name": "pull"}]))["spec"]
+    assert found["nodeSelector"] == {"pool": "big"}
+    assert found["tolerations"] == [toleration]
+    assert found["imagePullSecrets"] == [{"name": "pull"}]
+
+
+def test_executors_take_their_own_template(job):
+    text = """
+    kind: Pod
+    metadata: {annotations: {a: b}}
+    spec:
+      volumes: [{name: fast, emptyDir: {medium: Memory}}]
+      containers:
+        - name: spark-kubernetes-executor
+          volumeMounts: [{name: fast, mountPath: /fast}]
+          securityContext: {allowPrivilegeEscalation: true}
+    """
+    found = executor(job.with_template(text, part="executor"))
+    container = found["spec"]["containers"][0]
+    assert found["metadata"]["annotations"] == {"a": "b"}
+    assert {"name": "fast", "emptyDir": {"medium": "Memory"}} in found["spec"]["volumes"]
+    assert {"name": "fast", "mountPath": "/fast"} in container["volumeMounts"]
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False

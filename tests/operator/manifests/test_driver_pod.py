@@ -1,0 +1,192 @@
+import shlex
+
+import pytest
+
+from joinery_operator.manifests import MAIN_CONTAINER, ManifestError
+
+
+def main(pod):
+    return pod["spec"]["containers"][0]
+
+
+def environment(container):
+    return {each["name"]: each.get("value") or each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
+
+
+def mounts(container):
+    return {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+
+
+def volume(pod, name):
+    return next(volume for volume in pod["spec"]["volumes"] if volume["name"] == name)
+
+
+BEFORE = [{}, {"migrate": "rollout-abc"}, {"migrate": "rollout-abc", "anew": True}, {"restore": "rollout-abc"}]
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_it_meets_the_restricted_standard(job, violations, before):
+    assert violations(job.driver(**before)) == []
+
+
+def test_it_is_one_attempts_and_the_jobs(job):
+    found = job.driver(3)["metadata"]
+    assert (found["name"], found["namespace"]) == (job.names.driver(3), "shop")
+    assert found["ownerReferences"][0]["uid"] == "7c1e"
+    assert found["labels"]["joinery.dev/attempt"] == "3"
+    assert found["labels"]["joinery.dev/revision"] == "abc"
+    assert not {key for key in found["labels"] if "argocd" in key or key in {"team", "app.kubernetes.io/instance"}}
+
+
+def test_it_runs_the_job_once(job):
+    pod = job.driver()
+    assert main(pod)["name"] == MAIN_CONTAINER
+    assert main(pod)["image"] == job.image
+    assert shlex.join(main(pod)["args"]) == (
+        "joinery run /etc/joinery/job.yaml --master k8s://https://kubernetes.default.svc --status-port 8998"
+    )
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 77
+    assert "initContainers" not in pod["spec"]
+
+
+def test_it_may_talk_to_the_api_server_as_the_installations_account(job):
+    assert job.driver()["spec"]["automountServiceAccountToken"] is True
+    assert job.driver()["spec"]["serviceAccountName"] == "driver-account"
+    assert job.with_spark(serviceAccount="own").driver()["spec"]["serviceAccountName"] == "own"
+
+
+def test_its_environment(job):
+    found = environment(main(job.driver(3)))
+    assert found["SPARK_CONF_DIR"] == "/etc/joinery"
+    assert found["SPARK_LOCAL_IP"] == found["SPARK_LOCAL_HOSTNAME"] == found["POD_IP"] == "status.podIP"
+    assert found["POD_NAME"] == "metadata.name"
+    assert found["POD_NAMESPACE"] == "metadata.namespace"
+    assert found["JOINERY_REVISION"] == "abc"
+    assert found["JOINERY_ENDING_FILE"] == main(job.driver())["terminationMessagePath"] == "/dev/termination-log"
+
+
+def test_its_executors_belong_to_this_attempt(job):
+    arguments = shlex.split(environment(main(job.driver(3)))["PYSPARK_SUBMIT_ARGS"])
+    assert arguments[-1] == "pyspark-shell"
+    assert arguments[:-1:2] == ["--conf"] * 3
+    assert dict(each.split("=", 1) for each in arguments[1:-1:2]) == {
+        "spark.kubernetes.driver.pod.name": job.names.driver(3),
+        "spark.kubernetes.executor.podNamePrefix": job.names.executor_prefix(3),
+        "spark.kubernetes.executor.label.joinery.dev/attempt": "3",
+    }
+
+
+def test_all_secrets_of_the_job_are_there_once(job):
+    pod = job.driver()
+    found = {path: mount for path, mount in mounts(main(pod)).items() if "/secrets/" in path}
+    assert found.keys() == {
+        f"/etc/joinery/secrets/{name}" for name in ("kafka-client", "kafka.writer", "kafka-dead", "state-db")
+    }
+    for path, mount in found.items():
+        assert mount["readOnly"] is True
+        assert volume(pod, mount["name"])["secret"]["secretName"] == path.rpartition("/")[2]
+
+
+def test_other_references_are_no_secrets(job):
+    template = {"name": "extra"}
+    job = job.with_spark(imagePullSecrets=[{"name": "pull"}], driver={"podTemplate": template})
+    pod = type(job)(job.resource, templates={"extra": {"data": {"pod.yaml": "kind: Pod"}}}).driver()
+    assert not {"/etc/joinery/secrets/pull", "/etc/joinery/secrets/extra"} & mounts(main(pod)).keys()
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+
+
+def test_no_mount_is_below_another_of_our_own(job):
+    """A mount inside one that is read-only depends on who makes its mount point."""
+    paths = sorted(mounts(main(job.driver())))
+    assert not [(a, b) for a in paths for b in paths if b.startswith(f"{a}/")]
+
+
+def test_the_jobs_files_are_those_of_the_config_map(job):
+    pod = job.driver()
+    found = {path: mount for path, mount in mounts(main(pod)).items() if mount["name"] == "job"}
+    assert found.keys() == {f"/etc/joinery/{file}" for file in job.config_map()["data"]}
+    assert all(path == f"/etc/joinery/{mount['subPath']}" for path, mount in found.items())
+    assert volume(pod, "job")["configMap"]["name"] == job.config_map()["metadata"]["name"]
+
+
+def test_what_it_writes_goes_to_volumes(job):
+    container = main(job.driver())
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert environment(container)["HOME"] == "/tmp"
+    assert "/tmp" in mounts(container)
+
+
+def resources(job):
+    return main(job.driver())["resources"]
+
+
+def test_memory_is_heap_and_overhead_and_python(job):
+    assert resources(job) == {
+        "requests": {"cpu": "1", "memory": f"{1024 + 384 + 512}Mi"},
+        "limits": {"memory": f"{1024 + 384 + 512}Mi"},
+    }
+    assert resources(job.with_spark(driver={"memory": "8g"}))["limits"]["memory"] == f"{8192 + 819 + 512}Mi"
+
+
+def test_cpu_is_what_is_requested(job):
+    assert resources(job.with_spark(driver={"cores": 2}))["requests"]["cpu"] == "2"
+    assert resources(job.with_spark(driver={"cores": 2, "coreRequest": "200m"}))["requests"]["cpu"] == "200m"
+
+
+def test_memory_follows_the_jobs_own_conf(job):
+    conf = {"spark.driver.memory": "2048M", "spark.driver.memoryOverhead": "100"}
+    assert resources(job.with_spark(conf=conf))["limits"]["memory"] == "2148Mi"
+
+
+def test_a_memory_setting_that_is_no_size_names_its_place(job):
+    with pytest.raises(ManifestError, match=r"spark\.driver\.memory is no size: it is 'much'\. Write"):
+        job.with_spark(conf={"spark.driver.memory": "much"}).driver()
+
+
+def test_probes_ask_the_status_port_and_let_it_recover_for_minutes(job):
+    container = main(job.driver())
+    assert {"name": "status", "containerPort": 8998, "protocol": "TCP"} in container["ports"]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "status"}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "status"}
+    startup = container["startupProbe"]
+    assert startup["httpGet"]["path"] == "/healthz"
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 300
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "command"),
+    [
+        ({"migrate": "rollout-abc"}, "migrate", "joinery state migrate /etc/joinery/job.yaml --savepoint rollout-abc"),
+        (
+            {"migrate": "rollout-abc", "anew": True},
+            "migrate",
+            "joinery state migrate /etc/joinery/job.yaml --savepoint rollout-abc --anew",
+        ),
+        (
+            {"restore": "rollout-abc"},
+            "restore",
+            "joinery state restore /etc/joinery/job.yaml --savepoint rollout-abc --before-first-commit",
+        ),
+    ],
+)
+def test_what_comes_before_the_driver_sees_what_it_sees(job, before, name, command):
+    pod = job.driver(**before)
+    (initial,) = pod["spec"]["initContainers"]
+    assert initial["name"] == name
+    assert shlex.join(initial["args"]) == command
+    for same in ("image", "volumeMounts", "env", "resources", "terminationMessagePath"):
+        assert initial[same] == main(pod)[same]
+    assert not initial.keys() & {"ports", "readinessProbe", "livenessProbe", "startupProbe"}
+
+
+def test_an_attempt_does_not_migrate_and_restore(job):
+    with pytest.raises(ValueError, match="either"):
+        job.driver(migrate="a", restore="b")
+
+
+def test_placement(job):
+    part = {"nodeSelector": {"pool": "small"}, "tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}
+    found = job.with_spark(driver=part).driver()["spec"]
+    assert found["nodeSelector"] == {"pool": "small"}
+    assert found["tolerations"] == [{"operator": "Exists", "effect": "NoExecute"}]

@@ -1,0 +1,115 @@
+"""A real API server takes the children, where the restricted profile is enforced, and keeps them as they were meant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from joinery_devkit.kubernetes.kubectl import KubectlFailed
+from joinery_operator.manifests import drifted, service
+from joinery_operator.manifests.yaml import from_yaml
+from joinery_operator.revision import revision_hash
+
+pytestmark = pytest.mark.services
+
+CRDS = Path(__file__).parents[3] / "crds"
+SPARK = {
+    "imagePullSecrets": [{"name": "pull"}],
+    "driver": {
+        "coreRequest": "200m",
+        "nodeSelector": {"pool": "small"},
+        "tolerations": [{"operator": "Exists"}],
+        "podTemplate": {"name": "extra"},
+    },
+    "executor": {"tolerations": [{"key": "big", "value": "yes"}]},
+}
+TEMPLATE = """
+kind: Pod
+spec:
+  volumes: [{name: certs, configMap: {name: ca}}]
+  containers: [{name: joinery, volumeMounts: [{name: certs, mountPath: /certs}], env: [{name: A, value: b}]}]
+"""
+
+
+@pytest.fixture(scope="module")
+def kubectl(api_server):
+    api_server.kubectl.define(CRDS)
+    return api_server.kubectl
+
+
+@pytest.fixture
+def stored(job, kubectl, api_namespace):
+    """The job as the API server keeps it, in a namespace that enforces the restricted profile."""
+    kubectl("label", "namespace", api_namespace, "pod-security.kubernetes.io/enforce=restricted")
+    kubectl("create", "serviceaccount", "driver-account", "-n", api_namespace)
+    written = job.with_spark(**SPARK).resource
+    about = {"name": "orders", "namespace": api_namespace}
+    kubectl.apply(
+        {"apiVersion": written["apiVersion"], "kind": written["kind"], "metadata": about, "spec": written["spec"]}
+    )
+    resource = kubectl.get(written["kind"].lower(), "orders", api_namespace)
+    return replace(job, resource=resource, templates={"extra": {"data": {"pod.yaml": TEMPLATE}}})
+
+
+def children_of(job):
+    before = [{}, {"migrate": "s", "anew": True}, {"restore": "s"}]
+    drivers = [job.driver(attempt, **each) for attempt, each in enumerate(before)]
+    return [job.config_map(), service(job.resource), *drivers, job.check(), job.delete_state()]
+
+
+def create(kubectl, *manifests):
+    for manifest in manifests:
+        kubectl("create", "-f", "-", stdin=json.dumps(manifest))
+
+
+def as_kept(kubectl, manifest):
+    return kubectl.get(manifest["kind"], manifest["metadata"]["name"], manifest["metadata"]["namespace"])
+
+
+def test_it_takes_all_children_and_adds_nothing_that_is_drift(kubectl, stored):
+    expected = children_of(stored)
+    create(kubectl, *expected)
+    assert [drifted(each, as_kept(kubectl, each)) for each in expected] == [None] * len(expected)
+
+
+def test_it_takes_executors_as_their_template_says(kubectl, stored, api_namespace):
+    pod = from_yaml(stored.config_map()["data"]["executor.yaml"])
+    pod["spec"]["containers"][0]["image"] = stored.image
+    create(kubectl, {**pod, "metadata": {**pod["metadata"], "name": "executor", "namespace": api_namespace}})
+
+
+def test_the_profile_is_in_force(kubectl, stored):
+    pod = stored.driver()
+    pod["spec"]["containers"][0]["securityContext"] = {}
+    with pytest.raises(KubectlFailed, match="violates PodSecurity"):
+        create(kubectl, pod)
+
+
+def test_what_others_changed_is_repaired_by_the_patch(kubectl, stored, api_namespace):
+    for expected in (stored.config_map(), service(stored.resource), stored.driver()):
+        create(kubectl, expected)
+        kind, name = expected["kind"], expected["metadata"]["name"]
+
+        def patched(body, kind=kind, name=name):
+            kubectl("patch", kind, name, "-n", api_namespace, "--type=merge", "-p", json.dumps(body))
+
+        patched({"metadata": {"labels": {"joinery.dev/role": "nobody"}, "ownerReferences": None}})
+        if kind == "Service":
+            patched({"spec": {"ports": [{"name": "other", "port": 1}], "selector": {"their": "own"}}})
+        patched(drifted(expected, as_kept(kubectl, expected)).body)
+        assert drifted(expected, as_kept(kubectl, expected)) is None
+
+
+def test_defaults_of_the_crd_make_no_other_revision(job, stored, kind):
+    written = job.with_spark(**SPARK).resource
+    assert stored.resource["spec"] != written["spec"]
+    assert revision_hash(kind, stored.resource, "i") == revision_hash(kind, written, "i")
+
+
+def test_the_jobs_file_says_what_the_api_server_keeps(stored):
+    text = stored.config_map()["data"]["job.yaml"]
+    assert yaml.safe_load(text)["spec"] == stored.resource["spec"]

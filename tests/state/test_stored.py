@@ -1,0 +1,122 @@
+"""A job whose state an earlier release wrote goes on under this one, as if nothing had happened between them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from joinery_runtime.core.table.segment import decode
+from state.stored_jobs import (
+    ARCHIVE,
+    COMMITTED,
+    JOBS,
+    SCHEMA,
+    new_database,
+    output_rows,
+    run_epochs,
+    run_until_interrupted,
+    running,
+)
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture(params=JOBS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the job left in its working directory, which is this one now."""
+    with zipfile.ZipFile(ARCHIVE) as archive:
+        archive.extractall(tmp_path)
+    for file in (tmp_path / "inputs").iterdir():
+        file.rename(tmp_path / name / file.name)
+    monkeypatch.chdir(tmp_path / name)
+    return tmp_path / name
+
+
+@pytest.fixture
+def restored(name: str, folder: Path, dsn: str) -> Iterator[str]:
+    """The address of a database as the job left it."""
+    with new_database(dsn, f"restored {name}") as address:
+        with psycopg.connect(address) as connection:
+            connection.execute((folder / "dump.sql").read_text())
+        yield address
+
+
+def test_it_goes_on_where_it_was(name: str, folder: Path, restored: str) -> None:
+    expected = (folder / "expected.jsonl").read_text().splitlines()
+    visible = output_rows(name, restored)
+    assert len(visible) < len(expected), "there was more to come"
+    with running(name, restored, folder / "cache") as run:
+        assert run.driver.epoch == COMMITTED
+        assert run.driver.pending
+        assert (run.driver.state.totals.rows_out > 0) == (len(visible) > 0)
+        pending = run.driver.plan()
+        assert pending is not None
+        assert run_epochs(run.driver) > 1
+    assert _documents(restored, "plan", COMMITTED + 1) == [pending.to_json()], "it was run as it stood"
+    assert output_rows(name, restored) == expected
+
+
+def test_a_savepoint_of_it_can_be_restored(name: str, folder: Path, restored: str) -> None:
+    """Rows of the epochs since then come again where nothing replaces them: only what is new has to be there."""
+    with running(name, restored, folder / "cache") as run:
+        epoch = run.driver.epoch
+        record = run.store.restore_savepoint(run.job.name, "by-hand")
+        assert (record.committed, record.epoch) == (COMMITTED // 2, epoch + 1)
+    with running(name, restored, folder / "cache") as run:
+        run_epochs(run.driver)
+    assert set((folder / "expected.jsonl").read_text().splitlines()) <= set(output_rows(name, restored))
+
+
+def test_this_release_writes_the_same(name: str, folder: Path, restored: str, dsn: str) -> None:
+    """Plans, results, offsets, signature, definition and segments, byte by byte."""
+    for part in ("joined", "refused"):
+        if (folder / part).exists():
+            (folder / part).rename(folder / f"{part}-before")
+    with new_database(dsn, f"written {name}") as written:
+        with running(name, written, folder / "cache") as run:
+            run_until_interrupted(run)
+        for table, columns in _LASTING.items():
+            assert _rows(written, table, columns) == _rows(restored, table, columns), table
+        assert _segments(written) == _segments(restored)
+
+
+_LASTING = {
+    "jobs": "pipeline_name, generation, epoch, signature::text, pending_plan::text, definition::text, committed",
+    "epochs": "pipeline_name, epoch, generation, plan::text, result::text",
+    "offsets": "pipeline_name, source_id, convert_from(offset_bytes, 'UTF8'), state_version",
+    "savepoints": "pipeline_name, name, epoch, rows, signature::text, definition::text, source_ids, source_offsets",
+    "savepoint_segments": "pipeline_name, name, group_key",
+    "claims": "pipeline_name, name, owner",
+    "schema_version": "version, usable_from",
+}
+
+
+def _rows(dsn: str, table: str, columns: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(f"SELECT {columns} FROM {SCHEMA}.{table} ORDER BY 1, 2")  # type: ignore[arg-type]
+        return found.fetchall()
+
+
+def _segments(dsn: str) -> list[Any]:
+    """How the rows are compressed is up to the Arrow library, and so is how many bytes that takes."""
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(
+            "SELECT group_key, state_version, status, generation, epoch, meta - 'bytes', state_blob"
+            f" FROM {SCHEMA}.state ORDER BY group_key"
+        ).fetchall()
+    return [(*columns, decode(blob).to_pydict()) for *columns, blob in found]
+
+
+def _documents(dsn: str, column: str, epoch: int) -> list[Any]:
+    return [json.loads(text) for at, text in _rows(dsn, "epochs", f"epoch, {column}::text") if at == epoch]
