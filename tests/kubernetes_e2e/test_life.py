@@ -34,6 +34,9 @@ def test_it_runs_with_two_executors(job: ClusterJob) -> None:
     with job.feeder:
         job.wait_until_running()
         assert len(job.running("executor")) == 2
+
+
+def test_its_first_pairs_go_out_once(job: ClusterJob) -> None:
     job.judge()
     job.wait("its status has its epochs", lambda: job.status.get("epoch", 0) > 0)
 
@@ -53,6 +56,9 @@ def test_its_driver_is_deleted(job: ClusterJob) -> None:
         job.kubectl("delete", "pod", job.driver()["metadata"]["name"], "-n", job.namespace, "--grace-period=1")
         job.wait("another driver", lambda: [p["metadata"]["uid"] for p in job.running("driver")] not in ([], [before]))
         job.wait_until_running()
+
+
+def test_after_another_driver_came_every_pair_went_out_once(job: ClusterJob) -> None:
     job.judge()
 
 
@@ -176,9 +182,12 @@ def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, migrating: str
     with job.feeder:
         job.apply_spark(image=migrating)
         job.wait_until_running()
-    job.judge()
     assert job.images() == [migrating]
     assert job.state_versions() == {STATE_VERSION + 1}
+
+
+def test_after_the_migration_every_pair_went_out_once(job: ClusterJob) -> None:
+    job.judge()
 
 
 def test_deleted_with_its_state_it_leaves_nothing(job: ClusterJob) -> None:

@@ -26,10 +26,13 @@ def job(make_job: MakeJob) -> Iterator[ClusterJob]:
     job.log.close()
 
 
-def test_it_runs_and_writes_sessions(job: ClusterJob) -> None:
+def test_it_runs(job: ClusterJob) -> None:
     job.apply(cleanup="deleteState")
     with job.feeder:
         job.wait_until_running()
+
+
+def test_its_first_sessions_are_there_once(job: ClusterJob) -> None:
     job.judge()
     (columns,) = job.kubectl("get", "sw", job.name, "-n", job.namespace, "--no-headers").splitlines()
     assert columns.split()[:2] == [job.name, "Running"]
@@ -69,6 +72,9 @@ def test_its_shards_and_executors_are_changed_while_it_is_suspended(job: Cluster
         executor = {**job.manifest["spec"]["spark"]["executor"], "instances": 1}
         job.apply(shards=7, spark={**job.manifest["spec"]["spark"], "executor": executor}, suspend=False)
         job.wait_until_running()
+
+
+def test_with_other_shards_every_session_is_there_once(job: ClusterJob) -> None:
     job.judge()
     assert job.log.entries()[-1]["plan"]["shards"] == 7
 
