@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.errors import Fenced, SinkError, Superseded
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
 from joinery_runtime.sinks.base import Attempt, Receipt
@@ -293,24 +294,26 @@ def test_a_worker_that_is_killed_in_the_transaction(output, point, taken_over) -
     assert output.visible() == [1, 2]
 
 
-def test_a_commit_whose_outcome_is_unknown(output, kafka_broker, monkeypatch) -> None:
-    """The broker gets the commit and stops before it answers."""
+def test_a_commit_whose_outcome_is_unknown(monkeypatch) -> None:
+    """The broker, one of this test's own, gets the commit and stops before it answers."""
+    with KafkaBroker() as broker:
+        broker.create_topic("output")
+        output, here = Output(broker.bootstrap, "output", "job"), Producers()
 
-    def freeze(point: str) -> None:
-        if point == "transaction-sent":
-            monkeypatch.setattr("joinery_runtime.sinks.kafka_target.DELIVERY_SECONDS", 0.5)
-            monkeypatch.setattr("joinery_runtime.sinks.kafka_producers._CALL_SECONDS", 0.5)
-            os.kill(kafka_broker.pid, signal.SIGSTOP)
+        def freeze(point: str) -> None:
+            if point == "transaction-sent":
+                monkeypatch.setattr("joinery_runtime.sinks.kafka_target.DELIVERY_SECONDS", 0.5)
+                monkeypatch.setattr("joinery_runtime.sinks.kafka_producers._CALL_SECONDS", 0.5)
+                os.kill(broker.pid, signal.SIGSTOP)
 
-    here = Producers()
-    try:
-        with pytest.raises(SinkError, match="it is not known whether the rows were written"):
-            output.write(output.attempt(reach=freeze), rows(1), here)
-    finally:
-        os.kill(kafka_broker.pid, signal.SIGCONT)
-        monkeypatch.undo()
-    output.write(output.attempt(name="b"), rows(1), here)
-    assert output.visible() == [1]
+        try:
+            with pytest.raises(SinkError, match="it is not known whether the rows were written"):
+                output.write(output.attempt(reach=freeze), rows(1), here)
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+            monkeypatch.undo()
+        output.write(output.attempt(name="b"), rows(1), here)
+        assert output.visible() == [1]
 
 
 # --- zombies --------------------------------------------------------------------------------------------------------
