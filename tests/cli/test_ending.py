@@ -13,7 +13,7 @@ import pytest
 
 from cli.commands import Joinery
 from joinery_runtime.cli.ending import LONGEST, ending_bytes, ending_told, failed
-from joinery_runtime.engine.loop import Listener
+from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.errors import (
     ExpressionError,
     Fenced,
@@ -40,7 +40,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], N
     """Puts `body` in the place of the run itself."""
 
     def replace(body: Callable[[], None]) -> None:
-        def run_job(_job: Any, _listener: Listener, _stop: Event, **_: Any) -> None:
+        def run_job(_job: Any, _listener: JobListener, _stop: Event, **_: Any) -> None:
             body()
 
         monkeypatch.setattr("joinery_runtime.cli.run.run_job", run_job)

@@ -14,7 +14,7 @@ import pytest
 
 from cli.commands import Joinery
 from joinery_devkit.processes import free_port
-from joinery_runtime.engine.loop import Listener
+from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.hosts.status import Board
 
 
@@ -23,11 +23,11 @@ class _Driver:
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Listener, Event], None]], None]:
+def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[JobListener, Event], None]], None]:
     """Puts `body` in the place of the run itself."""
 
-    def replace(body: Callable[[Listener, Event], None]) -> None:
-        def run_job(_job: Any, listener: Listener, stop: Event, **_: Any) -> None:
+    def replace(body: Callable[[JobListener, Event], None]) -> None:
+        def run_job(_job: Any, listener: JobListener, stop: Event, **_: Any) -> None:
             body(listener, stop)
 
         monkeypatch.setattr("joinery_runtime.cli.run.run_job", run_job)
@@ -42,7 +42,7 @@ def test_a_signal_ends_a_start_at_once(
 ) -> None:
     passed: list[str] = []
 
-    def body(listener: Listener, stop: Event) -> None:
+    def body(listener: JobListener, stop: Event) -> None:
         if handler == "Spark's":
             signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), number)
@@ -58,7 +58,7 @@ def test_a_signal_ends_a_start_at_once(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_epoch_end(joinery: Joinery, job_file: Path, running: Any, number: signal.Signals) -> None:
-    def body(listener: Listener, stop: Event) -> None:
+    def body(listener: JobListener, stop: Event) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as the Spark context does
         listener.started(_Driver())  # type: ignore[arg-type]
         assert not stop.is_set()
@@ -73,7 +73,7 @@ def test_a_signal_lets_the_epoch_end(joinery: Joinery, job_file: Path, running: 
 
 
 def test_the_second_signal_ends_the_job_at_once(joinery: Joinery, job_file: Path, running: Any) -> None:
-    def body(listener: Listener, stop: Event) -> None:
+    def body(listener: JobListener, stop: Event) -> None:
         listener.started(_Driver())  # type: ignore[arg-type]
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(10)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from budget import examples
+from budget import examples, found_with
 from core.asof_shard import Oracle, Rate, Row, Shard, Trade, all_the_same, asof_step, far_apart, rows_of
 from joinery_runtime.core.kinds import asof
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
@@ -155,6 +155,7 @@ def test_the_suite_finds_a_broken_core(broken: str, monkeypatch: pytest.MonkeyPa
     else:
         monkeypatch.setattr(asof, "_last_of_their_keys", lambda keys, ranks: np.ones(len(keys), dtype=bool) & False)
 
+    @found_with(1)
     @settings(quick, max_examples=1500, database=None, phases=[Phase.generate])
     @given(case=cases())
     def search(case: Case) -> None:

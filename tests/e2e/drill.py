@@ -78,13 +78,12 @@ class Drill:
         self.died.append(point)
 
     def kill_tasks(self, times: int, master: str = LOCAL) -> None:
-        """Executors, if there are any, and Python workers of a driver that goes on, in turn."""
+        """Python workers of a driver that goes on; on a cluster executors and Python workers in turn."""
         run, choose = self.start(5, master), random.Random(7)
+        kinds = [run.executors, run.python_workers] if master == CLUSTER else [run.python_workers]
         for number in range(times):
             run.wait_for_more_epochs(3)
-            kinds = [each for each in (run.executors(), run.python_workers()) if each]
-            assert len(kinds) == (2 if master == CLUSTER else 1)
-            choose.choice(kinds[number % len(kinds)]).kill()
+            choose.choice(run.some(kinds[number % len(kinds)])).kill()
         run.wait_for_more_epochs(2)
         self._check_replay(run)
 

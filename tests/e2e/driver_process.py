@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,8 +111,19 @@ class Run:
         return [each for each in self.processes() if "CoarseGrainedExecutorBackend" in _command(each)]
 
     def python_workers(self) -> list[psutil.Process]:
-        """The Python processes that run tasks, and the daemons that fork them, by whatever module."""
-        return [each for each in self.processes() if _command(each).endswith(" pyspark.worker")]
+        """The Python processes that run tasks. Not the daemons that fork them, by whatever module: workers whose daemon
+        has died go on, and are nobody's children then."""
+        python = {each.pid: each for each in self.processes() if _command(each).endswith(" pyspark.worker")}
+        return [each for each in python.values() if _parent(each) in python]
+
+    def some(self, what: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
+        """What is there of these processes, as soon as there is one: those that died are replaced after a while."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := what()):
+            assert self.process.poll() is None, self.last_words
+            assert time.monotonic() < deadline, what.__name__
+            time.sleep(0.02)
+        return found
 
     def _read_lines(self) -> None:
         assert self.process.stdout is not None
@@ -128,6 +140,13 @@ class Run:
         with self.process.stderr as stream:
             for line in stream:
                 self.errors.append(line)
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return None
 
 
 def _command(process: psutil.Process) -> str:

@@ -18,7 +18,7 @@ from joinery_runtime.engine.loop import (
     RECOVER_LAST_S,
     RECOVER_TRIES,
     WAITING_NOTICE,
-    Listener,
+    JobListener,
     run_until_stopped,
 )
 from joinery_runtime.engine.planner import Planner, SourceStatus
@@ -96,8 +96,8 @@ class Heard:
     noticed: list[str] = field(default_factory=list)
 
     @property
-    def listener(self) -> Listener:
-        return Listener(
+    def listener(self) -> JobListener:
+        return JobListener(
             self.started.append,
             self.committed.append,
             lambda *what: self.trouble.append(what),

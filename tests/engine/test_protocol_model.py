@@ -55,7 +55,7 @@ def test_the_small_run_makes_every_call(world_type: type[World]) -> None:
 def test_any_single_fault_at_any_call(strays_first: bool, world_type: type[World]) -> None:
     """`strays_first`: what was delayed or runs twice comes through before the next driver starts, or after."""
     tried = single_faults(world_type, strays_first=strays_first)
-    least = (4, 60) if not LARGE else (25, 350) if world_type is World else (12, 180)
+    least = (4, 60) if not LARGE else (25, 350) if world_type is World else (25, 300)
     assert tried > least[not strays_first]
 
 

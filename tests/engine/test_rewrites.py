@@ -10,7 +10,7 @@ import pytest
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import shard_range
 from joinery_runtime.core.table.segment import SegmentMeta, decode
-from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.planner import PlanSettings
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import Step
 from joinery_runtime.job import StreamJoin, parse_job
@@ -64,7 +64,7 @@ def live(store: MemoryStore, part: str) -> list[SegmentMeta]:
 @pytest.fixture
 def checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """One after every epoch with rows."""
-    monkeypatch.setattr(Planner, "_checkpoint_due", lambda planner, _: planner._dirty)
+    monkeypatch.setattr(PlanSettings, "checkpoint_interval_ms", property(lambda _: 0, lambda _, __: None))
 
 
 KEYS = [f"key{n}" for n in range(40)]

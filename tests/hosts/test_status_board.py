@@ -20,7 +20,7 @@ from joinery_runtime.core.compile import compile_job, compile_join
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import Listener, Progress
+from joinery_runtime.engine.loop import JobListener, Progress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import PartitionsLost, StoreUnavailable
@@ -104,11 +104,11 @@ class Scene:
         self.savepoints: list[Savepoint] = []
         self.asked = 0
         self.heard: list[str] = []
-        behind = Listener(
+        behind = JobListener(
             lambda _: self.heard.append("started"),
             lambda _: self.heard.append("committed"),
             lambda *_: self.heard.append("trouble"),
-            lambda _: self.heard.append("turned"),
+            lambda _: self.heard.append("polled"),
             self.heard.append,
         )
         self.listener = self.board.beside(behind, idle=lambda: self.idle, savepoints=self._savepoints)
@@ -222,22 +222,22 @@ def test_hot_keys_and_paused_inputs_are_told_while_they_last(scene: Scene) -> No
     scene.commit()
     assert scene.status.too_hot == (TooHot(step=1, key="id=a", rows=9),)
     scene.driver.paused = {"orders": "the left side is full"}
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert scene.status.paused == (Paused(name="orders", reason="the left side is full"),)
     scene.driver.paused = {}
     scene.now += LOOK_EVERY_S
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     scene.commit(too_hot=())
     assert (scene.status.too_hot, scene.status.paused) == ((), ())
 
 
 def test_everything_is_passed_on(scene: Scene) -> None:
     scene.listener.started(scene.driver)
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     scene.commit()
     scene.listener.trouble(PartitionsLost("taken"), 0.25)
     scene.listener.noticed("hot")
-    assert scene.heard == ["started", "turned", "committed", "trouble", "hot"]
+    assert scene.heard == ["started", "polled", "committed", "trouble", "hot"]
 
 
 def test_an_ended_input_has_no_watermark_to_be_behind(scene: Scene) -> None:
@@ -277,7 +277,7 @@ def test_a_job_that_is_edited_is_not_ready_until_its_own_driver_has_recovered(sc
 
 
 def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scene: Scene) -> None:
-    behind = Listener(lambda _: None, lambda _: None, lambda *_: None)
+    behind = JobListener(lambda _: None, lambda _: None, lambda *_: None)
     settling = scene.board.beside(behind, idle=dict, savepoints=list, settle=True)
     settling.started(scene.driver)
     assert (scene.status.ready, scene.board.known.ready) == (False, False)
@@ -294,18 +294,18 @@ def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scen
 
 def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> None:
     scene.listener.started(scene.driver)
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert [(i.lag, i.idle) for i in scene.status.inputs] == [(0, False), (0, False)]
     scene.driver.backlog["orders"] = 5
     scene.idle = {"orders": ("o/0",), "payments": ("p/0",)}
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert scene.status.inputs[0].lag == 0, "an idle loop turns often, a look is made once in a while"
     scene.now += LOOK_EVERY_S
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert [(i.lag, i.idle) for i in scene.status.inputs] == [(5, False), (0, True)]
     scene.idle["orders"] = ("o/0", "o/1")
     scene.now += LOOK_EVERY_S
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert scene.status.inputs[0].idle is True
 
 
@@ -313,7 +313,7 @@ def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None
     old = Savepoint(name="old", epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")
     scene.savepoints = [replace(old, name="new", epoch=9, committed=7, created_at=MARK + 5), old]
     for _ in range(3):
-        scene.listener.turned(scene.driver)
+        scene.listener.polled(scene.driver)
     assert scene.asked == 1
     created = datetime(2023, 11, 14, 22, 13, 20, 5_000, tzinfo=UTC)
     assert scene.status.last_savepoint == SavepointStatus(name="new", epoch=7, time=created), (
@@ -321,13 +321,13 @@ def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None
     )
     scene.now += SAVEPOINTS_EVERY_S
     scene.savepoints = []
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert (scene.asked, scene.status.last_savepoint) == (2, None)
 
 
 def test_a_savepoint_with_a_name_that_is_too_long_does_not_break_the_status(scene: Scene) -> None:
     scene.savepoints = [Savepoint("x" * 300, epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")]
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     assert scene.status.last_savepoint is not None
     assert scene.status.last_savepoint.name == "x" * 253
 
@@ -346,7 +346,7 @@ def test_signs_of_life(scene: Scene, sign: str) -> None:
     scene.now += STALLED_AFTER + 1
     assert scene.pulse.problem() == "nothing has moved for 601 s"
     if sign == "turn":
-        scene.listener.turned(scene.driver)
+        scene.listener.polled(scene.driver)
     elif sign == "epoch":
         scene.commit()
     elif sign == "trouble":
@@ -429,7 +429,7 @@ def test_metrics(scene: Scene, site: Site) -> None:
     scene.listener.started(scene.driver)
     scene.commit()
     scene.driver.paused = {"orders": "full"}
-    scene.listener.turned(scene.driver)
+    scene.listener.polled(scene.driver)
     scene.listener.trouble(PartitionsLost("taken"), 0.25)
     scene.board.spark(2)
     expected = {

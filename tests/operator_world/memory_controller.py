@@ -34,7 +34,7 @@ async def controller_on(
 
 async def settled(controller: Controller) -> None:
     """Until no job waits for a look."""
-    while controller.feed.keys.waiting() or controller.feed.keys.running():
+    while controller.feed.queue.waiting() or controller.feed.queue.running():
         await asyncio.sleep(0)
 
 

@@ -7,7 +7,8 @@ import pytest
 from psycopg import sql
 
 from joinery_runtime.errors import IncompatibleState, StateError
-from joinery_runtime.state import ddl
+from joinery_runtime.state import ddl, postgres
+from joinery_runtime.state.connection import Connection
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import Standing
 from state.values import live_keys, run_epoch
@@ -74,6 +75,30 @@ def test_a_newer_schema_is_refused(dsn: str, schema: str) -> None:
     store = PostgresStore(dsn, schema)
     with pytest.raises(IncompatibleState):
         store.acquire("job")
+    store.close()
+
+
+def test_the_schema_is_checked_when_a_store_first_opens_its_connection(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    def check(connection: Connection, name: str) -> None:
+        checked.append(name)
+        if len(checked) == 1:
+            raise IncompatibleState("not this one")
+        ddl.ensure_schema(connection, name)
+
+    monkeypatch.setattr(postgres, "ensure_schema", check)
+    store = PostgresStore(dsn, schema)
+    assert checked == [], "nothing is opened yet"
+    with pytest.raises(IncompatibleState, match="not this one"):
+        store.acquire("job")
+    store.acquire("job")
+    store.standing("job")
+    store.close()
+    assert store.record("job") is not None, "a connection after the first one"
+    assert checked == [schema, schema], "until it has succeeded once"
     store.close()
 
 

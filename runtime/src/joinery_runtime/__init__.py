@@ -32,11 +32,11 @@ def run(
     """
     import warnings  # noqa: PLC0415 - this package stays light to import for who only reads resources
 
-    from joinery_runtime.engine.loop import Listener  # noqa: PLC0415
+    from joinery_runtime.engine.loop import JobListener  # noqa: PLC0415
     from joinery_runtime.hosts.run import run_job  # noqa: PLC0415
 
     def nothing(*_: object) -> None:
         """Starts and troubles of the store are for the command line."""
 
-    listener = Listener(started=nothing, committed=on_epoch or nothing, trouble=nothing)
+    listener = JobListener(started=nothing, committed=on_epoch or nothing, trouble=nothing)
     run_job(job, listener, stop or Event(), master=master, warn=lambda text: warnings.warn(text, stacklevel=2))

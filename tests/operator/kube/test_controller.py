@@ -133,7 +133,7 @@ def test_an_edit_between_look_and_write_is_seen():
             await tell(controller, server.add(job()))
             await settled(controller)
             assert server.names("Pod") == []
-            while controller.feed.keys.next_due() is not None and not server.get("StreamJoin", "shop", "orders").get(
+            while controller.feed.queue.next_due() is not None and not server.get("StreamJoin", "shop", "orders").get(
                 "status"
             ):
                 await asyncio.sleep(0.05)
@@ -153,7 +153,7 @@ def test_a_job_that_fails_does_not_keep_others_from_going_on_and_tells_why():
             await tell(controller, server.add(job(namespace="small")))
             await tell(controller, server.add(job()))
             await settled(controller)
-            assert controller.feed.keys.next_due() is not None
+            assert controller.feed.queue.next_due() is not None
 
     asyncio.run(run())
     assert [key for key in server.objects if key[0] == "pods"] == [("pods", "shop", "orders-driver-1")]
@@ -179,7 +179,7 @@ def test_a_mistake_in_reconcile_is_tried_again_and_counted():
             labels = {"kind": "StreamJoin", "outcome": "error"}
             value = controller._metrics.registry.get_sample_value("joinery_operator_reconciles_total", labels)
             assert value == 1
-            assert controller.feed.keys.next_due() is not None
+            assert controller.feed.queue.next_due() is not None
             assert controller.health.live() == []
 
     asyncio.run(run())
@@ -290,7 +290,7 @@ def test_a_look_that_hangs_is_told_to_the_liveness_probe():
             controller = Controller(Settings(metrics_port=free_port()), api, reconcile, metrics, clock=lambda: now[0])
             async with controller:
                 await tell(controller, server.add(job()))
-                while not controller.feed.keys.running():
+                while not controller.feed.queue.running():
                     await asyncio.sleep(0)
                 assert controller.health.live() == []
                 now[0] = 601.0

@@ -13,53 +13,55 @@ from joinery_operator.reconcile.rollout_table import (
     STAGES,
     TABLE,
     Act,
-    Row,
-    Situation,
-    Stage,
+    RolloutObservation,
+    RolloutStage,
+    Transition,
+    observations,
     rendered,
     row_for,
-    situations,
 )
 from joinery_runtime.job.crd import Refusal, Rollout
 from operator_reconcile.cluster import Cluster, resource
 
-SITUATIONS = list(situations())
+OBSERVATIONS = list(observations())
 REFUSING = {Act.REFUSE, Act.REFUSE_AND_ROLL_BACK}
 # Acts that begin a stage; the others stay in theirs or end the rollout.
 ENTERS = {
-    Act.BEGIN: Stage.CHECKING,
-    Act.STOP: Stage.STOPPING,
-    Act.START: Stage.STARTING,
-    Act.ROLL_BACK: Stage.ROLLING_BACK,
-    Act.REFUSE_AND_ROLL_BACK: Stage.ROLLING_BACK,
+    Act.BEGIN: RolloutStage.CHECKING,
+    Act.STOP: RolloutStage.STOPPING,
+    Act.START: RolloutStage.STARTING,
+    Act.ROLL_BACK: RolloutStage.ROLLING_BACK,
+    Act.REFUSE_AND_ROLL_BACK: RolloutStage.ROLLING_BACK,
 }
 STAYS = {Act.WAIT, Act.REPORT, Act.RESTART_CLOCK}
 
 
-def test_there_are_situations_of_every_stage_and_value() -> None:
-    assert len(SITUATIONS) == len(set(SITUATIONS)) > 150
-    assert {each.stage for each in SITUATIONS} == set(Stage) == set(STAGES)
+def test_there_are_observations_of_every_stage_and_value() -> None:
+    assert len(OBSERVATIONS) == len(set(OBSERVATIONS)) > 150
+    assert {each.stage for each in OBSERVATIONS} == set(RolloutStage) == set(STAGES)
     for name, kind in DIMENSIONS.items():
-        assert {getattr(each, name) for each in SITUATIONS} - {None} == set(kind), name
-    assert {stage.value for stage in Stage} - {"Stable"} == set(get_args(Rollout.model_fields["stage"].annotation))
+        assert {getattr(each, name) for each in OBSERVATIONS} - {None} == set(kind), name
+    assert {stage.value for stage in RolloutStage} - {"Stable"} == set(
+        get_args(Rollout.model_fields["stage"].annotation)
+    )
 
 
-def test_every_situation_has_exactly_one_row() -> None:
-    for situation in SITUATIONS:
-        rows = [row for row in TABLE if row.matches(situation)]
-        assert len(rows) == 1, (situation, rows)
-        assert row_for(situation) is rows[0]
+def test_every_observation_has_exactly_one_row() -> None:
+    for observation in OBSERVATIONS:
+        rows = [row for row in TABLE if row.matches(observation)]
+        assert len(rows) == 1, (observation, rows)
+        assert row_for(observation) is rows[0]
 
 
 @pytest.mark.parametrize("row", TABLE, ids=[f"{i}-{row.stage.value}-{row.act.name}" for i, row in enumerate(TABLE)])
-def test_every_row_is_of_use_and_consistent(row: Row) -> None:
-    assert any(row.matches(situation) for situation in SITUATIONS)
+def test_every_row_is_of_use_and_consistent(row: Transition) -> None:
+    assert any(row.matches(observation) for observation in OBSERVATIONS)
     assert set(row.when) <= set(STAGES[row.stage].dimensions)
     assert all(values < set(DIMENSIONS[name]) for name, values in row.when.items()), "a condition that always holds"
     assert (row.refused is not None) == (row.act in REFUSING)
     assert row.refused is None or row.refused in get_args(Refusal.model_fields["reason"].annotation)
-    assert row.to is (row.stage if row.act in STAYS else ENTERS.get(row.act, Stage.STABLE))
-    assert row.act is not Act.DROP or row.stage is not Stage.STABLE, "would go round for ever"
+    assert row.to is (row.stage if row.act in STAYS else ENTERS.get(row.act, RolloutStage.STABLE))
+    assert row.act is not Act.DROP or row.stage is not RolloutStage.STABLE, "would go round for ever"
 
 
 def test_every_act_can_be_carried_out() -> None:
@@ -69,22 +71,22 @@ def test_every_act_can_be_carried_out() -> None:
 def test_the_rendering_is_in_the_docs() -> None:
     there = (Path(__file__).parents[3] / "docs" / "rollout-table.md").read_text()
     assert there == rendered(), "run `make crds`"
-    assert sum(line.startswith(tuple(f"| `{stage.value}` | " for stage in Stage)) for line in there.splitlines()) == (
-        len(TABLE) + len(STAGES)
-    )
+    assert sum(
+        line.startswith(tuple(f"| `{stage.value}` | " for stage in RolloutStage)) for line in there.splitlines()
+    ) == (len(TABLE) + len(STAGES))
 
 
-# What is observed is one of the situations, and the rows that the courses of test_rollout.py do not take
+# What is observed is one of the observations, and the rows that the courses of test_rollout.py do not take
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Stage, Act]]:
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RolloutStage, Act]]:
     """The rows that a reconcile took."""
-    found: list[tuple[Stage, Act]] = []
+    found: list[tuple[RolloutStage, Act]] = []
 
-    def noted(situation: Situation) -> Row:
-        assert situation in SITUATIONS
-        row = row_for(situation)
+    def noted(observation: RolloutObservation) -> Transition:
+        assert observation in OBSERVATIONS
+        row = row_for(observation)
         found.append((row.stage, row.act))
         return row
 
@@ -93,7 +95,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Stage, Act]]:
 
 
 @pytest.fixture
-def cluster(taken: list[tuple[Stage, Act]]) -> Cluster:
+def cluster(taken: list[tuple[RolloutStage, Act]]) -> Cluster:
     """A job that has run for a while and is changed: its check runs."""
     cluster = Cluster(resource())
     name = cluster.started(1)
@@ -131,7 +133,7 @@ def test_a_check_that_ends_as_incompatible_refuses_the_revision(cluster: Cluster
     ending = {"outcome": "failed", "kind": "IncompatibleState", "error": "written by a newer release", "retry": False}
     cluster.end(check(cluster), ending)
     cluster.step()
-    assert taken == [(Stage.CHECKING, Act.REFUSE)]
+    assert taken == [(RolloutStage.CHECKING, Act.REFUSE)]
     refused = cluster.status.refused
     assert refused is not None
     assert (refused.reason, refused.message) == (
@@ -144,7 +146,7 @@ def test_before_the_first_new_driver_another_job_drops_the_rollout(cluster: Clus
     starting(cluster, taken)
     cluster.edit(shards=9)
     cluster.step()
-    assert taken == [(Stage.STARTING, Act.DROP), (Stage.STABLE, Act.BEGIN)]
+    assert taken == [(RolloutStage.STARTING, Act.DROP), (RolloutStage.STABLE, Act.BEGIN)]
     assert cluster.status.refused is None
 
 
@@ -152,6 +154,6 @@ def test_without_a_new_driver_the_deadline_refuses_and_restores_nothing(cluster:
     starting(cluster, taken)
     cluster.pass_time(301)
     cluster.step()
-    assert taken == [(Stage.STARTING, Act.REFUSE)]
+    assert taken == [(RolloutStage.STARTING, Act.REFUSE)]
     assert cluster.status.refused is not None
     assert (cluster.status.rollout, cluster.status.refused.reason) == (None, "DeadlineExceeded")

@@ -69,7 +69,7 @@ class Controller:
         figures_rounds = max(1, round(settings.figures_seconds / settings.poll_seconds))
         self.poller = Poller(self.cache, settings.status_port, metrics, self.feed.add, figures_rounds)
         open_findings = OpenFindings(self.cache)
-        self.health = Health(open_findings, self.feed.keys.running, self.events, clock)
+        self.health = Health(open_findings, self.feed.queue.running, self.events, clock)
         self.auditor = Auditor(
             api, settings.namespaces, self.cache, open_findings, self.events, self._due, metrics, clock
         )
@@ -180,7 +180,7 @@ class Controller:
             self.health.ended.append(f"{task.get_name()} has ended")
 
     def _collect(self) -> None:
-        self._metrics.queue_depth.set(self.feed.keys.waiting())
+        self._metrics.queue_depth.set(self.feed.queue.waiting())
         self._metrics.set_jobs(self.cache.phases())
         for kind, number in self.cache.count(resource.kind for resource in WATCHED).items():
             self._metrics.objects.labels(kind).set(number)

@@ -98,21 +98,21 @@ class WorkQueueFeed(Generic[K]):
     """`WorkQueue` for asyncio: workers wait for the next one. `clock` counts seconds as the event loop does."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.keys: WorkQueue[K] = WorkQueue()
+        self.queue: WorkQueue[K] = WorkQueue()
         self._clock = clock
         self._changed = asyncio.Event()
         self._closed = False
 
     def add(self, key: K) -> None:
-        self.keys.add(key)
+        self.queue.add(key)
         self._changed.set()
 
     def done(self, key: K, again_after: float | None = None) -> None:
-        self.keys.done(key, self._clock(), again_after)
+        self.queue.done(key, self._clock(), again_after)
         self._changed.set()
 
     def failed(self, key: K) -> float:
-        delay = self.keys.failed(key, self._clock())
+        delay = self.queue.failed(key, self._clock())
         self._changed.set()
         return delay
 
@@ -124,10 +124,10 @@ class WorkQueueFeed(Generic[K]):
     async def take(self) -> K | None:
         """Waits for a key; None when the feed is closed."""
         while not self._closed:
-            if (key := self.keys.take(self._clock())) is not None:
+            if (key := self.queue.take(self._clock())) is not None:
                 return key
             self._changed.clear()
-            due = self.keys.next_due()
+            due = self.queue.next_due()
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if due is None else max(0.0, due - self._clock())):
                     await self._changed.wait()

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from joinery_operator.manifests import MAIN_CONTAINER
-from joinery_operator.plugin.kubectl import KubectlFailed, KubectlTarget, find_job, newest_driver, running_driver
+from joinery_operator.plugin.kubectl import KubectlError, KubectlTarget, find_job, newest_driver, running_driver
 from joinery_operator.plugin.report import status_lines
 from joinery_operator.revision import RESTARTED_AT
 from joinery_runtime.errors import JoineryError
@@ -33,7 +33,7 @@ def main(tokens: list[str] | None = None) -> None:
     """The console script."""
     try:
         sys.exit(app(tokens) or 0)
-    except KubectlFailed as error:
+    except KubectlError as error:
         sys.stderr.write(f"{error.message}\n")
         sys.exit(error.code)
     except JoineryError as error:

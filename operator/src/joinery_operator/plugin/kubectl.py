@@ -17,7 +17,7 @@ from joinery_runtime.job.model.resource import API_VERSION
 from joinery_runtime.job.model.wording import listed
 
 
-class KubectlFailed(JoineryError):
+class KubectlError(JoineryError):
     """kubectl ended with an error of its own."""
 
     def __init__(self, what: str, message: str, code: int) -> None:
@@ -25,7 +25,7 @@ class KubectlFailed(JoineryError):
         super().__init__(what, facts=message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (KubectlFailed, (self.what, self.message, self.code))
+        return (KubectlError, (self.what, self.message, self.code))
 
 
 @Parameter(name="*")
@@ -48,12 +48,12 @@ class KubectlTarget:
     kubeconfig: str | None = None
 
     def read(self, *arguments: str) -> Any:
-        """What kubectl answers as JSON. Raises KubectlFailed."""
+        """What kubectl answers as JSON. Raises KubectlError."""
         done = subprocess.run(
             [*self._command(), *arguments, "--output=json"], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise KubectlFailed(f"kubectl {arguments[0]} failed", done.stderr.strip(), done.returncode)
+            raise KubectlError(f"kubectl {arguments[0]} failed", done.stderr.strip(), done.returncode)
         return json.loads(done.stdout)
 
     def run(self, *arguments: str) -> int:

@@ -15,17 +15,17 @@ def status_lines(job: JobResource) -> Iterator[str]:
     yield f"{job.resource['kind']} {job.name}: {status.get('phase', 'not seen by the operator yet')}"
     if status.get("observedGeneration") not in {None, job.resource["metadata"].get("generation")}:
         yield "  The operator has not seen the last change yet: what follows is about the one before."
-    yield from _facts(status)
+    yield from _summary(status)
     yield from _table(status)
     yield from _conditions(status)
-    for title, text in _troubles(status):
+    for title, text in _problems(status):
         yield f"  {title}: {text}"
 
 
-def _facts(status: Mapping[str, Any]) -> Iterator[str]:
+def _summary(status: Mapping[str, Any]) -> Iterator[str]:
     driver, savepoint = status.get("driver") or {}, status.get("lastSavepoint") or {}
     rollout = status.get("rollout") or {}
-    facts = {
+    summary = {
         "image": status.get("image"),
         "revision": status.get("revision"),
         "rollout": rollout and f"{rollout['stage']} of revision {rollout['revision']}, image {rollout['image']}",
@@ -36,15 +36,15 @@ def _facts(status: Mapping[str, Any]) -> Iterator[str]:
         "state": _bytes(status.get("stateBytes")),
         "savepoint": savepoint and f"{savepoint['name']} at epoch {savepoint['epoch']}, {savepoint['time']}",
     }
-    for name, value in facts.items():
+    for name, value in summary.items():
         if value not in (None, "", {}):
             yield f"  {name + ':':12}{value}"
 
 
 def _rows(status: Mapping[str, Any]) -> str | None:
     names = {"rowsIn": "in", "rowsOut": "out", "late": "late"}
-    told = [f"{status[name]:,} {word}" for name, word in names.items() if status.get(name) is not None]
-    return ", ".join(told) or None
+    counts = [f"{status[name]:,} {word}" for name, word in names.items() if status.get(name) is not None]
+    return ", ".join(counts) or None
 
 
 def _bytes(count: int | None) -> str | None:
@@ -91,7 +91,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _troubles(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _problems(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     refused = status.get("refused")
     if refused:
         yield "refused", f"revision {refused['revision']} ({refused['reason']}): {refused['message']}"

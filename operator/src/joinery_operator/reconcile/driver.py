@@ -9,7 +9,7 @@ from joinery_operator.names import digest_of
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut
-from joinery_operator.reconcile.rollout_table import STAGES, Driver, stage_of
+from joinery_operator.reconcile.rollout_table import STAGES, DriverRole, stage_of
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import Attempt, Status
 
@@ -45,11 +45,11 @@ def planned_driver(ctx: ReconcileContext, status: Status) -> DriverPlan | None:
         return None
     rollout = status.rollout
     driver = STAGES[stage_of(status)].driver
-    if driver is Driver.NONE:
+    if driver is DriverRole.NONE:
         return None
-    if driver is Driver.MIGRATES and rollout:
+    if driver is DriverRole.MIGRATES and rollout:
         return DriverPlan(rollout.revision, rollout.image, rollout.savepoint, rollout.mode == "stateless")
-    if driver is Driver.RESTORES and rollout:
+    if driver is DriverRole.RESTORES and rollout:
         return DriverPlan(status.revision, status.image, restore=rollout.savepoint)
     return _in_force(ctx, status, status.revision, status.image)
 

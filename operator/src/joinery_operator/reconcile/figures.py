@@ -71,7 +71,7 @@ def _figures_of(status: Status) -> dict[str, object]:
 def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
     inputs = tuple(_input(each, now) for each in reported.inputs[:_INPUTS])
     lags = [each.lag for each in inputs if each.lag is not None]
-    told = {
+    totals = {
         "job_generation": reported.job_generation,
         "epoch": reported.epoch,
         "rows_in": reported.rows_in,
@@ -83,7 +83,7 @@ def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
     }
     return {
         # What it does not know yet is not forgotten.
-        **{name: value for name, value in told.items() if value is not None},
+        **{name: value for name, value in totals.items() if value is not None},
         "inputs": inputs,
         "lag": sum(lags) if lags else None,
         "rows_per_second": reported.rows_per_second,

@@ -27,10 +27,10 @@ from joinery_operator.reconcile.rollout_table import (
     OldDriver,
     Refused,
     Restore,
-    Row,
-    Situation,
-    Stage,
+    RolloutObservation,
+    RolloutStage,
     Suspend,
+    Transition,
     row_for,
     stage_of,
 )
@@ -40,8 +40,8 @@ from joinery_runtime.job.crd import Attempt, Refusal, Rollout, Status
 
 def advance_rollout(ctx: ReconcileContext, status: Status) -> Status:
     """The status with the rollout one step further, if it can go one."""
-    step = _Step(ctx, status, row_for(classify(ctx, status)))
-    return _ACTS[step.row.act](step)
+    execution = _Execution(ctx, status, row_for(classify(ctx, status)))
+    return _ACTS[execution.row.act](execution)
 
 
 def record_proof(ctx: ReconcileContext, status: Status) -> Status:
@@ -77,7 +77,7 @@ def check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
 # What was observed, as the table has it
 
 
-def classify(ctx: ReconcileContext, status: Status) -> Situation:
+def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
     rollout, suspend = status.rollout, Suspend.YES if ctx.suspended else Suspend.NO
     if rollout is None:
         return _classify_stable(ctx, status, suspend)
@@ -85,25 +85,27 @@ def classify(ctx: ReconcileContext, status: Status) -> Situation:
     passed = ctx.elapsed(rollout.since, ctx.settings.deadline_seconds)
     over = Deadline.PASSED if passed else Deadline.AHEAD
     match stage:
-        case Stage.CHECKING:
+        case RolloutStage.CHECKING:
             check = _check(ctx.check(rollout))
-            return Situation(stage, asked=asked, suspend=suspend, mode=Mode(rollout.mode), check=check, deadline=over)
-        case Stage.STOPPING:
-            return Situation(stage, asked=asked, suspend=suspend, old_driver=_old_driver(ctx, status.driver))
-        case Stage.STARTING:
+            return RolloutObservation(
+                stage, asked=asked, suspend=suspend, mode=Mode(rollout.mode), check=check, deadline=over
+            )
+        case RolloutStage.STOPPING:
+            return RolloutObservation(stage, asked=asked, suspend=suspend, old_driver=_old_driver(ctx, status.driver))
+        case RolloutStage.STARTING:
             new_driver = _new_driver(ctx, _attempt_of(status, rollout))
-            return Situation(stage, asked=asked, suspend=suspend, new_driver=new_driver, deadline=over)
+            return RolloutObservation(stage, asked=asked, suspend=suspend, new_driver=new_driver, deadline=over)
         case _:
-            return Situation(stage, restore=_restore(ctx, status.driver, rollout))
+            return RolloutObservation(stage, restore=_restore(ctx, status.driver, rollout))
 
 
-def _classify_stable(ctx: ReconcileContext, status: Status, suspend: Suspend) -> Situation:
+def _classify_stable(ctx: ReconcileContext, status: Status, suspend: Suspend) -> RolloutObservation:
     new, mode = ctx.desired.job, ctx.desired.mode
     if new is None or new.revision == status.revision:
-        return Situation(Stage.STABLE, asked=Asked.SAME)
+        return RolloutObservation(RolloutStage.STABLE, asked=Asked.SAME)
     in_memory = NewStore.GIVES_UP if mode == "stateless" else NewStore.IN_MEMORY
-    return Situation(
-        Stage.STABLE,
+    return RolloutObservation(
+        RolloutStage.STABLE,
         asked=Asked.ANOTHER,
         at_stake=AtStake.STATE if _has_durable_state(ctx, status) else AtStake.NOTHING,
         new_store=NewStore.KEEPS if new.durable else in_memory,
@@ -183,12 +185,12 @@ def _committed(ctx: ReconcileContext, attempt: Attempt) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Execution:
     """One row that is carried out: each method returns the status after it."""
 
     ctx: ReconcileContext
     status: Status
-    row: Row
+    row: Transition
 
     @property
     def rollout(self) -> Rollout:
@@ -264,29 +266,29 @@ class _Step:
         )
 
     def _why_refused(self) -> str:
-        if self.row.stage is Stage.STABLE:
+        if self.row.stage is RolloutStage.STABLE:
             return _loses_state(self.new)
-        if self.row.stage is Stage.CHECKING:
+        if self.row.stage is RolloutStage.CHECKING:
             return _check_refusal(self.ctx, self.rollout)
         if self.row.refused == "DeadlineExceeded":
             return _not_ready(self.ctx, self.status, _attempt_of(self.status, self.rollout))
         return self.status.last_error or ""
 
 
-_ACTS: Mapping[Act, Callable[[_Step], Status]] = {
-    Act.WAIT: _Step.wait,
-    Act.REPORT: _Step.report,
-    Act.TAKE_OVER: _Step.take_over,
-    Act.BEGIN: _Step.begin,
-    Act.REFUSE: _Step.refuse,
-    Act.STOP: _Step.stop,
-    Act.START: _Step.start,
-    Act.DROP: _Step.drop,
-    Act.RESTART_CLOCK: _Step.restart_clock,
-    Act.ROLL_BACK: _Step.roll_back,
-    Act.REFUSE_AND_ROLL_BACK: _Step.refuse_and_roll_back,
-    Act.COMPLETE: _Step.complete,
-    Act.KEEP: _Step.keep,
+_ACTS: Mapping[Act, Callable[[_Execution], Status]] = {
+    Act.WAIT: _Execution.wait,
+    Act.REPORT: _Execution.report,
+    Act.TAKE_OVER: _Execution.take_over,
+    Act.BEGIN: _Execution.begin,
+    Act.REFUSE: _Execution.refuse,
+    Act.STOP: _Execution.stop,
+    Act.START: _Execution.start,
+    Act.DROP: _Execution.drop,
+    Act.RESTART_CLOCK: _Execution.restart_clock,
+    Act.ROLL_BACK: _Execution.roll_back,
+    Act.REFUSE_AND_ROLL_BACK: _Execution.refuse_and_roll_back,
+    Act.COMPLETE: _Execution.complete,
+    Act.KEEP: _Execution.keep,
 }
 
 

@@ -1,8 +1,7 @@
 """The rollout of another revision as one table: from which stage, when, what is done, to which stage.
 
-`rollout` classifies what was observed into a `Situation` and carries out the row that the situation has. Every
-situation has exactly one row (tests/operator/reconcile/test_rollout_table.py). `make crds` renders
-docs/rollout-table.md from here.
+`rollout` classifies what was observed into a `RolloutObservation` and carries out its row. Every observation has
+exactly one row (tests/operator/reconcile/test_rollout_table.py). `make crds` renders docs/rollout-table.md from here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from joinery_runtime.job.crd.status import Phase
 RefusalReason = Literal["IncompatibleState", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"]
 
 
-class Stage(Enum):
+class RolloutStage(Enum):
     """`status.rollout.stage`, and STABLE where there is no rollout."""
 
     STABLE = "Stable"
@@ -30,8 +29,8 @@ class Stage(Enum):
     ROLLING_BACK = "RollingBack"
 
 
-def stage_of(status: Status) -> Stage:
-    return Stage(status.rollout.stage) if status.rollout else Stage.STABLE
+def stage_of(status: Status) -> RolloutStage:
+    return RolloutStage(status.rollout.stage) if status.rollout else RolloutStage.STABLE
 
 
 class Asked(Enum):
@@ -124,10 +123,10 @@ class Deadline(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RolloutObservation:
     """What was observed, as far as the stage's rows tell it apart; None where they do not."""
 
-    stage: Stage
+    stage: RolloutStage
     asked: Asked | None = None
     suspend: Suspend | None = None
     at_stake: AtStake | None = None
@@ -156,7 +155,7 @@ DIMENSIONS: Final[Mapping[str, type[Enum]]] = {
 }
 
 
-class Driver(Enum):
+class DriverRole(Enum):
     """Which driver is to run."""
 
     NONE = "none"
@@ -170,7 +169,7 @@ class StageRules:
     """What holds while a stage lasts. `dimensions`: what its rows look at; `phase`: the job's, where the stage says
     more than the driver does."""
 
-    driver: Driver
+    driver: DriverRole
     phase: Phase | None
     dimensions: tuple[str, ...]
 
@@ -179,12 +178,14 @@ class StageRules:
         return "deadline" in self.dimensions
 
 
-STAGES: Final[Mapping[Stage, StageRules]] = {
-    Stage.STABLE: StageRules(Driver.IN_FORCE, None, ("asked", "at_stake", "new_store", "suspend", "refused")),
-    Stage.CHECKING: StageRules(Driver.IN_FORCE, None, ("asked", "suspend", "mode", "check", "deadline")),
-    Stage.STOPPING: StageRules(Driver.NONE, "Stopping", ("asked", "suspend", "old_driver")),
-    Stage.STARTING: StageRules(Driver.MIGRATES, "Migrating", ("asked", "suspend", "new_driver", "deadline")),
-    Stage.ROLLING_BACK: StageRules(Driver.RESTORES, "RollingBack", ("restore",)),
+STAGES: Final[Mapping[RolloutStage, StageRules]] = {
+    RolloutStage.STABLE: StageRules(
+        DriverRole.IN_FORCE, None, ("asked", "at_stake", "new_store", "suspend", "refused")
+    ),
+    RolloutStage.CHECKING: StageRules(DriverRole.IN_FORCE, None, ("asked", "suspend", "mode", "check", "deadline")),
+    RolloutStage.STOPPING: StageRules(DriverRole.NONE, "Stopping", ("asked", "suspend", "old_driver")),
+    RolloutStage.STARTING: StageRules(DriverRole.MIGRATES, "Migrating", ("asked", "suspend", "new_driver", "deadline")),
+    RolloutStage.ROLLING_BACK: StageRules(DriverRole.RESTORES, "RollingBack", ("restore",)),
 }
 
 
@@ -214,19 +215,19 @@ def _when(*conditions: Enum | tuple[Enum, ...]) -> Mapping[str, frozenset[Enum]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Transition:
     """In `stage`, when all of `when` hold: do `act`; the stage is `to` then. `refused`: the reason of the refusal."""
 
-    stage: Stage
+    stage: RolloutStage
     when: Mapping[str, frozenset[Enum]]
     act: Act
-    to: Stage
+    to: RolloutStage
     why: str
     refused: RefusalReason | None = None
 
-    def matches(self, situation: Situation) -> bool:
-        return situation.stage is self.stage and all(
-            getattr(situation, dimension) in values for dimension, values in self.when.items()
+    def matches(self, observation: RolloutObservation) -> bool:
+        return observation.stage is self.stage and all(
+            getattr(observation, dimension) in values for dimension, values in self.when.items()
         )
 
 
@@ -234,105 +235,106 @@ _NOT_GIVEN_UP = (NewStore.KEEPS, NewStore.IN_MEMORY)
 _PENDING = (NewDriver.NONE, NewDriver.UNDERWAY, NewDriver.READY)
 _BEGUN = tuple(each for each in NewDriver if each not in {NewDriver.NONE, NewDriver.COMMITTED})
 _NOT_COMMITTED = (NewDriver.NONE, *_BEGUN)
+_STABLE, _CHECKING, _STOPPING, _STARTING, _ROLLING_BACK = RolloutStage
 
 # fmt: off
-TABLE: Final = (
+TABLE: Final[tuple[Transition, ...]] = (
     # Stable: no rollout.
-    Row(Stage.STABLE, _when(Asked.SAME), Act.WAIT, Stage.STABLE,
+    Transition(_STABLE, _when(Asked.SAME), Act.WAIT, _STABLE,
         "The revision in force is asked for, or no valid job."),
-    Row(Stage.STABLE, _when(Asked.ANOTHER, AtStake.NOTHING), Act.TAKE_OVER, Stage.STABLE,
+    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.NOTHING), Act.TAKE_OVER, _STABLE,
         "Nothing can be lost or returned to."),
-    Row(Stage.STABLE, _when(Asked.ANOTHER, AtStake.STATE, NewStore.GIVES_UP), Act.TAKE_OVER, Stage.STABLE,
+    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, NewStore.GIVES_UP), Act.TAKE_OVER, _STABLE,
         "The resource gives the state up."),
-    Row(Stage.STABLE, _when(Asked.ANOTHER, AtStake.STATE, _NOT_GIVEN_UP, Suspend.YES),
-        Act.WAIT, Stage.STABLE, "A rollout begins at the resumption."),
-    Row(Stage.STABLE, _when(Asked.ANOTHER, AtStake.STATE, _NOT_GIVEN_UP, Suspend.NO, Refused.YES),
-        Act.WAIT, Stage.STABLE, "What was refused is not tried again."),
-    Row(Stage.STABLE, _when(Asked.ANOTHER, AtStake.STATE, NewStore.KEEPS, Suspend.NO, Refused.NO),
-        Act.BEGIN, Stage.CHECKING, "A check shows whether the job fits its state."),
-    Row(Stage.STABLE, _when(Asked.ANOTHER, AtStake.STATE, NewStore.IN_MEMORY, Suspend.NO, Refused.NO),
-        Act.REFUSE, Stage.STABLE, "All of the state would be left behind.", INCOMPATIBLE),
+    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, _NOT_GIVEN_UP, Suspend.YES),
+        Act.WAIT, _STABLE, "A rollout begins at the resumption."),
+    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, _NOT_GIVEN_UP, Suspend.NO, Refused.YES),
+        Act.WAIT, _STABLE, "What was refused is not tried again."),
+    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, NewStore.KEEPS, Suspend.NO, Refused.NO),
+        Act.BEGIN, _CHECKING, "A check shows whether the job fits its state."),
+    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, NewStore.IN_MEMORY, Suspend.NO, Refused.NO),
+        Act.REFUSE, _STABLE, "All of the state would be left behind.", INCOMPATIBLE),
     # Checking: the check pod runs with the new image and job; the old driver goes on.
-    Row(Stage.CHECKING, _when(Asked.ANOTHER), Act.DROP, Stage.STABLE,
+    Transition(_CHECKING, _when(Asked.ANOTHER), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
-    Row(Stage.CHECKING, _when(Asked.SAME, Suspend.YES), Act.DROP, Stage.STABLE,
+    Transition(_CHECKING, _when(Asked.SAME, Suspend.YES), Act.DROP, _STABLE,
         "Nothing has happened to the state: the check is made at the resumption."),
-    Row(Stage.CHECKING, _when(Asked.SAME, Suspend.NO, Check.FITS), Act.STOP, Stage.STOPPING,
+    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.FITS), Act.STOP, _STOPPING,
         "The check has passed."),
-    Row(Stage.CHECKING, _when(Asked.SAME, Suspend.NO, Mode.STATELESS, (Check.NO_STATE, Check.MISFIT)),
-        Act.STOP, Stage.STOPPING, "The state is left behind: the check only shows that image and job are usable."),
-    Row(Stage.CHECKING, _when(Asked.SAME, Suspend.NO, Mode.STATEFUL, Check.NO_STATE), Act.REFUSE, Stage.STABLE,
+    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Mode.STATELESS, (Check.NO_STATE, Check.MISFIT)),
+        Act.STOP, _STOPPING, "The state is left behind: the check only shows that image and job are usable."),
+    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Mode.STATEFUL, Check.NO_STATE), Act.REFUSE, _STABLE,
         "The state is somewhere else: the new revision would begin with none.", INCOMPATIBLE),
-    Row(Stage.CHECKING, _when(Asked.SAME, Suspend.NO, Mode.STATEFUL, Check.MISFIT), Act.REFUSE, Stage.STABLE,
+    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Mode.STATEFUL, Check.MISFIT), Act.REFUSE, _STABLE,
         "The check says what does not fit.", INCOMPATIBLE),
-    Row(Stage.CHECKING, _when(Asked.SAME, Suspend.NO, Check.INCOMPATIBLE), Act.REFUSE, Stage.STABLE,
+    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.INCOMPATIBLE), Act.REFUSE, _STABLE,
         "Another check would fail the same way.", INCOMPATIBLE),
-    Row(Stage.CHECKING, _when(Asked.SAME, Suspend.NO, Check.FAILED), Act.REFUSE, Stage.STABLE,
+    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.FAILED), Act.REFUSE, _STABLE,
         "Another check would fail the same way.", "CheckFailed"),
-    Row(Stage.CHECKING, _when(Asked.SAME, Suspend.NO, Check.NOTHING_YET, Deadline.AHEAD), Act.REPORT, Stage.CHECKING,
+    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.NOTHING_YET, Deadline.AHEAD), Act.REPORT, _CHECKING,
         "A check that says nothing is made again."),
-    Row(Stage.CHECKING, _when(Asked.SAME, Suspend.NO, Check.NOTHING_YET, Deadline.PASSED), Act.REFUSE, Stage.STABLE,
+    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.NOTHING_YET, Deadline.PASSED), Act.REFUSE, _STABLE,
         "No result within the deadline.", "CheckFailed"),
     # Stopping: the old driver finishes its epoch.
-    Row(Stage.STOPPING, _when(Asked.ANOTHER), Act.DROP, Stage.STABLE,
+    Transition(_STOPPING, _when(Asked.ANOTHER), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
-    Row(Stage.STOPPING, _when(Asked.SAME, Suspend.YES), Act.DROP, Stage.STABLE,
+    Transition(_STOPPING, _when(Asked.SAME, Suspend.YES), Act.DROP, _STABLE,
         "Nothing has happened to the state: the check is made again at the resumption."),
-    Row(Stage.STOPPING, _when(Asked.SAME, Suspend.NO, OldDriver.ACTIVE), Act.WAIT, Stage.STOPPING,
+    Transition(_STOPPING, _when(Asked.SAME, Suspend.NO, OldDriver.ACTIVE), Act.WAIT, _STOPPING,
         "Two drivers never run at a time."),
-    Row(Stage.STOPPING, _when(Asked.SAME, Suspend.NO, OldDriver.GONE), Act.START, Stage.STARTING,
+    Transition(_STOPPING, _when(Asked.SAME, Suspend.NO, OldDriver.GONE), Act.START, _STARTING,
         "No other driver can commit any more. The savepoint gets its name."),
     # Starting: a driver pins the savepoint, migrates the state, and runs.
-    Row(Stage.STARTING, _when(NewDriver.COMMITTED), Act.COMPLETE, Stage.STABLE,
+    Transition(_STARTING, _when(NewDriver.COMMITTED), Act.COMPLETE, _STABLE,
         "An epoch of the new revision is committed: there is no way back."),
-    Row(Stage.STARTING, _when(Asked.ANOTHER, NewDriver.NONE), Act.DROP, Stage.STABLE,
+    Transition(_STARTING, _when(Asked.ANOTHER, NewDriver.NONE), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
-    Row(Stage.STARTING, _when(Asked.ANOTHER, _BEGUN),
-        Act.ROLL_BACK, Stage.ROLLING_BACK, "The state may be migrated, and the resource asks for another job."),
-    Row(Stage.STARTING, _when(Asked.SAME, Suspend.YES, _NOT_COMMITTED), Act.WAIT, Stage.STARTING,
+    Transition(_STARTING, _when(Asked.ANOTHER, _BEGUN),
+        Act.ROLL_BACK, _ROLLING_BACK, "The state may be migrated, and the resource asks for another job."),
+    Transition(_STARTING, _when(Asked.SAME, Suspend.YES, _NOT_COMMITTED), Act.WAIT, _STARTING,
         "No driver runs while the job is suspended."),
-    Row(Stage.STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.STOPPED), Act.RESTART_CLOCK, Stage.STARTING,
+    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.STOPPED), Act.RESTART_CLOCK, _STARTING,
         "The job was suspended: its time starts again."),
-    Row(Stage.STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.MISFIT), Act.REFUSE_AND_ROLL_BACK, Stage.ROLLING_BACK,
+    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.MISFIT), Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK,
         "Another attempt would fail the same way.", INCOMPATIBLE),
-    Row(Stage.STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.NOT_MIGRATED),
-        Act.REFUSE_AND_ROLL_BACK, Stage.ROLLING_BACK, "Another attempt would fail the same way.", "MigrationFailed"),
-    Row(Stage.STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.FAILED), Act.REFUSE_AND_ROLL_BACK, Stage.ROLLING_BACK,
+    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.NOT_MIGRATED),
+        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", "MigrationFailed"),
+    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.FAILED), Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK,
         "Another attempt would fail the same way.", "StartFailed"),
-    Row(Stage.STARTING, _when(Asked.SAME, Suspend.NO, _PENDING, Deadline.AHEAD),
-        Act.WAIT, Stage.STARTING, "The first commit is awaited; a failure that may pass is tried again."),
-    Row(Stage.STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.READY, Deadline.PASSED), Act.COMPLETE, Stage.STABLE,
+    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, _PENDING, Deadline.AHEAD),
+        Act.WAIT, _STARTING, "The first commit is awaited; a failure that may pass is tried again."),
+    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.READY, Deadline.PASSED), Act.COMPLETE, _STABLE,
         "Without records there is no commit: a driver that is ready at the deadline is taken."),
-    Row(Stage.STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.NONE, Deadline.PASSED), Act.REFUSE, Stage.STABLE,
+    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.NONE, Deadline.PASSED), Act.REFUSE, _STABLE,
         "Nothing has happened to the state: there is nothing to roll back.", "DeadlineExceeded"),
-    Row(Stage.STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.UNDERWAY, Deadline.PASSED),
-        Act.REFUSE_AND_ROLL_BACK, Stage.ROLLING_BACK, "Not ready within the deadline.", "DeadlineExceeded"),
+    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.UNDERWAY, Deadline.PASSED),
+        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "Not ready within the deadline.", "DeadlineExceeded"),
     # RollingBack: a driver of the revision in force restores the savepoint, and runs. The resource waits meanwhile.
-    Row(Stage.ROLLING_BACK, _when(Restore.UNDERWAY), Act.WAIT, Stage.ROLLING_BACK,
+    Transition(_ROLLING_BACK, _when(Restore.UNDERWAY), Act.WAIT, _ROLLING_BACK,
         "The old revision runs only on its own state."),
-    Row(Stage.ROLLING_BACK, _when(Restore.RESTORED), Act.KEEP, Stage.STABLE,
+    Transition(_ROLLING_BACK, _when(Restore.RESTORED), Act.KEEP, _STABLE,
         "The state is as it was before the migration."),
-    Row(Stage.ROLLING_BACK, _when(Restore.COMMITTED_SINCE), Act.COMPLETE, Stage.STABLE,
+    Transition(_ROLLING_BACK, _when(Restore.COMMITTED_SINCE), Act.COMPLETE, _STABLE,
         "The new driver had committed, unseen: there is no way back, and no need of one."),
 )
 # fmt: on
 
 
-def row_for(situation: Situation) -> Row:
-    """The row that the situation has."""
-    return next(row for row in TABLE if row.matches(situation))
+def row_for(observation: RolloutObservation) -> Transition:
+    """The row that the observation has."""
+    return next(row for row in TABLE if row.matches(observation))
 
 
-def situations() -> Iterator[Situation]:
-    """Every situation that there may be, each once."""
+def observations() -> Iterator[RolloutObservation]:
+    """Every observation that there may be, each once."""
     for stage, rules in STAGES.items():
         found = (
-            Situation(stage, **dict(zip(rules.dimensions, values, strict=True)))  # type: ignore[arg-type]
+            RolloutObservation(stage, **dict(zip(rules.dimensions, values, strict=True)))  # type: ignore[arg-type]
             for values in product(*(DIMENSIONS[name] for name in rules.dimensions))
         )
-        if stage is Stage.STABLE:
+        if stage is RolloutStage.STABLE:
             # What asks for nothing has no store and was not refused.
-            found = (Situation(stage, each.asked) if each.asked is Asked.SAME else each for each in found)
+            found = (RolloutObservation(stage, each.asked) if each.asked is Asked.SAME else each for each in found)
         yield from dict.fromkeys(found)
 
 
@@ -342,7 +344,7 @@ def rendered() -> str:
         "# The rollout of another revision, as a table",
         "",
         "Generated from `operator/src/joinery_operator/reconcile/rollout_table.py` by `make crds`; edit that.",
-        "[operator.md](operator.md) explains it. In every situation exactly one row applies.",
+        "[operator.md](operator.md) explains it. Each reconcile classifies what it observes; exactly one row applies.",
         "",
         "| stage | driver that runs | phase | deadline |",
         "|---|---|---|---|",
@@ -358,7 +360,7 @@ def rendered() -> str:
         f"{f'`{row.refused}`' if row.refused else ''} | {row.why} |"
         for row in TABLE
     ]
-    lines += ["", "| of the situation | is | values |", "|---|---|---|"]
+    lines += ["", "| observed | is | values |", "|---|---|---|"]
     lines += [
         f"| {name.replace('_', ' ')} | {' '.join((kind.__doc__ or '').split())} | "
         f"{'; '.join(f'{_code(each)} {each.value}' for each in kind)} |"
@@ -367,7 +369,7 @@ def rendered() -> str:
     return "\n".join([*lines, ""])
 
 
-def _conditions(row: Row) -> str:
+def _conditions(row: Transition) -> str:
     parts = []
     for name, values in row.when.items():
         kind = DIMENSIONS[name]

@@ -20,7 +20,7 @@ from rich.text import Text
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import Listener, Progress
+from joinery_runtime.engine.loop import JobListener, Progress
 from joinery_runtime.engine.report import EpochReport, Rates
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
@@ -32,7 +32,7 @@ NOTHING_NEW = "there was nothing new to read: an earlier run of this job has rea
 
 class RunProgress(Protocol):
     @property
-    def listener(self) -> Listener: ...
+    def listener(self) -> JobListener: ...
 
     def warn(self, message: str) -> None: ...
 
@@ -64,8 +64,8 @@ class JsonProgress:
         self._read = 0
 
     @property
-    def listener(self) -> Listener:
-        return Listener(self._started, self._committed, self._trouble, noticed=self.warn)
+    def listener(self) -> JobListener:
+        return JobListener(self._started, self._committed, self._trouble, noticed=self.warn)
 
     def warn(self, message: str) -> None:
         self._log.warning("warning", message=message)
@@ -115,8 +115,8 @@ class TableProgress:
         self._rows_out = 0
 
     @property
-    def listener(self) -> Listener:
-        return Listener(self._started, self._committed, self._trouble, noticed=self.warn)
+    def listener(self) -> JobListener:
+        return JobListener(self._started, self._committed, self._trouble, noticed=self.warn)
 
     def warn(self, message: str) -> None:
         self._say(f"[bold red]warning:[/] {escape(message)}")

@@ -13,7 +13,7 @@ from types import FrameType
 from joinery_runtime.cli.ending import Outcome, Stopped
 from joinery_runtime.cli.progress import open_progress
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import Listener
+from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.pulse import Pulse
@@ -43,7 +43,7 @@ def _served(job: Job, port: int | None, stalled_after_ms: int) -> Iterator[Board
         yield board
 
 
-def _listening_on(listener: Listener, signals: _Signals) -> Listener:
+def _listening_on(listener: JobListener, signals: _Signals) -> JobListener:
     def started(driver: Driver) -> None:
         signals.end_the_epoch()
         listener.started(driver)

@@ -79,9 +79,9 @@ class Driver:
         self._hottest = HottestKeys(parts.planner.limits.hot_keys)
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
-        # Of the pending plan: whether it may be old, and its partitions whose topic has been recreated since.
+        # Of the pending plan: whether it may be old, and its partitions whose topic is another one by now.
         self._recheck = False
-        self._recreated: frozenset[PartitionRef] = frozenset()
+        self._gone: frozenset[PartitionRef] = frozenset()
 
     @property
     def epoch(self) -> int:
@@ -190,8 +190,8 @@ class Driver:
         else:
             plan = self.state.pending
             if self._recheck:
-                self._recreated = planner.recreated(plan, self.state.inputs)
-        if not planner.hold(ref for ref in plan.partitions if ref not in self._recreated):
+                self._gone = planner.gone(plan, self.state.inputs)
+        if not planner.hold(ref for ref in plan.partitions if ref not in self._gone):
             self._recheck = True
             return None
         self._work(plan).reach("planned")
@@ -232,7 +232,7 @@ class Driver:
 
     def _work(self, plan: EpochPlan) -> EpochWork:
         state = self.state
-        return EpochWork(self.generation, plan, state.needed_by(plan), self._fault, state.lineage, self._recreated)
+        return EpochWork(self.generation, plan, state.needed_by(plan), self._fault, state.lineage, self._gone)
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
@@ -256,10 +256,12 @@ class Driver:
         work.reach("after-commit")
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
-        self.state, self._recheck, self._recreated = after, False, frozenset()
+        self.state, self._recheck, self._gone = after, False, frozenset()
         heat = self._hottest.learn(plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()})
         if plan.checkpoint:
-            self._sweep()
+            # Commits only retire segments: unswept, they would fill the store of a job that runs for weeks.
+            with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
+                self._parts.store.sweep(self._identity.name, self.generation)
         return epoch_report(plan, outcome, parts=sizes, totals=after.totals, heat=heat, backlog=planner.status.backlog)
 
     def _epoch_commit(
@@ -299,7 +301,7 @@ class Driver:
         """What was read is committed only while its partitions are ours, and still those that were planned."""
         planner = self._parts.planner
         with self._in_its_groups():
-            if self._recreated_now(plan) == self._recreated and planner.still_held():
+            if self._gone_now(plan) == self._gone and planner.still_held():
                 return
         planner.release({})
         self._recheck = True
@@ -309,18 +311,13 @@ class Driver:
             todo="Nothing of it was committed; it is run again when they are back",
         )
 
-    def _recreated_now(self, plan: EpochPlan) -> frozenset[PartitionRef]:
+    def _gone_now(self, plan: EpochPlan) -> frozenset[PartitionRef]:
         try:
-            return self._parts.planner.recreated(plan, self.state.inputs)
+            return self._parts.planner.gone(plan, self.state.inputs)
         except DataLoss:
             raise
         except SourceError:
-            return self._recreated  # the broker does not answer any more; this epoch's work is done
-
-    def _sweep(self) -> None:
-        """Replaced and expired segments would fill the store of a job that runs for weeks: commits only retire them."""
-        with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
-            self._parts.store.sweep(self._identity.name, self.generation)
+            return self._gone  # the broker does not answer any more; this epoch's work is done
 
 
 def _takeover(

@@ -144,8 +144,8 @@ class JobState:
 
     def after(self, plan: EpochPlan, outcome: EpochOutcome, clocks: Mapping[str, InputClock]) -> JobState:
         """The state once the epoch of this plan is committed; nothing is planned yet."""
-        gone = self.dropped(plan, outcome)
-        segments = {key: s for key, s in {**self.segments, **staged(outcome)}.items() if key not in gone}
+        dropped = self.dropped(plan, outcome)
+        segments = {key: s for key, s in {**self.segments, **staged(outcome)}.items() if key not in dropped}
         highest: dict[str, dict[str, int | None]] = {name: {} for name in self.inputs}
         for read in outcome.read.partitions:
             highest[read.partition.input][partition_id(read.partition)] = read.highest

@@ -31,15 +31,15 @@ def _unheard(_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class JobListener:
     """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` with the seconds until the next
-    try when the store is away or partitions are, `turned` after each look for new records, and `noticed` with words
+    try when the store is away or partitions are, `polled` after each call of `Driver.plan`, and `noticed` with words
     about hot keys and inputs that are paused."""
 
     started: Callable[[Driver], None]
     committed: Callable[[Progress], None]
     trouble: Callable[[JoineryError, float], None]
-    turned: Callable[[Driver], None] = _unheard
+    polled: Callable[[Driver], None] = _unheard
     noticed: Callable[[str], None] = _unheard
 
 
@@ -47,7 +47,7 @@ MakeDriver = Callable[[], Driver]
 
 
 def run_until_stopped(
-    make_driver: MakeDriver, planner: Planner, stop: Event, listener: Listener, *, settle: bool = False
+    make_driver: MakeDriver, planner: Planner, stop: Event, listener: JobListener, *, settle: bool = False
 ) -> None:
     """Returns after the epoch during which `stop` was set, or when every input has ended; with `settle`, as soon as no
     plan is pending. A StoreUnavailable makes a new driver that recovers as after a crash, unless another process has
@@ -71,7 +71,7 @@ def run_until_stopped(
 class _Run:
     """One driver, from its recovery on."""
 
-    def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: Listener) -> None:
+    def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: JobListener) -> None:
         self._driver, self._planner, self._stop, self._listener = driver, planner, stop, listener
         self._polls = Backoff(POLL_FIRST_S, POLL_LAST_S)
         self._paused: frozenset[str] = frozenset()
@@ -94,7 +94,7 @@ class _Run:
         started = time.monotonic()
         try:
             plan = self._driver.plan()
-            self._turned()
+            self._polled()
             if plan is None:
                 return False
             outcome = self._driver.run(plan)
@@ -107,8 +107,8 @@ class _Run:
             self._listener.noticed(words)
         return True
 
-    def _turned(self) -> None:
-        self._listener.turned(self._driver)
+    def _polled(self) -> None:
+        self._listener.polled(self._driver)
         paused = self._driver.paused
         for name in sorted(paused.keys() - self._paused):
             self._listener.noticed(f"Input {name} is paused, no more of it is read for now: {paused[name]}")

@@ -126,8 +126,8 @@ class InputState:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
         first_read = self.first_read or name in plan.tables_read
-        kept = replace(self, progress=progress, first_read=first_read)._without_former(plan.topic_ids.get(name, {}))
-        return replace(kept, positions={**kept.positions, **ranges}, stops={**kept.stops, **stops})
+        settled = replace(self, progress=progress, first_read=first_read)._without_former(plan.topic_ids.get(name, {}))
+        return replace(settled, positions={**settled.positions, **ranges}, stops={**settled.stops, **stops})
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
         """With these ids, and without what was stored of topics that had other ones."""

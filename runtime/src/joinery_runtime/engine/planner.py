@@ -1,6 +1,6 @@
 """Makes epoch plans: what can be read, how much of it, and the watermarks in force.
 
-`Planner` asks the sources and the clock (`Observed`) and keeps what later plans need of earlier ones (`History`);
+`Planner` asks the sources and the clock (`SourceSnapshot`) and keeps what later plans need of earlier ones (`History`);
 `read_shares` and `next_plan` decide from these and the job's state alone.
 """
 
@@ -44,15 +44,15 @@ class SourceStatus:
     finished: bool = False
 
     @classmethod
-    def of(cls, observed: Observed, paused: Mapping[str, str]) -> SourceStatus:
-        not_held = tuple(b.partition for b in observed.bounds if not b.held and b.start < b.end_exclusive)
-        done = all(bound.final and bound.start >= bound.end_exclusive for bound in observed.bounds)
-        finished = done and {bound.partition.input for bound in observed.bounds} == observed.backlog.keys()
-        return cls(observed.backlog, not_held, paused, finished)
+    def of(cls, snapshot: SourceSnapshot, paused: Mapping[str, str]) -> SourceStatus:
+        not_held = tuple(b.partition for b in snapshot.bounds if not b.held and b.start < b.end_exclusive)
+        done = all(bound.final and bound.start >= bound.end_exclusive for bound in snapshot.bounds)
+        finished = done and {bound.partition.input for bound in snapshot.bounds} == snapshot.backlog.keys()
+        return cls(snapshot.backlog, not_held, paused, finished)
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class SourceSnapshot:
     """The inputs at one moment: what can be read of each partition, partitions that were `deleted`, unread records per
     input, idle partitions per input, inputs that have been read to their final end, and where each input stands in
     event time because of that."""
@@ -110,19 +110,19 @@ class Planner:
         `always` makes a plan also without rows (a trace's step). So does a partition that was never planned, which
         fixes where it starts, and what the state lets out (T3).
         """
-        observed = self._observe(state.inputs, now_ms)
+        snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
-        self.status = SourceStatus.of(observed, pauses.inputs())
+        self.status = SourceStatus.of(snapshot, pauses.inputs())
         ranges: list[Range] = []
-        if not _starved(bound for bound in observed.bounds if bound.partition.input not in self.status.paused):
-            self._history = self._history.saw(observed.bounds)
+        if not _starved(bound for bound in snapshot.bounds if bound.partition.input not in self.status.paused):
+            self._history = self._history.saw(snapshot.bounds)
             first_ends, paused = self._history.first_ends, self.status.paused
-            shares = read_shares(state.inputs, observed, self._settings, first_ends, paused, self._densities)
+            shares = read_shares(state.inputs, snapshot, self._settings, first_ends, paused, self._densities)
             ranges = [self._range(bound, count) for bound, count in shares]
-        plan, self._history = next_plan(state, observed, ranges, pauses, self._settings, self._history, always=always)
+        plan, self._history = next_plan(state, snapshot, ranges, pauses, self._settings, self._history, always=always)
         return plan
 
-    def _observe(self, inputs: Inputs, now_ms: int) -> Observed:
+    def _observe(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
         there = tuple(_settled(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
         self._idleness.observe(there, now_ms)
@@ -130,7 +130,7 @@ class Planner:
         backlog = dict.fromkeys(self._sources, 0)
         for bound in there:
             backlog[bound.partition.input] += bound.end_exclusive - bound.start
-        return Observed(
+        return SourceSnapshot(
             bounds=there,
             deleted=tuple(bound for bound in bounds if bound.deleted),
             backlog=backlog,
@@ -161,15 +161,15 @@ class Planner:
 
     # --- partitions that are shared out -------------------------------------------------------------------------------
 
-    def recreated(self, plan: EpochPlan, inputs: Inputs) -> frozenset[PartitionRef]:
-        """Partitions of the plan whose topic is no more the one that it was made for. Raises DataLoss for them, unless
-        the job allows it."""
+    def gone(self, plan: EpochPlan, inputs: Inputs) -> frozenset[PartitionRef]:
+        """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss for them,
+        unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
         found = [source.gone(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
         return frozenset().union(*found)
 
     def hold(self, partitions: Iterable[PartitionRef]) -> bool:
-        """Keeps these partitions until `release`; False if one is not ours (then none is kept)."""
+        """Holds these partitions until `release`; False if one is not ours (then none is held)."""
         held = all(source.hold(refs) for _, source, refs in self._by_source(partitions))
         if not held:
             self.release({})
@@ -207,7 +207,7 @@ class Planner:
 
 def read_shares(
     inputs: Inputs,
-    observed: Observed,
+    snapshot: SourceSnapshot,
     settings: PlanSettings,
     first_ends: Mapping[PartitionRef, int],
     paused: Collection[str],
@@ -215,8 +215,8 @@ def read_shares(
 ) -> list[tuple[Bounds, int]]:
     """How many records the next epoch reads of which partitions; 0 fixes where a partition starts that was never
     planned."""
-    held = [bound for bound in observed.bounds if bound.held]
-    waiting = _wait_for_tables(observed.bounds, inputs, settings.tables, first_ends)
+    held = [bound for bound in snapshot.bounds if bound.held]
+    waiting = _wait_for_tables(snapshot.bounds, inputs, settings.tables, first_ends)
     backlogs = [
         Backlog(
             partition=bound.partition,
@@ -238,7 +238,7 @@ def read_shares(
 
 def next_plan(
     state: JobState,
-    observed: Observed,
+    snapshot: SourceSnapshot,
     ranges: Collection[Range],
     pauses: Pauses,
     settings: PlanSettings,
@@ -248,34 +248,34 @@ def next_plan(
 ) -> tuple[EpochPlan | None, History]:
     """The plan that reads these ranges, None if it would do nothing; and what later plans need to know. Raises
     LimitReached where the state is over a limit and no plan can help: a checkpoint may, which merges segments and drops
-    rows of them that are not kept any more, and is tried once."""
-    inputs, bounds = state.inputs, observed.bounds
-    now = _times(inputs, observed.progress)
+    rows of them that nothing needs any longer, and is tried once."""
+    inputs, bounds = state.inputs, snapshot.bounds
+    now = _times(inputs, snapshot.progress)
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
-    stuck = None if closes else pauses.stuck(_reading(observed))
+    stuck = None if closes else pauses.stuck(_reading(snapshot))
     if stuck is not None and (history.tried_checkpoint or not history.unsaved):
         raise stuck
-    since = observed.now_ms if history.checkpointed_ms is None else history.checkpointed_ms
-    due = history.unsaved and observed.now_ms - since >= settings.checkpoint_interval_ms
+    since = snapshot.now_ms if history.checkpointed_ms is None else history.checkpointed_ms
+    due = history.unsaved and snapshot.now_ms - since >= settings.checkpoint_interval_ms
     checkpoint = due or stuck is not None
     history = replace(history, checkpointed_ms=since, tried_checkpoint=stuck is not None)
-    if not (ranges or checkpoint or observed.deleted or always or closes):
+    if not (ranges or checkpoint or snapshot.deleted or always or closes):
         return None, history
     if checkpoint:
-        history = replace(history, checkpointed_ms=observed.now_ms, unsaved=False)
+        history = replace(history, checkpointed_ms=snapshot.now_ms, unsaved=False)
     plan = EpochPlan(
         epoch=state.epoch + 1,
         shards=settings.shards,
         ranges=tuple(ranges),
-        watermarks={name: value.watermark for name, value in observed.progress.items()},
-        idle={name: tuple(parts) for name, parts in observed.idle.items()},
-        ended=observed.ended,
+        watermarks={name: value.watermark for name, value in snapshot.progress.items()},
+        idle={name: tuple(parts) for name, parts in snapshot.idle.items()},
+        ended=snapshot.ended,
         checkpoint=checkpoint,
         fingerprint=settings.fingerprint,
         lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
         stops=_new_stops(bounds, inputs),
-        topic_ids=_new_topic_ids([*bounds, *observed.deleted], inputs),
+        topic_ids=_new_topic_ids([*bounds, *snapshot.deleted], inputs),
         horizons=horizons,
         highest={name: time.highest for name, time in now.items()},
         tables_read=_tables_read(bounds, ranges, inputs, settings.tables, history.first_ends),
@@ -283,12 +283,12 @@ def next_plan(
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
 
-def _reading(observed: Observed) -> Reading:
+def _reading(snapshot: SourceSnapshot) -> Reading:
     return Reading(
-        unread=[name for name, records in observed.backlog.items() if records],
-        idle=[name for name, value in observed.progress.items() if all_idle({name: value}, observed.idle)],
-        ended=observed.ended,
-        watermarks={name: value.watermark for name, value in observed.progress.items()},
+        unread=[name for name, records in snapshot.backlog.items() if records],
+        idle=[name for name, value in snapshot.progress.items() if all_idle({name: value}, snapshot.idle)],
+        ended=snapshot.ended,
+        watermarks={name: value.watermark for name, value in snapshot.progress.items()},
     )
 
 

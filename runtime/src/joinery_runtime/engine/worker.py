@@ -193,7 +193,7 @@ class Worker:
             hottest=hottest,
             parts={side.part: _counts(step, i, result, shard) for i, side in enumerate(step.sides)},
             matches=result.matches,
-            removed=_left(step, result),
+            removed=_removed(step, result),
         )
 
     def _hottest(self, work: EpochWork, step: StepSpec, shard: int, task: StepTask) -> tuple[KeyRows, ...] | None:
@@ -292,7 +292,7 @@ def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCo
     return PartCounts(stored, _lookups(step, side, result, shard))
 
 
-def _left(step: StepSpec, result: StepResult) -> dict[str, int]:
+def _removed(step: StepSpec, result: StepResult) -> dict[str, int]:
     """Rows of sessions that are marked have gone; other marks say something about rows that stay."""
     if not step.kind.marked_rows_leave:
         return {}

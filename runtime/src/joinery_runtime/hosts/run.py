@@ -20,7 +20,7 @@ from joinery_runtime.engine.loop import (
     RECOVER_LAST_S,
     RECOVER_TRIES,
     Backoff,
-    Listener,
+    JobListener,
     run_until_stopped,
 )
 from joinery_runtime.engine.plan import input_states
@@ -52,7 +52,7 @@ from joinery_runtime.state.store import JobRecord
 class _Caller:
     """Who runs the job."""
 
-    listener: Listener
+    listener: JobListener
     stop: Event
     warn: Callable[[str], None]
     board: Board | None
@@ -60,7 +60,7 @@ class _Caller:
 
 def run_job(
     job: Job,
-    listener: Listener,
+    listener: JobListener,
     stop: Event,
     *,
     master: str | None = None,
@@ -170,7 +170,7 @@ class _JobRun:
                     lambda: Driver(who, pipeline, parts, _running_ms), planner, stop, listener, settle=settle
                 )
 
-    def _listening(self, name: str, idle: IdleClock, *, settle: bool) -> Listener:
+    def _listening(self, name: str, idle: IdleClock, *, settle: bool) -> JobListener:
         board, listener = self._caller.board, self._caller.listener
         if board is None:
             return listener

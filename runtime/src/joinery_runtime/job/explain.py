@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from joinery_runtime.job.join.explain import SidePlan, StepPlan, step_plans
-from joinery_runtime.job.join.row_sizes import RATE, assumed_columns
+from joinery_runtime.job.join.explain import step_plans
+from joinery_runtime.job.join.row_sizes import assumed_columns
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.inputs import AtTimestamp, Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, Output
+from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import listed
 

@@ -12,12 +12,10 @@ from typing import Any
 
 from joinery_runtime.job.join.differences import refusals, warnings
 from joinery_runtime.job.join.steps import SIDES, JoinStep, part_names
-from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.signature import session_fields
-from joinery_runtime.job.model.references import parse_reference
 from joinery_runtime.job.model.resource import Job
-from joinery_runtime.job.model.types import ColumnType
 
 SIGNATURE_VERSION = 2
 
@@ -75,16 +73,6 @@ def _times(step: JoinStep) -> dict[str, Any]:
     """What bounds the step's state."""
     late = {"allowedLateness": step.allowed_lateness} if step.matching.adds_lateness else {}
     return {**step.matching.durations(), **late}
-
-
-def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:
-    """The type of a stored column; on the left side of a later step its name carries its input's."""
-    if side == "left" and step_index > 0:
-        ref = parse_reference(name)
-        assert ref is not None, f"{name!r} of a chained part names its input"
-        return job.input(ref.input).types[ref.column]
-    of = job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right
-    return job.input(of).types[name]
 
 
 # --- comparison ---------------------------------------------------------------------------------------------------

@@ -244,7 +244,9 @@ def check_commit(
         )
     if commit.next_plan is not None:
         _check_plan_epoch(job, commit.next_plan, commit.epoch + 1)
-    unknown = [key for key in commit.upserts if not _holds(named, key, generation, commit.epoch)]
+    unknown = [
+        key for key in commit.upserts if key not in named or not committable(named[key], generation, commit.epoch)
+    ]
     if unknown:
         raise missing_segments(job, unknown, f"not staged by generation {generation} for epoch {commit.epoch}")
     gone = [key for key in commit.deletes if key not in named or named[key].status is not SegmentStatus.LIVE]
@@ -259,10 +261,6 @@ def _check_plan_epoch(job: str, plan: Json, expected: int) -> None:
             facts=f"it is for epoch {plan.get('epoch')}, the next one is {expected}",
             todo="Read the job's record and plan the next epoch",
         )
-
-
-def _holds(named: Mapping[str, SegmentFacts], key: str, generation: int, epoch: int) -> bool:
-    return key in named and committable(named[key], generation, epoch)
 
 
 def committable(segment: SegmentFacts, generation: int, epoch: int) -> bool:

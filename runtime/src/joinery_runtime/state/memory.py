@@ -183,7 +183,12 @@ class MemoryStore:
         with self._lock:
             entry = self._existing(job)
             wanted = list(dict.fromkeys(keys))
-            gone = [key for key in wanted if not self._readable(entry, key)]
+            gone = [
+                key
+                for key in wanted
+                if key not in entry.segments
+                or not decisions.readable(entry.segments[key].facts, pinned=entry.pinned(key))
+            ]
             if gone:
                 raise decisions.missing_segments(job, gone, "not in the store")
             return {key: entry.segments[key].blob for key in wanted}
@@ -342,10 +347,6 @@ class MemoryStore:
         entry.facts = replace(
             entry.facts, definition=pin.definition, committed=pin.savepoint.committed, lineage=pin.savepoint.lineage
         )
-
-    @staticmethod
-    def _readable(entry: _Job, key: str) -> bool:
-        return key in entry.segments and decisions.readable(entry.segments[key].facts, pinned=entry.pinned(key))
 
     @staticmethod
     def _reset(entry: _Job) -> None:

@@ -1,8 +1,8 @@
 """Moves a job to another Postgres, so that it goes on there as if it had never been anywhere else.
 
-    source: mark the job as being moved, which fences every driver
+    source: note where the job is being moved, which fences every driver
     target: all rows in one transaction, compared with the source's
-    source: delete them, and leave the mark
+    source: delete them, and leave the note
 
 Any of it may be interrupted and repeated. Between the first and the last step no driver can own the job at the source;
 at the target there is either all of it or nothing. The job keeps its lineage, its counters, its plan and the claims of

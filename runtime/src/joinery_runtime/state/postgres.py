@@ -166,7 +166,11 @@ class PostgresStore:
         with self._connection.session() as connection:
             facts = decisions.check_owner(self._facts(connection, job), job, generation)
             garbage = self._segments.garbage(connection, facts)
-        return sum(self._remove(job, batch) for batch in _batches(garbage, SWEEP_BATCH))
+        removed = 0
+        for batch in _batches(garbage, SWEEP_BATCH):
+            with self._connection.session() as connection:  # one at a time, so that others get in between
+                removed += self._segments.remove(connection, job, batch)
+        return removed
 
     def create_savepoint(self, job: str, name: str) -> Savepoint:
         with self._connection.transaction() as connection:
@@ -297,10 +301,6 @@ class PostgresStore:
             connection, statements.SET_OFFSETS, job, sources=sources, values=values, version=CURRENT_STATE_VERSION
         )
 
-    def _remove(self, job: str, keys: list[bytes]) -> int:
-        with self._connection.session() as connection:
-            return self._segments.remove(connection, job, keys)
-
     def _savepoints(self, connection: Connection, job: str) -> dict[str, Savepoint]:
         return {row[0]: Savepoint(*row) for row in self._sql.run(connection, statements.SAVEPOINTS, job)}
 
@@ -339,7 +339,7 @@ def _batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
 
 
 class ReadOnlyStore(PostgresStore):
-    """A look at a job's state, for `record` and `read_segments`, that changes nothing: beside a driver of an earlier
+    """For `record` and `read_segments` only, and changes nothing: for use beside a driver of an earlier
     release, which could not start again after its schema was upgraded. What an upgrade would make of the record is
     found out and rolled back; the tables that hold segments are read as they are."""
 

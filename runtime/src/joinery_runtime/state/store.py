@@ -1,8 +1,8 @@
 """The ports between a job and its durable state, and the values that cross them.
 
-Every store implements all of them (`StateStore`); who uses one takes what it needs: a task stages and reads segments
-(`TaskStore`), a driver runs epochs (`DriverStore`), a look changes nothing (`StateReader`), `joinery state` works on
-jobs from beside (`Admin`, `Savepoints`). All are keyed by `job` ("namespace/name" or "name") and thread-safe.
+Every store implements all of them (`StateStore`). A user takes the port that it needs: a task stages and reads segments
+(`TaskStore`), a driver runs epochs (`DriverStore`), an inspection changes nothing (`StateReader`), `joinery state`
+works on jobs from beside (`Admin`, `Savepoints`). All are keyed by `job` ("namespace/name" or "name") and thread-safe.
 
 What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
 
@@ -143,14 +143,14 @@ Migration = Callable[[bytes], bytes]
 
 
 class JobReader(Protocol):
-    """Looks at a job. Takes no generation, waits for nobody, changes nothing."""
+    """Reads what is stored of a job. Takes no generation, waits for nobody, changes nothing."""
 
     def record(self, job: str) -> JobRecord | None:
         """None if there is no such job. Raises Moved, or StateError while it is being moved."""
         ...
 
     def standing(self, job: str) -> Standing | None:
-        """A look at one row, cheap enough for every attempt of a task; None if there is no such job."""
+        """One row, cheap enough for every attempt of a task; None if there is no such job."""
         ...
 
     def claims(self, job: str) -> dict[str, str]:
@@ -176,7 +176,7 @@ class SegmentReader(Protocol):
 
 
 class StateReader(JobReader, SegmentReader, Protocol):
-    """All that a look at a job can see."""
+    """All that can be read of a job."""
 
 
 # --- the commit protocol ----------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Savepoints(Protocol):
 
 
 class DriverStore(JobReader, Epochs, Savepoints, Protocol):
-    """What a driver works with: its own calls, a look at what is there, and the savepoint that a migration makes."""
+    """What a driver works with: its own calls, what it reads of the job, and the savepoint that a migration makes."""
 
 
 class TaskStore(SegmentReader, Protocol):

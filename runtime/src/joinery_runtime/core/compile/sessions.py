@@ -15,7 +15,8 @@ from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, type_name
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, SessionWindow
-from joinery_runtime.job.kinds.session.sessions import RETRACTED, SESSION_COLUMNS, takes, takes_text
+from joinery_runtime.job.kinds.session.sessions import takes, takes_text
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 
 SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()), strict=True))
 

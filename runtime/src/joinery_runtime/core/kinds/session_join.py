@@ -28,8 +28,8 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import sort_order
 from joinery_runtime.job import JoinStep, Session
 from joinery_runtime.job.kinds.base import StepKind
-from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
 from joinery_runtime.job.model.duration import format_time
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 Arrived = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason
 

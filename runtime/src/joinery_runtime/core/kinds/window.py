@@ -27,8 +27,9 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import list_pairs, sort_order
 from joinery_runtime.job import Hopping, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
-from joinery_runtime.job.kinds.window import WINDOW_COLUMNS, Tumbling
+from joinery_runtime.job.kinds.window import Tumbling
 from joinery_runtime.job.model.duration import format_time
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
 Bounds = tuple[np.ndarray, np.ndarray]  # int64[n] each: the first and the last window of each row

@@ -13,7 +13,7 @@ from prometheus_client import Histogram
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import Listener, Progress
+from joinery_runtime.engine.loop import JobListener, Progress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import Rates, StateSize, Totals
 from joinery_runtime.errors import JoineryError, StoreUnavailable
@@ -97,7 +97,7 @@ class Board:
 
     # --- write ------------------------------------------------------------------------------------------------------
 
-    def beside(self, listener: Listener, *, idle: Idle, savepoints: Savepoints, settle: bool = False) -> Listener:
+    def beside(self, listener: JobListener, *, idle: Idle, savepoints: Savepoints, settle: bool = False) -> JobListener:
         """A listener for drivers that are about to recover: it keeps this board and passes everything on. `idle` names
         idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` they end what an
         earlier definition of the job planned, which shows nothing of the present one: the job is not ready yet."""
@@ -117,15 +117,15 @@ class Board:
             self.trouble(error)
             listener.trouble(error, pause)
 
-        def turned(driver: Driver) -> None:
+        def polled(driver: Driver) -> None:
             self.pulse.beat()
             if looked.due():
                 self._look(driver, idle())
             if asked.due():
                 self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
-            listener.turned(driver)
+            listener.polled(driver)
 
-        return Listener(started, committed, trouble, turned, listener.noticed)
+        return JobListener(started, committed, trouble, polled, listener.noticed)
 
     def trouble(self, error: JoineryError) -> None:
         """It is waited out. While the store is away, the job is not ready."""

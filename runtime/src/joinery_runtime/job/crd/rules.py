@@ -1,18 +1,18 @@
 """CEL rules: the cross-field rules that the API server can check by the resource alone, by the model they belong to.
 
-They repeat `input_rules`, `step_rules`, `time_rules`, `select_rules` and `output_rules` in another language, with much
-the same words; the models stay the judge, and the operator says in a condition what no rule here can. Kubernetes puts
-the path before each message.
+They repeat `input_rules`, `step_rules`, `select_rules` and `output_rules` in another language, with much the same
+words; the kinds of step bring their own. The models stay the judge, and the operator says in a condition what no rule
+here can. Kubernetes puts the path before each message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from joinery_runtime.job.crd.session_rules import SESSION_RULES
 from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoinSpec
+from joinery_runtime.job.kinds.session.cel import SESSION_RULES
 from joinery_runtime.job.model.cel import TARGETS, Rule, exactly_one, positive
 from joinery_runtime.job.model.inputs import Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, Output, PostgresStore, StoreSpec

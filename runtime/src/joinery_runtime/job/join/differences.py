@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.session.signature import session_refusals, session_warnings
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import listed
 
 Signed = Mapping[str, Any]
 _PRESERVED: Mapping[str, set[str]] = {"inner": set(), "left": {"left"}, "right": {"right"}, "full": {"left", "right"}}
-_SIZES = {"size": "window's size", "slide": "window's slide", "gap": "session gap"}
+_FIXED = {field: words for kind in STEP_KINDS for field, words in kind.fixed.items()}
 
 
 def refusals(old: Signed, new: Signed) -> Iterator[str]:
@@ -96,7 +97,7 @@ def _matching(was: Signed, now: Signed) -> Iterator[str]:
         yield f"the broadcast side was {was['broadcast'] or 'none'}, it is now {now['broadcast'] or 'none'}"
     if was.get("of") != now.get("of"):
         yield f"the bounds counted from {was['of']}, they now count from {now['of']}"
-    for field, words in _SIZES.items():
+    for field, words in _FIXED.items():
         if was.get(field) != now.get(field):
             times = [format_duration(step[field]) for step in (was, now)]
             yield f"the {words} was {times[0]}, it is now {times[1]}, which would cut windows that are open"
@@ -117,15 +118,15 @@ def _columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str
                 yield f"column {prefix}{column} is stored as {kept}, the job now declares {kind}"
 
 
-_KEEPING = (
-    *(("lower", "lower bound", -1), ("upper", "upper bound", 1)),
-    *(("allowedLateness", "allowedLateness", 1), ("historyRetention", "historyRetention", 1)),
-)
+_WIDENS = {
+    **{field: of for kind in STEP_KINDS for field, of in kind.widens.items()},
+    "allowedLateness": ("allowedLateness", 1),
+}
 
 
 def _longer(was: Signed, now: Signed) -> Iterator[str]:
     """Wider bounds and longer retention bring nothing back."""
-    for field, words, direction in _KEEPING:
+    for field, (words, direction) in _WIDENS.items():
         if field in now and (now[field] - was[field]) * direction > 0:
             yield (
                 f"{words} went from {format_duration(was[field])} to {format_duration(now[field])}: "

@@ -3,50 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-from joinery_runtime.job.join.retention import kept_for
-from joinery_runtime.job.join.row_sizes import RATE, row_bytes
+from joinery_runtime.job.join.row_sizes import row_bytes
 from joinery_runtime.job.join.steps import JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin
-from joinery_runtime.job.kinds.base import StepWords
-from joinery_runtime.job.model.base import Limits
-from joinery_runtime.job.model.quantity import format_bytes
+from joinery_runtime.job.kinds.base import Chain, StepWords
+from joinery_runtime.job.model.plan import SidePlan, StepPlan, limits_text
 from joinery_runtime.job.model.wording import listed
-
-
-@dataclass(frozen=True, slots=True)
-class SidePlan:
-    """How long rows of one side wait. `rows_of` names their input, or the inputs whose joined rows they are;
-    `kept_for_ms` is event time after the row's own, in steady flow; `rows` and `bytes` are the state expected at RATE
-    rows per second, uncompressed. Where it `holds` sessions, that is the most, each row being a session of its own."""
-
-    part: str
-    rows_of: str
-    kept_until: str
-    kept_for_ms: int
-    row_bytes: int
-    holds: Literal["rows", "sessions"] = "rows"
-
-    @property
-    def rows(self) -> int:
-        return self.kept_for_ms * RATE // 1000
-
-    @property
-    def bytes(self) -> int:
-        return self.rows * self.row_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step: `title` says what it is, `facts` are (name, text) in the order they are told, `shorter` is what makes
-    its state smaller."""
-
-    title: str
-    facts: tuple[tuple[str, str], ...]
-    sides: tuple[SidePlan, ...]
-    shorter: str
 
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
@@ -98,11 +61,15 @@ class _Step:
         return f"none, a join on time only; every shard gets all rows of {self._step.broadcast} (broadcast)"
 
 
-def limits_text(limits: Limits, of: str) -> str:
-    """`of` is what the caps are on."""
-    sizes = [format_bytes(limits.max_state_bytes)] if limits.max_state_bytes else []
-    sizes += [f"{limits.max_records:,} rows"] if limits.max_records else []
-    read = "of that side is read" if of == "a side" else "is read"
-    then = "the job fails" if limits.on_limit == "fail" else f"no more {read} until it has shrunk"
-    cap = f"{of} holds at most {listed(sizes)}, else {then}; " if sizes else ""
-    return f"{cap}a key with more than {limits.hot_key_warning:,} rows is warned about"
+# --- how long rows are kept -------------------------------------------------------------------------------------------
+
+
+def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
+    """Per step, for how many milliseconds of event time after their own the left and the right rows are kept."""
+    first = job.spec.inputs[0].name
+    chain = Chain({}, {(first, first): (0, 0)})
+    for number, step in enumerate(job.joins):
+        left = job.left_inputs(number)
+        for name in (*(left if number == 0 else ()), step.right):
+            chain.lag[name] = job.input(name).watermark.delay + step.allowed_lateness
+        yield step.matching.keeps(chain, left, step.right)

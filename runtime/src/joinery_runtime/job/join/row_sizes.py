@@ -5,28 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from joinery_runtime.job.join.steps import part_names
-from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
+from joinery_runtime.job.model.plan import BYTES, ENGINE_ROW_BYTES
 from joinery_runtime.job.model.references import Reference
-from joinery_runtime.job.signature import stored_type
-
-RATE = 1_000  # rows per second and input that the state estimate is for
-
-# What the engine adds to a stored row: key hash, event time, partition, offset.
-ENGINE_ROW_BYTES = 8 + 8 + 4 + 8
-
-# Arrow's width; text and binary are guesses of 16 and 32 bytes of content with a 4-byte offset.
-BYTES = {
-    "boolean": 1,
-    "int32": 4,
-    "int64": 8,
-    "float": 4,
-    "double": 8,
-    "string": 20,
-    "binary": 36,
-    "decimal": 16,
-    "date": 4,
-    "timestamp": 8,
-}
 
 
 def row_bytes(job: StreamJoin, step_index: int, side: int, columns: Sequence[str]) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from joinery_runtime.job.join import select_rules, step_rules, time_rules
+from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.parts import Finding, InputPart, Loc, Parts, dig, take_apart
+from joinery_runtime.job.model.parts import Finding, Loc, Parts, dig, take_apart
 from joinery_runtime.job.sql import Table, check_shape, translate
+from joinery_runtime.job.sql.names import table_of
 
 _RULES = (
-    *(*input_rules.RULES, *step_rules.RULES, *time_rules.RULES),
+    *(*input_rules.RULES, *step_rules.RULES),
     *(*select_rules.RULES, *output_rules.RULES),
 )
 _SQL: Loc = ("spec", "sql")
@@ -52,12 +53,3 @@ def _tables(parts: Parts) -> tuple[Table, ...] | None:
     """None unless all of every input is known that SQL may name."""
     tables = tuple(table for part in parts.inputs if (table := table_of(part)) is not None)
     return tables if parts.all_named and len(tables) == len(parts.inputs) else None
-
-
-def table_of(part: InputPart) -> Table | None:
-    """None unless all of the input is known that SQL may name."""
-    time = part.data.get("eventTime")
-    kind = part.types.get(time) if part.types is not None and isinstance(time, str) else None
-    if part.name is None or part.types is None or not isinstance(time, str) or kind is None:
-        return None
-    return Table(part.name, tuple(part.types), time, integer_time=kind.name == "int64")

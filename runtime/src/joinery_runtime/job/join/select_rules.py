@@ -10,7 +10,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.join.steps import STEP_KINDS, output_prefixes
-from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
+from joinery_runtime.job.model.output_rules import unknown_columns
 from joinery_runtime.job.model.parts import (
     Finding,
     Loc,
@@ -22,6 +22,7 @@ from joinery_runtime.job.model.parts import (
     repeats,
     unknown_column,
 )
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed, suggestion
 
 
@@ -93,6 +94,10 @@ def _default_names(parts: Parts) -> Iterator[Finding]:
         yield ("spec", "inputs"), f"two output columns would be named {name!r} (rule J10); {todo}"
 
 
+def _keys_known(parts: Parts) -> Iterator[Finding]:
+    yield from unknown_columns(parts, output_names(parts))
+
+
 def output_names(parts: Parts) -> list[str] | None:
     """All output columns, or None while something hides one."""
     if dig(parts.data, "spec", "select") is not None:
@@ -126,4 +131,4 @@ def _windowed(parts: Parts) -> bool:
     return any(step.data.get(field) is not None for step in parts.steps for field in fields)
 
 
-RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (_items, _names, _default_names)
+RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (_items, _names, _default_names, _keys_known)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from joinery_runtime.job.kinds.as_of import AsOf
-from joinery_runtime.job.kinds.base import KindName, StepKind
+from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.interval import Interval
 from joinery_runtime.job.kinds.window import Window
 from joinery_runtime.job.model.base import Limits, Model, PositiveDuration, Text, not_yet
@@ -48,7 +48,7 @@ class JoinStep(Model):
         return self.window.form
 
     @property
-    def kind(self) -> KindName:
+    def kind(self) -> str:
         """`asOf`, `interval` or the form of the window."""
         return self.matching.name
 

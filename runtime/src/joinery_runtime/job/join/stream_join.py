@@ -9,11 +9,10 @@ from pydantic import Field
 
 from joinery_runtime.job.join.rules import broken_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, output_prefixes, part_names
-from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
 from joinery_runtime.job.model.base import Limits, Text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.parts import Finding, Loc
-from joinery_runtime.job.model.references import KeyPair, Reference, parse_reference
+from joinery_runtime.job.model.references import WINDOW_COLUMNS, KeyPair, Reference, parse_reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import Table, Translation, translate
@@ -120,3 +119,13 @@ class StreamJoin(Job):
 
     def _column(self, name: str, source: Reference) -> OutputColumn:
         return OutputColumn(name, source, type=self.input(source.input).types[source.column])
+
+
+def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:
+    """The type of a stored column; on the left side of a later step its name carries its input's."""
+    if side == "left" and step_index > 0:
+        ref = parse_reference(name)
+        assert ref is not None, f"{name!r} of a chained part names its input"
+        return job.input(ref.input).types[ref.column]
+    of = job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right
+    return job.input(of).types[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from joinery_runtime.job.kinds.base import Chain, KindName, Rules, StepKind, StepWords, milliseconds
+from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds
 from joinery_runtime.job.model.base import Length, Model, PositiveDuration
 from joinery_runtime.job.model.cel import Rule, positive, time
 from joinery_runtime.job.model.duration import format_duration
@@ -74,6 +74,7 @@ class AsOf(Model, StepKind):
     adds_lateness: ClassVar[bool] = False
     shorter: ClassVar[str] = "shorten historyRetention and grace"
     padding: ClassVar[str] = "where no version is valid"
+    widens: ClassVar[Mapping[str, tuple[str, int]]] = {"historyRetention": ("historyRetention", 1)}
     rules: ClassVar[Rules] = (_as_of, _tables_elsewhere)
     cel_of_step: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -92,7 +93,7 @@ class AsOf(Model, StepKind):
     grace: PositiveDuration = 0
 
     @property
-    def name(self) -> KindName:
+    def name(self) -> str:
         return "asOf"
 
     @property

@@ -8,13 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from joinery_runtime.job.model.cel import Rule
 from joinery_runtime.job.model.duration import format_duration, parse_duration
 from joinery_runtime.job.model.parts import Finding, Parts
 
-KindName = Literal["interval", "tumbling", "hopping", "session", "asOf"]
 Rules = tuple[Callable[[Parts], Iterator[Finding]], ...]
 
 
@@ -82,6 +81,11 @@ class StepKind(ABC):
     padding: ClassVar[str]
     """When unmatched rows go out padded."""
 
+    fixed: ClassVar[Mapping[str, str]] = {}
+    """Of the signature's durations, with their names for people: those that no edit may change while there is state."""
+    widens: ClassVar[Mapping[str, tuple[str, int]]] = {}
+    """Of the others: which way each is longer (1 or -1), so that rows that are gone would be missing."""
+
     rules: ClassVar[Rules] = ()
     """Cross-field rules of a StreamJoin that are this kind's only."""
     cel: ClassVar[Mapping[Any, tuple[Rule, ...]]] = {}
@@ -93,7 +97,7 @@ class StepKind(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> KindName: ...
+    def name(self) -> str: ...
 
     @property
     def title(self) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from joinery_runtime.job.kinds.base import Chain, KindName, Rules, StepKind, StepWords, milliseconds, plus
+from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds, plus
 from joinery_runtime.job.model.base import Bound, Model, Text
 from joinery_runtime.job.model.cel import Rule, time
 from joinery_runtime.job.model.parts import Finding, Parts, StepPart, dig
@@ -40,6 +40,7 @@ class Interval(Model, StepKind):
     chains: ClassVar[bool] = True
     shorter: ClassVar[str] = "narrow the interval"
     padding: ClassVar[str] = "each once, when evicted without a match"
+    widens: ClassVar[Mapping[str, tuple[str, int]]] = {"lower": ("lower bound", -1), "upper": ("upper bound", 1)}
     rules: ClassVar[Rules] = (_interval,)
     cel_of_job: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -57,7 +58,7 @@ class Interval(Model, StepKind):
     upper: Bound
 
     @property
-    def name(self) -> KindName:
+    def name(self) -> str:
         return "interval"
 
     @property

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from joinery_runtime.job.kinds.base import Chain, KindName, StepKind, StepWords, milliseconds
+from joinery_runtime.job.kinds.base import Chain, StepKind, StepWords, milliseconds
 from joinery_runtime.job.model.base import Length, Model
 from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.parts import Finding, Parts, dig
 from joinery_runtime.job.model.parts import exactly_one as one_of
-
-WINDOW_COLUMNS = ("window_start", "window_end")
-"""What the rows of a window join carry after the user's columns (rule W4): int64 milliseconds."""
 
 
 def _window(parts: Parts) -> Iterator[Finding]:
@@ -34,6 +31,7 @@ class _Window(StepKind):
     chain_rule: ClassVar[str] = " (rule W4)"
     what_is_final: ClassVar[str] = "a window that has closed"
     windowed: ClassVar[bool] = True
+    fixed: ClassVar[Mapping[str, str]] = {"size": "window's size", "slide": "window's slide", "gap": "session gap"}
     padding: ClassVar[str] = "once per window without a partner"
 
     last: ClassVar[tuple[str, str]] = (">=", "the end of their last window")
@@ -74,7 +72,7 @@ class Tumbling(Model, _Window):
     size: Length
 
     @property
-    def name(self) -> KindName:
+    def name(self) -> str:
         return "tumbling"
 
     @property
@@ -100,7 +98,7 @@ class Hopping(Model, _Window):
     slide: Length
 
     @property
-    def name(self) -> KindName:
+    def name(self) -> str:
         return "hopping"
 
     @property
@@ -125,7 +123,7 @@ class Session(Model, _Window):
     gap: Length
 
     @property
-    def name(self) -> KindName:
+    def name(self) -> str:
         return "session"
 
     @property

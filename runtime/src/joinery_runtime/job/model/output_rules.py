@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from joinery_runtime.job.join.select_rules import output_names
 from joinery_runtime.job.model.outputs import DeadLetter, Output
 from joinery_runtime.job.model.parts import Finding, Parts, dig, exactly_one, items
 from joinery_runtime.job.model.wording import listed, suggestion
-
-
-def _output_columns_known(parts: Parts) -> Iterator[Finding]:
-    yield from unknown_columns(parts, output_names(parts))
 
 
 def unknown_columns(parts: Parts, known: Sequence[str] | None) -> Iterator[Finding]:
@@ -65,9 +60,8 @@ def _dead_letter_address(parts: Parts) -> Iterator[Finding]:
         yield ("spec", "deadLetter", "kafka"), f"it is not clear which Kafka is meant: {facts}; write bootstrapServers"
 
 
-TARGETS: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
     _one_target,
     _postgres_beside_the_state,
     _dead_letter_address,
 )
-RULES = (_output_columns_known, *TARGETS)

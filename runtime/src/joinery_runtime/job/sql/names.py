@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.parts import InputPart
 from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql.report import Report, place_of
 from joinery_runtime.job.sql.shape import Source
@@ -116,3 +117,12 @@ class Names:
                 named = found[0]
                 column.set("table", exp.to_identifier(named.table.name, quoted=named.source.quoted))
         return good
+
+
+def table_of(part: InputPart) -> Table | None:
+    """None unless all of the input is known that SQL may name."""
+    time = part.data.get("eventTime")
+    kind = part.types.get(time) if part.types is not None and isinstance(time, str) else None
+    if part.name is None or part.types is None or not isinstance(time, str) or kind is None:
+        return None
+    return Table(part.name, tuple(part.types), time, integer_time=kind.name == "int64")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlglot import exp
 
-from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.sql.names import Named, Names
 from joinery_runtime.job.sql.report import Place, Report, place_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from joinery_runtime.job.kinds.session.sessions import SESSION_COLUMNS
+from joinery_runtime.job.model.references import SESSION_COLUMNS
 from joinery_runtime.job.sql.names import Names
 from joinery_runtime.job.sql.report import Place, Report, place_of
 from joinery_runtime.job.sql.session_aggregates import KNOWN, BadAggregateError, is_aggregate, read_call

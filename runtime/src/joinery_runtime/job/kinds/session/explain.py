@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from joinery_runtime.job.join.explain import SidePlan, StepPlan, limits_text
-from joinery_runtime.job.join.row_sizes import BYTES, ENGINE_ROW_BYTES
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate
 from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.plan import BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 
 # Of a session also whether it is gone, the event time of its first row, and what has become of it.
 _SESSION_ROW_BYTES = ENGINE_ROW_BYTES + 1 + 8 + 1 + 1

@@ -9,19 +9,11 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from joinery_runtime.job.kinds.session.rules import broken_rules
-from joinery_runtime.job.kinds.session.sessions import (
-    RETRACTED,
-    SESSION_COLUMNS,
-    SESSION_ID,
-    SESSIONS_PART,
-    Aggregate,
-    ComputedColumn,
-    Sessions,
-)
+from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate, ComputedColumn, Sessions
 from joinery_runtime.job.model.base import Bool, Length, Limits, PositiveDuration, Text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.parts import Finding, Loc
-from joinery_runtime.job.model.references import Reference
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import Table, translate_sessions

@@ -6,17 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.kinds.window import WINDOW_COLUMNS
 from joinery_runtime.job.model.base import Int, Length, Model, Text
 
 Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
 
 SESSIONS_PART = "sessions"  # the part of the state that holds them
-WINDOW_START, SESSION_ID = WINDOW_COLUMNS[0], "session_id"
-SESSION_COLUMNS = (*WINDOW_COLUMNS, SESSION_ID)
-"""What every session's row carries after its group columns (rule S6): int64 milliseconds twice, uint64."""
-RETRACTED = "retracted"
-"""The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""
 _NUMBERS = frozenset({"int32", "int64", "float", "double", "decimal"})
 _UNORDERED = frozenset({"boolean", "binary"})
 EXACT_LIMIT = 10_000  # distinct values of a session, where `limit` is not given

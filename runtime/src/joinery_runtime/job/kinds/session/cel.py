@@ -1,13 +1,13 @@
-"""CEL rules of sessions: what the API server can check of the models' `session_rules` and `aggregate_rules`."""
+"""CEL rules of sessions: what the API server can check of what `rules` says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from joinery_runtime.job.crd.shapes import Place
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
-from joinery_runtime.job.kinds.session.sessions import FROM_SQL, RETRACTED, SESSION_COLUMNS, Aggregate, ComputedColumn
+from joinery_runtime.job.kinds.session.sessions import FROM_SQL, Aggregate, ComputedColumn
 from joinery_runtime.job.model.cel import TARGETS, Rule, positive
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
 _OWN = (*SESSION_COLUMNS, RETRACTED)
@@ -20,7 +20,7 @@ def _one_of_two(name: str) -> Rule:
     return Rule(f"!has(self.sql) || !has(self.{name}){empty}", f"{name} and sql are both named; keep one")
 
 
-SESSION_RULES: Mapping[type | Place, tuple[Rule, ...]] = {
+SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
     SessionWindowSpec: (
         Rule(
             "has(self.sql) || (has(self.groupBy) && size(self.groupBy) > 0)",

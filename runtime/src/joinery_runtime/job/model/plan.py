@@ -1,0 +1,72 @@
+"""What `joinery explain` says of a step: words for what it does, and about how much state it will keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from joinery_runtime.job.model.base import Limits
+from joinery_runtime.job.model.quantity import format_bytes
+from joinery_runtime.job.model.wording import listed
+
+RATE = 1_000  # rows per second and input that the state estimate is for
+
+# What the engine adds to a stored row: key hash, event time, partition, offset.
+ENGINE_ROW_BYTES = 8 + 8 + 4 + 8
+
+# Arrow's width; text and binary are guesses of 16 and 32 bytes of content with a 4-byte offset.
+BYTES = {
+    "boolean": 1,
+    "int32": 4,
+    "int64": 8,
+    "float": 4,
+    "double": 8,
+    "string": 20,
+    "binary": 36,
+    "decimal": 16,
+    "date": 4,
+    "timestamp": 8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SidePlan:
+    """How long rows of one side wait. `rows_of` names their input, or the inputs whose joined rows they are;
+    `kept_for_ms` is event time after the row's own, in steady flow; `rows` and `bytes` are the state expected at RATE
+    rows per second, uncompressed. Where it `holds` sessions, that is the most, each row being a session of its own."""
+
+    part: str
+    rows_of: str
+    kept_until: str
+    kept_for_ms: int
+    row_bytes: int
+    holds: Literal["rows", "sessions"] = "rows"
+
+    @property
+    def rows(self) -> int:
+        return self.kept_for_ms * RATE // 1000
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: `title` says what it is, `facts` are (name, text) in the order they are told, `shorter` is what makes
+    its state smaller."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    sides: tuple[SidePlan, ...]
+    shorter: str
+
+
+def limits_text(limits: Limits, of: str) -> str:
+    """`of` is what the caps are on."""
+    sizes = [format_bytes(limits.max_state_bytes)] if limits.max_state_bytes else []
+    sizes += [f"{limits.max_records:,} rows"] if limits.max_records else []
+    read = "of that side is read" if of == "a side" else "is read"
+    then = "the job fails" if limits.on_limit == "fail" else f"no more {read} until it has shrunk"
+    cap = f"{of} holds at most {listed(sizes)}, else {then}; " if sizes else ""
+    return f"{cap}a key with more than {limits.hot_key_warning:,} rows is warned about"
