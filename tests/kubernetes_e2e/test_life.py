@@ -34,11 +34,12 @@ def test_it_runs_with_two_executors(job: ClusterJob) -> None:
     with job.feeder:
         job.wait_until_running()
         assert len(job.running("executor")) == 2
+    job.wait("its status has its epochs", lambda: job.status.get("epoch", 0) > 0)
 
 
+@pytest.mark.soak
 def test_its_first_pairs_go_out_once(job: ClusterJob) -> None:
     job.judge()
-    job.wait("its status has its epochs", lambda: job.status.get("epoch", 0) > 0)
 
 
 def test_its_executors_belong_to_its_driver(job: ClusterJob) -> None:
@@ -58,6 +59,7 @@ def test_its_driver_is_deleted(job: ClusterJob) -> None:
         job.wait_until_running()
 
 
+@pytest.mark.soak
 def test_after_another_driver_came_every_pair_went_out_once(job: ClusterJob) -> None:
     job.judge()
 
@@ -187,6 +189,7 @@ def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, migrating: str
 
 
 def test_after_the_migration_every_pair_went_out_once(job: ClusterJob) -> None:
+    """From the first one on, whatever happened in between."""
     job.judge()
 
 
