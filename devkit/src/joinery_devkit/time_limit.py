@@ -1,8 +1,8 @@
 """A pytest plugin: no test takes longer than LIMIT_S, and the end of a run names the slowest.
 
 The limit is one of design, not of patience: a test that takes longer proves too much at once, or waits for nothing. It
-counts the test itself and not the set-up that it shares with others. pytest-timeout ends what hangs. JOINERY_TEST_SECONDS
-is another limit, for a machine that others keep busy.
+counts the test itself and not the set-up that it shares with others. pytest-timeout ends what hangs. A machine that
+others keep busy may set another limit in JOINERY_TEST_SECONDS.
 """
 
 from __future__ import annotations
