@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from joinery_devkit.oracle.horizons import Time, bound
@@ -14,10 +14,11 @@ SIDES = (LEFT, RIGHT)
 
 @dataclass(slots=True)
 class Waiting:
-    """A kept row, and whether it has ever matched (O1)."""
+    """A kept row, its key as the step sees it, and whether it has ever matched (O1)."""
 
     row: Joined
     time: int
+    key: tuple[Hashable, ...]
     matched: bool = False
 
 
@@ -48,7 +49,7 @@ class IntervalStep:
         time = row.time(self.time_of(side))
         if time is None or self.step.why_unjoinable(side, row) is not None:
             return self._padded_if_preserved(side, row)  # J4 and O2, N4
-        arrived = Waiting(row, time)
+        arrived = Waiting(row, time, self.step.key(side, row))
         found = self._matches(side, arrived)
         if time >= keep_from:
             self.kept[side].append(arrived)
@@ -56,18 +57,17 @@ class IntervalStep:
         return found or self._padded_if_preserved(side, row)  # J5 and O2
 
     def _matches(self, side: int, arrived: Waiting) -> list[Joined]:
+        """J1."""
+        lower, upper, _ = bound(self.step, self.first)
         found: list[Joined] = []
         for other in self.kept[1 - side]:
+            if other.key != arrived.key:  # asked first: it is what tells most rows apart
+                continue
             left, right = (arrived, other) if side == LEFT else (other, arrived)
-            if self._meet(left, right):
+            if lower <= right.time - left.time <= upper and self.step.fits(left.row, right.row):
                 arrived.matched = other.matched = True
                 found.append(joined(left.row, right.row))
         return found
-
-    def _meet(self, left: Waiting, right: Waiting) -> bool:
-        """J1."""
-        lower, upper, _ = bound(self.step, self.first)
-        return lower <= right.time - left.time <= upper and self.step.fits(left.row, right.row)
 
     def time_of(self, side: int) -> str:
         """The input whose time the bound is about on this side."""
