@@ -57,7 +57,7 @@ KUBERNETES := $(BIN)/python -m joinery_devkit.kubernetes
 test: lint test-fast test-services ## lint, types, layers, every rule, and the product on real Kafka, Postgres, Spark and API server
 
 .PHONY: test-all
-test-all: test test-slow e2e ## all that must pass before a change lands (what .ci/run runs)
+test-all: test test-slow e2e ## all but the soak tests
 
 .PHONY: test-fast
 test-fast: setup ## the tests that need nothing but this process
@@ -72,6 +72,10 @@ test-services: setup ## the tests on a Kafka, a Postgres, a Spark and an API ser
 test-slow: setup ## drivers that are killed at every point, whole examples, fencing: real parts, minutes
 	@$(KUBERNETES) build api
 	$(PYTEST) -m "slow and not node and not soak"
+
+.PHONY: drill
+drill: setup ## the kill drill alone: drivers that die at every named point, into Kafka exactly once
+	$(PYTEST) tests/e2e/test_kill.py -m "not soak"
 
 .PHONY: programs
 programs: setup ## compile what a Kubernetes node consists of ahead (minutes, once)
