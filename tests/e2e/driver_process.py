@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pyspark
 
-PATIENCE_S = 180
+PATIENCE_S = 480  # for what hangs: the machine may be a tenth of itself for minutes
 
 
 @dataclass(slots=True)
