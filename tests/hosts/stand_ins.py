@@ -18,7 +18,7 @@ from joinery_runtime.engine.worker import Block, ReadReport, RowBlock
 from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter
 from joinery_runtime.sources.base import Range
 
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from joinery_runtime.state.postgres import PostgresStore
 
 pytestmark = pytest.mark.services
 
-PATIENCE_S = 240.0  # a start takes a minute on a busy machine
+PATIENCE_S = 480.0  # a start takes a minute on a busy machine
 MAIN = [sys.executable, "-c", "from joinery_runtime.cli import main; main()"]
 
 

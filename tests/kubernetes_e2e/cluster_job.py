@@ -19,7 +19,7 @@ from joinery_runtime.engine.job_state import input_offsets
 from joinery_runtime.engine.plan import InputState
 from kubernetes_e2e.works import STORE_SCHEMA, Manifest, Work
 
-PATIENCE_S = 240
+PATIENCE_S = 480
 _LOOK_S = 0.5
 SPARK = {
     "driver": {"memory": "512m", "coreRequest": "200m"},
