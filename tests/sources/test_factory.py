@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -19,6 +19,7 @@ from joinery_runtime.sources import (
     planner_for,
     reader_for,
 )
+from joinery_runtime.sources.formats import format_names, format_of
 
 TYPES = {
     "boolean": pa.bool_(),
@@ -44,6 +45,13 @@ def model(file_format: str, **more: Any) -> Input:
 
 def test_every_column_type_has_its_arrow_type() -> None:
     assert arrow_schema(model("json").columns).types == list(TYPES.values())
+
+
+def test_every_format_that_a_job_may_name_has_a_module_and_every_module_a_name() -> None:
+    named = get_args(Input.model_fields["format"].annotation)
+    assert sorted(named) == format_names()
+    for name in named:
+        assert format_of(model(name)).__module__.endswith(f"formats.{name}")
 
 
 def test_the_decoder_goes_by_the_format_and_gives_the_schema() -> None:
@@ -72,5 +80,5 @@ def test_what_nothing_reads_is_an_error_and_never_a_file_or_csv() -> None:
     for make in (lambda: planner_for(unknown, "j"), lambda: reader_for(unknown)):
         with pytest.raises(SourceError, match="Nothing reads input in"):
             make()
-    with pytest.raises(SourceError, match="has format avro, and no decoder reads it"):
+    with pytest.raises(SourceError, match=r"has format avro, and no decoder reads it(.|\n)*Write csv or json"):
         decoder_for(model("json").model_copy(update={"format": "avro"}))

@@ -1,10 +1,10 @@
 """Where records come from: Kafka topics and files, and decoding them into rows in whole batches."""
 
 from joinery_runtime.sources.base import Bounds, Known, PartitionRef, Range, RawBatch, SourcePlanner, SourceReader
-from joinery_runtime.sources.csv_decoder import CsvDecoder
 from joinery_runtime.sources.factory import decoder_for, json_decoder_for, planner_for, reader_for
 from joinery_runtime.sources.files import line_number
-from joinery_runtime.sources.json_decoder import JsonDecoder
+from joinery_runtime.sources.formats.csv import CsvDecoder
+from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.records import BadRecord, Decoded, Decoder
 from joinery_runtime.sources.table_decoder import DELETE, TableDecoder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,22 @@ class ByValue(ABC):
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         return self.decode(raw.values)
+
+
+class FormatDecoder(ByValue):
+    """The decoder of one input format. `sources.formats` has a module for each."""
+
+    quoted: ClassVar[bool] = False
+    """How a file of this format is cut into records. False: each line is a record. True: the first line is a header,
+    and a line break inside double quotes belongs to its record."""
+    marks_deletions: ClassVar[bool] = False
+    """Whether a row can have a `$delete` column, which makes it a deletion of a table (A1)."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, schema: pa.Schema, file: str | None, /) -> Self:
+        """A decoder into rows of `schema`; `file` is the path of an input file, None for Kafka. Raises SourceError if
+        the file does not fit the schema."""
 
 
 def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:

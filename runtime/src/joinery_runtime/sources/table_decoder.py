@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.convert import convert, shown
-from joinery_runtime.sources.json_decoder import JsonDecoder
+from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.records import (
     BadRecord,
     BoolArray,

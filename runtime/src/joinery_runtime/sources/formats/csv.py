@@ -8,6 +8,7 @@ null for every other type. Numbers and times are read as `convert` says.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import numpy as np
 import polars as pl
@@ -16,12 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from joinery_runtime.sources.convert import convert
+from joinery_runtime.sources.files import csv_header
 from joinery_runtime.sources.records import (
     NULL_VALUE,
     BadRecord,
-    ByValue,
     Decoded,
     Fault,
+    FormatDecoder,
     IntArray,
     RefusedError,
     all_bad,
@@ -38,11 +40,18 @@ _FIELD = r'(?:"(?:[^"]|"")*"|[^",\r\n]*)'
 _WELL_FORMED = rf"\A{_FIELD}(?:,{_FIELD})*\z"
 
 
-class CsvDecoder(ByValue):
+class CsvDecoder(FormatDecoder):
     """Decodes records whose fields come in the order of `names` (default: the schema's) into rows of `schema`.
 
     `names` may hold columns that the schema does not; they are skipped.
     """
+
+    quoted: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, schema: pa.Schema, file: str | None, /) -> Self:
+        """The header of a file gives the order of its columns."""
+        return cls(schema, csv_header(file, schema.names) if file is not None else None)
 
     def __init__(self, schema: pa.Schema, names: Sequence[str] | None = None) -> None:
         self._schema = schema
@@ -128,3 +137,6 @@ def _text(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:
     if pa.types.is_binary(target):
         return text
     return text.to_frame("t").select(pl.when(pl.col("t") != "").then(pl.col("t")))["t"]
+
+
+DECODER = CsvDecoder

@@ -12,6 +12,8 @@ text in the same way, so `"1700000000000"` is a timestamp too.
 
 from __future__ import annotations
 
+from typing import ClassVar, Self
+
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -23,9 +25,9 @@ from joinery_runtime.sources.json_faults import Explainer
 from joinery_runtime.sources.records import (
     NULL_VALUE,
     BadRecord,
-    ByValue,
     Decoded,
     Fault,
+    FormatDecoder,
     IntArray,
     RefusedError,
     all_bad,
@@ -53,8 +55,14 @@ _DIRECT: dict[pa.DataType, type[pl.DataType]] = {
 }
 
 
-class JsonDecoder(ByValue):
+class JsonDecoder(FormatDecoder):
     """Decodes JSON objects into rows of `schema`."""
+
+    marks_deletions: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, schema: pa.Schema, file: str | None, /) -> Self:
+        return cls(schema)
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -168,3 +176,6 @@ def _typed(field: pa.Field, column: pl.Series) -> tuple[pa.Array, list[Fault]]:
     if pa.types.is_timestamp(field.type):
         return in_range(field.name, column)
     return column.to_arrow().cast(field.type), []
+
+
+DECODER = JsonDecoder

@@ -1,0 +1,29 @@
+"""The formats of input records: one module each, named as `format` of an input names it.
+
+A module here says all that the runtime knows of a format: `DECODER` is its `FormatDecoder`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from joinery_runtime.errors import SourceError
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.sources.records import FormatDecoder
+
+
+def format_names() -> list[str]:
+    """The formats that have a module here; `Input.format` names the same (tests/sources/test_factory.py)."""
+    return sorted(found.name for found in iter_modules(__path__))
+
+
+def format_of(model: Input) -> type[FormatDecoder]:
+    """How the input's records are decoded. Raises SourceError for a format that has no module here."""
+    known = format_names()
+    if model.format not in known:
+        raise SourceError(
+            f"Input {model.name} has format {model.format}, and no decoder reads it", todo=f"Write {' or '.join(known)}"
+        )
+    decoder: type[FormatDecoder] = import_module(f"{__name__}.{model.format}").DECODER
+    return decoder
