@@ -15,7 +15,7 @@ from joinery_operator.manifests import MAIN_CONTAINER
 from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import reconcile
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import KINDS, Ending, Kind, StateCheck, Status
+from joinery_runtime.job.crd import KINDS, Ending, ResourceKind, StateCheck, Status
 from operator_world.resources import resource_of
 
 BEGIN = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -26,7 +26,7 @@ SETTINGS = Settings(runtime_image="joinery-runtime:1")
 class World:
     """A job and its pods; `look` is one reconcile whose status and new pods are kept."""
 
-    kind: Kind
+    kind: ResourceKind
     resource: dict[str, Any] = field(default_factory=dict)
     pods: dict[str, Any] = field(default_factory=dict)
     config_maps: dict[str, Any] = field(default_factory=dict)

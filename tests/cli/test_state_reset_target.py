@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from joinery_runtime.cli.reset import report
-from joinery_runtime.cli.reset_target import Change, Extent, OnBroker, ToOffsets, ToTime, parse_target, plan_reset
+from joinery_runtime.cli.reset_target import (
+    BrokerOffsets,
+    Change,
+    PartitionOffsets,
+    ToOffsets,
+    ToTime,
+    parse_target,
+    plan_reset,
+)
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
@@ -20,8 +28,10 @@ def ref(partition: int, topic: str = "orders") -> PartitionRef:
 
 PROGRESS = InputProgress({"orders/0": 5_000, "orders/1": None}, 1_768_471_200_000)
 STATE = InputState({ref(0): 120, ref(1): 80}, PROGRESS, {ref(0): 500}, {"orders": "id1"})
-BROKER = OnBroker({ref(0): Extent(10, 130), ref(1): Extent(0, 90)}, {"orders": "id1"})
-TWO_TOPICS = OnBroker({ref(0): Extent(0, 9), ref(0, "more"): Extent(0, 9), ref(1, "more"): Extent(0, 9)}, {})
+BROKER = BrokerOffsets({ref(0): PartitionOffsets(10, 130), ref(1): PartitionOffsets(0, 90)}, {"orders": "id1"})
+TWO_TOPICS = BrokerOffsets(
+    {ref(0): PartitionOffsets(0, 9), ref(0, "more"): PartitionOffsets(0, 9), ref(1, "more"): PartitionOffsets(0, 9)}, {}
+)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +89,7 @@ def test_positions_are_replaced_and_all_else_is_kept(target: Any, positions: dic
 
 
 def test_a_time_is_where_the_broker_found_it_or_the_end() -> None:
-    broker = OnBroker({ref(0): Extent(10, 130, found=44), ref(1): Extent(0, 90)}, {})
+    broker = BrokerOffsets({ref(0): PartitionOffsets(10, 130, found=44), ref(1): PartitionOffsets(0, 90)}, {})
     assert plan_reset(STATE, ToTime(1), broker).state.positions == {ref(0): 44, ref(1): 90}
 
 
@@ -98,7 +108,7 @@ def test_an_offset_that_the_broker_does_not_have_is_refused(offset: int) -> None
         (ToOffsets({(None, 0): 0}), TWO_TOPICS, r"which topic is meant: the input has more, orders\. Write TOPIC:0="),
     ],
 )
-def test_a_partition_must_be_one_of_the_inputs(target: Any, broker: OnBroker, says: str) -> None:
+def test_a_partition_must_be_one_of_the_inputs(target: Any, broker: BrokerOffsets, says: str) -> None:
     with pytest.raises(JoineryError, match=says):
         plan_reset(STATE, target, broker)
 
@@ -110,20 +120,20 @@ def test_one_of_several_topics_is_named() -> None:
 
 
 def test_a_partition_that_the_broker_lost_keeps_its_offset() -> None:
-    reset = plan_reset(STATE, "earliest", OnBroker({ref(0): Extent(10, 130)}, {"orders": "id1"}))
-    assert (reset.kept, reset.state.positions) == ((ref(1),), {ref(0): 10, ref(1): 80})
+    reset = plan_reset(STATE, "earliest", BrokerOffsets({ref(0): PartitionOffsets(10, 130)}, {"orders": "id1"}))
+    assert (reset.missing, reset.state.positions) == ((ref(1),), {ref(0): 10, ref(1): 80})
 
 
 class TestRecreated:
-    BROKER = OnBroker({ref(0): Extent(0, 3)}, {"orders": "id2"})
+    BROKER = BrokerOffsets({ref(0): PartitionOffsets(0, 3)}, {"orders": "id2"})
 
     def test_nothing_of_the_topic_before_it_stays(self) -> None:
         reset = plan_reset(STATE, "earliest", self.BROKER)
         assert reset.state == InputState({ref(0): 0}, PROGRESS, {}, {"orders": "id2"})
-        assert (reset.recreated, reset.kept) == (("orders",), ())
+        assert (reset.recreated, reset.missing) == (("orders",), ())
 
     def test_it_is_reset_as_a_whole_or_not_at_all(self) -> None:
-        broker = OnBroker({ref(0): Extent(0, 3), ref(1): Extent(0, 3)}, {"orders": "id2"})
+        broker = BrokerOffsets({ref(0): PartitionOffsets(0, 3), ref(1): PartitionOffsets(0, 3)}, {"orders": "id2"})
         with pytest.raises(JoineryError, match=r"orders was recreated.*orders-1 would keep one"):
             plan_reset(STATE, ToOffsets({(None, 0): 0}), broker)
 
@@ -133,7 +143,7 @@ class TestRecreated:
         assert plan_reset(state, "latest", self.BROKER).state.topic_ids == stored
 
     def test_where_the_broker_has_no_ids_nothing_is_concluded(self) -> None:
-        broker = OnBroker({ref(0): Extent(0, 3)}, {"orders": ""})
+        broker = BrokerOffsets({ref(0): PartitionOffsets(0, 3)}, {"orders": ""})
         assert plan_reset(STATE, "latest", broker).state.topic_ids == {"orders": "id1"}
 
 
@@ -142,11 +152,14 @@ class TestRecreated:
     [(120, 15, -105), (15, 120, 105), (15, 15, 0), (None, 15, 0), (5, 60, 50), (900, 100, -30), (900, 130, 0)],
 )
 def test_how_many_offsets_a_change_is(stored: int | None, new: int, delta: int) -> None:
-    assert Change(ref(0), stored, new, Extent(10, 130)).delta == delta
+    assert Change(ref(0), stored, new, PartitionOffsets(10, 130)).delta == delta
 
 
 def test_the_report() -> None:
-    broker = OnBroker({ref(0): Extent(10, 130), ref(1): Extent(0, 90), ref(2): Extent(0, 4)}, {"orders": "id1"})
+    broker = BrokerOffsets(
+        {ref(0): PartitionOffsets(10, 130), ref(1): PartitionOffsets(0, 90), ref(2): PartitionOffsets(0, 4)},
+        {"orders": "id1"},
+    )
     target = ToOffsets({(None, 0): 15, (None, 1): 85, (None, 2): 0})
     assert list(report("in", plan_reset(STATE, target, broker))) == [
         "partition  stored  new  records         broker has",
@@ -175,7 +188,7 @@ def test_without_a_watermark_none_is_mentioned() -> None:
 
 
 def test_what_the_report_says_of_other_partitions() -> None:
-    lost = OnBroker({ref(0): Extent(10, 130)}, {"orders": "id1"})
+    lost = BrokerOffsets({ref(0): PartitionOffsets(10, 130)}, {"orders": "id1"})
     assert "orders-1 is not on the broker and keeps its offset." in report("in", plan_reset(STATE, "latest", lost))
     recreated = list(report("in", plan_reset(STATE, "latest", TestRecreated.BROKER)))
     assert recreated[1].split() == ["orders-0", "120", "3", "stored", "offset", "is", "gone", "0", "to", "3"]

@@ -10,18 +10,18 @@ import pytest
 
 from joinery_devkit.oracle import (
     END,
-    AsOf,
+    AsOfRule,
     ChainTimes,
-    Column,
-    Interval,
+    IntervalRule,
     Joined,
     Oracle,
     Predicates,
+    Projection,
     Row,
-    Sessions,
+    SessionRule,
     Step,
     WatermarkOracle,
-    Windows,
+    WindowRule,
     brute_force,
     differences,
     multiset,
@@ -44,7 +44,7 @@ def job(rule: Any, kind: Any = "inner", **more: Any) -> Oracle:
 
 
 def interval(lower: int, upper: int, kind: Any = "inner", **more: Any) -> Oracle:
-    return job(Interval(lower, upper), kind, **more)
+    return job(IntervalRule(lower, upper), kind, **more)
 
 
 def times(found: Any) -> list[tuple[Any, ...]]:
@@ -142,14 +142,14 @@ def test_a_residual_counts_only_when_it_is_true() -> None:
 
 
 def test_j9_a_join_on_time_only_has_no_key_to_be_null() -> None:
-    join = Oracle(("l", "r"), [Step("r", Interval(0, 1), [])])
+    join = Oracle(("l", "r"), [Step("r", IntervalRule(0, 1), [])])
     assert times(join.epoch(NONE, {"l": [row(1, None)], "r": [row(2, "x"), row(3, "x", 1)]})) == [(1, 2)]
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------
 
 # Seed 004: d BETWEEN o - 1 AND o + 3, r BETWEEN d - 1 AND d + 4.
-SEED_004 = (Step("d", Interval(-1, 3), []), Step("r", Interval(-1, 4, "d"), []))
+SEED_004 = (Step("d", IntervalRule(-1, 3), []), Step("r", IntervalRule(-1, 4, "d"), []))
 ODR = ("o", "d", "r")
 
 
@@ -165,7 +165,7 @@ def test_n3_the_worked_trace_of_seed_004() -> None:
 
 def test_n2_bounds_add_up_along_the_chain() -> None:
     """o >= d - 3 and d >= r - 4 give o >= r - 7: what waits for x by o's time lives that long."""
-    steps = (*SEED_004, Step("x", Interval(0, 0, "o"), []))
+    steps = (*SEED_004, Step("x", IntervalRule(0, 0, "o"), []))
     keep = ChainTimes("o", steps).next({"o": 200, "d": 200, "r": 110, "x": 0}).keep_from
     assert keep[2][1] == 110 - 7
 
@@ -174,7 +174,8 @@ def test_n4_a_padded_time_matches_nothing_later() -> None:
     keys = [("l", "k", "k")]
     for kind, wanted in (("left", [(1, None, None)]), ("inner", [])):
         chain = Oracle(
-            ("l", "r", "x"), [Step("r", Interval(0, 0), keys, "left"), Step("x", Interval(-9, 9, "r"), keys, kind)]
+            ("l", "r", "x"),
+            [Step("r", IntervalRule(0, 0), keys, "left"), Step("x", IntervalRule(-9, 9, "r"), keys, kind)],
         )
         chain.epoch(dict.fromkeys("lrx"), {"l": [row(1)], "x": [row(1)]})
         found = [r for epoch in chain.end() for r in times(epoch)]
@@ -183,14 +184,16 @@ def test_n4_a_padded_time_matches_nothing_later() -> None:
 
 def test_n3_what_an_outer_step_closes_still_meets_what_waits_for_it() -> None:
     keys = [("l", "k", "k")]
-    steps = [Step("r", Interval(0, 0), keys, "left"), Step("x", Interval(0, 0), keys, "left")]
+    steps = [Step("r", IntervalRule(0, 0), keys, "left"), Step("x", IntervalRule(0, 0), keys, "left")]
     chain = Oracle(("l", "r", "x"), steps)
     chain.epoch(dict.fromkeys("lrx"), {"l": [row(1)], "x": [row(1)]})
     assert times(chain.epoch({"l": 5, "r": 5, "x": 5}, {})) == [(1, None, 1)]
 
 
 def test_n2_a_chain_judges_late_by_each_inputs_own_watermark() -> None:
-    chain = Oracle(ODR, (Step("d", Interval(-1, 3), [], allowed_lateness=2), Step("r", Interval(-1, 4, "d"), [])))
+    chain = Oracle(
+        ODR, (Step("d", IntervalRule(-1, 3), [], allowed_lateness=2), Step("r", IntervalRule(-1, 4, "d"), []))
+    )
     found = chain.epoch({"o": 10, "d": 10, "r": 10}, {"o": rows(7, 8), "d": rows(7, 8), "r": rows(8, 9, 10)})
     assert found.late == {"o": 1, "d": 1, "r": 2}
 
@@ -203,7 +206,7 @@ def closing(join: Oracle, watermark: int) -> list[tuple[Any, ...]]:
 
 
 def test_w1_w2_a_tumbling_window_goes_out_when_it_closes() -> None:
-    join = job(Windows(10, 10), allowed_lateness=1)
+    join = job(WindowRule(10, 10), allowed_lateness=1)
     join.epoch(NONE, {"l": rows(-1, 0, 9), "r": rows(9, 10)})
     assert closing(join, 10) == []
     assert closing(join, 11) == [(0, 9, 0, 10), (9, 9, 0, 10)]
@@ -211,26 +214,26 @@ def test_w1_w2_a_tumbling_window_goes_out_when_it_closes() -> None:
 
 
 def test_w1_a_pair_goes_out_once_per_hopping_window_that_holds_both() -> None:
-    join = job(Windows(4, 2))
+    join = job(WindowRule(4, 2))
     join.epoch(NONE, {"l": [row(5)], "r": rows(4, 3)})
     assert closing(join, END) == [(5, 3, 2, 6), (5, 4, 2, 6), (5, 4, 4, 8)]
 
 
 def test_w2_a_row_is_late_when_all_its_windows_closed() -> None:
-    found = job(Windows(4, 2)).epoch({"l": 6, "r": 7}, {"l": rows(3, 4), "r": rows(3, 4)})
+    found = job(WindowRule(4, 2)).epoch({"l": 6, "r": 7}, {"l": rows(3, 4), "r": rows(3, 4)})
     assert found.late == {"l": 1, "r": 1}
 
 
 def test_w3_padded_once_per_window_without_a_partner() -> None:
-    join = job(Windows(4, 2), "left")
+    join = job(WindowRule(4, 2), "left")
     join.epoch(NONE, {"l": [row(5)], "r": [row(3)]})
     assert closing(join, END) == [(5, 3, 2, 6), (5, None, 4, 8)]
-    fresh = job(Windows(4, 2), "left")
+    fresh = job(WindowRule(4, 2), "left")
     assert times(fresh.epoch({"l": 6, "r": 6}, {"l": [row(5, None)]})) == [(5, None, 4, 8)]
 
 
 def test_w1_w2_both_sides_form_a_session_together() -> None:
-    join = job(Sessions(3), "full")
+    join = job(SessionRule(3), "full")
     join.epoch(NONE, {"l": rows(0, 6, 20), "r": [row(3), row(3, "other", 1)]})
     assert closing(join, 9) == [(None, 3, 3, 3)]
     assert closing(join, 10) == [(0, 3, 0, 6), (6, 3, 0, 6)]
@@ -238,7 +241,7 @@ def test_w1_w2_both_sides_form_a_session_together() -> None:
 
 
 def test_w2_a_late_row_that_is_tied_to_an_open_session_counts() -> None:
-    join = job(Sessions(3))
+    join = job(SessionRule(3))
     join.epoch(NONE, {"l": [row(10)]})
     found = join.epoch({"l": 12, "r": 12}, {"r": [row(7), row(1, offset=1)]})
     assert found.late == {"l": 0, "r": 1}
@@ -254,13 +257,13 @@ def versions(*known: tuple[int, bool]) -> list[Row]:
 
 def test_a1_the_version_valid_at_the_rows_time() -> None:
     table = versions((2, False), (3, False), (3, False), (5, True))
-    found = job(AsOf(100), "left").epoch(NONE, {"l": rows(1, 2, 3, 4, 5), "r": table})
+    found = job(AsOfRule(100), "left").epoch(NONE, {"l": rows(1, 2, 3, 4, 5), "r": table})
     taken = {r.time("l"): r.rows["r"].offset if r.rows["r"] else None for r in found.joined}
     assert taken == {1: None, 2: 0, 3: 2, 4: 2, 5: None}
 
 
 def test_a2_only_superseded_versions_go() -> None:
-    join = job(AsOf(10), "left")
+    join = job(AsOfRule(10), "left")
     join.epoch(NONE, {"r": versions((1, False), (5, False), (30, False))})
     found = join.epoch(NONE, {"l": rows(4, 5, 20), "r": [Row(0, 3, 2, {"k": "k"})]})
     assert times(found) == [(20, 5), (4, None), (5, 5)]
@@ -268,7 +271,7 @@ def test_a2_only_superseded_versions_go() -> None:
 
 
 def test_a3_a_row_waits_for_stream_time_less_grace() -> None:
-    join = job(AsOf(100, grace=5))
+    join = job(AsOfRule(100, grace=5))
     assert times(join.epoch(NONE, {"l": rows(10, 12), "r": versions((1, False))})) == []
     late_version = {"l": [row(16, offset=2), row(3, offset=3)], "r": [Row(0, 1, 9, {"k": "k"})]}
     assert times(join.epoch(NONE, late_version)) == [(3, 1)]
@@ -277,7 +280,7 @@ def test_a3_a_row_waits_for_stream_time_less_grace() -> None:
 
 
 def test_a2_a_table_that_has_ended_forgets_nothing() -> None:
-    join = job(AsOf(10))
+    join = job(AsOfRule(10))
     join.epoch(NONE, {"r": versions((10, False), (15, False))})
     assert times(join.epoch({"l": None, "r": END}, {"l": rows(12)})) == [(12, 10)]
 
@@ -287,7 +290,7 @@ def test_a2_a_table_that_has_ended_forgets_nothing() -> None:
 
 def test_brute_force_is_sqls_meaning_of_a_join() -> None:
     inputs: Mapping[str, Sequence[Row]] = {"l": rows(1, 9), "r": rows(2)}
-    found = brute_force(("l", "r"), [Step("r", Interval(0, 1), KEYS, "full")], inputs)
+    found = brute_force(("l", "r"), [Step("r", IntervalRule(0, 1), KEYS, "full")], inputs)
     assert [r.place for r in found] == [((0, 0), (0, 0)), ((0, 1), None)]
 
 
@@ -318,11 +321,11 @@ def test_multisets_and_their_differences() -> None:
 
 def test_output_rows_take_their_columns_from_all_inputs_and_nulls_from_absent_ones() -> None:
     columns = [
-        Column("one", "l", "v"),
-        Column("two", "r", "w"),
-        Column("three", computed=lambda columns: columns["r"]["w"] is None),
+        Projection("one", "l", "v"),
+        Projection("two", "r", "w"),
+        Projection("three", computed=lambda columns: columns["r"]["w"] is None),
     ]
-    join = Oracle(("l", "r"), [Step("r", Windows(10, 10), KEYS, "left")], columns)
+    join = Oracle(("l", "r"), [Step("r", WindowRule(10, 10), KEYS, "left")], columns)
     join.epoch(NONE, {"l": [row(1, v="x")]})
     (found,) = join.epoch({"l": END, "r": END}, {}).rows
     assert found == {"one": "x", "two": None, "three": True, "window_start": 0, "window_end": 10}

@@ -16,12 +16,12 @@ import pytest
 from engine.sim_process import FAILURES, IN_TASK, Fault, call
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks import kafka_transactions
-from joinery_runtime.sinks.kafka_marks import Mark
+from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_producers import Disowned
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-GroupMark = tuple[str, Mark]
+GroupMark = tuple[str, EpochMarker]
 
 
 class SimTopic:
@@ -34,7 +34,7 @@ class SimTopic:
         self.topic = name
         self.spawn = spawn
         self.visible: list[Row] = []
-        self.marks: dict[str, Mark] = {}
+        self.marks: dict[str, EpochMarker] = {}
         self.aborted = 0
         self._owners: dict[str, int] = {}
         self._open: dict[str, tuple[list[Row], GroupMark]] = {}
@@ -42,11 +42,11 @@ class SimTopic:
     def client_settings(self) -> dict[str, Any]:
         return {}
 
-    def newest(self, name: str) -> Mark | None:
+    def newest(self, name: str) -> EpochMarker | None:
         """The part of the reader of marks."""
         return call(f"{self.topic}.mark", IN_TASK - {Fault.FAIL_AFTER}, lambda: self.marks.get(name), _no_answer)
 
-    def read(self, names: Sequence[str]) -> list[Mark | None]:
+    def read(self, names: Sequence[str]) -> list[EpochMarker | None]:
         return [self.newest(name) for name in names]
 
     def kept_for_ms(self) -> int:
@@ -83,7 +83,7 @@ class SimProducer:
     def begin(self) -> None:
         """With `send`."""
 
-    def send(self, topic: str, messages: Sequence[dict[str, Any]], group: str, mark: Mark) -> None:
+    def send(self, topic: str, messages: Sequence[dict[str, Any]], group: str, mark: EpochMarker) -> None:
         rows = [tuple(json.loads(message["value"]).values()) for message in messages]
         place = f"{self._topic.topic}.send"
         call(place, IN_TASK, lambda: self._topic.send(self.name, self._owner, rows, (group, mark)), _no_answer)
@@ -129,7 +129,7 @@ class InTurn:
 def install(patch: pytest.MonkeyPatch) -> None:
     """Lets the sink's code run on simulated topics."""
     patch.setattr(kafka_transactions, "OwningProducer", SimProducer)
-    patch.setattr(kafka_transactions, "mark_reader", lambda topic: topic)
+    patch.setattr(kafka_transactions, "marker_reader", lambda topic: topic)
     patch.setattr(kafka_transactions, "ThreadPoolExecutor", InTurn)
     numbers = count(1)
     patch.setattr(kafka_transactions, "new_id", lambda job: f"{job}-{next(numbers):06}")

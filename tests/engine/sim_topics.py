@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from engine.sim_process import CRASHES, IN_TASK, Fault, call
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
+from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
 from joinery_runtime.sources.records import BadRecord, ByValue, Decoded
 
 
@@ -28,8 +28,8 @@ class Topic(Exclusive):
     def append(self, partition: int, value: bytes | None) -> None:
         self.partitions[partition].append(value)
 
-    def bounds(self, known: Known) -> list[Bounds]:
-        return call("source.bounds", CRASHES | {Fault.FAIL_BEFORE}, lambda: self._bounds(known.offsets), _source_error)
+    def bounds(self, stored: StoredOffsets) -> list[Bounds]:
+        return call("source.bounds", CRASHES | {Fault.FAIL_BEFORE}, lambda: self._bounds(stored.offsets), _source_error)
 
     def _bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
         refs = [PartitionRef(self.name, self.name, p) for p in range(len(self.partitions))]

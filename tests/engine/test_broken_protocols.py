@@ -23,7 +23,7 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import StoreUnavailable
 from joinery_runtime.sinks.base import AttemptId, Receipt, Takeover
-from joinery_runtime.sinks.kafka_marks import Mark
+from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord
 
@@ -144,7 +144,7 @@ class NeverFences(SimTopic):
 
 
 class ForgetsMarks(SimTopic):
-    def newest(self, name: str) -> Mark | None:
+    def newest(self, name: str) -> EpochMarker | None:
         return None
 
 

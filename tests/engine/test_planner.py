@@ -16,7 +16,7 @@ from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.engine.planner import Planner, PlanSettings
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range
+from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, StoredOffsets
 
 IDLE_MS, CHECKPOINT_MS = 1_000, 60_000
 ORDERS = [PartitionRef("orders", "orders", p) for p in range(2)]
@@ -32,7 +32,7 @@ class Source(Exclusive):
     lost: int = 0
     away: bool = False
 
-    def bounds(self, known: Known) -> list[Bounds]:
+    def bounds(self, known: StoredOffsets) -> list[Bounds]:
         if self.away:
             raise SourceError("the broker is away")
         return [

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from job.resources import job
 from joinery_runtime.errors import EnvironmentProblem, JobError
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.job import PostgresStore, StreamJoin, explain
+from joinery_runtime.job import PostgresStoreSpec, StreamJoin, explain
 
 TOPIC = "        topic: orders\n"
 OUTPUT = "    postgres: {table: joined}\n"
@@ -76,7 +76,7 @@ def test_dead_letters_take_the_output_s_settings_unless_they_have_their_own(secr
 
 def test_the_address_of_the_state(secrets: Path) -> None:
     store = with_secrets(job(DSN_REF)).spec.state_store.postgres
-    assert store == PostgresStore(dsn="postgresql://me:hush-dsn@db/state", schema="s")
+    assert store == PostgresStoreSpec(dsn="postgresql://me:hush-dsn@db/state", schema="s")
 
 
 def test_the_result_is_a_valid_job_that_no_longer_refers_to_anything(secrets: Path) -> None:
@@ -194,7 +194,7 @@ def test_values_are_in_no_text_form_of_a_job(secrets: Path) -> None:
 
 def test_values_are_in_no_message_about_a_bad_model() -> None:
     with pytest.raises(ValidationError) as caught:
-        PostgresStore.model_validate({"dsn": "hush", "dsn_secret_ref": {"name": "hush"}, "shema": "hush"})
+        PostgresStoreSpec.model_validate({"dsn": "hush", "dsn_secret_ref": {"name": "hush"}, "shema": "hush"})
     assert "hush" not in str(caught.value)
 
 

@@ -28,8 +28,7 @@ from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import LOOK_EVERY_S, RATE_WINDOW_S, SAVEPOINTS_EVERY_S
 from joinery_runtime.hosts.status.document import driver_status
 from joinery_runtime.hosts.status.pulse import Pulse
-from joinery_runtime.job.crd import DriverStatus, HotKey
-from joinery_runtime.job.crd import Savepoint as SavepointStatus
+from joinery_runtime.job.crd import DriverStatus, HotKey, SavepointStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
 from joinery_runtime.state.store import Savepoint
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field
 from ruamel.yaml import YAML
 
-from joinery_runtime.job.crd import KINDS, Kind, custom_resource_definition, file_name, to_yaml
+from joinery_runtime.job.crd import KINDS, ResourceKind, custom_resource_definition, file_name, to_yaml
 from joinery_runtime.job.crd.rules import RULES
 from joinery_runtime.job.crd.shapes import FIELDS
 from joinery_runtime.job.crd.structural import description
@@ -27,11 +27,11 @@ NUMBER_OR_TEXT = [{"type": "integer"}, {"type": "string"}]
 
 
 @cache
-def definition(kind: Kind = KINDS[0]) -> dict[str, Any]:
+def definition(kind: ResourceKind = KINDS[0]) -> dict[str, Any]:
     return custom_resource_definition(kind)
 
 
-def root(kind: Kind = KINDS[0]) -> dict[str, Any]:
+def root(kind: ResourceKind = KINDS[0]) -> dict[str, Any]:
     return definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
@@ -284,7 +284,7 @@ class Probe(Model):
 
 
 def test_a_second_kind_shares_models_and_their_rules():
-    kind = Kind(Probe, "probes", "pb")
+    kind = ResourceKind(Probe, "probes", "pb")
     first, second = root(), root(kind)
     assert file_name(kind) == "joinery.dev_probes.yaml"
     assert definition(kind)["spec"]["names"]["kind"] == "Probe"
@@ -297,7 +297,7 @@ def test_a_second_kind_shares_models_and_their_rules():
 
 
 def test_durations_are_known_wherever_they_stand():
-    fields = root(Kind(Probe, "probes", "pb"))["properties"]["spec"]["properties"]
+    fields = root(ResourceKind(Probe, "probes", "pb"))["properties"]["spec"]["properties"]
     delay = fields["source"]["properties"]["watermark"]["properties"]["delay"]
     assert fields["gap"] == {key: value for key, value in delay.items() if key != "default"}
     assert fields["longest"] == {**fields["gap"], "minimum": 1}
@@ -311,7 +311,7 @@ def test_a_field_without_a_value_is_an_error():
         spec: Wordless
 
     with pytest.raises(TypeError, match="structural"):
-        definition(Kind(Bad, "bads", "b"))
+        definition(ResourceKind(Bad, "bads", "b"))
 
 
 def test_amounts_of_memory_are_numbers_or_text_with_a_unit():
@@ -329,7 +329,7 @@ def test_a_field_that_kubernetes_has_no_type_for_is_an_error():
         spec: Mixed
 
     with pytest.raises(TypeError, match="structural"):
-        definition(Kind(Bad, "bads", "b"))
+        definition(ResourceKind(Bad, "bads", "b"))
 
 
 @pytest.mark.parametrize(

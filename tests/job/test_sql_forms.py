@@ -7,7 +7,7 @@ import pytest
 from job.sql_jobs import RATES, SEED_001, SEED_004
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.job import definition, parse_job
-from joinery_runtime.job.sql import Table, translate
+from joinery_runtime.job.sql import SqlInput, translate
 
 O_S = "keys: {orders.order_id: shipments.order_id}"
 DAY = "interval: {of: orders, lower: 0s, upper: 24h}"
@@ -284,5 +284,5 @@ def test_the_examples_of_the_page_are_understood():
     examples = [block[block.index("SELECT") :] for block in page.split("```")[1::2] if "SELECT" in block]
     assert len(examples) == 4
     for sql in examples:
-        tables = tuple(Table(name, columns, "ts") for name, columns in PAGE.items() if f" {name} " in sql)
+        tables = tuple(SqlInput(name, columns, "ts") for name, columns in PAGE.items() if f" {name} " in sql)
         assert translate(sql, tables).problems == ()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from joinery_runtime.job.sql import Table, translate
+from joinery_runtime.job.sql import SqlInput, translate
 
 INPUTS = ("a", "b", "c")
-TABLES = tuple(Table(name, ("id", "x", "time"), "time", integer_time=True) for name in INPUTS)
+TABLES = tuple(SqlInput(name, ("id", "x", "time"), "time", integer_time=True) for name in INPUTS)
 SELECT = "SELECT a.id AS a, b.id AS b, c.id AS c"
 MIRRORED = {"LEFT": "RIGHT", "RIGHT": "LEFT"}
 

@@ -18,7 +18,7 @@ from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import FINALIZER, reconcile
 from joinery_operator.reconcile.context import read_status
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import KINDS, DriverStatus, Kind, Status
+from joinery_runtime.job.crd import KINDS, DriverStatus, ResourceKind, Status
 from operator_world.resources import BY_NAME, resource_of
 
 Manifest = dict[str, Any]
@@ -26,7 +26,7 @@ START = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 IMAGE = "joinery:1"
 
 
-def resource(kind: Kind = KINDS[0], **spec: Any) -> Manifest:
+def resource(kind: ResourceKind = KINDS[0], **spec: Any) -> Manifest:
     """A job that is as small as a job can be, with its state in Postgres."""
     found = resource_of(kind, **spec)
     found["metadata"] |= {"uid": "uid-job", "generation": 1}

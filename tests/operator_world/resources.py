@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from joinery_runtime.job.crd import KINDS, Kind
+from joinery_runtime.job.crd import KINDS, ResourceKind
 from joinery_runtime.job.model.resource import API_VERSION
 
 Manifest = dict[str, Any]
@@ -37,7 +37,7 @@ _SPECS: dict[str, Manifest] = {
 }
 
 
-def resource_of(kind: Kind, name: str = "orders", namespace: str = "shop", **spec: Any) -> Manifest:
+def resource_of(kind: ResourceKind, name: str = "orders", namespace: str = "shop", **spec: Any) -> Manifest:
     """As a user applies it; the same for every kind but for what the kinds are about."""
     return {
         "apiVersion": API_VERSION,

@@ -7,7 +7,7 @@ from typing import Any
 from joinery_operator.decision import Action, Create, Decision, Delete, Event, SetFinalizers
 from joinery_operator.names import ChildNames, labels, owner_reference
 from joinery_operator.observed import Manifest, Observed
-from joinery_runtime.job.crd import Attempt, Status
+from joinery_runtime.job.crd import DriverAttempt, Status
 
 IMAGE = "example/joinery:1"
 
@@ -27,7 +27,7 @@ def reconcile(observed: Observed) -> Decision:
         number, pod = number + 1, None
     driver = old.driver
     if driver is None or driver.number != number:
-        driver = Attempt(number=number, revision="r1", image=IMAGE, created=observed.now)
+        driver = DriverAttempt(number=number, revision="r1", image=IMAGE, created=observed.now)
     ready = observed.driver is not None and observed.driver.ready
     status = Status(
         phase="Running" if ready else "Starting",

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from joinery_operator.names import ChildNames
-from joinery_runtime.job.crd import ENDING_FILE, KINDS, Kind
+from joinery_runtime.job.crd import ENDING_FILE, KINDS, ResourceKind
 from operator_world.resources import resource_of
 from plugin.conftest import FakeKubectl, Manifest, Run
 
@@ -196,7 +196,7 @@ def test_what_is_not_there_is_named(kubectl: FakeKubectl, plugin: Run) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_job_of_every_kind_is_found_by_its_name_and_with_its_kind(
-    kubectl: FakeKubectl, plugin: Run, kind: Kind
+    kubectl: FakeKubectl, plugin: Run, kind: ResourceKind
 ) -> None:
     kubectl.knows(resource_of(kind, "orders", "jobs"))
     for name in ("orders", f"{kind.short}/orders", f"{kind.name}/orders", f"{kind.name.lower()}.joinery.dev/orders"):
@@ -213,7 +213,7 @@ def test_jobs_of_one_name_are_told_apart_by_their_kinds(kubectl: FakeKubectl, pl
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_the_driver_of_every_kind_is_found(kubectl: FakeKubectl, plugin: Run, kind: Kind) -> None:
+def test_the_driver_of_every_kind_is_found(kubectl: FakeKubectl, plugin: Run, kind: ResourceKind) -> None:
     job = {**resource_of(kind, "orders", "jobs"), "status": {"driver": _attempt(2)}}
     driver = ChildNames(job).driver(2)
     kubectl.knows(job)

@@ -26,7 +26,7 @@ from joinery_runtime.job import StreamJoin, explain, parse_job
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import PartitionRef, Range, planner_for, reader_for
-from joinery_runtime.sources.base import Known
+from joinery_runtime.sources.base import StoredOffsets
 from sinks.rows import attempt
 
 pytestmark = pytest.mark.services
@@ -124,7 +124,7 @@ def planned(job: StreamJoin) -> tuple[int, int]:
     """What the left input's planner plans once its partition is its own."""
     planner, deadline = planner_for(job.spec.inputs[0], job.name), deadline_after(30)
     try:
-        while not (only := planner.bounds(Known())[0]).held:
+        while not (only := planner.bounds(StoredOffsets())[0]).held:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         return only.start, only.end_exclusive

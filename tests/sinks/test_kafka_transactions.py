@@ -25,7 +25,7 @@ from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.errors import Fenced, SinkError, Superseded
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
 from joinery_runtime.sinks.base import Attempt, Receipt
-from joinery_runtime.sinks.kafka_marks import Mark, mark_reader
+from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
 from joinery_runtime.sinks.kafka_producers import Producers
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite, take_over
@@ -91,8 +91,8 @@ class Output:
         self.commit()
         return receipt
 
-    def mark(self, shard: int = 0) -> Mark | None:
-        return mark_reader(self.target).newest(self.names.of(shard))
+    def mark(self, shard: int = 0) -> EpochMarker | None:
+        return marker_reader(self.target).newest(self.names.of(shard))
 
     def visible(self) -> list[Any]:
         """What a `read_committed` consumer has seen when it is at the end: no transaction is left open there."""

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, To
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from joinery_runtime.job import Input
-from joinery_runtime.sources import Bounds, Known, PartitionRef, SourcePlanner, planner_for
+from joinery_runtime.sources import Bounds, PartitionRef, SourcePlanner, StoredOffsets, planner_for
 
 PATIENCE_SECONDS = 20.0
 # Metadata is looked for often, so that tests need not wait for what a user would not mind waiting for.
@@ -60,11 +60,11 @@ def planning(model: Input, job: str | None = None) -> Iterator[SourcePlanner]:
         planner.close()
 
 
-def joined(planner: SourcePlanner, known: Known | None = None) -> list[Bounds]:
+def joined(planner: SourcePlanner, known: StoredOffsets | None = None) -> list[Bounds]:
     """The planner's bounds as soon as it has all partitions."""
 
     def all_held() -> list[Bounds]:
-        bounds = planner.bounds(known or Known())
+        bounds = planner.bounds(known or StoredOffsets())
         return bounds if all(each.held for each in bounds) else []
 
     return eventually(all_held)
@@ -72,7 +72,7 @@ def joined(planner: SourcePlanner, known: Known | None = None) -> list[Bounds]:
 
 def bounds_of(model: Input, offsets: dict[PartitionRef, int] | None = None) -> list[Bounds]:
     with planning(model) as planner:
-        return plain(joined(planner, Known(offsets or {})))
+        return plain(joined(planner, StoredOffsets(offsets or {})))
 
 
 def plain(bounds: Sequence[Bounds]) -> list[Bounds]:
@@ -80,9 +80,9 @@ def plain(bounds: Sequence[Bounds]) -> list[Bounds]:
     return [replace(each, topic_id="") for each in bounds]
 
 
-def held(planner: SourcePlanner, known: Known | None = None) -> set[int]:
+def held(planner: SourcePlanner, known: StoredOffsets | None = None) -> set[int]:
     """Numbers of the partitions that are the planner's now."""
-    return {each.partition.partition for each in planner.bounds(known or Known()) if each.held}
+    return {each.partition.partition for each in planner.bounds(known or StoredOffsets()) if each.held}
 
 
 def send(bootstrap: str, topic: str, values: Sequence[bytes | None], partition: int = 0, timestamp: int = 1) -> None:

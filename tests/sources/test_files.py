@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from budget import examples
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
-from joinery_runtime.sources import Known, Range, decoder_for, line_number, planner_for, reader_for
+from joinery_runtime.sources import Range, StoredOffsets, decoder_for, line_number, planner_for, reader_for
 
 
 def file_input(path: Path, file_format: str = "json", columns: tuple[str, ...] = ("a", "b")) -> Input:
@@ -25,13 +25,13 @@ def read_in_ranges(model: Input, records_per_range: int) -> list[tuple[int, byte
     """All records with their offsets, read as a job reads them: each range starts where the one before ended."""
     planner, reader = planner_for(model, "job"), reader_for(model)
     found: list[tuple[int, bytes]] = []
-    (bounds,) = planner.bounds(Known())
+    (bounds,) = planner.bounds(StoredOffsets())
     while bounds.start < bounds.end_exclusive:
         planned = planner.cut(bounds, records_per_range)
         assert planned.start < planned.end_exclusive <= bounds.end_exclusive
         for batch in reader.read(planned):
             found += zip(batch.offsets.tolist(), batch.values.to_pylist(), strict=True)
-        (bounds,) = planner.bounds(Known({bounds.partition: planned.end_exclusive}))
+        (bounds,) = planner.bounds(StoredOffsets({bounds.partition: planned.end_exclusive}))
     assert bounds.final
     return found
 
@@ -76,7 +76,7 @@ def test_a_record_larger_than_what_is_read_at_a_time(tmp_path, monkeypatch) -> N
 def test_cut_takes_about_as_many_records_as_asked(tmp_path) -> None:
     (tmp_path / "in").write_bytes(b"".join(b"%099d\n" % i for i in range(1_000)))
     planner = planner_for(file_input(tmp_path / "in"), "job")
-    (bounds,) = planner.bounds(Known())
+    (bounds,) = planner.bounds(StoredOffsets())
     assert planner.cut(bounds, 250).end_exclusive == 25_000
 
 
@@ -105,7 +105,7 @@ def test_line_number(tmp_path) -> None:
 
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(SourceError, match=r"nope\.jsonl cannot be read: No such file"):
-        planner_for(file_input(tmp_path / "nope.jsonl"), "job").bounds(Known())
+        planner_for(file_input(tmp_path / "nope.jsonl"), "job").bounds(StoredOffsets())
 
 
 @pytest.mark.parametrize("header", [b"a,c\n1,2\n", b"", b"A,B\n"])
@@ -113,7 +113,7 @@ def test_a_header_without_a_column_of_the_schema(tmp_path, header: bytes) -> Non
     (tmp_path / "in.csv").write_bytes(header)
     model = file_input(tmp_path / "in.csv", "csv")
     with pytest.raises(SourceError, match=r"header of .*in\.csv .* no column (a, )?b"):
-        planner_for(model, "job").bounds(Known())
+        planner_for(model, "job").bounds(StoredOffsets())
     with pytest.raises(SourceError, match="no column"):
         decoder_for(model)
 
@@ -121,16 +121,16 @@ def test_a_header_without_a_column_of_the_schema(tmp_path, header: bytes) -> Non
 def test_a_header_that_names_a_column_twice(tmp_path) -> None:
     (tmp_path / "in.csv").write_bytes(b"a,b,a\n")
     with pytest.raises(SourceError, match="names a column twice"):
-        planner_for(file_input(tmp_path / "in.csv", "csv"), "job").bounds(Known())
+        planner_for(file_input(tmp_path / "in.csv", "csv"), "job").bounds(StoredOffsets())
 
 
 def test_a_file_that_became_shorter(tmp_path) -> None:
     (tmp_path / "in").write_bytes(b"a\nb\n")
     model = file_input(tmp_path / "in")
     planner = planner_for(model, "job")
-    (bounds,) = planner.bounds(Known())
+    (bounds,) = planner.bounds(StoredOffsets())
     (tmp_path / "in").write_bytes(b"a\n")
     with pytest.raises(SourceError, match="read up to byte 4 and has 2"):
-        planner.bounds(Known({bounds.partition: 4}))
+        planner.bounds(StoredOffsets({bounds.partition: 4}))
     with pytest.raises(SourceError, match="cut short"):
         list(reader_for(model).read(Range(bounds.partition, 0, 4)))

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from joinery_runtime.errors import DataLoss, SourceError
-from joinery_runtime.sources import Bounds, Known, Range, SourceReader, planner_for, reader_for
+from joinery_runtime.sources import Bounds, Range, SourceReader, StoredOffsets, planner_for, reader_for
 from sources.kafka_bench import bounds_of, joined, kafka_input, plain, planning, ref, unique
 from sources.kafka_bench import send as send_to
 
@@ -93,27 +93,27 @@ def test_stop_at_latest_ends_where_the_topic_ended_at_first(broker, topic, send)
     with planning(kafka_input(broker.bootstrap, topic, stopAt="latest")) as planner:
         assert plain(joined(planner))[0] == Bounds(ref(topic), 0, 1, final=True, stop=1)
         send([b"b"])
-        assert plain(joined(planner, Known({ref(topic): 1})))[0] == Bounds(ref(topic), 1, 1, final=True, stop=1)
+        assert plain(joined(planner, StoredOffsets({ref(topic): 1})))[0] == Bounds(ref(topic), 1, 1, final=True, stop=1)
 
 
 def test_stop_at_latest_is_what_was_stored_when_the_job_starts_again(broker, topic, send) -> None:
     send([b"a", b"b", b"c"])
     with planning(kafka_input(broker.bootstrap, topic, stopAt="latest")) as planner:
-        known = Known({ref(topic): 1}, stops={ref(topic): 2})
+        known = StoredOffsets({ref(topic): 1}, stops={ref(topic): 2})
         assert plain(joined(planner, known))[0] == Bounds(ref(topic), 1, 2, final=True, stop=2)
 
 
 def test_offsets_to_stop_at_are_what_the_job_says_now(broker, topic, send) -> None:
     send([b"a", b"b", b"c"])
     with planning(kafka_input(broker.bootstrap, topic, stopAt={"offsets": {0: 3}})) as planner:
-        found = plain(joined(planner, Known(stops={ref(topic): 2, ref(topic, 1): 0})))
+        found = plain(joined(planner, StoredOffsets(stops={ref(topic): 2, ref(topic, 1): 0})))
     assert [each.stop for each in found] == [3, 0]
 
 
 def test_a_stored_stop_does_not_bound_a_job_that_no_longer_has_one(broker, topic, send) -> None:
     send([b"a", b"b"])
     with planning(kafka_input(broker.bootstrap, topic)) as planner:
-        found = plain(joined(planner, Known({ref(topic): 1}, stops={ref(topic): 1})))
+        found = plain(joined(planner, StoredOffsets({ref(topic): 1}, stops={ref(topic): 1})))
     assert found[0] == Bounds(ref(topic), 1, 2)
 
 

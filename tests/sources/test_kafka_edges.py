@@ -22,7 +22,7 @@ from joinery_runtime.engine.dead_letters import DeadLetters
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Bounds, PartitionRef, Range, SourceReader, decoder_for, planner_for, reader_for
-from joinery_runtime.sources.base import Known, RawBatch, SourcePlanner
+from joinery_runtime.sources.base import RawBatch, SourcePlanner, StoredOffsets
 
 pytestmark = pytest.mark.services
 _names = (f"edges-{number}" for number in count())
@@ -53,12 +53,12 @@ def planning(model: Input) -> Iterator[Callable[[Mapping[PartitionRef, int]], di
     assert model.kafka is not None
     planner = planner_for(model, f"job-of-{model.kafka.topic}")
     try:
-        yield lambda offsets: held_bounds(planner, Known(offsets=offsets))
+        yield lambda offsets: held_bounds(planner, StoredOffsets(offsets=offsets))
     finally:
         planner.close()
 
 
-def held_bounds(planner: SourcePlanner, known: Known) -> dict[PartitionRef, Bounds]:
+def held_bounds(planner: SourcePlanner, known: StoredOffsets) -> dict[PartitionRef, Bounds]:
     deadline = deadline_after(WAIT_SECONDS)
     while time.monotonic() < deadline:
         found = planner.bounds(known)

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from joinery_runtime.errors import Fenced, SourceError
-from joinery_runtime.sources import Known, Range, kafka_group, reader_for
+from joinery_runtime.sources import Range, StoredOffsets, kafka_group, reader_for
 from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.sources.kafka_group import GroupMember
 from sources.kafka_bench import (
@@ -98,7 +98,7 @@ def starts(monkeypatch) -> dict[int, int]:
 def test_another_member_takes_partitions_and_leaves(broker, topic, properties) -> None:
     job = unique("job")
     with planning(kafka_input(broker.bootstrap, topic, properties=properties), job) as planner:
-        assert not any(each.held for each in planner.bounds(Known())), "the group cannot have answered yet"
+        assert not any(each.held for each in planner.bounds(StoredOffsets())), "the group cannot have answered yet"
         joined(planner)
         with closing(PlainMember(broker.bootstrap, f"{job}.in", [topic], **properties)) as other:
             other.until(lambda: len(other.partitions) == 1 and len(held(planner)) == 1)
@@ -114,7 +114,7 @@ def test_recovered_offsets_are_set_on_assignment(broker, topic, properties, star
     send(broker.bootstrap, topic, [b"x"] * 3, partition=1)
     model = kafka_input(broker.bootstrap, topic, startFrom="latest", properties=properties)
     with planning(model) as planner:
-        known = Known({ref(topic): 2, ref(topic, 1): 1})
+        known = StoredOffsets({ref(topic): 2, ref(topic, 1): 1})
         joined(planner, known)
         assert starts == {0: 2, 1: 1}
     starts.clear()
@@ -123,7 +123,7 @@ def test_recovered_offsets_are_set_on_assignment(broker, topic, properties, star
         assert starts == {0: 5, 1: 3}, "startFrom counts where nothing is stored"
     starts.clear()
     with planning(model) as planner:
-        joined(planner, Known({ref(topic): 4}))
+        joined(planner, StoredOffsets({ref(topic): 4}))
         assert starts == {0: 4, 1: 0}, "a partition that came later is read from its earliest record"
 
 
@@ -134,7 +134,9 @@ def test_a_partition_that_is_added_is_read_from_its_earliest_record(broker, topi
         assert [each.start for each in joined(planner)] == [5, 0]
         add_partitions(broker.bootstrap, topic, 3)
         send(broker.bootstrap, topic, [b"x"] * 2, partition=2)
-        added = eventually(lambda: [each for each in planner.bounds(Known()) if each.partition == ref(topic, 2)])
+        added = eventually(
+            lambda: [each for each in planner.bounds(StoredOffsets()) if each.partition == ref(topic, 2)]
+        )
         assert added[0].start == 0
         eventually(lambda: held(planner) == {0, 1, 2})
 

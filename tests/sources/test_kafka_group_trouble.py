@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 
 from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources import Known, planner_for
+from joinery_runtime.sources import StoredOffsets, planner_for
 from sources.kafka_bench import EAGER, eventually, held, joined, kafka_input, planning, ref
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
@@ -66,7 +66,7 @@ def test_a_dead_broker_does_not_keep_the_driver_from_ending(guarded, monkeypatch
     assert planner.hold([ref("dying")])
     guarded.kill()
     with pytest.raises(SourceError, match="the Kafka broker does not answer"):
-        planner.bounds(Known())
+        planner.bounds(StoredOffsets())
     assert planner.still_held(), "nobody can have taken the partition while the broker is away"
     planner.release({ref("dying"): 1})
     started = time.monotonic()

@@ -9,7 +9,7 @@ import pytest
 
 from joinery_runtime.errors import DataLoss, SourceError
 from joinery_runtime.job import Input
-from joinery_runtime.sources import Known, Range, SourcePlanner, reader_for
+from joinery_runtime.sources import Range, SourcePlanner, StoredOffsets, reader_for
 from sources.kafka_bench import (
     EAGER,
     PlainMember,
@@ -62,14 +62,14 @@ def test_internal_topics_never_match(broker, prefix) -> None:
     with closing(PlainMember(broker.bootstrap, unique("makes-the-offsets-topic"), [f"{prefix}.a"])) as other:
         other.until(lambda: other.partitions)
     with planning(kafka_input(broker.bootstrap, topicPattern=r"__.*|" + prefix + r"\..*")) as planner:
-        assert {each.partition.topic for each in planner.bounds(Known())} == {f"{prefix}.a"}
+        assert {each.partition.topic for each in planner.bounds(StoredOffsets())} == {f"{prefix}.a"}
 
 
 def test_nothing_matches_yet(broker, prefix, planner, caplog) -> None:
-    assert planner.bounds(Known()) == planner.bounds(Known()) == []
+    assert planner.bounds(StoredOffsets()) == planner.bounds(StoredOffsets()) == []
     assert caplog.text.count("no topic matches yet") == 1
     broker.create_topic(f"{prefix}.a")
-    eventually(lambda: planner.bounds(Known()))
+    eventually(lambda: planner.bounds(StoredOffsets()))
     joined(planner)
 
 
@@ -83,7 +83,7 @@ def test_start_from_decides_at_the_first_start_only(broker, prefix, start) -> No
         assert [each.start for each in joined(planner)] == [3]
         broker.create_topic(second)
         send(broker.bootstrap, second, [b"x"] * 2)
-        found = eventually(lambda: bounds if len(bounds := planner.bounds(Known())) == 2 else [])
+        found = eventually(lambda: bounds if len(bounds := planner.bounds(StoredOffsets())) == 2 else [])
         assert [(each.start, each.end_exclusive) for each in found] == [(3, 3), (0, 2)]
         joined(planner)
     broker.create_topic(third)
@@ -91,7 +91,7 @@ def test_start_from_decides_at_the_first_start_only(broker, prefix, start) -> No
     add_partitions(broker.bootstrap, first, 2)
     send(broker.bootstrap, first, [b"x"], partition=1)
     with planning(model) as planner:
-        known = Known({ref(first): 3, ref(second): 1})
+        known = StoredOffsets({ref(first): 3, ref(second): 1})
         starts = {each.partition: each.start for each in joined(planner, known)}
     assert starts == {ref(first): 3, ref(first, 1): 0, ref(second): 1, ref(third): 0}
 
@@ -111,7 +111,7 @@ def test_a_topic_that_was_read_to_its_end_may_be_deleted(broker, prefix, planner
         broker.create_topic(name)
     send(broker.bootstrap, deleted, [b"x"] * 2)
     ids = {each.partition.topic: each.topic_id for each in joined(planner)}
-    known = Known({ref(kept): 0, ref(deleted): 2}, topic_ids=ids)
+    known = StoredOffsets({ref(kept): 0, ref(deleted): 2}, topic_ids=ids)
     joined(planner, known)
     broker.delete_topic(deleted)
     eventually(
@@ -133,7 +133,7 @@ def test_a_topic_that_is_deleted_before_it_was_read(broker, prefix, model, plann
     for name in (kept, deleted):
         broker.create_topic(name)
     send(broker.bootstrap, deleted, [b"x"] * 2)
-    known = Known({ref(kept): 0, ref(deleted): 1})
+    known = StoredOffsets({ref(kept): 0, ref(deleted): 1})
     joined(planner, known)
     broker.delete_topic(deleted)
     facts = rf"topic {deleted} was deleted before .*read up to {deleted}-0@1, its last known end is {deleted}-0@2"
@@ -150,7 +150,7 @@ def test_a_topic_that_is_deleted_before_it_was_read(broker, prefix, model, plann
 
 def test_stored_offsets_of_topics_that_no_longer_match_do_not_count(broker, prefix, planner) -> None:
     broker.create_topic(f"{prefix}.a")
-    assert [each.partition for each in joined(planner, Known({ref("elsewhere"): 5}))] == [ref(f"{prefix}.a")]
+    assert [each.partition for each in joined(planner, StoredOffsets({ref("elsewhere"): 5}))] == [ref(f"{prefix}.a")]
 
 
 def test_errors_say_which_topics(prefix, monkeypatch) -> None:
@@ -159,4 +159,4 @@ def test_errors_say_which_topics(prefix, monkeypatch) -> None:
         planning(kafka_input("127.0.0.1:1", topicPattern=f"{prefix}.*")) as planner,
         pytest.raises(SourceError, match=rf"does not answer: .*topics like '{prefix}\.\*', bootstrapServers"),
     ):
-        planner.bounds(Known())
+        planner.bounds(StoredOffsets())

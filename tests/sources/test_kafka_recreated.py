@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from joinery_runtime.errors import DataLoss, SourceError
-from joinery_runtime.sources import Bounds, Known
+from joinery_runtime.sources import Bounds, StoredOffsets
 from sources.kafka_bench import EAGER, eventually, joined, kafka_input, plain, planning, ref, send, unique
 
 pytestmark = pytest.mark.services
@@ -32,7 +32,7 @@ def ids(planner) -> dict[str, str]:
 def test_is_not_read_from_the_old_offset_in_silence(broker, topic) -> None:
     model = kafka_input(broker.bootstrap, topic, properties=EAGER)
     with planning(model) as planner:
-        known = Known({ref(topic): 2, ref(topic, 1): 0}, topic_ids=ids(planner))
+        known = StoredOffsets({ref(topic): 2, ref(topic, 1): 0}, topic_ids=ids(planner))
         assert [each.start for each in joined(planner, known)] == [2, 0]
         recreate(broker, topic, records=5)
         facts = rf"topic {topic} was deleted and recreated: the stored offsets \({topic}-0@2, {topic}-1@0\) are of id "
@@ -47,29 +47,29 @@ def test_is_read_from_its_earliest_record_where_the_job_allows_it(broker, topic,
         broker.bootstrap, topic, onDataLoss="continue", startFrom="latest", stopAt="latest", properties=EAGER
     )
     with planning(model) as planner:
-        known = Known({ref(topic): 3, ref(topic, 1): 0}, {ref(topic): 3, ref(topic, 1): 0}, ids(planner))
+        known = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, {ref(topic): 3, ref(topic, 1): 0}, ids(planner))
         recreate(broker, topic, records=5)
         for _ in range(2):
             found = joined(planner, known)
             assert plain(found)[0] == Bounds(ref(topic), 0, 5, final=True, stop=5), "its stored stop is void, too"
         assert found[0].topic_id not in {"", known.topic_ids[topic]}
         assert caplog.text.count("was deleted and recreated") == 1
-        later = Known({ref(topic): 4, ref(topic, 1): 0}, {ref(topic): 5}, {topic: found[0].topic_id})
+        later = StoredOffsets({ref(topic): 4, ref(topic, 1): 0}, {ref(topic): 5}, {topic: found[0].topic_id})
         assert joined(planner, later)[0].start == 4
 
 
 def test_may_have_fewer_partitions(broker, topic) -> None:
     model = kafka_input(broker.bootstrap, topic, onDataLoss="continue", properties=EAGER)
     with planning(model) as planner:
-        known = Known({ref(topic): 3, ref(topic, 1): 0}, topic_ids=ids(planner))
+        known = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, topic_ids=ids(planner))
         recreate(broker, topic, records=1, partitions=1)
         assert plain(joined(planner, known)) == [Bounds(ref(topic), 0, 1)]
 
 
 def test_without_stored_ids_nothing_is_compared(broker, topic) -> None:
     with planning(kafka_input(broker.bootstrap, topic)) as planner:
-        assert [each.start for each in joined(planner, Known({ref(topic): 3}))] == [3, 0]
-        assert [each.start for each in joined(planner, Known({ref(topic): 3}, topic_ids={topic: ""}))] == [3, 0]
+        assert [each.start for each in joined(planner, StoredOffsets({ref(topic): 3}))] == [3, 0]
+        assert [each.start for each in joined(planner, StoredOffsets({ref(topic): 3}, topic_ids={topic: ""}))] == [3, 0]
 
 
 def test_a_named_topic_that_is_deleted_while_it_is_read(broker, topic) -> None:
@@ -77,7 +77,7 @@ def test_a_named_topic_that_is_deleted_while_it_is_read(broker, topic) -> None:
         joined(planner)
         broker.delete_topic(topic)
         with pytest.raises(SourceError, match=f"topic {topic} does not exist"):
-            eventually(lambda: not planner.bounds(Known({ref(topic): 3})))
+            eventually(lambda: not planner.bounds(StoredOffsets({ref(topic): 3})))
 
 
 @pytest.mark.parametrize("remade", [True, False], ids=["recreated", "deleted"])

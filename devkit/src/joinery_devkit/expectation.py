@@ -19,7 +19,7 @@ from sqlglot import exp
 
 from joinery_devkit.topics import Record, readable
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import Input, Job, OutputColumn, Reference, StreamJoin
+from joinery_runtime.job import Input, Job, OutputField, Reference, StreamJoin
 
 Log = Sequence[Mapping[str, Any]]  # entries as `joinery state epochs` prints them
 Values = tuple[Any, ...]
@@ -136,7 +136,7 @@ class _Join:
         return self.inputs[1]
 
 
-def _source(column: OutputColumn) -> Reference:
+def _source(column: OutputField) -> Reference:
     if column.source is None:
         raise JoineryError(f"output column {column.name} cannot be judged in SQL", facts="it is an expression")
     return column.source

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import DriverStatus, Kind
+from joinery_runtime.job.crd import DriverStatus, ResourceKind
 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
@@ -27,7 +27,7 @@ class Children:
 class Observed:
     """One job at one moment."""
 
-    kind: Kind
+    kind: ResourceKind
     resource: Manifest
     children: Children
     templates: Mapping[str, Manifest | None]

@@ -17,7 +17,7 @@ from joinery_operator.observed import Manifest
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
-from joinery_runtime.job.crd import Kind
+from joinery_runtime.job.crd import ResourceKind
 from joinery_runtime.job.crd.status import Mode
 
 RESTARTED_AT = "joinery.dev/restartedAt"
@@ -56,7 +56,7 @@ class JobRevision:
         return self.job.spec.upgrade.mode
 
 
-def revision_hash(kind: Kind, resource: Manifest, image: str) -> str:
+def revision_hash(kind: ResourceKind, resource: Manifest, image: str) -> str:
     """The hash of what a driver of this resource with this image would see. Raises pydantic's ValidationError for a
     resource that is no valid job."""
     job = kind.model.model_validate(resource, by_alias=True, by_name=False)

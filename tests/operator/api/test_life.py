@@ -11,7 +11,7 @@ import yaml
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_operator.names import ChildNames
-from joinery_runtime.job.crd import KINDS, Kind
+from joinery_runtime.job.crd import KINDS, ResourceKind
 from operator_world.cluster import Cluster, Kubelet, end_pod
 from operator_world.drivers import Drivers
 from operator_world.resources import resource_of
@@ -25,7 +25,7 @@ class World:
     """A namespace where an operator, a kubelet and drivers work, and a job of a kind; `said` is what the drivers say,
     by field."""
 
-    def __init__(self, server: ApiServer, cluster: Cluster, namespace: str, kind: Kind) -> None:
+    def __init__(self, server: ApiServer, cluster: Cluster, namespace: str, kind: ResourceKind) -> None:
         self.kubectl, self.cluster, self.namespace, self.kind = server.kubectl, cluster, namespace, kind
         self.manifest = _manifest(kind)
         self.names = ChildNames(self.manifest)
@@ -79,20 +79,20 @@ class World:
         return found
 
 
-def _manifest(kind: Kind) -> dict:
+def _manifest(kind: ResourceKind) -> dict:
     found = resource_of(kind, JOB)
     del found["metadata"]["namespace"]
     return found
 
 
 @pytest.fixture
-def kind() -> Kind:
+def kind() -> ResourceKind:
     """Of the job in `world`."""
     return KINDS[0]
 
 
 @pytest.fixture
-def world(with_crds: ApiServer, cluster: Cluster, shop: str, start, kind: Kind) -> Iterator[World]:
+def world(with_crds: ApiServer, cluster: Cluster, shop: str, start, kind: ResourceKind) -> Iterator[World]:
     world = World(with_crds, cluster, shop, kind)
     with (
         Drivers(world.answer) as drivers,

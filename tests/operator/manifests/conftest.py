@@ -13,7 +13,7 @@ from joinery_operator import manifests
 from joinery_operator.names import ChildNames
 from joinery_operator.revision import JobRevision, PodTemplates
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import KINDS, Kind
+from joinery_runtime.job.crd import KINDS, ResourceKind
 from operator_world.resources import BY_NAME, resource_of
 
 KAFKA = {"bootstrapServers": "kafka:9092", "propertiesSecretRef": {"name": "kafka-client"}}
@@ -86,13 +86,13 @@ class Job:
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    found: Kind = request.param
+def kind(request: pytest.FixtureRequest) -> ResourceKind:
+    found: ResourceKind = request.param
     return found
 
 
 @pytest.fixture
-def job(kind: Kind) -> Job:
+def job(kind: ResourceKind) -> Job:
     resource = resource_of(kind, **OUTPUTS, **INPUTS[kind.name])
     metadata = {**METADATA, **resource["metadata"]}
     return Job(copy.deepcopy({**resource, "metadata": metadata, "status": {"phase": "Running"}}))

@@ -9,7 +9,7 @@ import pytest
 
 from joinery_operator.names import ChildNames
 from joinery_operator.reconcile import FINALIZER
-from joinery_runtime.job.crd import KINDS, Kind
+from joinery_runtime.job.crd import KINDS, ResourceKind
 from operator_reconcile.cluster import Cluster, Manifest, resource
 
 OLDER, YOUNGER = "2026-11-21T08:00:00Z", "2026-11-21T09:00:00Z"
@@ -23,19 +23,19 @@ PAIRS = list(permutations(KINDS, 2))
 IDS = [f"{mine.name}-after-{other.name}" for mine, other in PAIRS]
 
 
-def made(kind: Kind, created: str, **spec: Any) -> Manifest:
+def made(kind: ResourceKind, created: str, **spec: Any) -> Manifest:
     found = resource(kind, **spec)
     found["metadata"]["creationTimestamp"] = created
     return found
 
 
 @pytest.fixture(params=PAIRS, ids=IDS)
-def pair(request: pytest.FixtureRequest) -> tuple[Kind, Kind]:
-    found: tuple[Kind, Kind] = request.param
+def pair(request: pytest.FixtureRequest) -> tuple[ResourceKind, ResourceKind]:
+    found: tuple[ResourceKind, ResourceKind] = request.param
     return found
 
 
-def second(pair: tuple[Kind, Kind], **spec: Any) -> Cluster:
+def second(pair: tuple[ResourceKind, ResourceKind], **spec: Any) -> Cluster:
     """The younger of two, with the older one beside it."""
     mine, other = pair
     return Cluster(made(mine, YOUNGER, **spec), name_conflicts=[made(other, OLDER)])
@@ -45,7 +45,7 @@ def test_there_are_two_kinds_to_be_told_apart() -> None:
     assert len(PAIRS) >= 2
 
 
-def test_the_younger_one_asks_for_nothing_and_says_whose_the_state_is(pair: tuple[Kind, Kind]) -> None:
+def test_the_younger_one_asks_for_nothing_and_says_whose_the_state_is(pair: tuple[ResourceKind, ResourceKind]) -> None:
     cluster = second(pair)
     cluster.step()
     assert not cluster.pods
@@ -58,7 +58,7 @@ def test_the_younger_one_asks_for_nothing_and_says_whose_the_state_is(pair: tupl
     assert cluster.step().status is None
 
 
-def test_the_older_one_runs(pair: tuple[Kind, Kind]) -> None:
+def test_the_older_one_runs(pair: tuple[ResourceKind, ResourceKind]) -> None:
     mine, other = pair
     cluster = Cluster(made(mine, OLDER), name_conflicts=[made(other, YOUNGER)])
     cluster.started(1)
@@ -74,7 +74,7 @@ def test_of_two_of_the_same_second_one_runs() -> None:
     assert len(running) == len(PAIRS) / 2
 
 
-def test_it_runs_when_it_is_alone(pair: tuple[Kind, Kind]) -> None:
+def test_it_runs_when_it_is_alone(pair: tuple[ResourceKind, ResourceKind]) -> None:
     cluster = second(pair)
     cluster.step()
     cluster.name_conflicts.clear()
@@ -91,28 +91,32 @@ def test_it_runs_when_it_is_alone(pair: tuple[Kind, Kind]) -> None:
         {"postgres": {"dsn": "postgresql://elsewhere/state"}},
     ],
 )
-def test_with_another_store_both_run(pair: tuple[Kind, Kind], store: Manifest) -> None:
+def test_with_another_store_both_run(pair: tuple[ResourceKind, ResourceKind], store: Manifest) -> None:
     cluster = second(pair, stateStore=store)
     cluster.started(1)
     assert cluster.status.phase == "Running"
 
 
 @pytest.mark.parametrize("broken", [None, {"stateStore": None}, {"stateStore": {"postgres": "yes"}}])
-def test_a_namesake_that_is_no_valid_job_is_in_nobodys_way(pair: tuple[Kind, Kind], broken: Any) -> None:
+def test_a_namesake_that_is_no_valid_job_is_in_nobodys_way(
+    pair: tuple[ResourceKind, ResourceKind], broken: Any
+) -> None:
     cluster = second(pair)
     cluster.name_conflicts[0]["spec"] = broken
     cluster.started(1)
     assert cluster.status.phase == "Running"
 
 
-def test_a_default_that_is_spelled_out_is_no_other_store(pair: tuple[Kind, Kind]) -> None:
+def test_a_default_that_is_spelled_out_is_no_other_store(pair: tuple[ResourceKind, ResourceKind]) -> None:
     cluster = second(pair)
     cluster.name_conflicts[0]["spec"]["stateStore"]["postgres"]["schema"] = "joinery"
     cluster.step()
     assert cluster.condition("Valid") == ("False", "StateTaken")
 
 
-def test_the_state_of_the_older_one_is_not_deleted_with_the_younger_one(pair: tuple[Kind, Kind]) -> None:
+def test_the_state_of_the_older_one_is_not_deleted_with_the_younger_one(
+    pair: tuple[ResourceKind, ResourceKind],
+) -> None:
     cluster = second(pair, cleanup="deleteState", upgrade={"mode": "stateless"})
     cluster.step()
     assert cluster.resource is not None
@@ -124,7 +128,9 @@ def test_the_state_of_the_older_one_is_not_deleted_with_the_younger_one(pair: tu
     assert not cluster.database.deleted
 
 
-def test_a_job_that_runs_keeps_running_when_its_edit_asks_for_the_others_state(pair: tuple[Kind, Kind]) -> None:
+def test_a_job_that_runs_keeps_running_when_its_edit_asks_for_the_others_state(
+    pair: tuple[ResourceKind, ResourceKind],
+) -> None:
     own = {"postgres": {"dsnSecretRef": {"name": "state-db", "key": "dsn"}, "schema": "own"}}
     cluster = second(pair, stateStore=own)
     cluster.started(1)
@@ -136,7 +142,7 @@ def test_a_job_that_runs_keeps_running_when_its_edit_asks_for_the_others_state(p
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_what_a_deleted_namesake_left_behind_is_refused_by_the_driver(kind: Kind) -> None:
+def test_what_a_deleted_namesake_left_behind_is_refused_by_the_driver(kind: ResourceKind) -> None:
     cluster = Cluster(resource(kind))
     cluster.step()
     name = ChildNames(resource(kind)).driver(1)

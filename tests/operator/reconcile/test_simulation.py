@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from budget import examples
 from joinery_operator.names import ChildNames
-from joinery_runtime.job.crd import KINDS, Kind, Status
+from joinery_runtime.job.crd import KINDS, ResourceKind, Status
 from operator_reconcile.cluster import Cluster, Killed, Manifest, has_finalizer, resource
 
 INCOMPATIBLE_SHARDS = 13  # stands for any change that does not fit the state
@@ -44,7 +44,7 @@ class Simulation(RuleBasedStateMachine):
         scene=st.sampled_from(SCENES),
         kind=st.sampled_from(KINDS),
     )
-    def start(self, cleanup: str, mode: str, scene: tuple[int, Manifest, int], kind: Kind) -> None:
+    def start(self, cleanup: str, mode: str, scene: tuple[int, Manifest, int], kind: ResourceKind) -> None:
         established, edit, more = scene
         self.cluster = Cluster(resource(kind, cleanup=cleanup, upgrade={"mode": mode}))
         self.checked_pods = 0
@@ -374,7 +374,7 @@ def _time(text: str) -> datetime:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("scene", SCENES)
-def test_every_scene_settles(scene: tuple[int, Manifest, int], kind: Kind) -> None:
+def test_every_scene_settles(scene: tuple[int, Manifest, int], kind: ResourceKind) -> None:
     simulation = Simulation()
     simulation.start("retainState", "stateful", scene, kind)
     simulation.teardown()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from joinery_devkit.oracle.horizons import UNKNOWN, Time
-from joinery_devkit.oracle.model import LEFT, RIGHT, AsOf, Step
+from joinery_devkit.oracle.model import LEFT, RIGHT, AsOfRule, Step
 from joinery_devkit.oracle.rows import Joined, Row, joined
 from joinery_devkit.oracle.windows import time_of
 
@@ -19,7 +19,7 @@ class AsOfStep:
 
     step: Step
     stream: str
-    rule: AsOf
+    rule: AsOfRule
     versions: list[Joined] = field(default_factory=list)
     waiting: list[Joined] = field(default_factory=list)
     stream_time: Time = UNKNOWN

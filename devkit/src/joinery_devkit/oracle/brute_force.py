@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from joinery_devkit.oracle.model import LEFT, RIGHT, AsOf, Interval, Sessions, Step, Windows
+from joinery_devkit.oracle.model import LEFT, RIGHT, AsOfRule, IntervalRule, SessionRule, Step, WindowRule
 from joinery_devkit.oracle.rows import Joined, Row, Window
 
 Sides = tuple[list[Joined], list[Joined]]
@@ -26,16 +26,16 @@ def brute_force(inputs: Sequence[str], steps: Sequence[Step], rows: Mapping[str,
 
 def _joined(step: Step, before: Sequence[str], sides: Sides) -> Iterator[Joined]:
     match step.rule:
-        case Interval():
+        case IntervalRule():
             of = step.rule.of or before[0]
             return _outer(step, before, sides, _interval(step, step.rule, of), _no_window)
-        case Windows():
+        case WindowRule():
             windows = _fixed(step.rule)
             return _outer(step, before, sides, lambda a, b: set(windows(a)) & set(windows(b)), windows)
-        case Sessions():
+        case SessionRule():
             sessions = _sessions(step, step.rule, sides)
             return _outer(step, before, sides, lambda a, b: {sessions(a)} & {sessions(b)}, lambda row: [sessions(row)])
-        case AsOf():
+        case AsOfRule():
             return _outer(step, before, sides, _newest(step, sides[RIGHT]), _no_window)
 
 
@@ -70,7 +70,7 @@ def _can(step: Step, side: int, row: Joined) -> bool:
     return step.why_unjoinable(side, row) is None
 
 
-def _interval(step: Step, rule: Interval, of: str) -> Match:
+def _interval(step: Step, rule: IntervalRule, of: str) -> Match:
     def match(left: Joined, right: Joined) -> Iterator[None]:
         start, ts = left.time(of), right.time(step.right)
         if start is not None and ts is not None and start + rule.lower <= ts <= start + rule.upper:
@@ -79,7 +79,7 @@ def _interval(step: Step, rule: Interval, of: str) -> Match:
     return match
 
 
-def _fixed(rule: Windows) -> Callable[[Joined], list[Window]]:
+def _fixed(rule: WindowRule) -> Callable[[Joined], list[Window]]:
     def windows(row: Joined) -> list[Window]:
         ts = _only(row).ts
         nearby = range((ts - rule.size) // rule.slide, ts // rule.slide + 1)
@@ -88,7 +88,7 @@ def _fixed(rule: Windows) -> Callable[[Joined], list[Window]]:
     return windows
 
 
-def _sessions(step: Step, rule: Sessions, sides: Sides) -> Callable[[Joined], Window]:
+def _sessions(step: Step, rule: SessionRule, sides: Sides) -> Callable[[Joined], Window]:
     """Grows a session from the row until nothing more is within the gap of its ends."""
     joinable = [(step.key(side, row), _only(row).ts) for side in (LEFT, RIGHT) for row in sides[side]
                 if _can(step, side, row)]  # fmt: skip

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from joinery_devkit.oracle.model import LEFT, RIGHT, Interval, Step
+from joinery_devkit.oracle.model import LEFT, RIGHT, IntervalRule, Step
 from joinery_devkit.oracle.rows import END
 
 Time = float  # milliseconds, in practice int or an infinity
@@ -90,5 +90,5 @@ class ChainTimes:
 
 def bound(step: Step, first: str) -> tuple[int, int, str]:
     """(lower, upper, of) of an interval step."""
-    assert isinstance(step.rule, Interval), "only interval steps take part in chains (W4)"
+    assert isinstance(step.rule, IntervalRule), "only interval steps take part in chains (W4)"
     return step.rule.lower, step.rule.upper, step.rule.of or first

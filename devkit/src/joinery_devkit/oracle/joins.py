@@ -13,16 +13,16 @@ from joinery_devkit.oracle.interval import IntervalStep
 from joinery_devkit.oracle.model import (
     LEFT,
     RIGHT,
-    AsOf,
+    AsOfRule,
     ByInput,
-    Column,
     Filter,
-    Interval,
+    IntervalRule,
     Predicates,
+    Projection,
     Residual,
-    Sessions,
+    SessionRule,
     Step,
-    Windows,
+    WindowRule,
     output_columns,
     output_row,
     steps_of,
@@ -57,7 +57,7 @@ class _Rules(Protocol):
 class Oracle:
     """`inputs` are the job's in its order; `steps` a chain of interval steps, or one step of another kind."""
 
-    def __init__(self, inputs: Sequence[str], steps: Sequence[Step], columns: Sequence[Column] = ()) -> None:
+    def __init__(self, inputs: Sequence[str], steps: Sequence[Step], columns: Sequence[Projection] = ()) -> None:
         self.inputs, self.steps, self._columns = tuple(inputs), tuple(steps), tuple(columns)
         self._rules = _rules(self.inputs, self.steps)
 
@@ -113,13 +113,13 @@ def _on(name: str, check: Filter | None) -> Callable[[ByInput], bool | None] | N
 def _rules(inputs: Sequence[str], steps: Sequence[Step]) -> _Rules:
     step = steps[0]
     match step.rule:
-        case Interval():
+        case IntervalRule():
             return _Chain(inputs, steps)
-        case Windows():
+        case WindowRule():
             return _Windowed(inputs, step, FixedWindows(step, inputs, step.rule))
-        case Sessions():
+        case SessionRule():
             return _Windowed(inputs, step, SessionWindows(step, inputs, step.rule))
-        case AsOf():
+        case AsOfRule():
             return _Versions(inputs, AsOfStep(step, inputs[0], step.rule))
 
 

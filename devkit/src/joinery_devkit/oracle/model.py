@@ -21,7 +21,7 @@ Residual = Callable[[Values, Values], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class IntervalRule:
     """`right.ts - of.ts` in [lower, upper], milliseconds; `of` None: of the first input."""
 
     lower: int
@@ -30,7 +30,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class WindowRule:
     """Windows [n * slide, n * slide + size), milliseconds; tumbling where slide is size."""
 
     size: int
@@ -38,17 +38,17 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
-class Sessions:
+class SessionRule:
     gap: int
 
 
 @dataclass(frozen=True, slots=True)
-class AsOf:
+class AsOfRule:
     retention: int
     grace: int = 0
 
 
-Rule = Interval | Windows | Sessions | AsOf
+Rule = IntervalRule | WindowRule | SessionRule | AsOfRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Projection:
     """One output column: an input's, or what `computed` makes of all inputs' columns."""
 
     name: str
@@ -111,20 +111,20 @@ class Column:
         return row.values(self.input)[self.column]
 
 
-def output_row(row: Joined, columns: Sequence[Column]) -> dict[str, Any]:
+def output_row(row: Joined, columns: Sequence[Projection]) -> dict[str, Any]:
     """As it goes out; W4's two columns after the others."""
     window = {} if row.window is None else dict(zip(("window_start", "window_end"), row.window, strict=True))
     return {column.name: column.of(row) for column in columns} | window
 
 
-def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], Any]] | None = None) -> list[Column]:
+def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], Any]] | None = None) -> list[Projection]:
     """J10. `computed` says in Python what the expressions of `select` say, by output name."""
     if job.select is None:
         prefixes = ("left", "right") if len(job.spec.inputs) == 2 else [side.name for side in job.spec.inputs]
         sides = zip(prefixes, job.spec.inputs, strict=True)
-        return [Column(f"{prefix}_{column}", side.name, column) for prefix, side in sides for column in side.types]
+        return [Projection(f"{prefix}_{column}", side.name, column) for prefix, side in sides for column in side.types]
     return [
-        Column(item.as_ or "", computed=(computed or {})[item.as_ or ""])
+        Projection(item.as_ or "", computed=(computed or {})[item.as_ or ""])
         if item.column is None
         else _selected(_reference(item.column), item.as_)
         for item in job.select
@@ -151,20 +151,20 @@ def _step(step: JoinStep, predicates: Predicates) -> Step:
 
 def _rule(step: JoinStep) -> Rule:
     if step.interval is not None:
-        return Interval(step.interval.lower, step.interval.upper, step.interval.of)
+        return IntervalRule(step.interval.lower, step.interval.upper, step.interval.of)
     if step.as_of is not None:
-        return AsOf(step.as_of.history_retention, step.as_of.grace)
+        return AsOfRule(step.as_of.history_retention, step.as_of.grace)
     assert step.window is not None, "a step has a bound on time (J8)"
     if step.window.session is not None:
-        return Sessions(step.window.session.gap)
+        return SessionRule(step.window.session.gap)
     if step.window.hopping is not None:
-        return Windows(step.window.hopping.size, step.window.hopping.slide)
+        return WindowRule(step.window.hopping.size, step.window.hopping.slide)
     assert step.window.tumbling is not None, "a window has one of three forms"
-    return Windows(step.window.tumbling, step.window.tumbling)
+    return WindowRule(step.window.tumbling, step.window.tumbling)
 
 
-def _selected(source: Reference, name: str | None) -> Column:
-    return Column(name or source.column, source.input, source.column)
+def _selected(source: Reference, name: str | None) -> Projection:
+    return Projection(name or source.column, source.input, source.column)
 
 
 def _reference(text: str) -> Reference:

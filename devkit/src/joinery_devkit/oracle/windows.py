@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from joinery_devkit.oracle.horizons import UNKNOWN, Time
-from joinery_devkit.oracle.model import LEFT, RIGHT, Sessions, Step, Windows
+from joinery_devkit.oracle.model import LEFT, RIGHT, SessionRule, Step, WindowRule
 from joinery_devkit.oracle.rows import Joined, Window, joined
 
 Sides = tuple[list[Joined], list[Joined]]
@@ -61,7 +61,7 @@ class FixedWindows:
 
     step: Step
     names: Sequence[str]
-    rule: Windows
+    rule: WindowRule
     kept: Sides = field(default_factory=lambda: ([], []))
     closed: Time = UNKNOWN
 
@@ -101,7 +101,7 @@ class SessionWindows:
 
     step: Step
     names: Sequence[str]
-    rule: Sessions
+    rule: SessionRule
     kept: Sides = field(default_factory=lambda: ([], []))
 
     def close(self, closed: Time) -> list[Joined]:

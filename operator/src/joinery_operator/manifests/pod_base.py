@@ -16,7 +16,7 @@ from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.observed import Manifest
 from joinery_operator.revision import ManifestError, PodTemplates
 from joinery_operator.settings import Settings
-from joinery_runtime.job.model.pods import Driver, SparkSpec, TemplateRef
+from joinery_runtime.job.model.pods import DriverSpec, SparkSpec, TemplateRef
 
 USER = 185
 """The images' user, and the group that mounted files belong to."""
@@ -47,7 +47,7 @@ SCRATCH_VOLUME: dict[str, Any] = {"name": "tmp", "emptyDir": {}}
 SCRATCH_MOUNT = {"name": "tmp", "mountPath": SCRATCH}
 
 
-def placed(part: Driver) -> dict[str, Any]:
+def placed(part: DriverSpec) -> dict[str, Any]:
     """Fields of a pod's spec that say where it may run."""
     found: dict[str, Any] = {}
     if part.node_selector:

@@ -16,7 +16,7 @@ from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import INCOMPLETE, REVISION_LOST, Fault
 from joinery_operator.reconcile.rollout import check_due
 from joinery_operator.revision import JobRevision
-from joinery_runtime.job.crd import Attempt, Rollout, Status
+from joinery_runtime.job.crd import DriverAttempt, Rollout, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     return ChildActions(tuple(_once(found)), blocked)
 
 
-def _to_create(ctx: ReconcileContext, attempt: Attempt) -> bool:
+def _to_create(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
     """Whether the pod of the current attempt is still to be created."""
     unseen = attempt.outcome is None and attempt.pod_uid is None and attempt.number not in ctx.drivers
     return unseen and ctx.all_drivers_inactive()
@@ -112,7 +112,7 @@ def _delete(pods: Iterable[PodObservation]) -> Iterator[Action]:
     return (Delete("Pod", pod.name, pod.uid) for pod in pods if pod.deletion_time is None)
 
 
-def _unplanned_drivers(ctx: ReconcileContext, attempt: Attempt | None) -> Iterator[Action]:
+def _unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> Iterator[Action]:
     """Deletes drivers that are not to run, and ended ones: the newest of these is kept for its logs until the next one
     is ready."""
     wanted = attempt.number if attempt is not None else None
@@ -122,7 +122,7 @@ def _unplanned_drivers(ctx: ReconcileContext, attempt: Attempt | None) -> Iterat
     yield from _delete(pod for number, pod in ctx.drivers.items() if number not in {wanted, keep})
 
 
-def _create_driver(ctx: ReconcileContext, attempt: Attempt) -> list[Action] | Fault:
+def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action] | Fault:
     revision = ctx.revision(attempt.revision, attempt.image)
     if revision is None:
         return lost(ctx, attempt.revision)
@@ -133,7 +133,7 @@ def _create_driver(ctx: ReconcileContext, attempt: Attempt) -> list[Action] | Fa
         return Fault(INCOMPLETE, str(error))
 
 
-def _repair_driver(ctx: ReconcileContext, attempt: Attempt) -> Iterator[Action]:
+def _repair_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> Iterator[Action]:
     name = ctx.names.driver(attempt.number)
     found = ctx.observed.children.pods.get(name)
     if found is not None:

@@ -17,7 +17,7 @@ from joinery_operator.reconcile.desired import DesiredJob, desired_job, stored_r
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.revision import JobRevision
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import Attempt, DriverStatus, Rollout, Status
+from joinery_runtime.job.crd import DriverAttempt, DriverStatus, Rollout, Status
 
 FINALIZER = "joinery.dev/delete-state"
 
@@ -103,7 +103,7 @@ class ReconcileContext:
             self._revisions[revision, image] = asked if fits else stored_revision(self.observed, revision, image)
         return self._revisions[revision, image]
 
-    def driver_status(self, attempt: Attempt) -> DriverStatus | None:
+    def driver_status(self, attempt: DriverAttempt) -> DriverStatus | None:
         """What the driver of this attempt, which must be the status's own, last reported."""
         reported = self.observed.driver
         return reported if reported is not None and reported.revision in {"", attempt.revision} else None

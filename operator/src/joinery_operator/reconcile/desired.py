@@ -16,7 +16,7 @@ from joinery_operator.names import ChildNames
 from joinery_operator.observed import Manifest, Observed
 from joinery_operator.revision import JobRevision, resolved_image, revision_hash
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import Job, PostgresStore, parse_job
+from joinery_runtime.job import Job, PostgresStoreSpec, parse_job
 from joinery_runtime.job.crd import Status
 from joinery_runtime.job.crd.status import Mode
 
@@ -102,7 +102,7 @@ def _problems(resource: Manifest) -> tuple[str, ...]:
 # or to leave it behind. So the older resource has the state, and the other one asks for nothing.
 
 
-def _state_conflict(observed: Observed, store: PostgresStore | None) -> str | None:
+def _state_conflict(observed: Observed, store: PostgresStoreSpec | None) -> str | None:
     """What to tell a job whose state in that store is another resource's; None when the state is its own."""
     if store is None:
         return None
@@ -134,4 +134,4 @@ def _place(resource: Manifest) -> tuple[object, ...] | None:
 def _location(store: Mapping[str, Any]) -> tuple[object, ...]:
     ref = store.get("dsnSecretRef")
     secret = (ref.get("name"), ref.get("key")) if isinstance(ref, Mapping) else None
-    return store.get("dsn"), secret, store.get("schema", PostgresStore.model_fields["schema_name"].default)
+    return store.get("dsn"), secret, store.get("schema", PostgresStoreSpec.model_fields["schema_name"].default)

@@ -11,7 +11,7 @@ from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut
 from joinery_operator.reconcile.rollout_table import STAGES, DriverRole, stage_of
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import Attempt, Status
+from joinery_runtime.job.crd import DriverAttempt, Status
 
 _LIFE = 6
 """Hex digits that stand for one life of a resource in a savepoint's name."""
@@ -30,7 +30,7 @@ class DriverPlan:
     anew: bool = False
     restore: str | None = None
 
-    def fits(self, attempt: Attempt) -> bool:
+    def fits(self, attempt: DriverAttempt) -> bool:
         """Whether the attempt does what is planned. What its init container did is no reason to end it later."""
         before = (self.migrate, self.anew, self.restore)
         return attempt.revision == self.revision and before in {
@@ -67,7 +67,7 @@ def _in_force(ctx: ReconcileContext, status: Status, revision: str, image: str) 
     return DriverPlan(revision, image)
 
 
-def savepoint_name(ctx: ReconcileContext, revision: str, attempt: Attempt | None) -> str:
+def savepoint_name(ctx: ReconcileContext, revision: str, attempt: DriverAttempt | None) -> str:
     """Another name each time: this rollout does not return to the pin of an earlier try of the same revision, nor to
     that of an earlier resource of this name, whose attempts were counted from 1 as well."""
     life = digest_of(ctx.metadata["uid"])[:_LIFE]
@@ -101,7 +101,7 @@ def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None)
         return status
     last = max([0, *ctx.drivers, *ctx.orphaned_drivers, attempt.number if attempt else 0])
     again = attempt is not None and plan.fits(attempt)
-    new = Attempt(
+    new = DriverAttempt(
         number=last + 1,
         revision=plan.revision,
         image=plan.image,
@@ -114,7 +114,7 @@ def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None)
     return _set(status, new)
 
 
-def _due(ctx: ReconcileContext, attempt: Attempt, plan: DriverPlan) -> bool:
+def _due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> bool:
     """Whether another attempt may begin after this one."""
     if attempt.outcome is None:
         return False
@@ -138,11 +138,11 @@ def back_off(settings: Settings, failures: int) -> timedelta:
     return timedelta(seconds=min(doubled, settings.backoff_last_seconds))
 
 
-def _set(status: Status, attempt: Attempt, **more: object) -> Status:
+def _set(status: Status, attempt: DriverAttempt, **more: object) -> Status:
     return status.model_copy(update={"driver": attempt, **more})
 
 
-def _running(ctx: ReconcileContext, attempt: Attempt, pod: PodObservation) -> Attempt:
+def _running(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
     ready = (attempt.ready or pod.ready_since) if pod.ready_since is not None and pod.deletion_time is None else None
     if pod.ended_at is not None:
         ready = attempt.ready  # the last thing that is known
@@ -151,7 +151,7 @@ def _running(ctx: ReconcileContext, attempt: Attempt, pod: PodObservation) -> At
     return attempt.model_copy(update={"pod_uid": pod.uid, "ready": ready, "failures": failures})
 
 
-def _ended(ctx: ReconcileContext, attempt: Attempt, pod: PodObservation, planned: bool) -> Attempt:
+def _ended(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation, planned: bool) -> DriverAttempt:
     ending = pod.ending
     if ending is not None and ending.outcome == "finished":
         return attempt.model_copy(update={"outcome": "Finished", "reason": None})
@@ -167,11 +167,11 @@ def _ended(ctx: ReconcileContext, attempt: Attempt, pod: PodObservation, planned
     return _failed(ctx, attempt, pod)
 
 
-def _stopped(attempt: Attempt) -> Attempt:
+def _stopped(attempt: DriverAttempt) -> DriverAttempt:
     return attempt.model_copy(update={"outcome": "Stopped", "reason": None, "not_before": None})
 
 
-def _interrupted(ctx: ReconcileContext, attempt: Attempt, reason: str) -> Attempt:
+def _interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) -> DriverAttempt:
     """No failure, so the next attempt starts at once, but never twice within the first back-off: a node that evicts
     what it is given does not fill the cluster with pods."""
     not_before = attempt.created + timedelta(seconds=ctx.settings.backoff_first_seconds)
@@ -184,7 +184,7 @@ def _interrupted(ctx: ReconcileContext, attempt: Attempt, reason: str) -> Attemp
     )
 
 
-def _failed(ctx: ReconcileContext, attempt: Attempt, pod: PodObservation) -> Attempt:
+def _failed(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
     ended = min(pod.ended_at or ctx.now, ctx.now)
     was_healthy = attempt.ready is not None and (ended - attempt.ready).total_seconds() >= ctx.settings.healthy_seconds
     failures = 1 if was_healthy else attempt.failures + 1

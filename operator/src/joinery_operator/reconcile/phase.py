@@ -19,7 +19,7 @@ from joinery_operator.reconcile.reasons import (
     sentence,
 )
 from joinery_operator.reconcile.rollout_table import STAGES, stage_of
-from joinery_runtime.job.crd import Attempt, Status
+from joinery_runtime.job.crd import DriverAttempt, Status
 from joinery_runtime.job.crd.status import Phase
 
 SETTLED: frozenset[Phase] = frozenset({"Running", "Suspended", "Finished", "Failed"})
@@ -116,7 +116,7 @@ def _overdue_pod(ctx: ReconcileContext) -> Fault | None:
     return None
 
 
-def _after_attempt(ctx: ReconcileContext, status: Status, attempt: Attempt) -> JobPhase:
+def _after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt) -> JobPhase:
     """The current attempt is over."""
     what = sentence(f"attempt {attempt.number} failed", attempt.reason or "", status.last_error or "")
     if attempt.outcome == "Fatal":
@@ -142,7 +142,7 @@ def _rollback_failed(status: Status, what: str) -> JobPhase:
     return JobPhase("Failed", "RollbackFailed", message, Fault("RollbackFailed", message))
 
 
-def _with_pod(ctx: ReconcileContext, status: Status, attempt: Attempt, pod: PodObservation | None) -> JobPhase:
+def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod: PodObservation | None) -> JobPhase:
     if pod is None and (refused := ctx.observed.create_refused):
         fault = Fault(CREATE_REFUSED, cut(refused))
         return JobPhase(_phase(status, "Pending"), fault.reason, fault.message, fault)

@@ -35,7 +35,7 @@ from joinery_operator.reconcile.rollout_table import (
     stage_of,
 )
 from joinery_operator.revision import JobRevision
-from joinery_runtime.job.crd import Attempt, Refusal, Rollout, Status
+from joinery_runtime.job.crd import DriverAttempt, Refusal, Rollout, Status
 
 
 def advance_rollout(ctx: ReconcileContext, status: Status) -> Status:
@@ -140,18 +140,18 @@ def _check(pod: PodObservation | None) -> Check:
     return Check.INCOMPATIBLE if pod.ending.kind == INCOMPATIBLE else Check.FAILED
 
 
-def _old_driver(ctx: ReconcileContext, attempt: Attempt | None) -> OldDriver:
+def _old_driver(ctx: ReconcileContext, attempt: DriverAttempt | None) -> OldDriver:
     gone = (attempt is None or attempt.outcome is not None) and ctx.all_drivers_inactive()
     return OldDriver.GONE if gone else OldDriver.ACTIVE
 
 
-def _attempt_of(status: Status, rollout: Rollout) -> Attempt | None:
+def _attempt_of(status: Status, rollout: Rollout) -> DriverAttempt | None:
     """The current attempt, if it migrates for this rollout."""
     attempt = status.driver
     return attempt if attempt is not None and attempt.migrate == rollout.savepoint else None
 
 
-def _new_driver(ctx: ReconcileContext, attempt: Attempt | None) -> NewDriver:
+def _new_driver(ctx: ReconcileContext, attempt: DriverAttempt | None) -> NewDriver:
     if attempt is None:
         return NewDriver.NONE
     if attempt.outcome == "Finished" or _committed(ctx, attempt):
@@ -166,7 +166,7 @@ def _new_driver(ctx: ReconcileContext, attempt: Attempt | None) -> NewDriver:
     return NewDriver.READY if attempt.ready is not None and attempt.outcome is None else NewDriver.UNDERWAY
 
 
-def _restore(ctx: ReconcileContext, attempt: Attempt | None, rollout: Rollout) -> Restore:
+def _restore(ctx: ReconcileContext, attempt: DriverAttempt | None, rollout: Rollout) -> Restore:
     if attempt is None or attempt.restore != rollout.savepoint:
         return Restore.UNDERWAY
     if attempt.outcome == "Fatal" and attempt.reason == COMMITTED_SINCE:
@@ -176,7 +176,7 @@ def _restore(ctx: ReconcileContext, attempt: Attempt | None, rollout: Rollout) -
     return Restore.RESTORED if restored else Restore.UNDERWAY
 
 
-def _committed(ctx: ReconcileContext, attempt: Attempt) -> bool:
+def _committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
     reported = ctx.driver_status(attempt)
     return reported is not None and reported.committed > 0
 
@@ -341,7 +341,7 @@ def _no_state(ctx: ReconcileContext, rollout: Rollout) -> str:
     )
 
 
-def _not_ready(ctx: ReconcileContext, status: Status, attempt: Attempt | None) -> str:
+def _not_ready(ctx: ReconcileContext, status: Status, attempt: DriverAttempt | None) -> str:
     limit = f"not ready within {ctx.settings.deadline_seconds:g} s"
     pod = ctx.drivers.get(attempt.number) if attempt else None
     refused = Fault(CREATE_REFUSED, ctx.observed.create_refused) if ctx.observed.create_refused else None

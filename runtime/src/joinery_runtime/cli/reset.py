@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from confluent_kafka.admin import OffsetSpec
 
-from joinery_runtime.cli.reset_target import Change, Extent, OnBroker, Reset, Target, ToTime, plan_reset
+from joinery_runtime.cli.reset_target import BrokerOffsets, Change, PartitionOffsets, Reset, Target, ToTime, plan_reset
 from joinery_runtime.cli.state import durable, known
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.plan import InputState
@@ -63,7 +63,7 @@ def _kafka_input(job: Job, name: str) -> KafkaInput:
     return kafka
 
 
-def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) -> OnBroker:
+def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) -> BrokerOffsets:
     """Of an input with a pattern: the topics that it has read. Raises SourceError when there is no topic or broker."""
     cluster = Cluster.of(name, kafka)
     admin = KafkaAdmin(cluster)
@@ -74,12 +74,12 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     asked = [admin.ask(partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
     at_time = admin.ask(partitions, OffsetSpec.for_timestamp(target.timestamp)) if isinstance(target, ToTime) else {}
     earliest, end, found = (admin.answers(answers) for answers in (*asked, at_time))
-    extents = {ref: Extent(earliest[ref], end[ref], _found(found.get(ref, -1))) for ref in partitions}
-    return OnBroker(extents, {topic.name: topic.id for topic in topics.values()})
-
-
-def _found(offset: int) -> int | None:
-    return offset if offset >= 0 else None
+    offsets = {
+        # Kafka answers -1 where no record is as late as the time.
+        ref: PartitionOffsets(earliest[ref], end[ref], found[ref] if found.get(ref, -1) >= 0 else None)
+        for ref in partitions
+    }
+    return BrokerOffsets(offsets, {topic.name: topic.id for topic in topics.values()})
 
 
 def _input_state(record: JobRecord, name: str) -> InputState:
@@ -109,7 +109,7 @@ def _write(store: Admin, record: JobRecord, name: str, reset: Reset, *, drop_pla
 def report(name: str, reset: Reset) -> Iterator[str]:
     """A line per partition, and what the change means."""
     yield from _aligned([("partition", "stored", "new", "records", "broker has"), *map(_row, reset.changes)])
-    for ref in reset.kept:
+    for ref in reset.missing:
         yield f"{ref.topic}-{ref.partition} is not on the broker and keeps its offset."
     for topic in reset.recreated:
         yield f"Topic {topic} was recreated: the stored offsets were of the topic before it, and are forgotten."
@@ -122,7 +122,7 @@ def _row(change: Change) -> tuple[str, ...]:
         "-" if change.stored is None else str(change.stored),
         str(change.new),
         _moved(change),
-        f"{change.extent.earliest} to {change.extent.end}",
+        f"{change.available.earliest} to {change.available.end}",
     )
 
 

@@ -37,7 +37,7 @@ Target = Literal["earliest", "latest"] | ToTime | ToOffsets
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class PartitionOffsets:
     """What the broker has of a partition: committed records with `earliest <= offset < end`. `found` is the first one
     at or after the time that was asked for (None: there is none, or no time was asked for)."""
 
@@ -47,10 +47,10 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class OnBroker:
+class BrokerOffsets:
     """The partitions that the broker has, and which topics they are of: ids by name ("": it has none)."""
 
-    extents: Mapping[PartitionRef, Extent]
+    partitions: Mapping[PartitionRef, PartitionOffsets]
     topic_ids: Mapping[str, str]
 
 
@@ -61,21 +61,21 @@ class Change:
     partition: PartitionRef
     stored: int | None
     new: int
-    extent: Extent
+    available: PartitionOffsets
 
     @property
     def delta(self) -> int:
         """Offsets that are skipped, or negative: read again. What the broker does not have counts as neither."""
         stored = self.new if self.stored is None else self.stored
-        return self.new - min(max(stored, self.extent.earliest), self.extent.end)
+        return self.new - min(max(stored, self.available.earliest), self.available.end)
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """`state` is what the input's becomes; `kept` are stored partitions that the broker does not have."""
+    """`state` is what the input's becomes; `missing` are stored partitions that the broker does not have."""
 
     changes: tuple[Change, ...]
-    kept: tuple[PartitionRef, ...]
+    missing: tuple[PartitionRef, ...]
     recreated: tuple[str, ...]
     state: InputState
 
@@ -118,18 +118,18 @@ def _offsets(texts: Iterable[str]) -> dict[tuple[str | None, int], int]:
     return offsets
 
 
-def plan_reset(state: InputState, target: Target, broker: OnBroker) -> Reset:
+def plan_reset(state: InputState, target: Target, broker: BrokerOffsets) -> Reset:
     """Raises JoineryError for a partition or an offset that the broker does not have."""
     new = _new_offsets(target, broker)
     recreated = _recreated(state, broker)
-    _refuse_halves(recreated, new, broker)
+    _refuse_partial(recreated, new, broker)
     stored = state.positions
-    gone = [ref for ref in sorted(stored) if ref not in broker.extents]
+    missing = [ref for ref in sorted(stored) if ref not in broker.partitions]
     dropped = {ref for ref in (*stored, *state.stops) if ref.topic in recreated}  # those of the topic that is no more
-    changes = tuple(Change(ref, stored.get(ref), offset, broker.extents[ref]) for ref, offset in sorted(new.items()))
+    changes = tuple(Change(ref, stored.get(ref), offset, broker.partitions[ref]) for ref, offset in sorted(new.items()))
     return Reset(
         changes=changes,
-        kept=tuple(ref for ref in gone if ref not in dropped),
+        missing=tuple(ref for ref in missing if ref not in dropped),
         recreated=recreated,
         state=replace(
             state,
@@ -144,33 +144,39 @@ def _without(offsets: Mapping[PartitionRef, int], dropped: set[PartitionRef]) ->
     return {ref: offset for ref, offset in offsets.items() if ref not in dropped}
 
 
-def _new_offsets(target: Target, broker: OnBroker) -> dict[PartitionRef, int]:
+def _new_offsets(target: Target, broker: BrokerOffsets) -> dict[PartitionRef, int]:
     if isinstance(target, ToOffsets):
         return _named(target, broker)
     if isinstance(target, ToTime):
-        return {ref: extent.end if extent.found is None else extent.found for ref, extent in broker.extents.items()}
-    return {ref: extent.earliest if target == "earliest" else extent.end for ref, extent in broker.extents.items()}
+        return {
+            ref: available.end if available.found is None else available.found
+            for ref, available in broker.partitions.items()
+        }
+    return {
+        ref: available.earliest if target == "earliest" else available.end
+        for ref, available in broker.partitions.items()
+    }
 
 
-def _named(target: ToOffsets, broker: OnBroker) -> dict[PartitionRef, int]:
+def _named(target: ToOffsets, broker: BrokerOffsets) -> dict[PartitionRef, int]:
     offsets: dict[PartitionRef, int] = {}
     for (topic, number), offset in target.offsets.items():
         ref = _find(topic, number, broker)
         if ref in offsets:
             raise JoineryError(f"--to-offset names partition {ref.topic}-{number} twice", todo="Give it once")
-        extent = broker.extents[ref]
-        if not extent.earliest <= offset <= extent.end:
+        available = broker.partitions[ref]
+        if not available.earliest <= offset <= available.end:
             raise JoineryError(
                 f"{ref.topic}-{number} cannot be read from offset {offset}",
-                facts=f"the broker has offsets {extent.earliest} to {extent.end} (exclusive)",
+                facts=f"the broker has offsets {available.earliest} to {available.end} (exclusive)",
                 todo="Give one of these, or the end itself to go on with what comes next",
             )
         offsets[ref] = offset
     return offsets
 
 
-def _find(topic: str | None, number: int, broker: OnBroker) -> PartitionRef:
-    topics = sorted({ref.topic for ref in broker.extents})
+def _find(topic: str | None, number: int, broker: BrokerOffsets) -> PartitionRef:
+    topics = sorted({ref.topic for ref in broker.partitions})
     if topic is None and len(topics) != 1:
         raise JoineryError(
             f"--to-offset {number}=... does not say which topic is meant",
@@ -178,26 +184,26 @@ def _find(topic: str | None, number: int, broker: OnBroker) -> PartitionRef:
             todo=f"Write TOPIC:{number}=OFFSET",
         )
     wanted = topics[0] if topic is None else topic
-    for ref in broker.extents:
+    for ref in broker.partitions:
         if (ref.topic, ref.partition) == (wanted, number):
             return ref
-    there = ", ".join(f"{ref.topic}-{ref.partition}" for ref in sorted(broker.extents))
+    there = ", ".join(f"{ref.topic}-{ref.partition}" for ref in sorted(broker.partitions))
     raise JoineryError(
         f"The input has no partition {wanted}-{number}", facts=f"it has {there}", todo="Name one of these"
     )
 
 
-def _recreated(state: InputState, broker: OnBroker) -> tuple[str, ...]:
+def _recreated(state: InputState, broker: BrokerOffsets) -> tuple[str, ...]:
     known = ((topic, state.topic_ids.get(topic), found) for topic, found in sorted(broker.topic_ids.items()))
     return tuple(topic for topic, stored, found in known if stored and found and stored != found)
 
 
-def _refuse_halves(recreated: Sequence[str], new: Mapping[PartitionRef, int], broker: OnBroker) -> None:
+def _refuse_partial(recreated: Sequence[str], new: Mapping[PartitionRef, int], broker: BrokerOffsets) -> None:
     """Offsets of a topic that is no more mean nothing in the one that has its name now: all are replaced, or none."""
-    left = [ref for ref in sorted(broker.extents) if ref.topic in recreated and ref not in new]
-    if left:
+    unset = [ref for ref in sorted(broker.partitions) if ref.topic in recreated and ref not in new]
+    if unset:
         raise JoineryError(
-            f"Topic {left[0].topic} was recreated: its stored offsets are of the topic before it",
-            facts=f"{', '.join(f'{ref.topic}-{ref.partition}' for ref in left)} would keep one",
+            f"Topic {unset[0].topic} was recreated: its stored offsets are of the topic before it",
+            facts=f"{', '.join(f'{ref.topic}-{ref.partition}' for ref in unset)} would keep one",
             todo="Give every partition of the topic an offset, or use --to or --to-time",
         )

@@ -19,7 +19,7 @@ DSN_VARIABLE = "JOINERY_MOVE_DSN"
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StateMove:
     job: str
     source: str
     target: str
@@ -39,7 +39,7 @@ class Move:
         yield "Name that place in stateStore before the job is started again; here it does not start any more."
 
 
-def move(job: Job, here: PostgresStore, to: str | None, schema: str | None, *, dry_run: bool) -> Move:
+def move(job: Job, here: PostgresStore, to: str | None, schema: str | None, *, dry_run: bool) -> StateMove:
     """Raises JoineryError; a move that has begun can be repeated then."""
     dsn = to or os.environ.get(DSN_VARIABLE)
     if not dsn:
@@ -54,7 +54,7 @@ def move(job: Job, here: PostgresStore, to: str | None, schema: str | None, *, d
             source.move_to(target, job.name)
         elif target.knows(job.name):
             raise JoineryError(f"There is state of a job {job.name} at the target already", facts=target.place)
-        return Move(job.name, source.place, target.place, contents, moved=not dry_run)
+        return StateMove(job.name, source.place, target.place, contents, moved=not dry_run)
 
 
 def stay(job: Job, here: PostgresStore) -> None:

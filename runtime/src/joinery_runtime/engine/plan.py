@@ -15,7 +15,7 @@ from typing import Any
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, Watermark
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.sources.base import Known, PartitionRef, Range
+from joinery_runtime.sources.base import PartitionRef, Range, StoredOffsets
 from joinery_runtime.state.store import JobRecord
 
 FORMAT = 3
@@ -110,8 +110,8 @@ class InputState:
     first_read: bool = False
 
     @property
-    def known(self) -> Known:
-        return Known(self.positions, self.stops, self.topic_ids)
+    def known(self) -> StoredOffsets:
+        return StoredOffsets(self.positions, self.stops, self.topic_ids)
 
     def after(self, plan: EpochPlan, name: str, highest: Mapping[str, int | None], clock: InputClock) -> InputState:
         """After this epoch; `highest` are the event times that its rows reached, per `partition_id`.

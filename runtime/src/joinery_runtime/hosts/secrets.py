@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
-from joinery_runtime.job import DeadLetterKafka, Job, KafkaInput, KafkaOutput, PostgresStore, SecretRef
-from joinery_runtime.job.model.parts import path_text
+from joinery_runtime.job import DeadLetterKafka, Job, KafkaInput, KafkaOutput, PostgresStoreSpec, SecretRef
+from joinery_runtime.job.model.draft import path_text
 
 _IN_A_POD = Path("/etc/joinery/secrets")
 _Client = TypeVar("_Client", KafkaInput, KafkaOutput, DeadLetterKafka)
@@ -65,7 +65,7 @@ class _Filling:
         return client.model_copy(update={"properties": {**properties, **secret}, "properties_secret_ref": None})
 
 
-def _store(store: PostgresStore | None) -> PostgresStore | None:
+def _store(store: PostgresStoreSpec | None) -> PostgresStoreSpec | None:
     if store is None or store.dsn_secret_ref is None:
         return store
     ref = store.dsn_secret_ref

@@ -14,7 +14,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Input
 from joinery_runtime.job.model.inputs import Table
 from joinery_runtime.sources import DELETE
-from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
+from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
 
 Step = Mapping[str, Any]
 MAX_SHARDS = 4096
@@ -127,9 +127,9 @@ class StepLog(Exclusive):
     def refs(self) -> list[PartitionRef]:
         return [PartitionRef(self.name, self.name, p) for p in sorted(self.partitions) or [0]]
 
-    def bounds(self, known: Known) -> list[Bounds]:
+    def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         return [
-            Bounds(ref, known.offsets.get(ref, 0), len(self.partitions.get(ref.partition, [])), final=self.final)
+            Bounds(ref, stored.offsets.get(ref, 0), len(self.partitions.get(ref.partition, [])), final=self.final)
             for ref in self.refs()
         ]
 

@@ -23,15 +23,15 @@ from joinery_runtime.job.model.outputs import (
     DeadLetterKafka,
     FileOutput,
     KafkaOutput,
-    MemoryStore,
+    MemoryStoreSpec,
     Output,
     PostgresOutput,
-    PostgresStore,
+    PostgresStoreSpec,
     StoreSpec,
 )
 from joinery_runtime.job.model.pods import SparkSpec
 from joinery_runtime.job.model.references import KeyPair, Reference
-from joinery_runtime.job.model.resource import Job, JobSpec, Metadata, OutputColumn, Trigger, Upgrade
+from joinery_runtime.job.model.resource import Job, JobSpec, Metadata, OutputField, Trigger, Upgrade
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.model.types import ColumnType, parse_type
 from joinery_runtime.job.signature import Comparison, compare, signature
@@ -59,12 +59,12 @@ __all__ = [
     "KafkaOutput",
     "KeyPair",
     "Limits",
-    "MemoryStore",
+    "MemoryStoreSpec",
     "Metadata",
     "Output",
-    "OutputColumn",
+    "OutputField",
     "PostgresOutput",
-    "PostgresStore",
+    "PostgresStoreSpec",
     "Reference",
     "SecretKeyRef",
     "SecretRef",

@@ -12,7 +12,7 @@ from joinery_runtime.errors import JobError, Problem
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.document import Document, read_documents
-from joinery_runtime.job.model.parts import Finding, dig, path_text
+from joinery_runtime.job.model.draft import Finding, dig, path_text
 from joinery_runtime.job.model.problems import findings
 from joinery_runtime.job.model.resource import API_VERSION, RULES_BROKEN, Job
 from joinery_runtime.job.model.wording import either, linked, suggestion

@@ -23,7 +23,7 @@ from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
 
 
-class StoreAddress(Protocol):
+class PostgresAddress(Protocol):
     """A state store in Postgres, as tasks reach it too: libpq's DSN and the schema of Joinery's tables."""
 
     @property
@@ -32,7 +32,7 @@ class StoreAddress(Protocol):
     def schema(self) -> str: ...
 
 
-def sink_for(job: Job, store: StoreAddress | None) -> Sink:
+def sink_for(job: Job, store: PostgresAddress | None) -> Sink:
     """The sink of the job's output; `store` None: the state is not in Postgres."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
@@ -46,7 +46,7 @@ def sink_for(job: Job, store: StoreAddress | None) -> Sink:
             raise _no_sink("output", unknown)
 
 
-def _postgres(table: TargetTable, job: Job, store: StoreAddress | None) -> Sink:
+def _postgres(table: TargetTable, job: Job, store: PostgresAddress | None) -> Sink:
     if store is None:
         raise SinkError(
             f"The output table {table.name} needs the state in Postgres too",

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks import kafka_target
-from joinery_runtime.sinks.kafka_marks import Mark
+from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_target import KafkaTarget, LastError, enqueue, repeat
 
 _KEPT = 4  # idle producers per process, one for each set of settings: each has four threads and three connections
@@ -79,22 +79,22 @@ class OwningProducer:
         with self._aborting():
             self._producer.begin_transaction()
 
-    def send(self, topic: str, messages: Sequence[dict[str, Any]], group: str, mark: Mark) -> None:
-        """Returns when the broker has the topic's rows and the group's mark, which nobody sees yet."""
+    def send(self, topic: str, messages: Sequence[dict[str, Any]], group: str, marker: EpochMarker) -> None:
+        """Returns when the broker has the topic's rows and the group's marker, which nobody sees yet."""
         deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
         with self._aborting():
             left = enqueue(self._producer, topic, messages, deadline)
             if not left:
-                self._send_mark(group, mark.committed(topic), deadline)  # the rows are on their way meanwhile
+                self._send_marker(group, marker.committed(topic), deadline)  # the rows are on their way meanwhile
             left += self._flush(deadline)
             if left:
                 self._abort()
                 raise self._target.too_slow(left, self._errors)
 
-    def _send_mark(self, group: str, mark: TopicPartition, deadline: float) -> None:
+    def _send_marker(self, group: str, marker: TopicPartition, deadline: float) -> None:
         about = _group(group)
         self._repeat(
-            lambda seconds: self._producer.send_offsets_to_transaction([mark], about, seconds),
+            lambda seconds: self._producer.send_offsets_to_transaction([marker], about, seconds),
             deadline - time.monotonic(),
         )
 

@@ -21,7 +21,7 @@ from joinery_runtime.sinks.encode import rows_to_json
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
 DELIVERY_SECONDS = 60.0  # how long all rows of an attempt may take
-_TURN_SECONDS = 1.0  # how often it is looked whether waiting still makes sense
+_TURN_SECONDS = 1.0  # how often a wait is checked for an error that time does not heal
 _NEWS_SECONDS = 2.0  # how much later one broker may hear of a new topic than another
 _BATCH = 10_000  # records that are handed to the client at a time
 

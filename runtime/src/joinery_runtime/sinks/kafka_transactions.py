@@ -1,15 +1,15 @@
 """Kafka topics, exactly once for `read_committed` readers: the rows of a shard and epoch go in one transaction with a
-mark that says so. Two-phase commit is not needed: an epoch's plan is replayed as it stands until all of its shards are
-marked, and only then committed to the state store.
+marker that says so. Two-phase commit is not needed: an epoch's plan is replayed as it stands until every shard has its
+marker, and only then committed to the state store.
 
 What safety rests on, for each attempt:
 
 1. It owns a transactional id, its process's own. Whoever initialises an id ends the transactions of who had it before.
 2. It claims its shard in the state store, which refuses older drivers and epochs that are over. The first one to claim
    it goes on: nothing of this epoch and shard can be in the topic.
-3. Where another attempt was first, it looks for the shard's mark, and writes nothing if the epoch is in the topic. If
+3. Where another attempt was first, it looks for the shard's marker, and writes nothing if the epoch is in the topic. If
    not, it takes that one's id over, looks again, and takes the claim over: only the claim's owner can commit.
-4. Rows and mark become visible together, or not at all.
+4. Rows and marker become visible together, or not at all.
 
 A new driver takes over the ids of all claims that it finds: nobody can claim under the older one any more. Ids belong
 to processes and not to shards because Spark runs a shard now here, now there: to initialise an id takes 0.02 to 0.5 s
@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from joinery_runtime.errors import Fenced, SinkError, Superseded
 from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
-from joinery_runtime.sinks.kafka_marks import Mark, mark_reader
+from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_target import KafkaTarget, as_messages
 
@@ -41,7 +41,7 @@ _TAKEOVER_THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class PartNames:
-    """What a job's parts of an epoch's output are named in claims, and the groups that hold their marks. Output: one
+    """What a job's parts of an epoch's output are named in claims, and the groups that hold their markers. Output: one
     per shard; dead letters: one."""
 
     job: str
@@ -116,7 +116,7 @@ class PartWrite:
         producer.begin()
         self.attempt.reach("transaction-begun")
         messages = as_messages(self.rows, self.target.key)
-        producer.send(self.target.topic, messages, self.name, self._mark())
+        producer.send(self.target.topic, messages, self.name, self._marker())
         self.attempt.reach("transaction-sent")
         producer.commit()
         self.attempt.reach("transaction-committed")
@@ -132,33 +132,33 @@ class PartWrite:
                 if self._is_written_within(_SIBLING_SECONDS):
                     return False
                 take_over(self.target, holder)
-            if self._is_written(mark_reader(self.target).newest(self.name)):
+            if self._is_written(marker_reader(self.target).newest(self.name)):
                 return False
             if holder == producer.name:
                 return True
             holder = self.attempt.claim(self.name, producer.name, holder)
         raise self._lost("attempts keep taking it from one another")
 
-    def _mark(self) -> Mark:
-        return Mark(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
+    def _marker(self) -> EpochMarker:
+        return EpochMarker(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
 
-    def _is_written(self, mark: Mark | None) -> bool:
+    def _is_written(self, marker: EpochMarker | None) -> bool:
         """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are."""
-        if mark is None or mark.lineage != self.attempt.lineage:
+        if marker is None or marker.lineage != self.attempt.lineage:
             return False
-        if mark.epoch > self.attempt.id.epoch:
+        if marker.epoch > self.attempt.id.epoch:
             raise Fenced(
                 f"Epoch {self.attempt.id.epoch} is over",
-                facts=f"output topic {self.target.topic} has epoch {mark.epoch} of {self.name} already, "
-                f"by generation {mark.generation}",
+                facts=f"output topic {self.target.topic} has epoch {marker.epoch} of {self.name} already, "
+                f"by generation {marker.generation}",
                 todo="A newer driver runs the job; this one ends",
             )
-        return mark.epoch == self.attempt.id.epoch
+        return marker.epoch == self.attempt.id.epoch
 
     def _is_written_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if self._is_written(mark_reader(self.target).newest_within(self.name, left)):
+            if self._is_written(marker_reader(self.target).newest_within(self.name, left)):
                 return True
             time.sleep(min(left, _POLL_SECONDS))
         return False
@@ -188,9 +188,9 @@ class KafkaTransactionsSink:
         self._target, self._names = target, names
 
     def prepare(self, schema: Any) -> None:
-        """Owns an id and reads a mark, so that missing rights show now, and new brokers make the topics that they keep
-        transactions and offsets in. What an older driver has left open is aborted only by `recover`."""
-        reader = mark_reader(self._target)
+        """Owns an id and reads a marker: missing rights show now, and new brokers create the topics that hold
+        transactions and offsets. `recover` aborts what an older driver has open."""
+        reader = marker_reader(self._target)
         reader.require_topic(schema)
         reader.may_read(self._names.of(0))
         take_over(self._target, f"{self._names.job}-driver")
@@ -211,36 +211,36 @@ class KafkaTransactionsSink:
         with ThreadPoolExecutor(_TAKEOVER_THREADS) as threads:
             list(threads.map(self._fence, sorted(owners)))
         names = self._names.below(max(takeover.shards, takeover.pending_shards))
-        found = zip(names, mark_reader(self._target).read(names), strict=True)
-        marks = {name: mark for name, mark in found if mark is not None and mark.lineage == takeover.lineage}
-        self._refuse_older_state(takeover, marks)
-        self._refuse_expired(takeover, marks)
+        found = zip(names, marker_reader(self._target).read(names), strict=True)
+        markers = {name: marker for name, marker in found if marker is not None and marker.lineage == takeover.lineage}
+        self._refuse_older_state(takeover, markers)
+        self._refuse_expired(takeover, markers)
 
     def _fence(self, owner: str) -> None:
         take_over(self._target, owner)
 
-    def _refuse_older_state(self, takeover: Takeover, marks: Mapping[str, Mark]) -> None:
+    def _refuse_older_state(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
         """No part is written before it is planned and claimed, unless the store was set back since."""
-        for name, mark in sorted(marks.items()):
-            claimed = mark.epoch == takeover.pending and name in takeover.claims
-            if mark.epoch > takeover.committed_epoch and not claimed:
+        for name, marker in sorted(markers.items()):
+            claimed = marker.epoch == takeover.pending and name in takeover.claims
+            if marker.epoch > takeover.committed_epoch and not claimed:
                 raise SinkError(
                     f"Output topic {self._target.topic} is ahead of the state",
-                    facts=f"it has epoch {mark.epoch} of {name}, the state store has committed epoch "
+                    facts=f"it has epoch {marker.epoch} of {name}, the state store has committed epoch "
                     f"{takeover.committed_epoch} and knows nothing of that one",
                     todo="Was the database restored from a backup, or did it fail over? Restore a newer one; or run "
                     "with `delivery: atLeastOnce` until the job is past that epoch (rows will repeat)",
                 )
 
-    def _refuse_expired(self, takeover: Takeover, marks: Mapping[str, Mark]) -> None:
-        """A part that nobody claimed was not written, nor was one without a mark whose plan is young. An old one's mark
-        may have expired."""
+    def _refuse_expired(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
+        """A part that nobody claimed was not written, nor was one without a marker whose plan is young. An old
+        plan's marker may have expired."""
         planned = self._names.below(takeover.pending_shards)
-        unknown = [name for name in planned if name in takeover.claims and name not in marks]
-        if unknown and takeover.pending_for_ms > (kept := mark_reader(self._target).kept_for_ms()):
+        unknown = [name for name in planned if name in takeover.claims and name not in markers]
+        if unknown and takeover.pending_for_ms > (kept := marker_reader(self._target).kept_for_ms()):
             raise SinkError(
                 f"Output topic {self._target.topic}: it cannot be told whether epoch {takeover.pending} was written",
-                facts=f"its plan is {takeover.pending_for_ms / 3_600_000:.0f} h old, the brokers keep marks for "
+                facts=f"its plan is {takeover.pending_for_ms / 3_600_000:.0f} h old, the brokers keep markers for "
                 f"{kept / 3_600_000:.0f} h, and there is none for {_listed(unknown)}",
                 todo="Run the job once with `delivery: atLeastOnce`: it writes the rows of this epoch, again if they "
                 "were written",

@@ -27,7 +27,7 @@ from psycopg import sql
 
 from joinery_runtime.errors import SinkError, StoreUnavailable
 from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
-from joinery_runtime.sinks.postgres_move import ATTEMPT, NAMED, ROW, Move, staged_type
+from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
 _WORTH_EMPTYING = 4 * 2**20  # bytes
@@ -106,7 +106,7 @@ class PostgresSink:
             # The lock that this takes keeps the rows there until the transaction ends.
             staged = connection.execute(self._count(epoch), attempts).fetchone()[0]
             if staged == expected:
-                Move(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
+                StagingMerge(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
         except psycopg.Error as error:
             problem = _problem(f"The output table {self.target.name} refuses the rows of epoch {epoch}", error)
             if isinstance(problem, StoreUnavailable):

@@ -34,7 +34,7 @@ _WIDER: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column of an existing table."""
 
     type: str
@@ -95,14 +95,14 @@ class TargetTable:
         return any(set(columns) == set(self.upsert_key) for (columns,) in rows)
 
 
-def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> dict[str, Column]:
+def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> dict[str, TableColumn]:
     """The columns of a table in their order; none if there is no such table."""
     rows = connection.execute(
         "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
         "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         (table.as_string(connection),),
     )
-    return {name: Column(kind, required) for name, kind, required in rows}
+    return {name: TableColumn(kind, required) for name, kind, required in rows}
 
 
 def column_type(arrow: pa.DataType) -> str:
@@ -112,7 +112,7 @@ def column_type(arrow: pa.DataType) -> str:
     return _TYPES[arrow]
 
 
-def misfits(existing: Mapping[str, Column], schema: pa.Schema) -> list[str]:
+def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema) -> list[str]:
     """What keeps rows of `schema` out of a table with these columns."""
     wanted = {field.name: column_type(field.type) for field in schema}
     missing = [f"column {name} {kind} is missing" for name, kind in wanted.items() if name not in existing]

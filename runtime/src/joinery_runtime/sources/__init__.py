@@ -1,6 +1,14 @@
 """Where records come from: Kafka topics and files, and decoding them into rows in whole batches."""
 
-from joinery_runtime.sources.base import Bounds, Known, PartitionRef, Range, RawBatch, SourcePlanner, SourceReader
+from joinery_runtime.sources.base import (
+    Bounds,
+    PartitionRef,
+    Range,
+    RawBatch,
+    SourcePlanner,
+    SourceReader,
+    StoredOffsets,
+)
 from joinery_runtime.sources.factory import decoder_for, json_decoder_for, planner_for, reader_for
 from joinery_runtime.sources.files import line_number
 from joinery_runtime.sources.formats.csv import CsvDecoder
@@ -16,12 +24,12 @@ __all__ = [
     "Decoded",
     "Decoder",
     "JsonDecoder",
-    "Known",
     "PartitionRef",
     "Range",
     "RawBatch",
     "SourcePlanner",
     "SourceReader",
+    "StoredOffsets",
     "TableDecoder",
     "decoder_for",
     "json_decoder_for",

@@ -49,7 +49,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class StoredOffsets:
     """What is stored of one input: next offset and stop (first offset not to be read) per partition, id per topic."""
 
     offsets: Mapping[PartitionRef, int] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class SourcePlanner(Protocol):
     held from its plan to its commit: a rebalance waits for that, within limits.
     """
 
-    def bounds(self, known: Known) -> list[Bounds]:
+    def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         """Bounds of every partition of this input, given what is stored of it (nothing: never read).
 
         Raises SourceError when the topic, file or broker is not there, DataLoss when a stored offset is gone or a

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources.base import Bounds, Exclusive, Known, PartitionRef, Range, RawBatch
+from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
 
 _CHUNK = 4 * 2**20  # bytes that a reader scans at a time
 _LF, _QUOTE = 10, 34
@@ -38,14 +38,14 @@ class FilePlanner(Exclusive):
         self._partition = PartitionRef(name, path, 0)
         self._quoted, self._columns = quoted, columns
 
-    def bounds(self, known: Known) -> list[Bounds]:
+    def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         path = self._partition.topic
         with _opened(path) as data:
             size = len(data)
             first = _header_end(data) if self._quoted else len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
         if self._quoted:
             csv_header(path, self._columns)
-        start = known.offsets.get(self._partition, first)
+        start = stored.offsets.get(self._partition, first)
         if start > size:
             raise SourceError(
                 f"The file {path} is shorter than before",

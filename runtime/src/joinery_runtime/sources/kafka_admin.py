@@ -18,7 +18,7 @@ from joinery_runtime.sources.kafka_client import MISSING, UNANSWERED, Cluster, L
 _ANSWER_SECONDS = 15.0  # how long a broker may take to answer
 _SETTLE_SECONDS = 5.0  # how long a partition may be without a leader that knows it
 _RETRY_SECONDS = 0.1
-_TURN_SECONDS = 1.0  # how often it is looked whether waiting still makes sense
+_TURN_SECONDS = 1.0  # how often a wait is checked for an error that time does not heal
 
 _URL_SAFE = str.maketrans("+/", "-_")
 _UNSETTLED = {

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
-from joinery_runtime.sources.base import Bounds, Known, PartitionRef, Range
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets
 from joinery_runtime.sources.kafka_admin import KafkaAdmin, Topic
 from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.sources.kafka_group import GroupMember
-from joinery_runtime.sources.kafka_positions import Extent, Positions, extents
+from joinery_runtime.sources.kafka_positions import LogOffsets, Positions, log_offsets
 from joinery_runtime.sources.kafka_topics import InputTopics
 
 
@@ -28,14 +28,14 @@ class KafkaPlanner:
         self._ids: dict[str, str] = {}
         self._ends: dict[PartitionRef, int] = {}
 
-    def bounds(self, known: Known) -> list[Bounds]:
-        ours = {ref: offset for ref, offset in known.offsets.items() if self._is_ours(ref)}
-        known = Known(ours, known.stops, known.topic_ids)
-        topics = self._topics.look(known, self._ends)
-        valid = self._topics.valid(known, topics)
+    def bounds(self, stored: StoredOffsets) -> list[Bounds]:
+        ours = {ref: offset for ref, offset in stored.offsets.items() if self._is_ours(ref)}
+        stored = StoredOffsets(ours, stored.stops, stored.topic_ids)
+        topics = self._topics.existing(stored, self._ends)
+        valid = self._topics.valid(stored, topics)
         self._forget_former(topics)
         partitions = {*(ref for topic in topics.values() for ref in topic.partitions), *valid.offsets}
-        found = extents(self._admin, sorted(partitions))
+        found = log_offsets(self._admin, sorted(partitions))
         self._ends |= {ref: extent.stable for ref, extent in found.items()}
         starts = self._positions.starts(valid.offsets, found, later=bool(ours))
         stops = self._positions.stops(valid.stops, found)
@@ -89,7 +89,7 @@ class KafkaPlanner:
         self._ids |= {name: topic.id for name, topic in topics.items()}
 
     def _bounds(
-        self, ref: PartitionRef, start: int, stop: int | None, extent: Extent, topic: Topic, *, held: bool
+        self, ref: PartitionRef, start: int, stop: int | None, extent: LogOffsets, topic: Topic, *, held: bool
     ) -> Bounds:
         lost = 0
         # Whether what another member has can still be read here is judged when it comes back.
@@ -100,7 +100,7 @@ class KafkaPlanner:
         final = stop is not None and stop <= max(extent.stable, start)
         return Bounds(ref, start, end, final, lost, held, stop, topic.id)
 
-    def _after_loss(self, ref: PartitionRef, position: int, extent: Extent) -> tuple[int, int]:
+    def _after_loss(self, ref: PartitionRef, position: int, extent: LogOffsets) -> tuple[int, int]:
         lost = max(0, extent.earliest - position)
         if self._kafka.on_data_loss == "continue":
             return extent.earliest, lost

@@ -14,20 +14,20 @@ from joinery_runtime.sources.kafka_admin import KafkaAdmin
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class LogOffsets:
     """The offsets that the broker has of a partition: `earliest <= offset < stable`."""
 
     earliest: int
     stable: int
 
 
-Extents = Mapping[PartitionRef, Extent]
+LogOffsetsByPartition = Mapping[PartitionRef, LogOffsets]
 
 
-def extents(admin: KafkaAdmin, partitions: Collection[PartitionRef]) -> dict[PartitionRef, Extent]:
+def log_offsets(admin: KafkaAdmin, partitions: Collection[PartitionRef]) -> dict[PartitionRef, LogOffsets]:
     """What the broker has of each now."""
     earliest, stable = admin.offsets(partitions, OffsetSpec.earliest(), OffsetSpec.latest())
-    return {ref: Extent(earliest[ref], stable[ref]) for ref in partitions}
+    return {ref: LogOffsets(earliest[ref], stable[ref]) for ref in partitions}
 
 
 class Positions:
@@ -46,7 +46,9 @@ class Positions:
             self._starts.pop(ref, None)
             self._stops.pop(ref, None)
 
-    def starts(self, stored: Mapping[PartitionRef, int], found: Extents, *, later: bool) -> dict[PartitionRef, int]:
+    def starts(
+        self, stored: Mapping[PartitionRef, int], found: LogOffsetsByPartition, *, later: bool
+    ) -> dict[PartitionRef, int]:
         """The next offset of each: the stored one, else what `startFrom` says. `later`: not the input's first start."""
         fresh = [ref for ref in found if ref not in stored and ref not in self._starts]
         if fresh:
@@ -55,7 +57,7 @@ class Positions:
         self._seen |= bool(found)
         return {ref: stored[ref] if ref in stored else self._starts[ref] for ref in found}
 
-    def stops(self, stored: Mapping[PartitionRef, int], found: Extents) -> dict[PartitionRef, int]:
+    def stops(self, stored: Mapping[PartitionRef, int], found: LogOffsetsByPartition) -> dict[PartitionRef, int]:
         """The first offset of each that is not to be read, where that is known by now. Offsets that the job names come
         before stored ones, and these before anything that would be another answer today."""
         named = self._kafka.stop_at.offsets if isinstance(self._kafka.stop_at, AtOffsets) else {}
@@ -65,7 +67,7 @@ class Positions:
         self._stops |= self._evaluated(fresh, found) if fresh else {}
         return {ref: stop for ref in found if (stop := kept.get(ref, self._stops.get(ref))) is not None}
 
-    def _first(self, partitions: Collection[PartitionRef], found: Extents) -> dict[PartitionRef, int]:
+    def _first(self, partitions: Collection[PartitionRef], found: LogOffsetsByPartition) -> dict[PartitionRef, int]:
         start = self._kafka.start_from
         if isinstance(start, AtTimestamp):
             (offsets,) = self._admin.offsets(partitions, OffsetSpec.for_timestamp(start.timestamp))
@@ -74,7 +76,7 @@ class Positions:
             return {ref: start.offsets.get(ref.partition, found[ref].earliest) for ref in partitions}
         return {ref: found[ref].stable if start == "latest" else found[ref].earliest for ref in partitions}
 
-    def _evaluated(self, partitions: Collection[PartitionRef], found: Extents) -> dict[PartitionRef, int]:
+    def _evaluated(self, partitions: Collection[PartitionRef], found: LogOffsetsByPartition) -> dict[PartitionRef, int]:
         stop = self._kafka.stop_at
         if stop is None:
             return {}

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
-from joinery_runtime.sources.base import Known, PartitionRef
+from joinery_runtime.sources.base import PartitionRef, StoredOffsets
 from joinery_runtime.sources.kafka_admin import KafkaAdmin, Topic
 from joinery_runtime.sources.kafka_client import Cluster, logger
 
-_LIST_SECONDS = 5.0  # how often topics that match are looked for
+_LIST_SECONDS = 5.0  # how often matching topics are listed
 _INTERNAL = "__"
 
 
@@ -34,29 +34,29 @@ class InputTopics:
             return topic == self._kafka.topic
         return not topic.startswith(_INTERNAL) and self._pattern.fullmatch(topic) is not None
 
-    def look(self, known: Known, ends: Mapping[PartitionRef, int]) -> dict[str, Topic]:
-        """The topics that exist, by name. `known` is stored of this input, `ends` the newest known end of partitions.
+    def existing(self, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> dict[str, Topic]:
+        """The topics that exist, by name. `ends` are the newest known ends of partitions.
 
         Raises SourceError when the named topic does not exist, DataLoss when a matching one was deleted before it was
         read to its known end.
         """
-        stored = {ref.topic for ref in known.offsets}
+        read_before = {ref.topic for ref in stored.offsets}
         self._list()
-        found = self._admin.topics(self._matching | stored)
+        found = self._admin.topics(self._matching | read_before)
         if self._pattern is None and not found:
             raise self._cluster.missing("the broker knows no such topic")
-        for topic in sorted(stored - set(found)):
-            self._judge_deleted(topic, known, ends)
+        for topic in sorted(read_before - set(found)):
+            self._judge_deleted(topic, stored, ends)
         if not found and not self._waiting:
             logger.warning("input %s: no topic matches yet (%s)", self._cluster.input, self._cluster)
         self._waiting = not found
         return found
 
-    def valid(self, known: Known, found: Mapping[str, Topic]) -> Known:
+    def valid(self, stored: StoredOffsets, found: Mapping[str, Topic]) -> StoredOffsets:
         """What is stored of the topics that exist. Raises DataLoss when one of them was recreated meanwhile."""
-        valid = {name for name, topic in found.items() if not self._is_another(topic, known)}
-        offsets = {ref: offset for ref, offset in known.offsets.items() if ref.topic in valid}
-        return replace(known, offsets=offsets, stops={r: stop for r, stop in known.stops.items() if r.topic in valid})
+        valid = {name for name, topic in found.items() if not self._is_another(topic, stored)}
+        offsets = {ref: offset for ref, offset in stored.offsets.items() if ref.topic in valid}
+        return replace(stored, offsets=offsets, stops={r: stop for r, stop in stored.stops.items() if r.topic in valid})
 
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
         """Planned partitions of topics that are no more. Raises DataLoss unless the job allows it."""
@@ -79,19 +79,19 @@ class InputTopics:
         )
         return True
 
-    def _is_another(self, topic: Topic, known: Known) -> bool:
-        stored_id = known.topic_ids.get(topic.name, "")
+    def _is_another(self, topic: Topic, stored: StoredOffsets) -> bool:
+        stored_id = stored.topic_ids.get(topic.name, "")
         if not _differ(stored_id, topic.id):
             return False
-        offsets = _listed({ref: offset for ref, offset in known.offsets.items() if ref.topic == topic.name})
+        offsets = _listed({ref: offset for ref, offset in stored.offsets.items() if ref.topic == topic.name})
         facts = f"the stored offsets ({offsets}) are of id {stored_id}, the broker has one with id {topic.id}"
         self._report(topic.name, stored_id, "was deleted and recreated", facts)
         return True
 
-    def _judge_deleted(self, topic: str, known: Known, ends: Mapping[PartitionRef, int]) -> None:
-        topic_id = known.topic_ids.get(topic, "")
-        offsets = {ref: offset for ref, offset in known.offsets.items() if ref.topic == topic}
-        last = {ref: min(end, known.stops.get(ref, end)) for ref, end in ends.items() if ref.topic == topic}
+    def _judge_deleted(self, topic: str, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> None:
+        topic_id = stored.topic_ids.get(topic, "")
+        offsets = {ref: offset for ref, offset in stored.offsets.items() if ref.topic == topic}
+        last = {ref: min(end, stored.stops.get(ref, end)) for ref, end in ends.items() if ref.topic == topic}
         if offsets.keys() <= last.keys() and all(offsets.get(ref, -1) >= end for ref, end in last.items()):
             self._warn(topic, topic_id, "was deleted after it had been read to its end", _listed(offsets))
             return

@@ -11,8 +11,7 @@ from joinery_runtime.core.pipeline.sides import SESSIONS
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.report import PartTotals
 from joinery_runtime.hosts.status.board import Board, Known
-from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
-from joinery_runtime.job.crd import Savepoint as SavepointStatus
+from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state.store import Savepoint

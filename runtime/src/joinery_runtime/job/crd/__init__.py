@@ -6,17 +6,17 @@ shares models shares these too. `status` holds the models of the part that the o
 the job's pods tell it.
 """
 
-from joinery_runtime.job.crd.definition import KINDS, Kind, custom_resource_definition, file_name, to_yaml
+from joinery_runtime.job.crd.definition import KINDS, ResourceKind, custom_resource_definition, file_name, to_yaml
 from joinery_runtime.job.crd.driver import ENDING_FILE, STATUS_PORT, DriverStatus, Ending, StateCheck
 from joinery_runtime.job.crd.status import (
-    Attempt,
     Condition,
     Deletion,
+    DriverAttempt,
     HotKey,
     InputStatus,
     Refusal,
     Rollout,
-    Savepoint,
+    SavepointStatus,
     Status,
 )
 
@@ -24,17 +24,17 @@ __all__ = [
     "ENDING_FILE",
     "KINDS",
     "STATUS_PORT",
-    "Attempt",
     "Condition",
     "Deletion",
+    "DriverAttempt",
     "DriverStatus",
     "Ending",
     "HotKey",
     "InputStatus",
-    "Kind",
     "Refusal",
+    "ResourceKind",
     "Rollout",
-    "Savepoint",
+    "SavepointStatus",
     "StateCheck",
     "Status",
     "custom_resource_definition",

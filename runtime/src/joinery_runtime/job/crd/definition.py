@@ -21,7 +21,7 @@ _HEADER = "# Generated from the resource models by `make crds`; edit those.\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResourceKind:
     """A resource: its model (whose name is the kind, and which has a field `spec`) and how kubectl calls it."""
 
     model: type[BaseModel]
@@ -33,7 +33,7 @@ class Kind:
         return self.model.__name__
 
 
-KINDS = (Kind(StreamJoin, "streamjoins", "sj"), Kind(SessionWindow, "sessionwindows", "sw"))
+KINDS = (ResourceKind(StreamJoin, "streamjoins", "sj"), ResourceKind(SessionWindow, "sessionwindows", "sw"))
 
 _COLUMNS = (
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
@@ -44,12 +44,12 @@ _COLUMNS = (
 )
 
 
-def file_name(kind: Kind) -> str:
+def file_name(kind: ResourceKind) -> str:
     """As other generators of CRDs name the file: `joinery.dev_streamjoins.yaml`."""
     return f"{_GROUP}_{kind.plural}.yaml"
 
 
-def custom_resource_definition(kind: Kind) -> dict[str, Any]:
+def custom_resource_definition(kind: ResourceKind) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -80,7 +80,7 @@ def to_yaml(definition: dict[str, Any]) -> str:
     return _HEADER + text.getvalue()
 
 
-def _version(kind: Kind) -> dict[str, Any]:
+def _version(kind: ResourceKind) -> dict[str, Any]:
     return {
         "name": _VERSION,
         "served": True,
@@ -97,7 +97,7 @@ def _version(kind: Kind) -> dict[str, Any]:
     }
 
 
-def _resource(kind: Kind) -> Schema:
+def _resource(kind: ResourceKind) -> Schema:
     spec = kind.model.model_fields["spec"].annotation
     if not (isinstance(spec, type) and issubclass(spec, BaseModel)):
         raise TypeError(f"the spec of {kind.name} must be a model")

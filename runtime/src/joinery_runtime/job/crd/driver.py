@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from joinery_runtime.job.crd.status import Count, HotKey, InputStatus, Savepoint, Words
+from joinery_runtime.job.crd.status import Count, HotKey, InputStatus, SavepointStatus, Words
 from joinery_runtime.job.model.base import Model
 
 STATUS_PORT = 8998
@@ -83,7 +83,7 @@ class DriverStatus(_Message):
     hottest_keys: tuple[Annotated[HotKey, _known(HotKey)], ...] = ()
     too_hot: tuple[TooHot, ...] = ()
     paused: tuple[Paused, ...] = ()
-    last_savepoint: Annotated[Savepoint | None, _known(Savepoint)] = None
+    last_savepoint: Annotated[SavepointStatus | None, _known(SavepointStatus)] = None
     last_error: Words | None = None
     executors: Count | None = None
 

@@ -15,7 +15,7 @@ from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.session.cel import SESSION_RULES
 from joinery_runtime.job.model.cel import TARGETS, Rule, exactly_one, positive
 from joinery_runtime.job.model.inputs import Input, KafkaInput
-from joinery_runtime.job.model.outputs import DeadLetter, Output, PostgresStore, StoreSpec
+from joinery_runtime.job.model.outputs import DeadLetter, Output, PostgresStoreSpec, StoreSpec
 from joinery_runtime.job.model.wording import listed
 
 # The models take all steps apart once every input is known by its own name: rules on names are silent before.
@@ -171,7 +171,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     DeadLetter: (exactly_one(*DeadLetter.KINDS),),
     StoreSpec: (Rule("!has(self.postgres) || !has(self.memory)", "postgres and memory are both named; keep one"),),
     (StoreSpec, "checkpointInterval"): positive(),
-    PostgresStore: (exactly_one("dsn", "dsnSecretRef"),),
+    PostgresStoreSpec: (exactly_one("dsn", "dsnSecretRef"),),
     **SESSION_RULES,
 }
 

@@ -67,7 +67,7 @@ class HotKey(Model):
     rows: Count
 
 
-class Savepoint(Model):
+class SavepointStatus(Model):
     """A pinned epoch that the job can be returned to."""
 
     name: Word
@@ -75,7 +75,7 @@ class Savepoint(Model):
     time: datetime
 
 
-class Attempt(Model):
+class DriverAttempt(Model):
     """The driver pod: written before it is created, so that it is created once."""
 
     number: Count
@@ -139,7 +139,7 @@ class Status(Model):
         datetime | None, Field(description="When the revision in force was first ready; no rollout returns to others.")
     ] = None
     target_revision: Annotated[Word | None, Field(description="The revision that the resource asks for.")] = None
-    driver: Attempt | None = None
+    driver: DriverAttempt | None = None
     rollout: Rollout | None = None
     refused: Refusal | None = None
     deletion: Deletion | None = None
@@ -159,6 +159,6 @@ class Status(Model):
     late: Annotated[Count | None, Field(description="Rows that came too late, since the job's state began.")] = None
     state_bytes: Count | None = None
     hottest_keys: Annotated[tuple[HotKey, ...], Field(max_length=10)] = ()
-    last_savepoint: Savepoint | None = None
+    last_savepoint: SavepointStatus | None = None
     last_error: Words | None = None
     executors: Annotated[Count | None, Field(description="Executors that run.")] = None

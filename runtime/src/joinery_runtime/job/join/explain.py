@@ -14,10 +14,10 @@ from joinery_runtime.job.model.wording import listed
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
     """`stored` names the columns that segments keep, per part of the state."""
-    return tuple(_Step(job, number).plan(stored, kept) for number, kept in enumerate(kept_for(job)))
+    return tuple(_StepExplainer(job, number).plan(stored, kept) for number, kept in enumerate(kept_for(job)))
 
 
-class _Step:
+class _StepExplainer:
     def __init__(self, job: StreamJoin, number: int) -> None:
         self._job, self._number = job, number
         self._step: JoinStep = job.joins[number]

@@ -1,4 +1,4 @@
-"""The cross-field rules of a StreamJoin. Each yields the places it finds wrong; missing parts silence it."""
+"""The cross-field rules of a StreamJoin. Each yields the places it finds wrong; what is missing silences it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.parts import Finding, Loc, Parts, dig, take_apart
-from joinery_runtime.job.sql import Table, check_shape, translate
+from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, read_draft
+from joinery_runtime.job.sql import SqlInput, check_shape, translate
 from joinery_runtime.job.sql.names import table_of
 
 _RULES = (
@@ -26,8 +26,8 @@ def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
 
 
 def _broken(data: Mapping[str, Any]) -> list[Finding]:
-    parts = take_apart(data)
-    return [finding for rule in _RULES for finding in rule(parts)]
+    draft = read_draft(data)
+    return [finding for rule in _RULES for finding in rule(draft)]
 
 
 def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     for name in _FROM_SQL:
         if spec.get(name):
             yield _SQL, f"{name} and sql are both named; keep one"
-    tables = _tables(take_apart(data))
+    tables = _tables(read_draft(data))
     translation = translate(sql, tables) if tables is not None else None
     problems = translation.problems if translation is not None else check_shape(sql)
     yield from ((_SQL, problem) for problem in problems)
@@ -49,7 +49,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
 
 
-def _tables(parts: Parts) -> tuple[Table, ...] | None:
+def _tables(draft: JobDraft) -> tuple[SqlInput, ...] | None:
     """None unless all of every input is known that SQL may name."""
-    tables = tuple(table for part in parts.inputs if (table := table_of(part)) is not None)
-    return tables if parts.all_named and len(tables) == len(parts.inputs) else None
+    tables = tuple(table for source in draft.inputs if (table := table_of(source)) is not None)
+    return tables if draft.all_named and len(tables) == len(draft.inputs) else None

@@ -10,11 +10,10 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.join.steps import STEP_KINDS, output_prefixes
-from joinery_runtime.job.model.output_rules import unknown_columns
-from joinery_runtime.job.model.parts import (
+from joinery_runtime.job.model.draft import (
     Finding,
+    JobDraft,
     Loc,
-    Parts,
     dig,
     exactly_one,
     items,
@@ -22,30 +21,31 @@ from joinery_runtime.job.model.parts import (
     repeats,
     unknown_column,
 )
+from joinery_runtime.job.model.output_rules import unknown_columns
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed, suggestion
 
 
-def _items(parts: Parts) -> Iterator[Finding]:
-    for i, item in enumerate(items(parts.data, "spec", "select")):
+def _items(draft: JobDraft) -> Iterator[Finding]:
+    for i, item in enumerate(items(draft.data, "spec", "select")):
         at = ("spec", "select", i)
         yield from exactly_one(item, at, ("column", "expression"))
-        yield from _column((*at, "column"), dig(item, "column"), parts)
+        yield from _column((*at, "column"), dig(item, "column"), draft)
         if isinstance(text := dig(item, "expression"), str):
-            yield from _expression((*at, "expression"), text, parts)
+            yield from _expression((*at, "expression"), text, draft)
             if dig(item, "as") is None:
                 yield at, "an expression has no name of its own; add one: as: <name>"
 
 
-def _column(at: Loc, text: Any, parts: Parts) -> Iterator[Finding]:
+def _column(at: Loc, text: Any, draft: JobDraft) -> Iterator[Finding]:
     found = reference(text)
     if isinstance(text, str) and text and found is None:
         yield at, f"{text!r} does not name its input; write <input>.{text}"
     elif found is not None:
-        yield from _known(at, found.input, found.column, parts)
+        yield from _known(at, found.input, found.column, draft)
 
 
-def _expression(at: Loc, text: str, parts: Parts) -> Iterator[Finding]:
+def _expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
     """Its columns. What it may hold, and its type, the core says."""
     try:
         columns = list(sqlglot.parse_one(text).find_all(exp.Column))
@@ -56,16 +56,16 @@ def _expression(at: Loc, text: str, parts: Parts) -> Iterator[Finding]:
         if not column.table:
             yield at, f"{column.name!r} does not name its input; write <input>.{column.name}"
         elif column.args.get("db") is None:
-            yield from _known(at, column.table, column.name, parts)
+            yield from _known(at, column.table, column.name, draft)
 
 
-def _known(at: Loc, input_name: str, column: str, parts: Parts) -> Iterator[Finding]:
-    side = parts.by_name.get(input_name)
-    if not parts.all_named:
+def _known(at: Loc, input_name: str, column: str, draft: JobDraft) -> Iterator[Finding]:
+    side = draft.by_name.get(input_name)
+    if not draft.all_named:
         return
     if side is None:
-        hint = suggestion(input_name, parts.by_name)
-        yield at, f"{input_name!r} is not an input{hint}; inputs are {listed(parts.by_name)}"
+        hint = suggestion(input_name, draft.by_name)
+        yield at, f"{input_name!r} is not an input{hint}; inputs are {listed(draft.by_name)}"
     elif side.types is not None and column not in side.types:
         yield at, unknown_column(column, side)
 
@@ -73,41 +73,41 @@ def _known(at: Loc, input_name: str, column: str, parts: Parts) -> Iterator[Find
 # --- names --------------------------------------------------------------------------------------------------------
 
 
-def _names(parts: Parts) -> Iterator[Finding]:
-    names = [_name(item) for item in items(parts.data, "spec", "select")]
+def _names(draft: JobDraft) -> Iterator[Finding]:
+    names = [_name(item) for item in items(draft.data, "spec", "select")]
     for i, repeated in repeats(names):
         yield ("spec", "select", i), f"two output columns are named {repeated!r} (rule J10); rename one with `as`"
     for i, name in enumerate(names):
         if name is not None and name.startswith("$"):
             yield ("spec", "select", i), f"{name!r} starts with `$`, which engine columns do; rename it with `as`"
-        if name in WINDOW_COLUMNS and _windowed(parts):
+        if name in WINDOW_COLUMNS and _windowed(draft):
             facts = f"a window join adds a column {name!r} of its own (rule W4)"
             yield ("spec", "select", i), f"{facts}; rename this one with `as`"
 
 
-def _default_names(parts: Parts) -> Iterator[Finding]:
+def _default_names(draft: JobDraft) -> Iterator[Finding]:
     """`a.b_c` and `a_b.c` would be one column."""
-    if dig(parts.data, "spec", "select") is not None:
+    if dig(draft.data, "spec", "select") is not None:
         return
-    for _, name in repeats(list(_every_column(parts))):
+    for _, name in repeats(list(_every_column(draft))):
         todo = "name the columns with `select`, or rename an input"
         yield ("spec", "inputs"), f"two output columns would be named {name!r} (rule J10); {todo}"
 
 
-def _keys_known(parts: Parts) -> Iterator[Finding]:
-    yield from unknown_columns(parts, output_names(parts))
+def _keys_known(draft: JobDraft) -> Iterator[Finding]:
+    yield from unknown_columns(draft, output_names(draft))
 
 
-def output_names(parts: Parts) -> list[str] | None:
+def output_names(draft: JobDraft) -> list[str] | None:
     """All output columns, or None while something hides one."""
-    if dig(parts.data, "spec", "select") is not None:
-        names = [_name(item) for item in items(parts.data, "spec", "select")]
+    if dig(draft.data, "spec", "select") is not None:
+        names = [_name(item) for item in items(draft.data, "spec", "select")]
         known = [name for name in names if name is not None]
         if len(known) < len(names):
             return None
     else:
-        known = list(_every_column(parts))
-    return [*known, *(WINDOW_COLUMNS if _windowed(parts) else ())] if known else None
+        known = list(_every_column(draft))
+    return [*known, *(WINDOW_COLUMNS if _windowed(draft) else ())] if known else None
 
 
 def _name(item: object) -> str | None:
@@ -117,18 +117,18 @@ def _name(item: object) -> str | None:
     return source.column if source is not None else None
 
 
-def _every_column(parts: Parts) -> Iterator[str]:
+def _every_column(draft: JobDraft) -> Iterator[str]:
     """Nothing unless every column is known."""
-    if not parts.all_named or any(part.types is None for part in parts.inputs):
+    if not draft.all_named or any(source.types is None for source in draft.inputs):
         return
-    prefixes = output_prefixes([part.name or "" for part in parts.inputs])
-    for prefix, part in zip(prefixes, parts.inputs, strict=True):
-        yield from (f"{prefix}_{column}" for column in part.types or ())
+    prefixes = output_prefixes([source.name or "" for source in draft.inputs])
+    for prefix, source in zip(prefixes, draft.inputs, strict=True):
+        yield from (f"{prefix}_{column}" for column in source.types or ())
 
 
-def _windowed(parts: Parts) -> bool:
+def _windowed(draft: JobDraft) -> bool:
     fields = {kind.field for kind in STEP_KINDS if kind.windowed}
-    return any(step.data.get(field) is not None for step in parts.steps for field in fields)
+    return any(step.data.get(field) is not None for step in draft.steps for field in fields)
 
 
-RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (_items, _names, _default_names, _keys_known)
+RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_items, _names, _default_names, _keys_known)

@@ -8,33 +8,45 @@ from typing import Any
 
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS
 from joinery_runtime.job.kinds.base import Rules
-from joinery_runtime.job.model.parts import Finding, InputPart, Loc, Parts, StepPart, dig, reference, unknown_column
+from joinery_runtime.job.model.draft import (
+    Finding,
+    InputDraft,
+    JobDraft,
+    Loc,
+    StepDraft,
+    dig,
+    reference,
+    unknown_column,
+)
 from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
 
-def _number_of_steps(parts: Parts) -> Iterator[Finding]:
-    if not parts.steps and dig(parts.data, "spec", "sql") is None:
+def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
+    if not draft.steps and dig(draft.data, "spec", "sql") is None:
         yield ("spec", "joins"), "there is no join step; write one that names `right`, `keys` and `interval`"
 
 
-def _inputs_of_steps(parts: Parts) -> Iterator[Finding]:
+def _inputs_of_steps(draft: JobDraft) -> Iterator[Finding]:
     """The first input is where the chain starts; each other one is the right side of one step."""
-    wrong = [finding for step in parts.steps for finding in _right(parts, step)]
+    wrong = [finding for step in draft.steps for finding in _right(draft, step)]
     yield from wrong
-    if wrong or not parts.steps or not all(step.sides_known for step in parts.steps):
+    if wrong or not draft.steps or not all(step.sides_known for step in draft.steps):
         return
-    joined = {part.name for step in parts.steps for part in (*step.left, step.right) if part is not None}
-    for part in parts.inputs:
-        if part.name not in joined:
-            yield part.at, f"no step joins input {part.name!r}; add a step with right: {part.name}, or drop the input"
+    joined = {source.name for step in draft.steps for source in (*step.left, step.right) if source is not None}
+    for source in draft.inputs:
+        if source.name not in joined:
+            yield (
+                source.at,
+                f"no step joins input {source.name!r}; add a step with right: {source.name}, or drop the input",
+            )
 
 
-def _right(parts: Parts, step: StepPart) -> Iterator[Finding]:
+def _right(draft: JobDraft, step: StepDraft) -> Iterator[Finding]:
     name = step.data.get("right")
     if not step.left or step.right is not None or not isinstance(name, str):
         return
-    others = [other for other in parts.by_name if other not in step.left_names]
+    others = [other for other in draft.by_name if other not in step.left_names]
     at, todo = (*step.at, "right"), f"write {either(others)}" if others else "drop this step"
     if name == step.left[0].name:
         yield at, f"{name!r} is the left input (the first one), where the steps begin; {todo}"
@@ -47,8 +59,8 @@ def _right(parts: Parts, step: StepPart) -> Iterator[Finding]:
 # --- keys ---------------------------------------------------------------------------------------------------------
 
 
-def _keys(parts: Parts) -> Iterator[Finding]:
-    for step in parts.steps:
+def _keys(draft: JobDraft) -> Iterator[Finding]:
+    for step in draft.steps:
         keys = step.data.get("keys")
         if not isinstance(keys, Mapping):
             continue
@@ -58,14 +70,14 @@ def _keys(parts: Parts) -> Iterator[Finding]:
             yield from _key((*step.at, "keys", left), (left, right), step)
 
 
-def _no_keys(step: StepPart) -> str:
+def _no_keys(step: StepDraft) -> str:
     if all(step.data.get(kind.field) is None for kind in STEP_KINDS if kind.chains):
         return "name at least one"
     right = step.data.get("right")
     return f"name at least one, or for a join on time only the small side: broadcast: {right}"
 
 
-def _key(at: Loc, texts: tuple[Any, Any], step: StepPart) -> Iterator[Finding]:
+def _key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:
     if step.right is None or not step.left:
         return
     first, second = (reference(text) for text in texts)
@@ -78,39 +90,39 @@ def _key(at: Loc, texts: tuple[Any, Any], step: StepPart) -> Iterator[Finding]:
         yield from wrong or _different_types(at, first, second, step)
 
 
-def _side_problems(at: Loc, found: Reference, side: tuple[InputPart, ...]) -> Iterator[Finding]:
-    part = next((part for part in side if part.name == found.input), None)
-    if part is None:
-        names = [part.name or "" for part in side]
+def _side_problems(at: Loc, found: Reference, side: tuple[InputDraft, ...]) -> Iterator[Finding]:
+    source = next((source for source in side if source.name == found.input), None)
+    if source is None:
+        names = [source.name or "" for source in side]
         wanted = either(map(repr, names))
         yield at, f"{str(found)!r} must be a column of {wanted}{suggestion(found.input, names)}"
-    elif part.types is not None and found.column not in part.types:
-        yield at, unknown_column(found.column, part)
+    elif source.types is not None and found.column not in source.types:
+        yield at, unknown_column(found.column, source)
 
 
-def _different_types(at: Loc, first: Reference, second: Reference, step: StepPart) -> Iterator[Finding]:
+def _different_types(at: Loc, first: Reference, second: Reference, step: StepDraft) -> Iterator[Finding]:
     left, right = (_type(found, step) for found in (first, second))
     if left is not None and right is not None and left.key_type != right.key_type:
         facts = f"key types differ: {first} is {left}, {second} is {right}"
         yield at, f"{facts}; declare the same type (int32 and int64 may meet, rule V2)"
 
 
-def _type(found: Reference, step: StepPart) -> Any:
-    part = step.side_of(found.input)
-    return part.types.get(found.column) if part is not None and part.types is not None else None
+def _type(found: Reference, step: StepDraft) -> Any:
+    source = step.side_of(found.input)
+    return source.types.get(found.column) if source is not None and source.types is not None else None
 
 
 # --- broadcast ----------------------------------------------------------------------------------------------------
 
 
-def _broadcast(parts: Parts) -> Iterator[Finding]:
-    for step in parts.steps:
+def _broadcast(draft: JobDraft) -> Iterator[Finding]:
+    for step in draft.steps:
         name = step.data.get("broadcast")
         if isinstance(name, str):
             yield from (((*step.at, "broadcast"), text) for text in _broadcast_problem(name, step))
 
 
-def _broadcast_problem(name: str, step: StepPart) -> Iterator[str]:
+def _broadcast_problem(name: str, step: StepDraft) -> Iterator[str]:
     keys, kind = step.data.get("keys"), step.data.get("type", "inner")
     if keys and isinstance(keys, Mapping):
         yield f"is for a join without keys (rule J9), and this has {len(keys)}; drop broadcast, or the keys"
@@ -127,7 +139,7 @@ def _broadcast_problem(name: str, step: StepPart) -> Iterator[str]:
         yield _preserved(name, str(kind), step)
 
 
-def _preserved(name: str, kind: str, step: StepPart) -> str:
+def _preserved(name: str, kind: str, step: StepDraft) -> str:
     facts = f"a {kind} join keeps unmatched rows of {name!r}, which a broadcast side cannot (rule J9)"
     right = str(step.data.get("right"))
     others = [other for other in (right, *(step.left_names if step.number == 0 else ())) if other != name]
@@ -139,8 +151,8 @@ def _preserved(name: str, kind: str, step: StepPart) -> str:
 # --- how a step matches rows in time ----------------------------------------------------------------------------------
 
 
-def _one_way(parts: Parts) -> Iterator[Finding]:
-    for step in parts.steps:
+def _one_way(draft: JobDraft) -> Iterator[Finding]:
+    for step in draft.steps:
         named = [way for way in FIELDS if step.data.get(way) is not None]
         if step.data and not named:
             yield (
@@ -152,19 +164,19 @@ def _one_way(parts: Parts) -> Iterator[Finding]:
             yield step.at, f"needs exactly one of {listed(FIELDS)}: {listed(named)} are named"
 
 
-def _alone(parts: Parts) -> Iterator[Finding]:
+def _alone(draft: JobDraft) -> Iterator[Finding]:
     """Steps of some kinds are no part of a chain."""
-    count = len(parts.steps)
-    for step in parts.steps:
+    count = len(draft.steps)
+    for step in draft.steps:
         for way, rule in {kind.field: kind.chain_rule for kind in STEP_KINDS if not kind.chains}.items():
             if count > 1 and step.data.get(way) is not None:
                 facts = f"{way} steps do not take part in chains{rule}, and there are {count} steps"
                 yield (*step.at, way), f"{facts}; write interval, or make it a job of its own"
 
 
-def _lateness(parts: Parts) -> Iterator[Finding]:
+def _lateness(draft: JobDraft) -> Iterator[Finding]:
     final = {kind.field: kind.what_is_final for kind in STEP_KINDS if kind.what_is_final}
-    for step in parts.steps:
+    for step in draft.steps:
         facts = next((text for way, text in final.items() if step.data.get(way) is not None), None)
         if facts is not None and step.data.get("lateData") == "reopen":
             yield (*step.at, "lateData"), f"reopen is for interval steps, {facts} stays as it is; write drop"

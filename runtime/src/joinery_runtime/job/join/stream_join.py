@@ -10,12 +10,12 @@ from pydantic import Field
 from joinery_runtime.job.join.rules import broken_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, output_prefixes, part_names
 from joinery_runtime.job.model.base import Limits, Text
+from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.parts import Finding, Loc
 from joinery_runtime.job.model.references import WINDOW_COLUMNS, KeyPair, Reference, parse_reference
-from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
+from joinery_runtime.job.model.resource import Job, JobSpec, OutputField
 from joinery_runtime.job.model.types import ColumnType
-from joinery_runtime.job.sql import Table, Translation, translate
+from joinery_runtime.job.sql import SqlInput, Translation, translate
 
 
 class StreamJoinSpec(JobSpec):
@@ -65,7 +65,7 @@ class StreamJoin(Job):
         if self.spec.sql is None:
             return None
         tables = (
-            Table(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
+            SqlInput(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
             for side in self.inputs
         )
         return translate(self.spec.sql, tuple(tables))
@@ -95,21 +95,21 @@ class StreamJoin(Job):
         return {"inputs": tuple(inputs)}
 
     @property
-    def output_columns(self) -> tuple[OutputColumn, ...]:
+    def output_columns(self) -> tuple[OutputField, ...]:
         """What goes out, in order: the select list, else every column with its input's prefix (rule J10); a window's
         start and end come last."""
         chosen = self.select
         named = [self._selected(item) for item in chosen] if chosen else self._every_column()
-        times = [OutputColumn(name, type=ColumnType("int64")) for name in WINDOW_COLUMNS if self.windowed]
+        times = [OutputField(name, type=ColumnType("int64")) for name in WINDOW_COLUMNS if self.windowed]
         return (*named, *times)
 
-    def _selected(self, item: SelectItem) -> OutputColumn:
+    def _selected(self, item: SelectItem) -> OutputField:
         source = parse_reference(item.column) if item.column is not None else None
         if source is None:
-            return OutputColumn(item.as_ or "", expression=item.expression)
+            return OutputField(item.as_ or "", expression=item.expression)
         return self._column(item.as_ or source.column, source)
 
-    def _every_column(self) -> list[OutputColumn]:
+    def _every_column(self) -> list[OutputField]:
         names = [side.name for side in self.inputs]
         return [
             self._column(f"{prefix}_{column}", Reference(side.name, column))
@@ -117,8 +117,8 @@ class StreamJoin(Job):
             for column in side.types
         ]
 
-    def _column(self, name: str, source: Reference) -> OutputColumn:
-        return OutputColumn(name, source, type=self.input(source.input).types[source.column])
+    def _column(self, name: str, source: Reference) -> OutputField:
+        return OutputField(name, source, type=self.input(source.input).types[source.column])
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:

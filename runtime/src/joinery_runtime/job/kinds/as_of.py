@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds
 from joinery_runtime.job.model.base import Length, Model, PositiveDuration
 from joinery_runtime.job.model.cel import Rule, positive, time
+from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, items, reference
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.parts import Finding, Parts, StepPart, items, reference
 from joinery_runtime.job.model.wording import listed
 
 
-def _as_of(parts: Parts) -> Iterator[Finding]:
-    for step in parts.steps:
+def _as_of(draft: JobDraft) -> Iterator[Finding]:
+    for step in draft.steps:
         if step.data.get("asOf") is not None and (milliseconds(step.data.get("allowedLateness")) or 0) > 0:
             facts = "an asOf step drops no row as late (rule A3)"
             yield (*step.at, "allowedLateness"), f"{facts}; to wait for late versions write asOf.grace instead"
@@ -27,7 +27,7 @@ def _as_of(parts: Parts) -> Iterator[Finding]:
                 yield (*step.at, "type"), f"{facts} (rule A4); write inner or left"
 
 
-def _grace(step: StepPart) -> Iterator[Finding]:
+def _grace(step: StepDraft) -> Iterator[Finding]:
     raw = step.data["asOf"]
     grace, retention = milliseconds(raw.get("grace")), milliseconds(raw.get("historyRetention"))
     if grace is not None and retention is not None and grace >= retention > 0:
@@ -35,7 +35,7 @@ def _grace(step: StepPart) -> Iterator[Finding]:
         yield (*step.at, "asOf", "grace"), f"{facts}, so versions would go before the rows that wait; keep them longer"
 
 
-def _table(step: StepPart) -> Iterator[Finding]:
+def _table(step: StepDraft) -> Iterator[Finding]:
     if step.right is None:
         return
     keys, name = step.data.get("keys"), step.right.name
@@ -54,15 +54,15 @@ def _values(keys: Any) -> list[Any]:
     return list(keys.values()) if isinstance(keys, Mapping) else []
 
 
-def _tables_elsewhere(parts: Parts) -> Iterator[Finding]:
+def _tables_elsewhere(draft: JobDraft) -> Iterator[Finding]:
     """A table is read as versions, which only an as-of step understands."""
-    if not parts.steps or not all(step.sides_known for step in parts.steps):
+    if not draft.steps or not all(step.sides_known for step in draft.steps):
         return
-    looked_up = {step.data.get("right") for step in parts.steps if step.data.get("asOf") is not None}
-    for part in parts.inputs:
-        if part.data.get("table") is not None and part.name not in looked_up:
-            facts = f"{part.name!r} is a table, but not the right input of an asOf step"
-            yield (*part.at, "table"), f"{facts}; drop `table`, or write asOf in the step whose right it is"
+    looked_up = {step.data.get("right") for step in draft.steps if step.data.get("asOf") is not None}
+    for source in draft.inputs:
+        if source.data.get("table") is not None and source.name not in looked_up:
+            facts = f"{source.name!r} is a table, but not the right input of an asOf step"
+            yield (*source.at, "table"), f"{facts}; drop `table`, or write asOf in the step whose right it is"
 
 
 class AsOf(Model, StepKind):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from joinery_runtime.job.model.cel import Rule
+from joinery_runtime.job.model.draft import Finding, JobDraft
 from joinery_runtime.job.model.duration import format_duration, parse_duration
-from joinery_runtime.job.model.parts import Finding, Parts
 
-Rules = tuple[Callable[[Parts], Iterator[Finding]], ...]
+Rules = tuple[Callable[[JobDraft], Iterator[Finding]], ...]
 
 
 @dataclass(slots=True)

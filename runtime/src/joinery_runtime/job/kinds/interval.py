@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds, plus
 from joinery_runtime.job.model.base import Bound, Model, Text
 from joinery_runtime.job.model.cel import Rule, time
-from joinery_runtime.job.model.parts import Finding, Parts, StepPart, dig
+from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, dig
 from joinery_runtime.job.model.wording import either, listed
 
 
-def _interval(parts: Parts) -> Iterator[Finding]:
-    for step in parts.steps:
+def _interval(draft: JobDraft) -> Iterator[Finding]:
+    for step in draft.steps:
         interval, at = step.data.get("interval"), (*step.at, "interval")
         lower, upper = milliseconds(dig(interval, "lower")), milliseconds(dig(interval, "upper"))
         if lower is not None and upper is not None and lower > upper:
@@ -24,7 +24,7 @@ def _interval(parts: Parts) -> Iterator[Finding]:
             yield (*at, "of"), _not_before(of, step)
 
 
-def _not_before(of: str, step: StepPart) -> str:
+def _not_before(of: str, step: StepDraft) -> str:
     names = step.left_names
     swap = " (to count from the right input, negate the bounds and swap them)" if of == step.data.get("right") else ""
     if len(names) == 1:

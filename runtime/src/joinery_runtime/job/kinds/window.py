@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 from joinery_runtime.job.kinds.base import Chain, StepKind, StepWords, milliseconds
 from joinery_runtime.job.model.base import Length, Model
 from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
+from joinery_runtime.job.model.draft import Finding, JobDraft, dig
+from joinery_runtime.job.model.draft import exactly_one as one_of
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.parts import Finding, Parts, dig
-from joinery_runtime.job.model.parts import exactly_one as one_of
 
 
-def _window(parts: Parts) -> Iterator[Finding]:
-    for step in parts.steps:
+def _window(draft: JobDraft) -> Iterator[Finding]:
+    for step in draft.steps:
         window, at = step.data.get("window"), (*step.at, "window")
         yield from one_of(window, at, ("tumbling", "hopping", "session"))
         size, slide = (milliseconds(dig(window, "hopping", name)) for name in ("size", "slide"))

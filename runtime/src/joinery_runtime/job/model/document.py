@@ -12,7 +12,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from joinery_runtime.errors import JobError, Problem
-from joinery_runtime.job.model.parts import Loc
+from joinery_runtime.job.model.draft import Loc
 
 # Far more than any resource holds; stops a file that aliases itself or multiplies by aliases.
 MAX_VALUES = 100_000

@@ -4,98 +4,98 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from joinery_runtime.job.model.parts import Finding, Parts, dig, exactly_one, items, repeats, unknown_column
+from joinery_runtime.job.model.draft import Finding, JobDraft, dig, exactly_one, items, repeats, unknown_column
 from joinery_runtime.job.model.wording import listed
 
 _EVENT_TIME_TYPES = ("timestamp", "int64")
 _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
 
-def _number_of_inputs(parts: Parts) -> Iterator[Finding]:
-    count = len(parts.inputs)
-    if isinstance(dig(parts.data, "spec", "inputs"), list | tuple) and count < 2:
+def _number_of_inputs(draft: JobDraft) -> Iterator[Finding]:
+    count = len(draft.inputs)
+    if isinstance(dig(draft.data, "spec", "inputs"), list | tuple) and count < 2:
         yield ("spec", "inputs"), f"a join needs two inputs: there are {count}, write at least two"
 
 
-def _distinct_inputs(parts: Parts) -> Iterator[Finding]:
-    for i, name in repeats([part.name for part in parts.inputs]):
+def _distinct_inputs(draft: JobDraft) -> Iterator[Finding]:
+    for i, name in repeats([source.name for source in draft.inputs]):
         yield ("spec", "inputs", i, "name"), f"two inputs are named {name!r}; give each its own name"
 
 
-def _distinct_columns(parts: Parts) -> Iterator[Finding]:
-    for part in parts.inputs:
-        columns = items(part.data, "schema")
+def _distinct_columns(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        columns = items(source.data, "schema")
         for i, name in repeats([dig(column, "name") for column in columns]):
-            yield (*part.at, "schema", i, "name"), f"the schema has two columns named {name!r}; rename or drop one"
+            yield (*source.at, "schema", i, "name"), f"the schema has two columns named {name!r}; rename or drop one"
 
 
-def _event_time(parts: Parts) -> Iterator[Finding]:
-    for part in parts.inputs:
-        name = part.data.get("eventTime")
-        if part.types is None or not isinstance(name, str) or not name:
+def _event_time(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        name = source.data.get("eventTime")
+        if source.types is None or not isinstance(name, str) or not name:
             continue
-        at = (*part.at, "eventTime")
-        kind = part.types.get(name)
-        if name not in part.types:
-            yield at, unknown_column(name, part)
+        at = (*source.at, "eventTime")
+        kind = source.types.get(name)
+        if name not in source.types:
+            yield at, unknown_column(name, source)
         elif kind is not None and kind.name not in _EVENT_TIME_TYPES:
             yield at, f"column {name!r} is {kind}; event time must be timestamp, or int64 milliseconds since 1970"
 
 
-def _one_source(parts: Parts) -> Iterator[Finding]:
-    for part in parts.inputs:
-        yield from exactly_one(part.data, part.at, ("kafka", "file"))
+def _one_source(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        yield from exactly_one(source.data, source.at, ("kafka", "file"))
 
 
-def _one_topic(parts: Parts) -> Iterator[Finding]:
-    for part in parts.inputs:
-        yield from exactly_one(dig(part.data, "kafka"), (*part.at, "kafka"), ("topic", "topicPattern"))
+def _one_topic(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        yield from exactly_one(dig(source.data, "kafka"), (*source.at, "kafka"), ("topic", "topicPattern"))
 
 
-def _offsets_of_one_topic(parts: Parts) -> Iterator[Finding]:
-    for part in parts.inputs:
-        kafka = dig(part.data, "kafka")
+def _offsets_of_one_topic(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        kafka = dig(source.data, "kafka")
         for name in ("startFrom", "stopAt"):
             if dig(kafka, "topicPattern") is not None and dig(kafka, name, "offsets") is not None:
                 todo = "write a word or {timestamp: ...} here, or name one topic"
-                yield (*part.at, "kafka", name), f"offsets belong to one topic, topicPattern may match many; {todo}"
+                yield (*source.at, "kafka", name), f"offsets belong to one topic, topicPattern may match many; {todo}"
 
 
-def _a_group_each(parts: Parts) -> Iterator[Finding]:
-    """Members of one group share the partitions out: each input would read a part of its topic."""
+def _a_group_each(draft: JobDraft) -> Iterator[Finding]:
+    """Members of one group share the partitions out: each input would read only some partitions of its topic."""
     for name in ("group.id", "group.instance.id"):
-        values = [dig(part.data, "kafka", "properties", name) for part in parts.inputs]
+        values = [dig(source.data, "kafka", "properties", name) for source in draft.inputs]
         for i, value in repeats(values):
-            at = (*parts.inputs[i].at, "kafka", "properties", name)
+            at = (*draft.inputs[i].at, "kafka", "properties", name)
             yield at, f"two inputs have {name} {value!r}; each input is a group of its own: give each another name"
 
 
-def _table_key(parts: Parts) -> Iterator[Finding]:
-    for part in parts.inputs:
-        at, names = (*part.at, "table", "key"), items(part.data, "table", "key")
+def _table_key(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        at, names = (*source.at, "table", "key"), items(source.data, "table", "key")
         for i, name in repeats(names):
             yield (*at, i), f"the key names column {name!r} twice; drop one"
         for i, name in enumerate(names):
-            if part.types is not None and isinstance(name, str) and name and name not in part.types:
-                yield (*at, i), unknown_column(name, part)
-            elif isinstance(name, str) and name == part.data.get("eventTime"):
+            if source.types is not None and isinstance(name, str) and name and name not in source.types:
+                yield (*at, i), unknown_column(name, source)
+            elif isinstance(name, str) and name == source.data.get("eventTime"):
                 yield (*at, i), f"{name!r} is the event time, which tells versions of one key apart; drop it"
 
 
-def _text_key(parts: Parts) -> Iterator[Finding]:
-    for part in parts.inputs:
-        names = items(part.data, "table", "key")
-        if dig(part.data, "table", "keyFormat") != "string" or not names:
+def _text_key(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        names = items(source.data, "table", "key")
+        if dig(source.data, "table", "keyFormat") != "string" or not names:
             continue
-        at = (*part.at, "table", "keyFormat")
-        kind = (part.types or {}).get(names[0]) if isinstance(names[0], str) else None
+        at = (*source.at, "table", "keyFormat")
+        kind = (source.types or {}).get(names[0]) if isinstance(names[0], str) else None
         if len(names) > 1:
             yield at, f"string keys hold one column, the key has {len(names)}; write json"
         elif kind is not None and kind.name not in _TEXT_KEY_TYPES:
             yield at, f"column {names[0]!r} is {kind}; a string key holds {listed(_TEXT_KEY_TYPES)}; write json"
 
 
-RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _number_of_inputs,
     _distinct_inputs,
     _distinct_columns,

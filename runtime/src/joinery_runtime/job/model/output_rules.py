@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from joinery_runtime.job.model.draft import Finding, JobDraft, dig, exactly_one, items
 from joinery_runtime.job.model.outputs import DeadLetter, Output
-from joinery_runtime.job.model.parts import Finding, Parts, dig, exactly_one, items
 from joinery_runtime.job.model.wording import listed, suggestion
 
 
-def unknown_columns(parts: Parts, known: Sequence[str] | None) -> Iterator[Finding]:
+def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Finding]:
     """Keys that name no output column. `known` are all that there are, None while one is hidden."""
     if known is None:
         return
     for steps in (("kafka", "key"), ("postgres", "upsertKey")):
-        for i, name in enumerate(items(parts.data, "spec", "output", *steps)):
+        for i, name in enumerate(items(draft.data, "spec", "output", *steps)):
             if isinstance(name, str) and name not in known:
                 hint = suggestion(name, known)
                 at = ("spec", "output", *steps, i)
                 yield at, f"{name!r} is not an output column{hint}; output columns are {listed(known)}"
 
 
-def _one_target(parts: Parts) -> Iterator[Finding]:
-    spec = dig(parts.data, "spec")
+def _one_target(draft: JobDraft) -> Iterator[Finding]:
+    spec = dig(draft.data, "spec")
     yield from exactly_one(dig(spec, "output"), ("spec", "output"), Output.KINDS)
     yield from exactly_one(dig(spec, "deadLetter"), ("spec", "deadLetter"), DeadLetter.KINDS)
     if dig(spec, "stateStore", "postgres") is not None and dig(spec, "stateStore", "memory") is not None:
@@ -32,8 +32,8 @@ def _one_target(parts: Parts) -> Iterator[Finding]:
     )
 
 
-def _postgres_beside_the_state(parts: Parts) -> Iterator[Finding]:
-    spec = dig(parts.data, "spec")
+def _postgres_beside_the_state(draft: JobDraft) -> Iterator[Finding]:
+    spec = dig(draft.data, "spec")
     output, at = dig(spec, "output", "postgres"), ("spec", "output", "postgres")
     if not isinstance(output, Mapping):
         return
@@ -48,19 +48,19 @@ def _postgres_beside_the_state(parts: Parts) -> Iterator[Finding]:
         )
 
 
-def _dead_letter_address(parts: Parts) -> Iterator[Finding]:
-    spec = dig(parts.data, "spec")
+def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
+    spec = dig(draft.data, "spec")
     target = dig(spec, "deadLetter", "kafka")
     if not isinstance(target, Mapping) or target.get("bootstrapServers") is not None:
         return
-    addresses = [dig(part.data, "kafka", "bootstrapServers") for part in parts.inputs]
+    addresses = [dig(source.data, "kafka", "bootstrapServers") for source in draft.inputs]
     of_inputs = {address for address in addresses if isinstance(address, str)}
     if dig(spec, "output", "kafka", "bootstrapServers") is None and len(of_inputs) != 1:
         facts = f"the inputs name {listed(sorted(of_inputs))}" if of_inputs else "nothing else names Kafka"
         yield ("spec", "deadLetter", "kafka"), f"it is not clear which Kafka is meant: {facts}; write bootstrapServers"
 
 
-RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
     _postgres_beside_the_state,
     _dead_letter_address,

@@ -69,7 +69,7 @@ class DeadLetter(Model):
     file: FileOutput | None = None
 
 
-class PostgresStore(Model):
+class PostgresStoreSpec(Model):
     """A database and the schema in it that holds Joinery's tables. `dsn` is libpq's, and may hold a password; exactly
     one of it and `dsn_secret_ref` is named."""
 
@@ -78,7 +78,7 @@ class PostgresStore(Model):
     schema_name: Annotated[Text, Field(alias="schema")] = "joinery"
 
 
-class MemoryStore(Model):
+class MemoryStoreSpec(Model):
     """State in the driver's memory: lost when the job stops."""
 
 
@@ -86,8 +86,8 @@ class StoreSpec(Model):
     """At most one of `postgres` and `memory`; with neither, an embedded Postgres. `checkpoint_interval` (milliseconds)
     bounds the small segments that a recovery reads, by compaction; every epoch commits anyway."""
 
-    postgres: PostgresStore | None = None
-    memory: MemoryStore | None = None
+    postgres: PostgresStoreSpec | None = None
+    memory: MemoryStoreSpec | None = None
     checkpoint_interval: Annotated[PositiveDuration, Field(gt=0)] = 60_000
 
     @property

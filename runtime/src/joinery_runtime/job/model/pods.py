@@ -30,7 +30,7 @@ class TemplateRef(SecretRef):
     key: Text = "pod.yaml"
 
 
-class Driver(Model):
+class DriverSpec(Model):
     """For the operator; without meaning on a laptop. `memory` is the JVM's heap, as 1g; the pod asks for more."""
 
     cores: Annotated[Int, Field(ge=1)] = 1
@@ -43,7 +43,7 @@ class Driver(Model):
     pod_template: TemplateRef | None = None
 
 
-class Executor(Driver):
+class ExecutorSpec(DriverSpec):
     """For the operator; without meaning on a laptop. With `maxInstances`, Spark adds executors up to that while
     tasks wait, and takes idle ones away down to `instances`."""
 
@@ -62,6 +62,6 @@ class SparkSpec(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     image_pull_secrets: tuple[LocalRef, ...] = ()
     service_account: Text | None = None
-    driver: Driver = Driver()
-    executor: Executor = Executor()
+    driver: DriverSpec = DriverSpec()
+    executor: ExecutorSpec = ExecutorSpec()
     conf: dict[str, Setting] = Field(default_factory=dict)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from joinery_runtime.job.model.parts import Finding, Loc
+from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.resource import RULES_BROKEN, Job
 from joinery_runtime.job.model.wording import listed, suggestion
 

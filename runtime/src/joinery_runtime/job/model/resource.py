@@ -12,9 +12,9 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from joinery_runtime.job.model.base import Bool, Int, Limits, Model
+from joinery_runtime.job.model.draft import Finding, Loc, path_text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
-from joinery_runtime.job.model.parts import Finding, Loc, path_text
 from joinery_runtime.job.model.pods import SparkSpec
 from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.types import ColumnType
@@ -62,7 +62,7 @@ class JobSpec(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class OutputColumn:
+class OutputField:
     """`source` is the input's column, `expression` an SQL expression over `input.column`s, whose type the core works
     out (`type` is None). What the engine adds itself (a window's times, aggregates) has neither."""
 
@@ -97,7 +97,7 @@ class Job(Model):
 
     @property
     @abstractmethod
-    def output_columns(self) -> tuple[OutputColumn, ...]:
+    def output_columns(self) -> tuple[OutputField, ...]:
         """What goes out, in order."""
 
     @property

@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.duration import MAX_MS
 from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
-from joinery_runtime.job.sql.names import Table
+from joinery_runtime.job.sql.names import SqlInput
 
 COMPARISONS = (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.EQ, exp.Between)
 _MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ,
@@ -40,7 +40,7 @@ class _Sum:
         return _Sum(self.first + sign * other.first, self.second + sign * other.second, self.ms + sign * other.ms)
 
 
-def bounds_of(comparison: exp.Expr, tables: tuple[Table, Table]) -> Iterator[Bound]:
+def bounds_of(comparison: exp.Expr, tables: tuple[SqlInput, SqlInput]) -> Iterator[Bound]:
     """The limits of `d` that a comparison of both event times means. Raises NoBoundError."""
     if isinstance(comparison, exp.Between):
         if comparison.args.get("symmetric"):
@@ -51,7 +51,9 @@ def bounds_of(comparison: exp.Expr, tables: tuple[Table, Table]) -> Iterator[Bou
         yield from _limits(type(comparison), comparison.this, comparison.expression, tables)
 
 
-def _limits(kind: type[exp.Expr], left: exp.Expr, right: exp.Expr, tables: tuple[Table, Table]) -> Iterator[Bound]:
+def _limits(
+    kind: type[exp.Expr], left: exp.Expr, right: exp.Expr, tables: tuple[SqlInput, SqlInput]
+) -> Iterator[Bound]:
     total = _sum(left, tables).plus(_sum(right, tables), -1)
     if (total.first, total.second) not in {(-1, 1), (1, -1)}:
         raise NoBoundError("it does not compare the two event times with each other")
@@ -65,7 +67,7 @@ def _limits(kind: type[exp.Expr], left: exp.Expr, right: exp.Expr, tables: tuple
         yield Bound("lower", limit + (kind is exp.GT))
 
 
-def _sum(node: exp.Expr, tables: tuple[Table, Table]) -> _Sum:
+def _sum(node: exp.Expr, tables: tuple[SqlInput, SqlInput]) -> _Sum:
     if isinstance(node, exp.Paren):
         return _sum(node.this, tables)
     if isinstance(node, exp.Neg):

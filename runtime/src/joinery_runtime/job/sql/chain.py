@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from joinery_runtime.job.model.wording import listed
-from joinery_runtime.job.sql.conditions import Part, Parts
+from joinery_runtime.job.sql.conditions import Predicate, Predicates
 from joinery_runtime.job.sql.names import Named, Names
 from joinery_runtime.job.sql.report import Report
 from joinery_runtime.job.sql.shape import Joined, JoinType
@@ -29,15 +29,15 @@ class Link:
     right: Named
     type: JoinType
     joined: Joined
-    parts: list[Part] = field(default_factory=list)
+    predicates: list[Predicate] = field(default_factory=list)
     broken: bool = False
 
-    def needs(self, part: Part) -> bool:
-        """Whether the part reads the right side."""
-        return self.right.table.name in part.inputs
+    def needs(self, predicate: Predicate) -> bool:
+        """Whether the predicate reads the right side."""
+        return self.right.table.name in predicate.inputs
 
-    def knows(self, part: Part) -> bool:
-        return part.inputs <= {named.table.name for named in (*self.earlier, self.right)}
+    def knows(self, predicate: Predicate) -> bool:
+        return predicate.inputs <= {named.table.name for named in (*self.earlier, self.right)}
 
 
 def chain_of(joined: Sequence[Joined], names: Names, first: str, report: Report) -> list[Link]:
@@ -52,55 +52,57 @@ def chain_of(joined: Sequence[Joined], names: Names, first: str, report: Report)
     return [Link(tuple(order[: i + 1]), order[i + 1], types[i], join) for i, join in enumerate(joined)]
 
 
-def place_conditions(links: Sequence[Link], on: Sequence[Parts], where: Parts, report: Report) -> None:
-    for i, parts in enumerate(on):
-        links[i].broken = parts.broken or where.broken or links[i].joined.broken
-        for part in parts.good:
-            if links[i].knows(part):
-                _match_condition(part, i, links).parts.append(part)
+def place_conditions(links: Sequence[Link], on: Sequence[Predicates], where: Predicates, report: Report) -> None:
+    for i, predicates in enumerate(on):
+        links[i].broken = predicates.broken or where.broken or links[i].joined.broken
+        for predicate in predicates.good:
+            if links[i].knows(predicate):
+                _match_condition(predicate, i, links).predicates.append(predicate)
             else:
                 links[i].broken = True
-                report.add(part.at, "names an input that is joined further down; write it into the ON of that JOIN")
-    for part in where.good:
-        place = _filter_place(part, links)
+                report.add(
+                    predicate.at, "names an input that is joined further down; write it into the ON of that JOIN"
+                )
+    for predicate in where.good:
+        place = _filter_place(predicate, links)
         if place is not None:
-            place.parts.append(part)
+            place.predicates.append(predicate)
         else:
-            _refuse_filter(part, links, report)
+            _refuse_filter(predicate, links, report)
             for link in links:
-                link.broken = link.broken or link.needs(part)
+                link.broken = link.broken or link.needs(predicate)
 
 
-def _match_condition(part: Part, i: int, links: Sequence[Link]) -> Link:
+def _match_condition(predicate: Predicate, i: int, links: Sequence[Link]) -> Link:
     """Rows of the left that fail match nothing: where they then go nowhere, they may be dropped before."""
-    moves = not links[i].needs(part) and links[i].type in {"inner", "right"}
-    earlier = _filter_place(part, links[:i]) if moves else None
+    moves = not links[i].needs(predicate) and links[i].type in {"inner", "right"}
+    earlier = _filter_place(predicate, links[:i]) if moves else None
     return links[i] if earlier is None else earlier
 
 
-def _filter_place(part: Part, links: Sequence[Link]) -> Link | None:
+def _filter_place(predicate: Predicate, links: Sequence[Link]) -> Link | None:
     """The earliest join whose condition of a match drops what a filter behind the last one would drop."""
     found = None
     for link in reversed(links):
         found = link if link.type == "inner" else found
-        if _stops(link, part):
+        if _stops(link, predicate):
             break
     return found
 
 
-def _refuse_filter(part: Part, links: Sequence[Link], report: Report) -> None:
-    blocking = next(link for link in reversed(links) if _stops(link, part) or link is links[0])
+def _refuse_filter(predicate: Predicate, links: Sequence[Link], report: Report) -> None:
+    blocking = next(link for link in reversed(links) if _stops(link, predicate) or link is links[0])
     kind = blocking.joined.type.upper()
-    padded = "left" if blocking.needs(part) else "right"
+    padded = "left" if blocking.needs(predicate) else "right"
     if blocking.type in {padded, "full"}:
         facts = f"WHERE counts after rows without a match are filled up with NULL, and the {kind} JOIN does so here"
     else:
-        side = listed(sorted(part.inputs)) if part.inputs else "one side"
+        side = listed(sorted(predicate.inputs)) if predicate.inputs else "one side"
         facts = f"the {kind} JOIN puts out every row of {side}, a job cannot leave some out"
     todo = "write it into ON, where it decides what matches, make the JOIN an inner one, or filter the job's output"
-    report.add(part.at, f"{facts}; {todo}")
+    report.add(predicate.at, f"{facts}; {todo}")
 
 
-def _stops(link: Link, part: Part) -> bool:
+def _stops(link: Link, predicate: Predicate) -> bool:
     """Whether a filter behind the join is none before it."""
-    return link.needs(part) or link.type not in {"inner", "left"}
+    return link.needs(predicate) or link.type not in {"inner", "left"}

@@ -12,7 +12,7 @@ from joinery_runtime.job.sql.report import Place, place_of
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Predicate:
     """One condition. Columns of `node` have the inputs' own names before them, `inputs` are these names; `at` shows it
     as it was written."""
 
@@ -22,18 +22,18 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Predicates:
     """The conditions of one clause; `broken` says that one was refused."""
 
-    good: tuple[Part, ...] = ()
+    good: tuple[Predicate, ...] = ()
     broken: bool = False
 
 
-def read_parts(condition: exp.Expr | None, names: Names) -> Parts:
+def read_predicates(condition: exp.Expr | None, names: Names) -> Predicates:
     if condition is None:
-        return Parts()
-    parts = [_part(node, names) for node in _ands(condition)]
-    return Parts(tuple(part for part in parts if part is not None), None in parts)
+        return Predicates()
+    predicates = [_predicate(node, names) for node in _ands(condition)]
+    return Predicates(tuple(predicate for predicate in predicates if predicate is not None), None in predicates)
 
 
 def _ands(condition: exp.Expr) -> Iterator[exp.Expr]:
@@ -45,9 +45,9 @@ def _ands(condition: exp.Expr) -> Iterator[exp.Expr]:
         yield condition.copy()
 
 
-def _part(node: exp.Expr, names: Names) -> Part | None:
+def _predicate(node: exp.Expr, names: Names) -> Predicate | None:
     """None for what is refused: a sub-query, which the shape's check has reported, or a name that is wrong."""
     at = place_of(node)
     if node.find(exp.Query) is not None or not names.qualify(node):
         return None
-    return Part(node, frozenset(column.table for column in node.find_all(exp.Column)), at)
+    return Predicate(node, frozenset(column.table for column in node.find_all(exp.Column)), at)

@@ -17,7 +17,7 @@ from joinery_runtime.job.sql.report import Report
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class IntervalBounds:
     """The right input's time is in [lower, upper] counted from that of `of`, in milliseconds."""
 
     of: str
@@ -38,7 +38,7 @@ class Distances:
     def between(self, one: str, other: str) -> tuple[int, int] | None:
         return (0, 0) if one == other else self._known.get((one, other))
 
-    def add(self, link: Link, interval: Interval) -> None:
+    def add(self, link: Link, interval: IntervalBounds) -> None:
         right = link.right.table.name
         for named in link.earlier:
             known = self.between(interval.of, named.table.name)
@@ -48,7 +48,7 @@ class Distances:
                 self._known[named.table.name, right] = -highest, -lowest
 
 
-def interval_of(matching: Matching, link: Link, distances: Distances, report: Report) -> Interval | None:
+def interval_of(matching: Matching, link: Link, distances: Distances, report: Report) -> IntervalBounds | None:
     """None where there is none, which the report then says."""
     found = list(_candidates(matching.limits, distances))
     if not found:
@@ -66,7 +66,7 @@ def interval_of(matching: Matching, link: Link, distances: Distances, report: Re
     return best
 
 
-def _candidates(limits: list[Limit], distances: Distances) -> Iterator[Interval]:
+def _candidates(limits: list[Limit], distances: Distances) -> Iterator[IntervalBounds]:
     for of in dict.fromkeys(limit.of for limit in limits):
         ends: dict[str, list[int]] = {"lower": [], "upper": []}
         for limit in limits:
@@ -74,7 +74,7 @@ def _candidates(limits: list[Limit], distances: Distances) -> Iterator[Interval]
             if known is not None:
                 ends[limit.bound.side].append(limit.bound.ms + known[limit.bound.side == "upper"])
         if ends["lower"] and ends["upper"]:
-            yield Interval(of, max(ends["lower"]), min(ends["upper"]))
+            yield IntervalBounds(of, max(ends["lower"]), min(ends["upper"]))
 
 
 def _missing(one_side: bool, link: Link) -> str:

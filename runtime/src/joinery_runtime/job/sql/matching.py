@@ -9,7 +9,7 @@ from sqlglot import exp
 from joinery_runtime.job.sql.bounds import COMPARISONS, Bound, bounds_of
 from joinery_runtime.job.sql.chain import Link
 from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
-from joinery_runtime.job.sql.names import Table
+from joinery_runtime.job.sql.names import SqlInput
 from joinery_runtime.job.sql.report import Report
 
 _INVERSE: dict[type[exp.Expr], type[exp.Binary]] = {exp.LT: exp.GTE, exp.LTE: exp.GT, exp.GT: exp.LTE, exp.GTE: exp.LT}
@@ -46,12 +46,12 @@ class Matching:
 def read_matching(link: Link, *, timed: bool, report: Report) -> Matching:
     """`timed`: comparisons of event times are bounds; else they are conditions like others."""
     found = Matching(broken=link.broken)
-    for part in link.parts:
+    for predicate in link.predicates:
         try:
-            _sort(part.node, link, timed, found)
+            _sort(predicate.node, link, timed, found)
         except NoBoundError as error:
             found.broken = True
-            report.add(part.at, str(error))
+            report.add(predicate.at, str(error))
     return found
 
 
@@ -122,7 +122,7 @@ def _relates(part: exp.Expr, link: Link) -> bool:
     return _time(link.right.table) in columns and any(_time(named.table) in columns for named in link.earlier)
 
 
-def _time(table: Table) -> _Column:
+def _time(table: SqlInput) -> _Column:
     return table.name, table.event_time
 
 

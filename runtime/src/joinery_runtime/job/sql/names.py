@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from joinery_runtime.job.model.parts import InputPart
+from joinery_runtime.job.model.draft import InputDraft
 from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql.report import Report, place_of
 from joinery_runtime.job.sql.shape import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SqlInput:
     """An input of the job: its columns in order; `integer_time` says that event time is a number of milliseconds."""
 
     name: str
@@ -27,14 +27,14 @@ class Table:
 class Named:
     """A table with what the SQL calls it."""
 
-    table: Table
+    table: SqlInput
     source: Source
 
 
 class Names:
     """The tables of one SQL text by their aliases. An alias of what was refused is known to be wrong already."""
 
-    def __init__(self, sources: Sequence[Source], tables: Sequence[Table], report: Report) -> None:
+    def __init__(self, sources: Sequence[Source], tables: Sequence[SqlInput], report: Report) -> None:
         self._report = report
         self.named: dict[str, Named] = {}
         self._wrong: set[str] = set()
@@ -50,7 +50,7 @@ class Names:
             elif table is not None:
                 self.named[source.alias] = Named(table, source)
 
-    def _problem(self, source: Source, table: Table | None, known: dict[str, Table]) -> str:
+    def _problem(self, source: Source, table: SqlInput | None, known: dict[str, SqlInput]) -> str:
         if table is None:
             hint = suggestion(source.name, known)
             return f"{source.name!r} is not an input of the job{hint}; inputs are {listed(known)}"
@@ -119,10 +119,10 @@ class Names:
         return good
 
 
-def table_of(part: InputPart) -> Table | None:
+def table_of(source: InputDraft) -> SqlInput | None:
     """None unless all of the input is known that SQL may name."""
-    time = part.data.get("eventTime")
-    kind = part.types.get(time) if part.types is not None and isinstance(time, str) else None
-    if part.name is None or part.types is None or not isinstance(time, str) or kind is None:
+    time = source.data.get("eventTime")
+    kind = source.types.get(time) if source.types is not None and isinstance(time, str) else None
+    if source.name is None or source.types is None or not isinstance(time, str) or kind is None:
         return None
-    return Table(part.name, tuple(part.types), time, integer_time=kind.name == "int64")
+    return SqlInput(source.name, tuple(source.types), time, integer_time=kind.name == "int64")

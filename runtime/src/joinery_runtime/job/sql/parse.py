@@ -12,7 +12,7 @@ from sqlglot.errors import ParseError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.sql.report import Place, Report, token_place
-from joinery_runtime.job.sql.windows import KINDS, Window, read_window
+from joinery_runtime.job.sql.windows import KINDS, WindowClause, read_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Parsed:
     select: exp.Select
     tokens: Sequence[Token]
     options: Sequence[Token]
-    window: Window | None
+    window: WindowClause | None
 
 
 def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
@@ -116,7 +116,7 @@ def _offset(sql: str, line: int, column: int) -> int:
 @dataclass(slots=True)
 class _Clauses:
     options: list[Token] = field(default_factory=list)
-    window: Window | None = None
+    window: WindowClause | None = None
 
 
 def _without_clauses(tokens: list[Token], report: Report, form: Form) -> tuple[list[Token], _Clauses]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
-from joinery_runtime.job.sql.names import Names, Table
+from joinery_runtime.job.sql.names import Names, SqlInput
 from joinery_runtime.job.sql.report import Place, Report, place_of
 from joinery_runtime.job.sql.session_parts import SessionParts
-from joinery_runtime.job.sql.windows import Window
+from joinery_runtime.job.sql.windows import WindowClause
 
 _GAP = "write SESSION({time}, INTERVAL '30' SECOND) into GROUP BY"
 _OTHERS = {
@@ -21,7 +21,7 @@ _OTHERS = {
 
 
 @dataclass(slots=True)
-class Group:
+class GroupExpression:
     """One group: `text` is its expression with the input's own name before columns, `column` the column that it is, if
     it is one, `name` what goes out (None: not known yet)."""
 
@@ -32,15 +32,15 @@ class Group:
 
 
 @dataclass(slots=True)
-class Groups:
+class SessionGrouping:
     """`gap` is milliseconds, None where the report says what is wrong."""
 
     gap: int | None = None
-    by_text: dict[str, Group] = field(default_factory=dict)
+    by_text: dict[str, GroupExpression] = field(default_factory=dict)
 
 
-def read_groups(parts: SessionParts, table: Table, names: Names, report: Report) -> Groups:
-    found = Groups()
+def read_groups(parts: SessionParts, table: SqlInput, names: Names, report: Report) -> SessionGrouping:
+    found = SessionGrouping()
     aliases = {item.alias: item.this for item in parts.items if isinstance(item, exp.Alias)}
     sessions = [node for node in parts.groups if _function(node) == "SESSION"]
     others = [node for node in parts.groups if node not in sessions]
@@ -67,7 +67,12 @@ def _function(node: exp.Expr) -> str:
 
 
 def _read_group(
-    node: exp.Expr, aliases: Mapping[str, exp.Expr], table: Table, found: Groups, names: Names, report: Report
+    node: exp.Expr,
+    aliases: Mapping[str, exp.Expr],
+    table: SqlInput,
+    found: SessionGrouping,
+    names: Names,
+    report: Report,
 ) -> None:
     at, value = place_of(node), _named(node.unnest(), aliases, table).copy()
     problem = _problem(value, table)
@@ -80,16 +85,16 @@ def _read_group(
     text = value.sql(comments=False)
     if text in found.by_text:
         report.add(at, "is grouped by twice; keep one")
-    found.by_text.setdefault(text, Group(text, column, at))
+    found.by_text.setdefault(text, GroupExpression(text, column, at))
 
 
-def _named(value: exp.Expr, aliases: Mapping[str, exp.Expr], table: Table) -> exp.Expr:
+def _named(value: exp.Expr, aliases: Mapping[str, exp.Expr], table: SqlInput) -> exp.Expr:
     """What the select list calls so, where no column of the input has the name."""
     alone = isinstance(value, exp.Column) and not value.table and value.name not in table.columns
     return aliases.get(value.name, value).unnest() if alone else value
 
 
-def _problem(value: exp.Expr, table: Table) -> str:
+def _problem(value: exp.Expr, table: SqlInput) -> str:
     if isinstance(value, exp.Literal) and not value.is_string:
         return "the number of a column is not supported; write the column"
     if value.find(exp.AggFunc, exp.Window, exp.Query) is not None:
@@ -102,7 +107,12 @@ def _problem(value: exp.Expr, table: Table) -> str:
 
 
 def _read_gap(
-    sessions: Sequence[exp.Expr], parts: SessionParts, table: Table, found: Groups, names: Names, report: Report
+    sessions: Sequence[exp.Expr],
+    parts: SessionParts,
+    table: SqlInput,
+    found: SessionGrouping,
+    names: Names,
+    report: Report,
 ) -> None:
     window = parts.window
     todo = _GAP.format(time=table.event_time)
@@ -116,13 +126,13 @@ def _read_gap(
         report.add(parts.group_at, f"nothing says which rows are of one session (rule S1); {todo}")
 
 
-def _of_window(window: Window, report: Report) -> int | None:
+def _of_window(window: WindowClause, report: Report) -> int | None:
     if window.kind != "session":
         report.add(window.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
     return window.lengths.get("GAP")
 
 
-def _of_function(node: exp.Expr, table: Table, names: Names, report: Report) -> int | None:
+def _of_function(node: exp.Expr, table: SqlInput, names: Names, report: Report) -> int | None:
     at, given, todo = place_of(node), node.expressions, _GAP.format(time=table.event_time)
     if len(given) != 2 or not isinstance(given[1], exp.Interval):
         report.add(at, f"takes the event time and an INTERVAL; {todo}")

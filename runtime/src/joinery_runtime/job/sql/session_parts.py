@@ -9,7 +9,7 @@ from sqlglot import exp
 from joinery_runtime.job.sql.parse import SESSIONS, Parsed
 from joinery_runtime.job.sql.report import Place, Report, place_of, token_place
 from joinery_runtime.job.sql.shape import Source, refuse_queries, source_of
-from joinery_runtime.job.sql.windows import Window
+from joinery_runtime.job.sql.windows import WindowClause
 
 _READ = {"expressions", "from_", "where", "group", "joins"}
 _NO_SORT = "sessions go out as they end, in no order and without a last one; leave it out"
@@ -33,7 +33,7 @@ class SessionParts:
     where: exp.Expr | None
     groups: tuple[exp.Expr, ...]
     group_at: Place
-    window: Window | None
+    window: WindowClause | None
 
 
 def session_parts(parsed: Parsed, report: Report) -> SessionParts | None:

@@ -12,7 +12,7 @@ from joinery_runtime.job.model.references import SESSION_COLUMNS
 from joinery_runtime.job.sql.names import Names
 from joinery_runtime.job.sql.report import Place, Report, place_of
 from joinery_runtime.job.sql.session_aggregates import KNOWN, BadAggregateError, is_aggregate, read_call
-from joinery_runtime.job.sql.session_groups import Group, Groups, column_name
+from joinery_runtime.job.sql.session_groups import GroupExpression, SessionGrouping, column_name
 
 _ELSEWHERE = {
     **dict.fromkeys(("SESSION_START", "WINDOWSTART"), "window_start"),
@@ -28,7 +28,7 @@ class Chosen:
     aggregates: list[dict[str, Any]] = field(default_factory=list)
 
 
-def read_items(items: Sequence[exp.Expr], groups: Groups, names: Names, report: Report) -> Chosen:
+def read_items(items: Sequence[exp.Expr], groups: SessionGrouping, names: Names, report: Report) -> Chosen:
     """Gives groups their names too."""
     chosen = Chosen()
     for item in items:
@@ -39,7 +39,7 @@ def read_items(items: Sequence[exp.Expr], groups: Groups, names: Names, report: 
     return chosen
 
 
-def _read_item(item: exp.Expr, chosen: Chosen, groups: Groups, names: Names, report: Report) -> None:
+def _read_item(item: exp.Expr, chosen: Chosen, groups: SessionGrouping, names: Names, report: Report) -> None:
     at, value = place_of(item), item.unalias().unnest()
     renamed = item.alias if isinstance(item, exp.Alias) else ""
     own = _own_column(value, names)
@@ -64,7 +64,9 @@ def _own_column(value: exp.Expr, names: Names) -> str:
     return _ELSEWHERE.get(value.name.upper(), "") if plain or isinstance(value, exp.Anonymous) else ""
 
 
-def _read_group_item(value: exp.Expr, renamed: str, at: Place, groups: Groups, names: Names, report: Report) -> None:
+def _read_group_item(
+    value: exp.Expr, renamed: str, at: Place, groups: SessionGrouping, names: Names, report: Report
+) -> None:
     qualified = value.copy()
     if qualified.find(exp.Query) is not None or not names.qualify(qualified):
         return
@@ -114,7 +116,7 @@ def _argument_column(argument: exp.Expr, chosen: Chosen, names: Names) -> str | 
     return name
 
 
-def computed_groups(groups: Sequence[Group]) -> list[dict[str, str]]:
+def computed_groups(groups: Sequence[GroupExpression]) -> list[dict[str, str]]:
     """What `spec.compute` says of groups that are not called as a column of the input is."""
     return [
         {"expression": group.text, "as": group.name}

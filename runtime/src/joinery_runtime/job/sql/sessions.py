@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from joinery_runtime.job.sql.names import Names, Table
+from joinery_runtime.job.sql.names import Names, SqlInput
 from joinery_runtime.job.sql.parse import SESSIONS, parse_select
 from joinery_runtime.job.sql.report import Report, place_of
 from joinery_runtime.job.sql.session_groups import read_groups
@@ -37,7 +37,7 @@ def check_session_shape(sql: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def translate_sessions(sql: str, table: Table) -> SessionTranslation:
+def translate_sessions(sql: str, table: SqlInput) -> SessionTranslation:
     """`table` is the job's input."""
     try:
         return _translate(sql, table)
@@ -50,7 +50,7 @@ def _read(sql: str, report: Report) -> SessionParts | None:
     return session_parts(parsed, report) if parsed is not None else None
 
 
-def _translate(sql: str, table: Table) -> SessionTranslation:
+def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     report = Report(sql)
     parts = _read(sql, report)
     if parts is None:

@@ -10,7 +10,7 @@ from sqlglot import exp
 from joinery_runtime.job.sql.options import JoinKind
 from joinery_runtime.job.sql.parse import Parsed
 from joinery_runtime.job.sql.report import Place, Report, place_of, token_place
-from joinery_runtime.job.sql.windows import Window
+from joinery_runtime.job.sql.windows import WindowClause
 
 _WORDS = {
     "group": "GROUP BY",
@@ -56,7 +56,7 @@ class Shape:
     joined: tuple[Joined, ...]
     items: tuple[exp.Expr, ...]
     where: exp.Expr | None
-    window: Window | None
+    window: WindowClause | None
 
     @property
     def sources(self) -> tuple[Source, ...]:

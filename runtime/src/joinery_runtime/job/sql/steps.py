@@ -11,7 +11,7 @@ from sqlglot import exp
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.sql.bounds import Bound
 from joinery_runtime.job.sql.chain import Link
-from joinery_runtime.job.sql.limits import Distances, Interval, interval_of
+from joinery_runtime.job.sql.limits import Distances, IntervalBounds, interval_of
 from joinery_runtime.job.sql.matching import Limit, Matching, read_matching
 from joinery_runtime.job.sql.names import Named, Names
 from joinery_runtime.job.sql.options import (
@@ -130,7 +130,7 @@ def _option_limits(link: Link, context: _Context) -> Iterator[Limit]:
         yield Limit(of, Bound("upper", ms[UPPER]) if same else Bound("lower", -ms[UPPER]))
 
 
-def _lateness(interval: Interval, context: _Context) -> int:
+def _lateness(interval: IntervalBounds, context: _Context) -> int:
     options = context.options
     if RETENTION not in options.ms:
         return options.ms.get(LATENESS, 0)

@@ -9,8 +9,8 @@ from typing import Any
 
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.chain import Link, chain_of, place_conditions
-from joinery_runtime.job.sql.conditions import read_parts
-from joinery_runtime.job.sql.names import Names, Table
+from joinery_runtime.job.sql.conditions import read_predicates
+from joinery_runtime.job.sql.names import Names, SqlInput
 from joinery_runtime.job.sql.options import Options, read_options
 from joinery_runtime.job.sql.parse import parse_select
 from joinery_runtime.job.sql.report import Report
@@ -42,7 +42,7 @@ def check_shape(sql: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def translate(sql: str, tables: tuple[Table, ...]) -> Translation:
+def translate(sql: str, tables: tuple[SqlInput, ...]) -> Translation:
     """`tables` are all inputs of the job in their order."""
     try:
         return _translate(sql, tables)
@@ -50,7 +50,7 @@ def translate(sql: str, tables: tuple[Table, ...]) -> Translation:
         return Translation((), [], (TOO_DEEP,))
 
 
-def _translate(sql: str, tables: Sequence[Table]) -> Translation:
+def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
     report = Report(sql)
     read = _read(sql, report)
     if read is None:
@@ -71,9 +71,9 @@ def _read(sql: str, report: Report) -> tuple[Shape, Options] | None:
     return shape, read_options(parsed.options, shape.kind, report)
 
 
-def _links(shape: Shape, names: Names, tables: Sequence[Table], report: Report) -> list[Link]:
+def _links(shape: Shape, names: Names, tables: Sequence[SqlInput], report: Report) -> list[Link]:
     """No links where an input is not known: then only the names are checked."""
-    on, where = [read_parts(joined.on, names) for joined in shape.joined], read_parts(shape.where, names)
+    on, where = [read_predicates(joined.on, names) for joined in shape.joined], read_predicates(shape.where, names)
     if shape.first is None or not names.complete:
         return []
     used = {named.table.name for named in names.named.values()}

@@ -35,7 +35,7 @@ class _BadLengthError(ValueError):
 
 
 @dataclass(slots=True)
-class Window:
+class WindowClause:
     """`lengths` are milliseconds by SIZE, SLIDE or GAP."""
 
     kind: WindowKind
@@ -47,16 +47,16 @@ class Window:
         return {self.kind: lengths.get("size") if self.kind == "tumbling" else lengths}
 
 
-def read_window(clause: Sequence[Token], report: Report) -> Window:
+def read_window(clause: Sequence[Token], report: Report) -> WindowClause:
     """`clause` starts with the two words WINDOW and one of KINDS."""
-    window = Window(KINDS[clause[1].text.upper()], token_place(clause[1]))
+    window = WindowClause(KINDS[clause[1].text.upper()], token_place(clause[1]))
     problem = _problem(window, clause[2:], report)
     if problem:
         report.add(window.at, f"{problem}; {_EXAMPLES[window.kind]}")
     return window
 
 
-def _problem(window: Window, brackets: Sequence[Token], report: Report) -> str:
+def _problem(window: WindowClause, brackets: Sequence[Token], report: Report) -> str:
     opened = brackets and brackets[0].token_type == TokenType.L_PAREN
     for position, argument in enumerate(_arguments(brackets) if opened else ()):
         try:
@@ -82,7 +82,7 @@ def _arguments(brackets: Sequence[Token]) -> Iterator[list[Token]]:
             argument.append(token)
 
 
-def _read(argument: list[Token], position: int, window: Window) -> None:
+def _read(argument: list[Token], position: int, window: WindowClause) -> None:
     names = _LENGTHS[window.kind]
     word = argument[0].text.upper()
     named = word in {"SIZE", "SLIDE", "GAP"}

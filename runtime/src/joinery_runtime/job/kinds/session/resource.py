@@ -11,12 +11,12 @@ from pydantic_core import PydanticCustomError
 from joinery_runtime.job.kinds.session.rules import broken_rules
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate, ComputedColumn, Sessions
 from joinery_runtime.job.model.base import Bool, Length, Limits, PositiveDuration, Text
+from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.parts import Finding, Loc
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
-from joinery_runtime.job.model.resource import Job, JobSpec, OutputColumn
+from joinery_runtime.job.model.resource import Job, JobSpec, OutputField
 from joinery_runtime.job.model.types import ColumnType
-from joinery_runtime.job.sql import Table, translate_sessions
+from joinery_runtime.job.sql import SqlInput, translate_sessions
 
 _SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where and aggregates."
 
@@ -80,7 +80,7 @@ class SessionWindow(Job):
         if self.spec.sql is None:
             return Sessions.model_validate(self.spec.model_dump(include=set(Sessions.model_fields)))
         side = self.spec.input
-        table = Table(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
+        table = SqlInput(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
         return Sessions.model_validate(translate_sessions(self.spec.sql, table).fields)
 
     @property
@@ -113,14 +113,14 @@ class SessionWindow(Job):
         return {"input": only}
 
     @property
-    def output_columns(self) -> tuple[OutputColumn, ...]:
+    def output_columns(self) -> tuple[OutputField, ...]:
         """Rule S6, and RETRACTED last where retractions are on."""
         of, types = self.sessions, self.spec.input.types
         groups = [self._group(name, types.get(name)) for name in of.group_by]
         last = [self.retracted] if self.retracted is not None else []
         added = [*SESSION_COLUMNS, *(aggregate.as_ for aggregate in of.aggregates), *last]
-        return (*groups, *(OutputColumn(name) for name in added))
+        return (*groups, *(OutputField(name) for name in added))
 
-    def _group(self, name: str, kind: ColumnType | None) -> OutputColumn:
+    def _group(self, name: str, kind: ColumnType | None) -> OutputField:
         source = Reference(self.spec.input.name, name) if kind is not None else None
-        return OutputColumn(name, source, type=kind)
+        return OutputField(name, source, type=kind)

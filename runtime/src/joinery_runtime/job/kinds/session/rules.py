@@ -1,4 +1,4 @@
-"""The cross-field rules of a SessionWindow. Each yields the places it finds wrong; missing parts silence it."""
+"""The cross-field rules of a SessionWindow. Each yields the places it finds wrong; what is missing silences it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from joinery_runtime.job.kinds.session.sessions import EXACT_LIMIT, FROM_SQL, takes, takes_text
 from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.parts import Finding, Loc, Parts, dig, input_part, items, repeats
+from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, input_draft, items, repeats
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -27,8 +27,8 @@ def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
 
 
 def _broken(data: Mapping[str, Any]) -> list[Finding]:
-    parts = _take_apart(data)
-    return [finding for rule in _RULES for finding in rule(parts)]
+    draft = _take_apart(data)
+    return [finding for rule in _RULES for finding in rule(draft)]
 
 
 def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
@@ -50,46 +50,46 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
             yield at, message
 
 
-def _take_apart(data: Mapping[str, Any]) -> Parts:
+def _take_apart(data: Mapping[str, Any]) -> JobDraft:
     raw = dig(data, "spec", "input")
-    return Parts(data, (input_part(("spec", "input"), raw),) if isinstance(raw, Mapping) else (), ())
+    return JobDraft(data, (input_draft(("spec", "input"), raw),) if isinstance(raw, Mapping) else (), ())
 
 
 # --- what a session is --------------------------------------------------------------------------------------------
 
 
-def _groups(parts: Parts) -> Iterator[Finding]:
-    if not dig(parts.data, *_GROUPS):
+def _groups(draft: JobDraft) -> Iterator[Finding]:
+    if not dig(draft.data, *_GROUPS):
         yield (
             _GROUPS,
             "is missing or empty: one session of the whole stream would hardly ever end, be held by one shard, and its "
             "state would not be bounded by key (rule S1); name at least one column",
         )
-    names = items(parts.data, *_GROUPS)
+    names = items(draft.data, *_GROUPS)
     for i, name in repeats(names):
         yield (*_GROUPS, i), f"groupBy names column {name!r} twice; drop one"
     for i, name in enumerate(names):
-        yield from unknown((*_GROUPS, i), name, parts)
+        yield from unknown((*_GROUPS, i), name, draft)
 
 
-def _gap(parts: Parts) -> Iterator[Finding]:
-    if dig(parts.data, "spec") is not None and dig(parts.data, "spec", "gap") is None:
+def _gap(draft: JobDraft) -> Iterator[Finding]:
+    if dig(draft.data, "spec") is not None and dig(draft.data, "spec", "gap") is None:
         facts = "is missing: it says how far apart consecutive rows of a session may be (rule S1)"
         yield ("spec", "gap"), f"{facts}; write for example gap: 30s"
 
 
-def _table(parts: Parts) -> Iterator[Finding]:
-    for part in parts.inputs:
-        if part.data.get("table") is not None:
+def _table(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        if source.data.get("table") is not None:
             facts = "versions of a table replace each other, a session holds events"
-            yield (*part.at, "table"), f"{facts}; drop `table`"
+            yield (*source.at, "table"), f"{facts}; drop `table`"
 
 
 # --- computed columns ---------------------------------------------------------------------------------------------
 
 
-def _computed(parts: Parts) -> Iterator[Finding]:
-    names = [dig(each, "as") for each in items(parts.data, "spec", "compute")]
+def _computed(draft: JobDraft) -> Iterator[Finding]:
+    names = [dig(each, "as") for each in items(draft.data, "spec", "compute")]
     for i, name in repeats(names):
         yield ("spec", "compute", i, "as"), f"two computed columns are named {name!r}; rename one"
     for i, name in enumerate(names):
@@ -98,17 +98,17 @@ def _computed(parts: Parts) -> Iterator[Finding]:
         at = ("spec", "compute", i, "as")
         if name.startswith("$"):
             yield at, f"{name!r} starts with `$`, which engine columns do; choose another name"
-        for part in parts.inputs:
-            if part.types is not None and name in part.types:
-                yield at, f"input {part.name!r} has a column {name!r} already; choose another name"
+        for source in draft.inputs:
+            if source.types is not None and name in source.types:
+                yield at, f"input {source.name!r} has a column {name!r} already; choose another name"
 
 
 # --- what goes out ------------------------------------------------------------------------------------------------
 
 
-def _names(parts: Parts) -> Iterator[Finding]:
-    groups = items(parts.data, *_GROUPS)
-    names = [dig(each, "as") for each in items(parts.data, "spec", "aggregates")]
+def _names(draft: JobDraft) -> Iterator[Finding]:
+    groups = items(draft.data, *_GROUPS)
+    names = [dig(each, "as") for each in items(draft.data, "spec", "aggregates")]
     for i, name in enumerate(groups):
         if name in _ENGINE:
             todo = f"give it another one with compute: [{{expression: {name}, as: ...}}]"
@@ -131,30 +131,30 @@ def _taken(name: str) -> str:
     return f"sessions have a column {name!r} of their own (rule S6)"
 
 
-def _keys_known(parts: Parts) -> Iterator[Finding]:
-    known = output_names(parts)
-    for at, message in output_rules.unknown_columns(parts, known):
-        yield at, message if dig(parts.data, *at) != RETRACTED else _NO_KEY
+def _keys_known(draft: JobDraft) -> Iterator[Finding]:
+    known = output_names(draft)
+    for at, message in output_rules.unknown_columns(draft, known):
+        yield at, message if dig(draft.data, *at) != RETRACTED else _NO_KEY
 
 
-def _takes_back_its_own(parts: Parts) -> Iterator[Finding]:
+def _takes_back_its_own(draft: JobDraft) -> Iterator[Finding]:
     at: Loc = ("spec", "output", "postgres", "upsertKey")
-    key, groups = items(parts.data, *at), items(parts.data, *_GROUPS)
-    if dig(parts.data, "spec", "emitRetractions") is not True or not key:
+    key, groups = items(draft.data, *at), items(draft.data, *_GROUPS)
+    if dig(draft.data, "spec", "emitRetractions") is not True or not key:
         return
     todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
     if SESSION_ID not in key and not all(name in key for name in (WINDOW_START, *groups)):
         yield at, f"a retraction would delete the row that another session has under this key; {todo}"
-    changing = [name for name in output_names(parts) or () if name not in (SESSION_ID, WINDOW_START, *groups)]
+    changing = [name for name in output_names(draft) or () if name not in (SESSION_ID, WINDOW_START, *groups)]
     for i, name in enumerate(key):
         if name in changing:
             yield (*at, i), f"{name!r} may change while a session lasts, and no retraction finds its older row; {todo}"
 
 
-def output_names(parts: Parts) -> list[str] | None:
+def output_names(draft: JobDraft) -> list[str] | None:
     """The columns that a key of the output may name, or None while something hides one."""
-    groups = items(parts.data, *_GROUPS)
-    aggregates = [dig(each, "as") for each in items(parts.data, "spec", "aggregates")]
+    groups = items(draft.data, *_GROUPS)
+    aggregates = [dig(each, "as") for each in items(draft.data, "spec", "aggregates")]
     names = [*groups, *SESSION_COLUMNS, *aggregates]
     return names if groups and all(isinstance(name, str) for name in names) else None
 
@@ -162,24 +162,24 @@ def output_names(parts: Parts) -> list[str] | None:
 # --- aggregates -------------------------------------------------------------------------------------------------------
 
 
-def computed_names(parts: Parts) -> list[str]:
-    names = (dig(each, "as") for each in items(parts.data, "spec", "compute"))
+def computed_names(draft: JobDraft) -> list[str]:
+    names = (dig(each, "as") for each in items(draft.data, "spec", "compute"))
     return [name for name in names if isinstance(name, str)]
 
 
-def unknown(at: Loc, name: Any, parts: Parts) -> Iterator[Finding]:
+def unknown(at: Loc, name: Any, draft: JobDraft) -> Iterator[Finding]:
     """A finding unless the input or `compute` has a column of this name; none while not all columns are known."""
-    types = parts.inputs[0].types if parts.inputs else None
+    types = draft.inputs[0].types if draft.inputs else None
     if types is None or not isinstance(name, str) or not name:
         return
-    known = [*types, *computed_names(parts)]
+    known = [*types, *computed_names(draft)]
     if name not in known:
         hint = suggestion(name, known)
-        yield at, f"{parts.inputs[0].name!r} has no column {name!r}{hint}; columns are {listed(known)}"
+        yield at, f"{draft.inputs[0].name!r} has no column {name!r}{hint}; columns are {listed(known)}"
 
 
-def _columns(parts: Parts) -> Iterator[Finding]:
-    for i, each in enumerate(items(parts.data, "spec", "aggregates")):
+def _columns(draft: JobDraft) -> Iterator[Finding]:
+    for i, each in enumerate(items(draft.data, "spec", "aggregates")):
         at: Loc = ("spec", "aggregates", i)
         function, column = dig(each, "function"), dig(each, "column")
         if function == "count" and column is not None:
@@ -188,20 +188,20 @@ def _columns(parts: Parts) -> Iterator[Finding]:
         elif isinstance(function, str) and function != "count" and column is None:
             yield (*at, "column"), f"is missing: {function} is of a column; name one"
         else:
-            yield from unknown((*at, "column"), column, parts)
-            yield from _type((*at, "column"), function, column, parts)
+            yield from unknown((*at, "column"), column, draft)
+            yield from _type((*at, "column"), function, column, draft)
 
 
-def _type(at: Loc, function: Any, column: Any, parts: Parts) -> Iterator[Finding]:
+def _type(at: Loc, function: Any, column: Any, draft: JobDraft) -> Iterator[Finding]:
     """Types of computed columns the core knows."""
-    types = (parts.inputs[0].types if parts.inputs else None) or {}
+    types = (draft.inputs[0].types if draft.inputs else None) or {}
     kind: ColumnType | None = types.get(column) if isinstance(column, str) else None
     if kind is not None and isinstance(function, str) and not takes(function, kind.name):
         yield at, f"{function} takes {takes_text(function)}, and column {column!r} is {kind}; choose another function"
 
 
-def _options(parts: Parts) -> Iterator[Finding]:
-    for i, each in enumerate(items(parts.data, "spec", "aggregates")):
+def _options(draft: JobDraft) -> Iterator[Finding]:
+    for i, each in enumerate(items(draft.data, "spec", "aggregates")):
         at: Loc = ("spec", "aggregates", i)
         function = dig(each, "function")
         for name in ("method", "limit"):
@@ -211,10 +211,10 @@ def _options(parts: Parts) -> Iterator[Finding]:
             yield (*at, "limit"), "is for method: exact, a sketch takes any number of values; drop it"
 
 
-def _one_limit(parts: Parts) -> Iterator[Finding]:
+def _one_limit(draft: JobDraft) -> Iterator[Finding]:
     """Exact counts of one column are one set of values in the state."""
     limits: dict[str, Any] = {}
-    for i, each in enumerate(items(parts.data, "spec", "aggregates")):
+    for i, each in enumerate(items(draft.data, "spec", "aggregates")):
         column, limit = dig(each, "column"), dig(each, "limit") or EXACT_LIMIT
         exact = dig(each, "function") == "count_distinct" and dig(each, "method") != "hll"
         if exact and isinstance(column, str) and limits.setdefault(column, limit) != limit:
@@ -222,9 +222,9 @@ def _one_limit(parts: Parts) -> Iterator[Finding]:
             yield ("spec", "aggregates", i, "limit"), f"{facts}, and its values are kept once; write the same limit"
 
 
-_OF_AGGREGATES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (_columns, _options, _one_limit)
+_OF_AGGREGATES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_columns, _options, _one_limit)
 
-_RULES: tuple[Callable[[Parts], Iterator[Finding]], ...] = (
+_RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     *(*input_rules.RULES, _table, _groups, _gap, _computed),
     *(*_OF_AGGREGATES, _names, _keys_known, _takes_back_its_own, *output_rules.RULES),
 )

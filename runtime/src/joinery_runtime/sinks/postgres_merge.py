@@ -31,7 +31,7 @@ def staged_type(arrow: pa.DataType) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StagingMerge:
     """Moves rows of `schema`, the output's, from a staging table to `target`."""
 
     target: TargetTable

@@ -1,7 +1,7 @@
-"""Marks: which epoch of a shard is in the output topic, written in one transaction with its rows.
+"""Markers: which epoch of a shard is in the output topic, written in one transaction with its rows.
 
-A mark is an offset that a consumer group of its own has committed on the topic's partition 0: the offset is the epoch,
-the metadata says whose. Nobody ever joins these groups. A broker drops committed offsets after
+A marker is an offset that a consumer group of its own has committed on the topic's partition 0: the offset is the
+epoch, the metadata says which job's. Nobody ever joins these groups. A broker drops committed offsets after
 `offsets.retention.minutes` (7 days by default) and those of a deleted topic.
 """
 
@@ -24,7 +24,7 @@ _PARTITION = 0
 _UNTOLD_RETENTION_MS = 24 * 3_600_000  # assumed where the brokers do not say; Kafka's default was that until 2.0
 _CALL_SECONDS = 5.0  # one call; it is repeated until the time is up
 _THREADS = 8
-# The client looks for a group's coordinator twice a second otherwise: with these a mark takes 5 to 30 ms, else 60.
+# The client looks for a group's coordinator twice a second otherwise: with these a marker takes 5 to 30 ms, else 60.
 _IMPATIENT = {"coordinator.query.interval.ms": 10, "reconnect.backoff.ms": 10, "retry.backoff.ms": 10}
 # The broker answers when no transaction that writes the offset is open or ending.
 _STABLE = "read_committed"
@@ -40,7 +40,7 @@ _PASSING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EpochMarker:
     """The rows of `epoch` are in the topic. `lineage` is whose epoch, `generation` the driver's that planned the
     attempt."""
 
@@ -49,12 +49,12 @@ class Mark:
     generation: int
 
     def committed(self, topic: str) -> TopicPartition:
-        """The mark as the offset to commit."""
+        """The marker as the offset to commit."""
         about = {"lineage": self.lineage, "generation": self.generation}
         return TopicPartition(topic, _PARTITION, self.epoch, metadata=json.dumps(about))
 
     @classmethod
-    def parse(cls, committed: TopicPartition) -> Mark | None:
+    def parse(cls, committed: TopicPartition) -> EpochMarker | None:
         """None if there is none, or somebody else committed with the group's name."""
         try:
             about = json.loads(committed.metadata or "")
@@ -63,8 +63,8 @@ class Mark:
             return None
 
 
-class MarkReader:
-    """Reads the marks of a topic. Keeps no connection: only attempts that were not the first ones read a mark.
+class EpochMarkerReader:
+    """Reads the markers of a topic. Keeps no connection: only attempts that were not the first ones read a marker.
 
     The admin client could read all groups over one connection, but when a group's coordinator moves or loads, its
     answer ends the process by a null pointer (librdkafka 2.16, ListConsumerGroupOffsets).
@@ -73,27 +73,27 @@ class MarkReader:
     def __init__(self, target: KafkaTarget) -> None:
         self._target, self._errors = target, LastError()
 
-    def read(self, groups: Sequence[str]) -> list[Mark | None]:
-        """The newest mark of each group. While a transaction that writes one is ending, waits for its outcome.
+    def read(self, groups: Sequence[str]) -> list[EpochMarker | None]:
+        """The newest marker of each group. While a transaction that writes one is ending, waits for its outcome.
         Raises SinkError."""
         with ThreadPoolExecutor(_THREADS) as threads:
             return list(threads.map(self.newest, groups))
 
-    def newest(self, group: str) -> Mark | None:
-        """The newest mark of one group, as `read` does."""
+    def newest(self, group: str) -> EpochMarker | None:
+        """The newest marker of one group, as `read` does."""
         try:
             return self._ask(group, ANSWER_SECONDS)
         except KafkaException as error:
             raise self._problem(group, error.args[0]) from error
 
     def may_read(self, group: str) -> None:
-        """Raises SinkError if its mark cannot be read, whatever it is: waits for no transaction."""
+        """Raises SinkError if its marker cannot be read, whatever it is: waits for no transaction."""
         try:
             self._ask(group, ANSWER_SECONDS, isolation="read_uncommitted")
         except KafkaException as error:
             raise self._problem(group, error.args[0]) from error
 
-    def newest_within(self, group: str, seconds: float) -> Mark | None:
+    def newest_within(self, group: str, seconds: float) -> EpochMarker | None:
         """None too if the time passes while a transaction that writes one is open."""
         try:
             return self._ask(group, seconds)
@@ -102,7 +102,7 @@ class MarkReader:
                 return None
             raise self._problem(group, error.args[0]) from error
 
-    def _ask(self, group: str, seconds: float, isolation: str = _STABLE) -> Mark | None:
+    def _ask(self, group: str, seconds: float, isolation: str = _STABLE) -> EpochMarker | None:
         own = {"group.id": group, "isolation.level": isolation, "enable.auto.commit": False}
         settings = {**self._target.client_settings(_IMPATIENT), **own}
         consumer = self._target.connect(Consumer, settings, self._errors)
@@ -112,10 +112,10 @@ class MarkReader:
             repeat(lambda: found.extend(_committed(consumer, self._target.topic, call)), _passing, seconds)
         finally:
             consumer.close()
-        return Mark.parse(found[0])
+        return EpochMarker.parse(found[0])
 
     def kept_for_ms(self) -> int:
-        """For how long the brokers keep a mark at least; a cautious guess where they do not tell."""
+        """For how long the brokers keep a marker at least; a cautious guess where they do not tell."""
         try:
             admin: Any = self._admin()
             brokers = admin.list_topics(timeout=ANSWER_SECONDS).brokers
@@ -151,5 +151,5 @@ def _passing(error: KafkaError) -> bool:
     return error.retriable() or error.code() in _PASSING
 
 
-def mark_reader(target: KafkaTarget) -> MarkReader:
-    return MarkReader(target)
+def marker_reader(target: KafkaTarget) -> EpochMarkerReader:
+    return EpochMarkerReader(target)

@@ -1,4 +1,4 @@
-"""The parts of a resource that cross-field rules look at, each present as far as it parses.
+"""A resource before it is valid: what cross-field rules read, each piece present as far as it parses.
 
 Rules run on raw data, not on models, so that a mistake in one place does not hide the mistakes elsewhere.
 """
@@ -25,7 +25,7 @@ _TYPE: TypeAdapter[ColumnType] = TypeAdapter(TypeField)
 
 
 @dataclass(frozen=True, slots=True)
-class InputPart:
+class InputDraft:
     """`types` is None unless every column has a name; a column whose type does not parse has the type None."""
 
     at: Loc
@@ -35,15 +35,15 @@ class InputPart:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPart:
+class StepDraft:
     """One join step. `left` are the inputs that were joined before it, empty where an earlier mistake hides them;
     `right` is None unless it names an input of its own."""
 
     at: Loc
     number: int
     data: Mapping[str, Any]
-    left: tuple[InputPart, ...]
-    right: InputPart | None
+    left: tuple[InputDraft, ...]
+    right: InputDraft | None
 
     @property
     def sides_known(self) -> bool:
@@ -51,23 +51,23 @@ class StepPart:
 
     @property
     def left_names(self) -> list[str]:
-        return [part.name or "" for part in self.left]
+        return [source.name or "" for source in self.left]
 
-    def side_of(self, input_name: str) -> InputPart | None:
+    def side_of(self, input_name: str) -> InputDraft | None:
         """The input of that name, if it is one that this step joins."""
         joined = [*self.left, *([self.right] if self.right is not None else [])]
-        return next((part for part in joined if part.name == input_name), None)
+        return next((source for source in joined if source.name == input_name), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class JobDraft:
     data: Mapping[str, Any]
-    inputs: tuple[InputPart, ...]
-    steps: tuple[StepPart, ...]
+    inputs: tuple[InputDraft, ...]
+    steps: tuple[StepDraft, ...]
 
     @property
-    def by_name(self) -> dict[str, InputPart]:
-        return {part.name: part for part in self.inputs if part.name is not None}
+    def by_name(self) -> dict[str, InputDraft]:
+        return {source.name: source for source in self.inputs if source.name is not None}
 
     @property
     def all_named(self) -> bool:
@@ -104,20 +104,20 @@ def items(data: object, *steps: str | int) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def take_apart(data: Mapping[str, Any]) -> Parts:
-    inputs = tuple(input_part(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
-    return Parts(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))))
+def read_draft(data: Mapping[str, Any]) -> JobDraft:
+    inputs = tuple(input_draft(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
+    return JobDraft(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))))
 
 
-def _step_parts(inputs: tuple[InputPart, ...], steps: Sequence[object]) -> Iterator[StepPart]:
-    by_name = {part.name: part for part in inputs if part.name is not None}
+def _step_parts(inputs: tuple[InputDraft, ...], steps: Sequence[object]) -> Iterator[StepDraft]:
+    by_name = {source.name: source for source in inputs if source.name is not None}
     left = inputs[:1] if len(by_name) == len(inputs) >= 2 else ()
     for number, raw in enumerate(steps):
         data = raw if isinstance(raw, Mapping) else {}
         name = data.get("right")
         right = by_name.get(name) if isinstance(name, str) and left else None
         right = None if right in left else right
-        yield StepPart(("spec", "joins", number), number, data, left, right)
+        yield StepDraft(("spec", "joins", number), number, data, left, right)
         left = (*left, right) if left and right is not None else ()
 
 
@@ -125,10 +125,10 @@ def reference(text: object) -> Reference | None:
     return parse_reference(text) if isinstance(text, str) else None
 
 
-def input_part(at: Loc, raw: object) -> InputPart:
+def input_draft(at: Loc, raw: object) -> InputDraft:
     data = raw if isinstance(raw, Mapping) else {}
     name = data.get("name")
-    return InputPart(at, data, name if isinstance(name, str) else None, _types(items(data, "schema")))
+    return InputDraft(at, data, name if isinstance(name, str) else None, _types(items(data, "schema")))
 
 
 def _types(columns: Sequence[object]) -> Mapping[str, ColumnType | None] | None:
@@ -165,6 +165,6 @@ def exactly_one(data: object, at: Loc, options: Sequence[str]) -> Iterator[Findi
         yield at, f"needs exactly one of {listed(options)}: {facts}"
 
 
-def unknown_column(name: str, side: InputPart) -> str:
+def unknown_column(name: str, side: InputDraft) -> str:
     known = side.types or {}
     return f"{side.name!r} has no column {name!r}{suggestion(name, known)}; its columns are {listed(known)}"
