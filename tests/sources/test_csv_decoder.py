@@ -6,15 +6,16 @@ import csv
 import io
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from joinery_runtime.sources import CsvDecoder, Decoded
+from joinery_runtime.sources import BadRecord, CsvDecoder, Decoded
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
 SCHEMA = pa.schema({"name": pa.string(), "count": pa.int64(), "real": pa.float64(), "at": TIMESTAMP})
@@ -163,6 +164,16 @@ def test_rows_and_bad_records_partition_the_batch(batch: list[Any]) -> None:
     assert [tuple(row.values()) for row in found] == [batch[i] for i in good]
 
 
+def test_an_empty_last_field_of_the_last_record_is_null() -> None:
+    decoded = decode(pa.schema({"a": pa.string(), "b": pa.string()}), b'"x",', b'"x",')
+    assert decoded.rows["b"].to_pylist() == [None, None]
+
+
+def test_a_byte_order_mark_at_the_start_of_a_record_is_no_part_of_it() -> None:
+    decoded = decode(pa.schema({"a": pa.string()}), b"\xef\xbb\xbfx", b'\xef\xbb\xbf"x"', b'"\xef\xbb\xbfx"')
+    assert decoded.rows["a"].to_pylist() == ["x", "x", "\ufeffx"]
+
+
 pieces = st.sampled_from([b",", b'"', b"\n", b"\r", b"a", b"1", b" ", b"\\", b"\x00", b"\xff", b"\xef\xbb\xbf"])
 junk = st.binary(max_size=12) | st.lists(pieces, max_size=10).map(b"".join)
 
@@ -176,3 +187,25 @@ def test_any_bytes_are_a_row_or_a_bad_record(records: list[bytes | None]) -> Non
     assert sorted([*decoded.index.tolist(), *(bad.index for bad in decoded.bad)]) == list(range(len(records) + 2))
     assert decoded.rows["a"][0].as_py() == "first"
     assert decoded.rows["a"][-1].as_py() == "last"
+
+
+written = st.sampled_from([b"", b'""', b"a", b'"a"', b'"a,\n"', b" ", b"1", b"\xef\xbb\xbf", b'"\xef\xbb\xbf"'])
+lines = st.lists(written, min_size=3, max_size=3).map(b",".join)
+ended = st.tuples(lines, st.sampled_from([b"", b"\n", b"\r\n", b"\r"])).map(b"".join)
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(st.lists(st.none() | junk | ended, max_size=8), st.lists(st.integers(0, 8), max_size=3))
+@example([b'a,"b",', b'a,"b",'], [1])
+@example([b"\n", b"\r"], [1])
+@example([b"a,b,1", b"\xef\xbb\xbfa,b,1"], [1])
+def test_records_decode_the_same_however_they_are_cut_into_batches(
+    records: list[bytes | None], cuts: list[int]
+) -> None:
+    schema = pa.schema({"a": pa.string(), "b": pa.string(), "c": pa.int64()})
+    edges = [0, *sorted(min(cut, len(records)) for cut in cuts), len(records)]
+    parts = [(start, decode(schema, *records[start:stop])) for start, stop in pairwise(edges)]
+    whole = decode(schema, *records)
+    assert whole.rows.to_pylist() == [row for _, part in parts for row in part.rows.to_pylist()]
+    assert whole.index.tolist() == [start + i for start, part in parts for i in part.index.tolist()]
+    assert list(whole.bad) == [BadRecord(start + bad.index, bad.reason) for start, part in parts for bad in part.bad]

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -301,6 +302,33 @@ def test_any_bytes_are_a_row_or_a_bad_record(records: list[bytes | None], arrow:
     assert decoded.rows.num_rows == len(decoded.index)
     assert sorted([*decoded.index.tolist(), *(bad.index for bad in decoded.bad)]) == list(range(len(records) + 2))
     assert decoded.rows["b"][0].as_py() == decoded.rows["b"][-1].as_py() == "here"
+
+
+values = st.sampled_from(
+    [b"1", b"1.10", b"-0", b"1e3", b'"x"', b'""', b"null", b"true", b'[1.0, "y"]', b'{"c": 1.50}', b'"1.10"', b'"12"']
+)
+objects = st.lists(st.tuples(st.sampled_from([b'"a":', b'"b": ', b'"c":']), values).map(b"".join), max_size=3)
+before, after = st.sampled_from([b"", b" ", b"\xef\xbb\xbf"]), st.sampled_from([b"", b"\n", b"\r\n", b" \r"])
+framed = st.tuples(before, objects, after)
+written = framed.map(lambda parts: parts[0] + b"{" + b",".join(parts[1]) + b"}" + parts[2])
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(
+    st.lists(st.none() | junk | written, max_size=8),
+    st.lists(st.integers(0, 8), max_size=3),
+    st.sampled_from([pa.int64(), pa.float64(), pa.decimal128(5, 2), TIMESTAMP, pa.string(), pa.bool_()]),
+)
+def test_records_decode_the_same_however_they_are_cut_into_batches(
+    records: list[bytes | None], cuts: list[int], arrow: pa.DataType
+) -> None:
+    schema = pa.schema({"a": arrow, "b": pa.string()})
+    edges = [0, *sorted(min(cut, len(records)) for cut in cuts), len(records)]
+    parts = [(start, decode(schema, *records[start:stop])) for start, stop in pairwise(edges)]
+    whole = decode(schema, *records)
+    assert whole.rows.to_pylist() == [row for _, part in parts for row in part.rows.to_pylist()]
+    assert whole.index.tolist() == [start + i for start, part in parts for i in part.index.tolist()]
+    assert [bad.index for bad in whole.bad] == [start + bad.index for start, part in parts for bad in part.bad]
 
 
 @settings(max_examples=examples(400), deadline=None)

@@ -20,6 +20,7 @@ BoolArray = npt.NDArray[np.bool_]
 Fault = tuple[BoolArray, Sequence[str]]
 
 NULL_VALUE = "null value"
+BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +125,22 @@ def set_aside(
     return values.filter(pc.invert(unusable)), index[~mask], all_bad(index[mask], reason)
 
 
-def may_contain(values: pa.BinaryArray, byte: bytes) -> bool:
-    """False only if no record has this byte: one fast scan of the values' buffer, which may be shared with others."""
+def may_contain(values: pa.BinaryArray, found: bytes) -> bool:
+    """False only if no record has these bytes: one fast scan of the values' buffer, which may be shared with others."""
     data = values.buffers()[2]
-    return data is not None and byte in data.to_pybytes()
+    return data is not None and found in data.to_pybytes()
 
 
 def joined(values: pa.BinaryArray) -> bytes:
-    """All records, one per line, without a final newline."""
+    """All records, each followed by a newline, so that the last one reads like the others."""
     as_list = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-    lines: bytes = pc.binary_join(as_list, b"\n")[0].as_py()
+    lines: bytes = pc.binary_join(as_list, b"\n")[0].as_py() + b"\n"
     return lines
+
+
+def without_bom(values: pa.BinaryArray) -> pa.BinaryArray:
+    """Parsers skip a byte order mark where a text begins: of a batch's first record, unless none has one."""
+    return pc.replace_substring_regex(values, r"\A\xEF\xBB\xBF", "") if may_contain(values, BOM) else values
 
 
 class RefusedError(Exception):

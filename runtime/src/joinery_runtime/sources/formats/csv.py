@@ -1,8 +1,9 @@
 """CSV records without a header line, decoded in whole batches.
 
 Comma, double quotes, a quote inside quotes doubled (RFC 4180); one record may end with a line break and may hold
-others inside quotes. An empty field is null. A quoted empty field is the empty string (or no bytes, for binary) and
-null for every other type. Numbers and times are read as `convert` says.
+others inside quotes. A byte order mark that begins a record is no part of it. An empty field is null. A quoted empty
+field is the empty string (or no bytes, for binary) and null for every other type. Numbers and times are read as
+`convert` says. How records are cut into batches changes nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from joinery_runtime.sources.records import (
     may_contain,
     set_aside,
     with_bad,
+    without_bom,
 )
 
 _PARTS = 16  # a failed batch is cut into this many
@@ -67,7 +69,8 @@ class CsvDecoder(FormatDecoder):
     def decode(self, values: pa.BinaryArray) -> Decoded:
         index = np.arange(len(values), dtype=np.int64)
         values, index, null = set_aside(values, index, values.is_null(), NULL_VALUE)
-        if may_contain(values, b"\n"):
+        values = without_bom(values)
+        if may_contain(values, b"\n") or may_contain(values, b"\r"):
             values = pc.replace_substring_regex(values, r"[\r\n]+\z", "")
         values, index, empty = set_aside(values, index, pc.equal(pc.binary_length(values), 0), "empty record")
         malformed: list[BadRecord] = []
@@ -108,7 +111,7 @@ class CsvDecoder(FormatDecoder):
             text = pyarrow.csv.read_csv(
                 pa.BufferReader(lines),
                 read_options=pyarrow.csv.ReadOptions(
-                    column_names=self._names, use_threads=False, block_size=len(lines) + 1
+                    column_names=self._names, use_threads=False, block_size=len(lines)
                 ),
                 parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
                 convert_options=self._convert,
