@@ -23,13 +23,12 @@ import psutil
 import yaml
 
 REPOSITORY = Path(__file__).parents[1]
-sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path.insert(0, str(REPOSITORY / "tests" / "operator"))
 
 from joinery_devkit.kubernetes.api_server import ApiServer  # noqa: E402
 from joinery_devkit.kubernetes.kubectl import wait_until  # noqa: E402
-from operator_world.cluster import Cluster, Kubelet  # noqa: E402
-from operator_world.drivers import Drivers  # noqa: E402
-from operator_world.running import Running  # noqa: E402
+from simulated_cluster.fake_node import ApiServerClient, FakeDrivers, FakeKubelet  # noqa: E402
+from simulated_cluster.operator_process import OperatorProcess  # noqa: E402
 
 NAMESPACE = "many"
 WAIT_SECONDS = 1200.0
@@ -38,20 +37,20 @@ WAIT_SECONDS = 1200.0
 @dataclass
 class World:
     server: ApiServer
-    cluster: Cluster
-    kubelet: Kubelet
-    drivers: Drivers
+    cluster: ApiServerClient
+    kubelet: FakeKubelet
+    drivers: FakeDrivers
     folder: Path
     starts: int = 0
 
-    def start(self) -> Running:
+    def start(self) -> OperatorProcess:
         more = {
             "JOINERY_OPERATOR_STATUS_PORT": str(self.drivers.port),
             "JOINERY_OPERATOR_POLL_SECONDS": "5",
             "JOINERY_OPERATOR_FIGURES_SECONDS": "15",
         }
         self.starts += 1
-        return Running(self.server.kubeconfig, self.folder / f"operator-{self.starts}.log", [], more)
+        return OperatorProcess(self.server.kubeconfig, self.folder / f"operator-{self.starts}.log", [], more)
 
     def phases(self) -> dict[str, int]:
         counted: dict[str, int] = {}
@@ -69,7 +68,7 @@ def world() -> Iterator[World]:
             server.kubectl("wait", f"crd/{name}", "--for=condition=Established", "--timeout=30s")
         server.kubectl("create", "namespace", NAMESPACE)
         server.kubectl("create", "serviceaccount", "joinery-driver", "-n", NAMESPACE)
-        kubelet = Kubelet(server.kubeconfig, NAMESPACE)
+        kubelet = FakeKubelet(server.kubeconfig, NAMESPACE)
 
         def answer(address: str) -> dict[str, Any] | None:
             pod = kubelet.pods_by_address.get(address)
@@ -80,14 +79,14 @@ def world() -> Iterator[World]:
             epoch = int(time.time())
             return {"revision": environment["JOINERY_REVISION"], "ready": True, "committed": 1, "epoch": epoch}
 
-        with Drivers(answer) as drivers, kubelet:
-            yield World(server, Cluster(server.kubeconfig), kubelet, drivers, Path(folder))
+        with FakeDrivers(answer) as drivers, kubelet:
+            yield World(server, ApiServerClient(server.kubeconfig), kubelet, drivers, Path(folder))
 
 
 class Usage:
     """CPU seconds, memory and API calls of the operator's process so far."""
 
-    def __init__(self, operator: Running) -> None:
+    def __init__(self, operator: OperatorProcess) -> None:
         self._process = psutil.Process(operator.process.pid)
         self._metrics = f"http://127.0.0.1:{operator.port}/metrics"
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from budget import examples
+from e2e.node.installation import OPERATOR, installed_operator
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.kubernetes.shared import cluster_services
 from joinery_devkit.services import SharedServices, address_of
 from joinery_runtime.state.embedded import embedded_postgres
-from kubernetes_e2e.installation import OPERATOR, installed_operator
 
 # The tests' own Kubernetes, and the limit of a test's time.
 pytest_plugins = ["joinery_devkit.kubernetes.fixtures", "joinery_devkit.time_limit"]

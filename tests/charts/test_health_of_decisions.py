@@ -16,7 +16,7 @@ from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import reconcile
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import KINDS, Ending, ResourceKind, StateCheck, Status
-from operator_world.resources import resource_of
+from simulated_cluster.resources import resource_of
 
 BEGIN = datetime(2026, 11, 21, 10, tzinfo=UTC)
 SETTINGS = Settings(runtime_image="joinery-runtime:1")

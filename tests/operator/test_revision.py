@@ -12,7 +12,7 @@ from joinery_operator.revision import resolved_image, revision_hash
 from joinery_operator.settings import Settings
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.crd import KINDS
-from operator_world.resources import BY_NAME, resource_of
+from simulated_cluster.resources import BY_NAME, resource_of
 
 KIND = BY_NAME["StreamJoin"]
 SESSIONS = BY_NAME["SessionWindow"]

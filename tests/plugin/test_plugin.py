@@ -12,8 +12,8 @@ import yaml
 
 from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import ENDING_FILE, KINDS, ResourceKind
-from operator_world.resources import resource_of
 from plugin.conftest import FakeKubectl, Manifest, Run
+from simulated_cluster.resources import resource_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes" / "orders-payments.yaml"
 REFERENCE = "streamjoin.joinery.dev/orders-payments"

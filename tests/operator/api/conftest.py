@@ -13,14 +13,14 @@ import yaml
 
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.binaries import program
-from operator_world.cluster import Cluster
-from operator_world.running import Running
+from simulated_cluster.fake_node import ApiServerClient
+from simulated_cluster.operator_process import OperatorProcess
 
 REPOSITORY = Path(__file__).parents[3]
 CHART = REPOSITORY / "charts" / "joinery"
 OPERATOR, DRIVERS = "joinery-operator", "joinery-driver"
 
-Start = Callable[..., AbstractContextManager[Running]]
+Start = Callable[..., AbstractContextManager[OperatorProcess]]
 
 
 @pytest.fixture(scope="session")
@@ -30,8 +30,8 @@ def with_crds(api_server: ApiServer) -> ApiServer:
 
 
 @pytest.fixture
-def cluster(with_crds: ApiServer) -> Cluster:
-    return Cluster(with_crds.kubeconfig)
+def cluster(with_crds: ApiServer) -> ApiServerClient:
+    return ApiServerClient(with_crds.kubeconfig)
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def start(shop: str, log_in: Callable[[str, str], Path], tmp_path: Path) -> Star
     numbers = iter(range(100))
 
     @contextmanager
-    def start(**environment: str) -> Iterator[Running]:
-        running = Running(kubeconfig, tmp_path / f"operator-{next(numbers)}.log", [shop], environment)
+    def start(**environment: str) -> Iterator[OperatorProcess]:
+        running = OperatorProcess(kubeconfig, tmp_path / f"operator-{next(numbers)}.log", [shop], environment)
         try:
             yield running
         finally:

@@ -12,9 +12,8 @@ from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import KINDS, ResourceKind
-from operator_world.cluster import Cluster, Kubelet, end_pod
-from operator_world.drivers import Drivers
-from operator_world.resources import resource_of
+from simulated_cluster.fake_node import ApiServerClient, FakeDrivers, FakeKubelet, end_pod
+from simulated_cluster.resources import resource_of
 
 pytestmark = pytest.mark.services
 
@@ -25,12 +24,12 @@ class World:
     """A namespace where an operator, a kubelet and drivers work, and a job of a kind; `said` is what the drivers say,
     by field."""
 
-    def __init__(self, server: ApiServer, cluster: Cluster, namespace: str, kind: ResourceKind) -> None:
+    def __init__(self, server: ApiServer, cluster: ApiServerClient, namespace: str, kind: ResourceKind) -> None:
         self.kubectl, self.cluster, self.namespace, self.kind = server.kubectl, cluster, namespace, kind
         self.manifest = _manifest(kind)
         self.names = ChildNames(self.manifest)
         self.said: dict[str, object] = {"ready": True, "committed": 1, "epoch": 7, "job_generation": 3}
-        self.kubelet: Kubelet
+        self.kubelet: FakeKubelet
 
     def answer(self, address: str) -> dict[str, object] | None:
         """The pod's revision goes with it: a driver knows its own."""
@@ -92,11 +91,11 @@ def kind() -> ResourceKind:
 
 
 @pytest.fixture
-def world(with_crds: ApiServer, cluster: Cluster, shop: str, start, kind: ResourceKind) -> Iterator[World]:
+def world(with_crds: ApiServer, cluster: ApiServerClient, shop: str, start, kind: ResourceKind) -> Iterator[World]:
     world = World(with_crds, cluster, shop, kind)
     with (
-        Drivers(world.answer) as drivers,
-        Kubelet(cluster.kubeconfig, shop) as world.kubelet,
+        FakeDrivers(world.answer) as drivers,
+        FakeKubelet(cluster.kubeconfig, shop) as world.kubelet,
         start(JOINERY_OPERATOR_STATUS_PORT=str(drivers.port)) as operator,
     ):
         operator.wait_until_ready()

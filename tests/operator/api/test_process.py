@@ -11,14 +11,13 @@ import yaml
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_operator.kube.resources import JOBS
-from operator_world.cluster import Cluster, Kubelet, end_pod
-from operator_world.operator_process import KILLED
-from operator_world.running import Running
+from simulated_cluster.fake_node import ApiServerClient, FakeKubelet, end_pod
+from simulated_cluster.operator_process import KILLED, OperatorProcess
 
 pytestmark = pytest.mark.services
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "orders-payments.yaml"
-STAND_IN = {"WORLD_RECONCILE": "stand_in"}
+SMALL_RECONCILE = {"TEST_RECONCILE": "small"}
 JOB = "orders-payments"
 
 
@@ -27,17 +26,17 @@ def manifest():
     return yaml.safe_load(EXAMPLE.read_text())
 
 
-def pods(cluster: Cluster, namespace: str) -> list[str]:
+def pods(cluster: ApiServerClient, namespace: str) -> list[str]:
     return cluster.ours(namespace)["Pod"]
 
 
-def end_first_driver(cluster: Cluster, namespace: str) -> None:
+def end_first_driver(cluster: ApiServerClient, namespace: str) -> None:
     end_pod(cluster, cluster.get("Pod", namespace, f"{JOB}-driver-1"), 1)
 
 
 def test_it_leaves_no_traces_of_kopf_and_ends_at_sigterm(start, cluster, shop, manifest):
     cluster.create(manifest, shop)
-    with start(**STAND_IN) as operator, Kubelet(cluster.kubeconfig, shop):
+    with start(**SMALL_RECONCILE) as operator, FakeKubelet(cluster.kubeconfig, shop):
         operator.wait_until_ready()
         wait_until("the children are there", lambda: pods(cluster, shop) == [f"{JOB}-driver-1"])
         wait_until("readiness", lambda: fetch(operator.port, "/readyz") == "ok\n")
@@ -70,8 +69,8 @@ def test_killed_after_each_call_it_makes_the_same_children_once(start, cluster, 
     number, expected = 1, None
     while True:
         cluster.create(manifest, shop)
-        with Kubelet(cluster.kubeconfig, shop) as kubelet:
-            with start(**QUICK, WORLD_KILL_AT=str(number)) as operator:
+        with FakeKubelet(cluster.kubeconfig, shop) as kubelet:
+            with start(**QUICK, TEST_KILL_AT=str(number)) as operator:
                 dead = live(cluster, shop, operator)
                 assert operator.process.exit_code() == (KILLED if dead else None), operator.log
             if dead:
@@ -126,7 +125,11 @@ def clear(cluster, namespace):
 
 def test_two_operators_at_once_are_harmless(start, cluster, shop, manifest):
     names = [f"job-{number}" for number in range(10)]
-    with Kubelet(cluster.kubeconfig, shop) as kubelet, start(**STAND_IN) as one, start(**STAND_IN) as other:
+    with (
+        FakeKubelet(cluster.kubeconfig, shop) as kubelet,
+        start(**SMALL_RECONCILE) as one,
+        start(**SMALL_RECONCILE) as other,
+    ):
         one.wait_until_ready()
         other.wait_until_ready()
         for name in names:
@@ -157,7 +160,7 @@ def test_missing_rights_are_named(log_in, with_crds, cluster, shop, start):
         "patch", "role", "joinery-operator", "-n", shop, "--type=json",
         "-p", '[{"op": "replace", "path": "/rules/3/verbs", "value": ["get", "list", "watch", "create", "patch"]}]',
     )  # fmt: skip
-    with start(**STAND_IN) as operator:
+    with start(**SMALL_RECONCILE) as operator:
         assert operator.process.wait(60) == 1
         expected = "; ".join(f"delete {plural} in namespace {shop}" for plural in ("pods", "configmaps", "services"))
         assert f"The operator's service account lacks rights: {expected}. Bind it to" in operator.log
@@ -178,7 +181,7 @@ def test_what_is_missing_is_named(tmp_path):
 
 
 def ended(kubeconfig, folder):
-    running = Running(kubeconfig, folder / "log", ["default"], STAND_IN)
+    running = OperatorProcess(kubeconfig, folder / "log", ["default"], SMALL_RECONCILE)
     try:
         return running.process.wait(60), running.log
     finally:

@@ -12,8 +12,8 @@ import yaml
 
 from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_devkit.tcp_proxy import TcpProxy
-from operator_world.cluster import Kubelet
-from operator_world.running import Running
+from simulated_cluster.fake_node import FakeKubelet
+from simulated_cluster.operator_process import OperatorProcess
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -29,9 +29,9 @@ def manifest():
 def test_it_outlives_an_api_server_that_is_away(with_crds, cluster, shop, log_in, manifest, tmp_path):
     kubeconfig = log_in(shop, "joinery-operator")
     port = urlsplit(with_crds.url).port
-    with TcpProxy(port) as proxy, Kubelet(cluster.kubeconfig, shop):
+    with TcpProxy(port) as proxy, FakeKubelet(cluster.kubeconfig, shop):
         kubeconfig.write_text(kubeconfig.read_text().replace(f":{port}", f":{proxy.port}"))
-        operator = Running(kubeconfig, tmp_path / "log", [shop], {"WORLD_RECONCILE": "stand_in"})
+        operator = OperatorProcess(kubeconfig, tmp_path / "log", [shop], {"TEST_RECONCILE": "small"})
         try:
             cluster.create(manifest, shop)
             wait_until("the driver is there", lambda: cluster.ours(shop)["Pod"] == [f"{JOB}-driver-1"])
@@ -46,7 +46,7 @@ def test_it_outlives_an_api_server_that_is_away(with_crds, cluster, shop, log_in
 
 
 def test_a_dead_watch_is_noticed_and_jobs_go_on_all_the_same(start, cluster, shop, manifest):
-    with start(WORLD_RECONCILE="stand_in", WORLD_BLIND="1") as operator, Kubelet(cluster.kubeconfig, shop):
+    with start(TEST_RECONCILE="small", TEST_BLIND="1") as operator, FakeKubelet(cluster.kubeconfig, shop):
         operator.wait_until_ready()
         cluster.create(manifest, shop)
         wait_until("the driver is there", lambda: cluster.ours(shop)["Pod"] == [f"{JOB}-driver-1"], 90)

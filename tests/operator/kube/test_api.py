@@ -8,8 +8,8 @@ from kubernetes.aio.client import Configuration
 from joinery_operator.kube.api import Api, ApiError, Conflict, NotFound
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import JOBS, POD
-from operator_world.memory_server import MemoryApi, MemoryServer
-from operator_world.stand_in import job
+from simulated_cluster.memory_server import MemoryApi, MemoryServer
+from simulated_cluster.small_reconcile import job
 
 STREAM_JOIN = JOBS[0]
 

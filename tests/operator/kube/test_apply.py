@@ -10,8 +10,8 @@ from joinery_operator.kube.resources import POD as POD_RESOURCE
 from joinery_operator.kube.resources import ObjectKey
 from joinery_operator.names import owner_reference
 from joinery_runtime.job.crd import Status
-from operator_world.memory_server import MemoryApi, MemoryServer
-from operator_world.stand_in import job
+from simulated_cluster.memory_server import MemoryApi, MemoryServer
+from simulated_cluster.small_reconcile import job
 
 JOB = ObjectKey("StreamJoin", "shop", "orders")
 POD = ObjectKey("Pod", "shop", "a")

@@ -8,8 +8,8 @@ from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.probes import DEAD_WATCH_SECONDS, Health
 from joinery_operator.kube.resources import ObjectKey
 from joinery_operator.names import labels, owner_reference
-from operator_world.memory_server import MemoryApi, MemoryServer
-from operator_world.stand_in import job
+from simulated_cluster.memory_server import MemoryApi, MemoryServer
+from simulated_cluster.small_reconcile import job
 
 JOB = ObjectKey("StreamJoin", "shop", "orders")
 POD = ObjectKey("Pod", "shop", "orders-driver-1")

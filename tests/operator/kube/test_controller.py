@@ -11,9 +11,8 @@ from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import ObjectKey
 from joinery_operator.names import owner_reference
 from joinery_operator.settings import Settings
-from operator_world.memory_controller import controller_on, settled, tell
-from operator_world.memory_server import MemoryApi, MemoryServer
-from operator_world.stand_in import job, reconcile
+from simulated_cluster.memory_server import MemoryApi, MemoryServer, controller_on, settled, tell
+from simulated_cluster.small_reconcile import job, reconcile
 
 JOB = ObjectKey("StreamJoin", "shop", "orders")
 

@@ -23,8 +23,8 @@ from joinery_operator.kube.process import log_json
 from joinery_operator.kube.resources import JOBS, WATCHED
 from joinery_operator.kube.watches import SELECTOR, kopf_settings, load_connection, registry
 from joinery_runtime.errors import EnvironmentProblem
-from operator_world.memory_server import MemoryApi, MemoryServer
-from operator_world.stand_in import job
+from simulated_cluster.memory_server import MemoryApi, MemoryServer
+from simulated_cluster.small_reconcile import job
 
 
 def tell(server, *events, forget=()):

@@ -7,10 +7,9 @@ import pytest
 from joinery_operator.kube.cache import ObjectCache, name_conflicts
 from joinery_operator.kube.resources import JOBS, ObjectKey
 from joinery_runtime.job.crd import KINDS
-from operator_world.memory_controller import controller_on, settled, tell
-from operator_world.memory_server import MemoryServer
-from operator_world.resources import resource_of
-from operator_world.stand_in import reconcile
+from simulated_cluster.memory_server import MemoryServer, controller_on, settled, tell
+from simulated_cluster.resources import resource_of
+from simulated_cluster.small_reconcile import reconcile
 
 FIRST, SECOND = KINDS
 

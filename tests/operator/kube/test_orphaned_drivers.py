@@ -13,8 +13,8 @@ from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplat
 from joinery_operator.kube.resources import ObjectKey
 from joinery_operator.names import labels, owner_reference
 from joinery_operator.settings import Settings
-from operator_world.memory_server import MemoryApi, MemoryServer
-from operator_world.stand_in import job
+from simulated_cluster.memory_server import MemoryApi, MemoryServer
+from simulated_cluster.small_reconcile import job
 
 
 @pytest.fixture

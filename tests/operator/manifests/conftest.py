@@ -14,7 +14,7 @@ from joinery_operator.names import ChildNames
 from joinery_operator.revision import JobRevision, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import KINDS, ResourceKind
-from operator_world.resources import BY_NAME, resource_of
+from simulated_cluster.resources import BY_NAME, resource_of
 
 KAFKA = {"bootstrapServers": "kafka:9092", "propertiesSecretRef": {"name": "kafka-client"}}
 SIDE = {

@@ -6,28 +6,28 @@ import pytest
 
 from joinery_operator.decision import SetFinalizers
 from joinery_operator.reconcile import FINALIZER
-from operator_reconcile.cluster import Cluster, resource
+from simulated_cluster.simulation import SimulatedCluster, resource
 
 DRIVER, DELETE = "orders-driver-1", "orders-delete-state"
 REFUSED = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
 
 
 @pytest.fixture
-def cluster() -> Cluster:
+def cluster() -> SimulatedCluster:
     """A job that runs, and whose state is to go with it."""
-    cluster = Cluster(resource(cleanup="deleteState"))
+    cluster = SimulatedCluster(resource(cleanup="deleteState"))
     cluster.commit(cluster.started(1))
     return cluster
 
 
-def finalizers(cluster: Cluster) -> list[str]:
+def finalizers(cluster: SimulatedCluster) -> list[str]:
     assert cluster.resource is not None
     found: list[str] = cluster.resource["metadata"].get("finalizers", [])
     return found
 
 
 def test_state_that_is_retained_needs_no_finalizer() -> None:
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     cluster.started(1)
     assert finalizers(cluster) == []
     cluster.edit(cleanup="deleteState")
@@ -41,14 +41,14 @@ def test_state_that_is_retained_needs_no_finalizer() -> None:
 def test_finalizers_of_others_stay() -> None:
     made = resource(cleanup="deleteState")
     made["metadata"]["finalizers"] = ["other/one"]
-    cluster = Cluster(made)
+    cluster = SimulatedCluster(made)
     cluster.step()
     assert finalizers(cluster) == ["other/one", FINALIZER]
     cluster.edit(cleanup="nonsense")
     assert not [action for action in cluster.step().actions if isinstance(action, SetFinalizers)]
 
 
-def test_the_driver_stops_then_the_state_goes_then_the_resource(cluster: Cluster) -> None:
+def test_the_driver_stops_then_the_state_goes_then_the_resource(cluster: SimulatedCluster) -> None:
     cluster.delete()
     cluster.step()
     assert cluster.status.phase == "Deleting"
@@ -67,14 +67,14 @@ def test_the_driver_stops_then_the_state_goes_then_the_resource(cluster: Cluster
 
 
 def test_a_job_that_never_started_goes_at_once() -> None:
-    cluster = Cluster(resource(cleanup="deleteState", shards="many"))
+    cluster = SimulatedCluster(resource(cleanup="deleteState", shards="many"))
     cluster.step()
     cluster.delete()
     cluster.step()
     assert cluster.resource is None
 
 
-def test_a_database_that_is_gone_is_told_with_the_way_out(cluster: Cluster) -> None:
+def test_a_database_that_is_gone_is_told_with_the_way_out(cluster: SimulatedCluster) -> None:
     cluster.delete()
     cluster.step()
     cluster.stopped(DRIVER)
@@ -99,7 +99,7 @@ def test_a_database_that_is_gone_is_told_with_the_way_out(cluster: Cluster) -> N
     assert not cluster.database.deleted
 
 
-def test_a_dead_node_does_not_keep_the_resource(cluster: Cluster) -> None:
+def test_a_dead_node_does_not_keep_the_resource(cluster: SimulatedCluster) -> None:
     cluster.delete()
     cluster.step()
     cluster.stopped(DRIVER)
@@ -117,7 +117,7 @@ def test_a_dead_node_does_not_keep_the_resource(cluster: Cluster) -> None:
     assert DELETE in cluster.pods
 
 
-def test_what_kubernetes_deletes_in_the_foreground_is_left_to_it(cluster: Cluster) -> None:
+def test_what_kubernetes_deletes_in_the_foreground_is_left_to_it(cluster: SimulatedCluster) -> None:
     assert cluster.resource is not None
     cluster.resource["metadata"]["finalizers"].append("foregroundDeletion")
     cluster.delete()
@@ -132,7 +132,7 @@ def test_what_kubernetes_deletes_in_the_foreground_is_left_to_it(cluster: Cluste
     assert len(cluster.config_maps) == 1
 
 
-def test_an_invalid_resource_is_deleted_by_the_revision_in_force(cluster: Cluster) -> None:
+def test_an_invalid_resource_is_deleted_by_the_revision_in_force(cluster: SimulatedCluster) -> None:
     cluster.edit(shards="many")
     cluster.step()
     cluster.delete()
@@ -143,7 +143,7 @@ def test_an_invalid_resource_is_deleted_by_the_revision_in_force(cluster: Cluste
 
 
 def test_a_resource_without_our_finalizer_is_not_touched() -> None:
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     cluster.started(1)
     assert cluster.resource is not None
     cluster.resource["metadata"]["finalizers"] = ["other/one"]

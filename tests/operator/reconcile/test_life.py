@@ -10,7 +10,7 @@ import pytest
 from joinery_operator.decision import Create, Delete, Patch
 from joinery_operator.reconcile.context import read_status
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
-from operator_reconcile.cluster import START, Cluster, Killed, resource
+from simulated_cluster.simulation import START, Killed, SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
 TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
@@ -18,22 +18,22 @@ FIRST = "orders-driver-1"
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster(resource())
+def cluster() -> SimulatedCluster:
+    return SimulatedCluster(resource())
 
 
 @pytest.fixture
-def running(cluster: Cluster) -> Cluster:
+def running(cluster: SimulatedCluster) -> SimulatedCluster:
     cluster.started(1)
     return cluster
 
 
-def quiescent(cluster: Cluster) -> bool:
+def quiescent(cluster: SimulatedCluster) -> bool:
     decision = cluster.step()
     return decision.status is None and not decision.actions and not decision.events
 
 
-def test_a_new_job_gets_its_children_and_runs(cluster: Cluster) -> None:
+def test_a_new_job_gets_its_children_and_runs(cluster: SimulatedCluster) -> None:
     decision = cluster.step()
     made = [(a.manifest["kind"], a.manifest["metadata"]["name"]) for a in decision.actions if isinstance(a, Create)]
     revision = cluster.status.revision
@@ -55,7 +55,7 @@ def test_a_new_job_gets_its_children_and_runs(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("writes", range(5))
-def test_an_operator_that_dies_between_two_writes_makes_nothing_twice(cluster: Cluster, writes: int) -> None:
+def test_an_operator_that_dies_between_two_writes_makes_nothing_twice(cluster: SimulatedCluster, writes: int) -> None:
     try:
         cluster.step(killed_after=writes)
     except Killed:
@@ -77,7 +77,7 @@ TROUBLE: list[tuple[str, Any, str, str, str]] = [
     ("trouble", "reason", "words", "degraded"), [t[1:] for t in TROUBLE], ids=[t[0] for t in TROUBLE]
 )
 def test_what_keeps_a_pod_from_running_is_told(
-    cluster: Cluster, trouble: Any, reason: str, words: str, degraded: str
+    cluster: SimulatedCluster, trouble: Any, reason: str, words: str, degraded: str
 ) -> None:
     cluster.step()
     trouble(cluster)
@@ -88,7 +88,7 @@ def test_what_keeps_a_pod_from_running_is_told(
     assert cluster.status.phase == "Starting"
 
 
-def test_a_pod_without_a_node_is_degraded_only_after_a_while(cluster: Cluster) -> None:
+def test_a_pod_without_a_node_is_degraded_only_after_a_while(cluster: SimulatedCluster) -> None:
     cluster.step()
     cluster.unschedulable(FIRST)
     decision = cluster.step()
@@ -107,7 +107,7 @@ ENDINGS: list[tuple[str, Any, str, float]] = [
 
 @pytest.mark.parametrize(("ends", "reason", "wait"), [e[1:] for e in ENDINGS], ids=[e[0] for e in ENDINGS])
 def test_a_failed_driver_is_started_again_after_a_back_off(
-    running: Cluster, ends: Any, reason: str, wait: float
+    running: SimulatedCluster, ends: Any, reason: str, wait: float
 ) -> None:
     ends(running)
     decision = running.step()
@@ -127,7 +127,7 @@ def test_a_failed_driver_is_started_again_after_a_back_off(
     assert running.status.phase == "Running"
 
 
-def test_the_back_off_doubles_to_its_limit_and_begins_anew_after_a_healthy_time(cluster: Cluster) -> None:
+def test_the_back_off_doubles_to_its_limit_and_begins_anew_after_a_healthy_time(cluster: SimulatedCluster) -> None:
     waits = []
     for number in range(1, 9):
         cluster.step()
@@ -156,7 +156,7 @@ INTERRUPTED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("happens", [i[1] for i in INTERRUPTED], ids=[i[0] for i in INTERRUPTED])
-def test_the_next_attempt_starts_at_once_when_others_took_the_pod(running: Cluster, happens: Any) -> None:
+def test_the_next_attempt_starts_at_once_when_others_took_the_pod(running: SimulatedCluster, happens: Any) -> None:
     running.pass_time(60)
     happens(running)
     running.step()
@@ -166,13 +166,13 @@ def test_the_next_attempt_starts_at_once_when_others_took_the_pod(running: Clust
     assert (driver.number, driver.failures) == (2, 0)
 
 
-def test_a_pod_that_is_taken_away_at_once_is_not_made_in_a_loop(running: Cluster) -> None:
+def test_a_pod_that_is_taken_away_at_once_is_not_made_in_a_loop(running: SimulatedCluster) -> None:
     running.evict(FIRST)
     assert running.step().again_after == 10
     assert list(running.pods) == [FIRST]
 
 
-def test_an_error_that_would_come_again_waits_for_a_change(running: Cluster) -> None:
+def test_an_error_that_would_come_again_waits_for_a_change(running: SimulatedCluster) -> None:
     running.end(FIRST, FATAL)
     decision = running.step()
     assert decision.again_after is None
@@ -186,7 +186,7 @@ def test_an_error_that_would_come_again_waits_for_a_change(running: Cluster) -> 
     assert "orders-driver-2" in running.pods
 
 
-def test_a_finished_job_stays_finished_until_its_revision_changes(running: Cluster) -> None:
+def test_a_finished_job_stays_finished_until_its_revision_changes(running: SimulatedCluster) -> None:
     running.end(FIRST, {"outcome": "finished"}, 0)
     running.step()
     assert running.status.phase == "Finished"
@@ -199,7 +199,7 @@ def test_a_finished_job_stays_finished_until_its_revision_changes(running: Clust
     assert running.status.rollout is not None
 
 
-def test_suspend_and_resume(running: Cluster) -> None:
+def test_suspend_and_resume(running: SimulatedCluster) -> None:
     running.edit(suspend=True)
     running.step()
     assert running.status.phase == "Stopping"
@@ -217,7 +217,7 @@ def test_suspend_and_resume(running: Cluster) -> None:
     assert list(running.pods) == ["orders-driver-2"]
 
 
-def test_a_pod_on_a_dead_node_is_waited_for_and_then_left_behind(running: Cluster) -> None:
+def test_a_pod_on_a_dead_node_is_waited_for_and_then_left_behind(running: SimulatedCluster) -> None:
     running.dead.add(FIRST)
     running.delete_child("Pod", FIRST)
     for expected in (120, 300):  # until it should have gone, and until it is stuck
@@ -230,7 +230,7 @@ def test_a_pod_on_a_dead_node_is_waited_for_and_then_left_behind(running: Cluste
     assert "deletionTimestamp" in running.pods[FIRST]["metadata"]
 
 
-def test_a_container_beside_the_driver_does_not_keep_it_alive(running: Cluster) -> None:
+def test_a_container_beside_the_driver_does_not_keep_it_alive(running: SimulatedCluster) -> None:
     running.end(FIRST, TRANSIENT)
     running.pods[FIRST]["status"]["phase"] = "Running"
     running.pods[FIRST]["status"]["containerStatuses"].append({"name": "proxy", "state": {"running": {}}})
@@ -239,7 +239,7 @@ def test_a_container_beside_the_driver_does_not_keep_it_alive(running: Cluster) 
     assert running.status.driver.outcome == "Failed"
 
 
-def test_a_container_beside_the_driver_may_end_as_it_likes(running: Cluster) -> None:
+def test_a_container_beside_the_driver_may_end_as_it_likes(running: SimulatedCluster) -> None:
     running.end(FIRST, {"outcome": "finished"}, 0)
     proxy = {"name": "proxy", "state": {"terminated": {"exitCode": 143, "message": "told to stop"}}}
     running.pods[FIRST]["status"] |= {"phase": "Failed", "initContainerStatuses": [proxy]}
@@ -247,7 +247,7 @@ def test_a_container_beside_the_driver_may_end_as_it_likes(running: Cluster) -> 
     assert running.status.phase == "Finished"
 
 
-def test_lost_and_changed_children_are_repaired(running: Cluster) -> None:
+def test_lost_and_changed_children_are_repaired(running: SimulatedCluster) -> None:
     running.services.clear()
     running.config_maps.clear()
     running.pods[FIRST]["metadata"]["labels"].clear()
@@ -256,7 +256,7 @@ def test_lost_and_changed_children_are_repaired(running: Cluster) -> None:
     assert quiescent(running)
 
 
-def test_what_is_left_of_earlier_times_goes(running: Cluster) -> None:
+def test_what_is_left_of_earlier_times_goes(running: SimulatedCluster) -> None:
     pod = running.pods[FIRST]
     running._create({**pod, "metadata": {**pod["metadata"], "name": "orders-check-old"}})
     config = next(iter(running.config_maps.values()))
@@ -265,7 +265,7 @@ def test_what_is_left_of_earlier_times_goes(running: Cluster) -> None:
     assert gone == {"orders-check-old", "orders-job-old"}
 
 
-def test_pods_of_a_lost_status_end_before_the_next_one_starts(running: Cluster) -> None:
+def test_pods_of_a_lost_status_end_before_the_next_one_starts(running: SimulatedCluster) -> None:
     assert running.resource is not None
     del running.resource["status"]
     running.step()
@@ -276,7 +276,7 @@ def test_pods_of_a_lost_status_end_before_the_next_one_starts(running: Cluster) 
     assert list(running.pods) == [FIRST]
 
 
-def test_a_status_of_another_release_is_read_as_far_as_it_goes(running: Cluster) -> None:
+def test_a_status_of_another_release_is_read_as_far_as_it_goes(running: SimulatedCluster) -> None:
     assert running.resource is not None
     status = running.resource["status"]
     status |= {"phase": "Dreaming", "novel": {"a": 1}, "epoch": "many"}
@@ -298,7 +298,7 @@ INVALID: list[tuple[str, dict[str, Any], str, list[str]]] = [
 def test_a_job_that_cannot_be_is_told_with_all_its_problems(
     spec: dict[str, Any], reason: str, words: list[str]
 ) -> None:
-    cluster = Cluster(resource(**spec))
+    cluster = SimulatedCluster(resource(**spec))
     cluster.step()
     assert cluster.condition("Valid") == ("False", reason)
     assert cluster.condition("Degraded") == ("True", reason)
@@ -310,7 +310,7 @@ def test_a_job_that_cannot_be_is_told_with_all_its_problems(
 
 @pytest.mark.parametrize(("spec", "reason", "words"), [i[1:] for i in INVALID], ids=[i[0] for i in INVALID])
 def test_a_job_that_runs_goes_on_when_its_resource_becomes_invalid(
-    running: Cluster, spec: dict[str, Any], reason: str, words: list[str]
+    running: SimulatedCluster, spec: dict[str, Any], reason: str, words: list[str]
 ) -> None:
     before = running.status.revision
     running.edit(**spec)
@@ -324,14 +324,14 @@ def test_a_job_that_runs_goes_on_when_its_resource_becomes_invalid(
 
 
 def test_a_job_without_an_image_says_so() -> None:
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     cluster.settings = cluster.settings.__class__()
     cluster.step()
     assert cluster.condition("Valid") == ("False", "Incomplete")
     assert "spec.spark.image" in cluster.status.conditions[0].message
 
 
-def test_figures_are_bounded_rounded_and_not_written_all_the_time(running: Cluster) -> None:
+def test_figures_are_bounded_rounded_and_not_written_all_the_time(running: SimulatedCluster) -> None:
     uid = running.pods[FIRST]["metadata"]["uid"]
     inputs = tuple(InputStatus(name=f"in{i}", lag=i, watermark=START - timedelta(seconds=3723 + i)) for i in range(20))
     keys = tuple(HotKey(key="k" * 4000, rows=i) for i in range(20))
@@ -354,7 +354,7 @@ def test_figures_are_bounded_rounded_and_not_written_all_the_time(running: Clust
     assert running.status.conditions[0].last_transition_time == since
 
 
-def test_a_job_without_a_driver_has_no_speed(running: Cluster) -> None:
+def test_a_job_without_a_driver_has_no_speed(running: SimulatedCluster) -> None:
     uid = running.pods[FIRST]["metadata"]["uid"]
     running.said[uid] = DriverStatus(ready=True, epoch=7, rows_per_second=5, executors=2, rows_in=9)
     running.pass_time(20)
@@ -368,13 +368,13 @@ def test_a_job_without_a_driver_has_no_speed(running: Cluster) -> None:
     assert (status.rows_per_second, status.executors, status.rows_in, status.epoch) == (None, 0, 9, 7)
 
 
-def test_a_new_release_of_the_operator_restarts_nothing(running: Cluster) -> None:
+def test_a_new_release_of_the_operator_restarts_nothing(running: SimulatedCluster) -> None:
     running.settings = running.settings.__class__(runtime_image="joinery:2")
     assert quiescent(running)
 
 
 def test_an_embedded_store_is_no_store_in_a_pod() -> None:
-    cluster = Cluster(resource(stateStore={}))
+    cluster = SimulatedCluster(resource(stateStore={}))
     cluster.step()
     assert cluster.condition("Valid") == ("False", "Incomplete")
     assert "spec.stateStore: name a Postgres (stateStore.postgres)" in cluster.status.conditions[0].message
@@ -383,7 +383,7 @@ def test_an_embedded_store_is_no_store_in_a_pod() -> None:
 
 def test_a_store_in_memory_is_warned_of_once_and_stays_in_a_condition() -> None:
     output = {"file": {"path": "joined"}, "format": "json"}
-    cluster = Cluster(resource(stateStore={"memory": {}}, output=output))
+    cluster = SimulatedCluster(resource(stateStore={"memory": {}}, output=output))
     cluster.started(1)
     assert cluster.status.phase == "Running"
     assert cluster.condition("StateCompatible") == ("True", "StateInMemory")
@@ -393,7 +393,7 @@ def test_a_store_in_memory_is_warned_of_once_and_stays_in_a_condition() -> None:
     assert len([event for event in cluster.events if event.startswith("Warning StateInMemory")]) == 1
 
 
-def test_what_another_release_left_out_of_a_part_costs_that_part_only(running: Cluster) -> None:
+def test_what_another_release_left_out_of_a_part_costs_that_part_only(running: SimulatedCluster) -> None:
     assert running.resource is not None
     status = running.resource["status"]
     del status["driver"]["number"]
@@ -404,8 +404,8 @@ def test_what_another_release_left_out_of_a_part_costs_that_part_only(running: C
     assert read.proved is not None
 
 
-def test_drivers_of_an_earlier_resource_of_the_name_end_first(cluster: Cluster) -> None:
-    before = Cluster(resource())
+def test_drivers_of_an_earlier_resource_of_the_name_end_first(cluster: SimulatedCluster) -> None:
+    before = SimulatedCluster(resource())
     before.started(1)
     before.dead.add(FIRST)
     before.delete_child("Pod", FIRST)
@@ -418,8 +418,8 @@ def test_drivers_of_an_earlier_resource_of_the_name_end_first(cluster: Cluster) 
     assert list(cluster.pods) == ["orders-driver-2"]  # the name of the one that is stuck is taken
 
 
-def test_a_job_whose_namesake_has_ended_starts(cluster: Cluster) -> None:
-    before = Cluster(resource())
+def test_a_job_whose_namesake_has_ended_starts(cluster: SimulatedCluster) -> None:
+    before = SimulatedCluster(resource())
     before.started(1)
     before.end(FIRST, None)
     cluster.orphaned_drivers = before.pods
@@ -427,7 +427,7 @@ def test_a_job_whose_namesake_has_ended_starts(cluster: Cluster) -> None:
     assert list(cluster.pods) == ["orders-driver-2"]
 
 
-def test_a_pod_that_does_not_get_ready_is_degraded_after_a_while(cluster: Cluster) -> None:
+def test_a_pod_that_does_not_get_ready_is_degraded_after_a_while(cluster: SimulatedCluster) -> None:
     cluster.step()
     cluster.wait(FIRST, "ContainerCreating")
     decision = cluster.step()
@@ -446,7 +446,7 @@ def test_a_pod_that_does_not_get_ready_is_degraded_after_a_while(cluster: Cluste
     assert quiescent(cluster)
 
 
-def test_a_driver_that_is_unready_for_a_moment_is_not_degraded(running: Cluster) -> None:
+def test_a_driver_that_is_unready_for_a_moment_is_not_degraded(running: SimulatedCluster) -> None:
     running.pass_time(3000)
     since = running.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     running.pods[FIRST]["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": since}]
@@ -455,7 +455,7 @@ def test_a_driver_that_is_unready_for_a_moment_is_not_degraded(running: Cluster)
     assert running.condition("Degraded")[0] == "False"
 
 
-def test_a_pod_that_the_api_server_refuses_is_told(cluster: Cluster) -> None:
+def test_a_pod_that_the_api_server_refuses_is_told(cluster: SimulatedCluster) -> None:
     cluster.step()
     cluster.pods.clear()
     cluster.create_refused = "403 Forbidden: exceeded quota: compute"

@@ -10,7 +10,7 @@ import pytest
 from joinery_operator.names import ChildNames
 from joinery_operator.reconcile import FINALIZER
 from joinery_runtime.job.crd import KINDS, ResourceKind
-from operator_reconcile.cluster import Cluster, Manifest, resource
+from simulated_cluster.simulation import Manifest, SimulatedCluster, resource
 
 OLDER, YOUNGER = "2026-11-21T08:00:00Z", "2026-11-21T09:00:00Z"
 REFUSED = {
@@ -35,10 +35,10 @@ def pair(request: pytest.FixtureRequest) -> tuple[ResourceKind, ResourceKind]:
     return found
 
 
-def second(pair: tuple[ResourceKind, ResourceKind], **spec: Any) -> Cluster:
+def second(pair: tuple[ResourceKind, ResourceKind], **spec: Any) -> SimulatedCluster:
     """The younger of two, with the older one beside it."""
     mine, other = pair
-    return Cluster(made(mine, YOUNGER, **spec), name_conflicts=[made(other, OLDER)])
+    return SimulatedCluster(made(mine, YOUNGER, **spec), name_conflicts=[made(other, OLDER)])
 
 
 def test_there_are_two_kinds_to_be_told_apart() -> None:
@@ -60,7 +60,7 @@ def test_the_younger_one_asks_for_nothing_and_says_whose_the_state_is(pair: tupl
 
 def test_the_older_one_runs(pair: tuple[ResourceKind, ResourceKind]) -> None:
     mine, other = pair
-    cluster = Cluster(made(mine, OLDER), name_conflicts=[made(other, YOUNGER)])
+    cluster = SimulatedCluster(made(mine, OLDER), name_conflicts=[made(other, YOUNGER)])
     cluster.started(1)
     assert cluster.status.phase == "Running"
 
@@ -68,7 +68,7 @@ def test_the_older_one_runs(pair: tuple[ResourceKind, ResourceKind]) -> None:
 def test_of_two_of_the_same_second_one_runs() -> None:
     running = []
     for mine, other in PAIRS:
-        cluster = Cluster(made(mine, OLDER), name_conflicts=[made(other, OLDER)])
+        cluster = SimulatedCluster(made(mine, OLDER), name_conflicts=[made(other, OLDER)])
         cluster.step()
         running += [mine.name] if cluster.pods else []
     assert len(running) == len(PAIRS) / 2
@@ -143,7 +143,7 @@ def test_a_job_that_runs_keeps_running_when_its_edit_asks_for_the_others_state(
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_what_a_deleted_namesake_left_behind_is_refused_by_the_driver(kind: ResourceKind) -> None:
-    cluster = Cluster(resource(kind))
+    cluster = SimulatedCluster(resource(kind))
     cluster.step()
     name = ChildNames(resource(kind)).driver(1)
     cluster.run(name)

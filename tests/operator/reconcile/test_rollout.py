@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from joinery_operator.names import digest_of
-from operator_reconcile.cluster import Cluster, resource
+from simulated_cluster.simulation import SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
 TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
@@ -16,9 +16,9 @@ LIFE = digest_of("uid-job")[:6]
 
 
 @pytest.fixture
-def cluster() -> Cluster:
+def cluster() -> SimulatedCluster:
     """A job that has run for a while and is changed."""
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     name = cluster.started(1)
     cluster.commit(name)
     cluster.tell(name)
@@ -28,28 +28,28 @@ def cluster() -> Cluster:
     return cluster
 
 
-def stage(cluster: Cluster) -> str | None:
+def stage(cluster: SimulatedCluster) -> str | None:
     return cluster.status.rollout.stage if cluster.status.rollout else None
 
 
-def check(cluster: Cluster) -> str:
+def check(cluster: SimulatedCluster) -> str:
     return next(name for name in cluster.pods if "-check-" in name)
 
 
-def stopping(cluster: Cluster) -> None:
+def stopping(cluster: SimulatedCluster) -> None:
     name = check(cluster)
     cluster.run(name)
     cluster.check_result(name, fits=True)
     cluster.step()
 
 
-def starting(cluster: Cluster) -> None:
+def starting(cluster: SimulatedCluster) -> None:
     stopping(cluster)
     cluster.stopped(OLD)
     cluster.step()
 
 
-def rolling_back(cluster: Cluster) -> None:
+def rolling_back(cluster: SimulatedCluster) -> None:
     starting(cluster)
     cluster.run(NEW)
     cluster.end(NEW, FATAL)
@@ -64,12 +64,12 @@ REACH: dict[str, Any] = {
 }
 
 
-def initial(cluster: Cluster, name: str) -> list[str]:
+def initial(cluster: SimulatedCluster, name: str) -> list[str]:
     found: list[str] = cluster.pods[name]["spec"]["initContainers"][-1]["args"]
     return found
 
 
-def test_the_old_driver_runs_until_the_check_has_passed(cluster: Cluster) -> None:
+def test_the_old_driver_runs_until_the_check_has_passed(cluster: SimulatedCluster) -> None:
     assert (stage(cluster), cluster.status.phase) == ("Checking", "Running")
     assert cluster.condition("Progressing") == ("True", "RolloutChecking")
     old, new = cluster.status.revision, cluster.status.rollout.revision  # type: ignore[union-attr]
@@ -93,7 +93,7 @@ def test_the_old_driver_runs_until_the_check_has_passed(cluster: Cluster) -> Non
     assert cluster.step().status is None
 
 
-def test_warnings_of_the_check_are_told(cluster: Cluster) -> None:
+def test_warnings_of_the_check_are_told(cluster: SimulatedCluster) -> None:
     name = check(cluster)
     cluster.run(name)
     cluster.check_result(name, fits=True, warnings=("what was evicted stays gone",))
@@ -102,7 +102,7 @@ def test_warnings_of_the_check_are_told(cluster: Cluster) -> None:
     assert any(event.endswith("what was evicted stays gone") for event in cluster.events)
 
 
-def test_a_ready_driver_without_records_is_done_at_the_deadline(cluster: Cluster) -> None:
+def test_a_ready_driver_without_records_is_done_at_the_deadline(cluster: SimulatedCluster) -> None:
     starting(cluster)
     cluster.run(NEW)
     cluster.get_ready(NEW)
@@ -114,7 +114,7 @@ def test_a_ready_driver_without_records_is_done_at_the_deadline(cluster: Cluster
     assert cluster.status.refused is None
 
 
-def test_what_does_not_fit_the_state_is_refused_and_the_old_driver_goes_on(cluster: Cluster) -> None:
+def test_what_does_not_fit_the_state_is_refused_and_the_old_driver_goes_on(cluster: SimulatedCluster) -> None:
     name = check(cluster)
     cluster.run(name)
     cluster.check_result(name, fits=False)
@@ -147,7 +147,7 @@ CHECKS: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("fails", [each[1] for each in CHECKS], ids=[each[0] for each in CHECKS])
-def test_a_check_that_tells_nothing_is_tried_until_the_deadline(cluster: Cluster, fails: Any) -> None:
+def test_a_check_that_tells_nothing_is_tried_until_the_deadline(cluster: SimulatedCluster, fails: Any) -> None:
     for _ in range(100):
         if stage(cluster) is None:
             break
@@ -163,7 +163,7 @@ def test_a_check_that_tells_nothing_is_tried_until_the_deadline(cluster: Cluster
     assert cluster.status.phase == "Running"
 
 
-def test_a_check_that_would_fail_again_is_the_end(cluster: Cluster) -> None:
+def test_a_check_that_would_fail_again_is_the_end(cluster: SimulatedCluster) -> None:
     name = check(cluster)
     cluster.run(name)
     cluster.end(name, FATAL)
@@ -172,7 +172,7 @@ def test_a_check_that_would_fail_again_is_the_end(cluster: Cluster) -> None:
     assert "no topic orders" in cluster.status.refused.message
 
 
-def test_a_driver_that_fails_for_good_is_taken_back(cluster: Cluster) -> None:
+def test_a_driver_that_fails_for_good_is_taken_back(cluster: SimulatedCluster) -> None:
     rolling_back(cluster)
     assert (stage(cluster), cluster.status.phase) == ("RollingBack", "RollingBack")
     savepoint = cluster.status.rollout.savepoint  # type: ignore[union-attr]
@@ -204,7 +204,7 @@ def test_a_driver_that_fails_for_good_is_taken_back(cluster: Cluster) -> None:
         (lambda c: (c.run(NEW), c.pass_time(301)), "DeadlineExceeded"),
     ],
 )
-def test_why_it_was_taken_back(cluster: Cluster, fails: Any, reason: str) -> None:
+def test_why_it_was_taken_back(cluster: SimulatedCluster, fails: Any, reason: str) -> None:
     starting(cluster)
     fails(cluster)
     cluster.step()
@@ -213,7 +213,7 @@ def test_why_it_was_taken_back(cluster: Cluster, fails: Any, reason: str) -> Non
     assert cluster.status.refused.reason == reason
 
 
-def test_what_has_committed_unseen_is_not_taken_back(cluster: Cluster) -> None:
+def test_what_has_committed_unseen_is_not_taken_back(cluster: SimulatedCluster) -> None:
     starting(cluster)
     new = cluster.status.rollout.revision  # type: ignore[union-attr]
     cluster.run(NEW)
@@ -227,7 +227,7 @@ def test_what_has_committed_unseen_is_not_taken_back(cluster: Cluster) -> None:
     assert cluster.revision_of("orders-driver-4") == new
 
 
-def test_a_way_back_that_fails_is_told_with_what_to_do_and_tried_again_when_asked(cluster: Cluster) -> None:
+def test_a_way_back_that_fails_is_told_with_what_to_do_and_tried_again_when_asked(cluster: SimulatedCluster) -> None:
     rolling_back(cluster)
     cluster.fail_first(BACK, {**FATAL, "error": "segment 7 is gone"})
     assert cluster.step().again_after is None
@@ -241,7 +241,7 @@ def test_a_way_back_that_fails_is_told_with_what_to_do_and_tried_again_when_aske
     assert initial(cluster, "orders-driver-4")[-1] == "--before-first-commit"
 
 
-def test_a_way_back_that_may_pass_is_tried_again(cluster: Cluster) -> None:
+def test_a_way_back_that_may_pass_is_tried_again(cluster: SimulatedCluster) -> None:
     rolling_back(cluster)
     cluster.fail_first(BACK, TRANSIENT)
     again_after = cluster.step().again_after
@@ -253,7 +253,7 @@ def test_a_way_back_that_may_pass_is_tried_again(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("at", "then"), [("Checking", None), ("Stopping", None), ("Starting", "RollingBack")])
-def test_the_change_is_taken_back_meanwhile(cluster: Cluster, at: str, then: str | None) -> None:
+def test_the_change_is_taken_back_meanwhile(cluster: SimulatedCluster, at: str, then: str | None) -> None:
     REACH[at](cluster)
     assert stage(cluster) == at
     cluster.edit(shards=4)
@@ -269,7 +269,7 @@ def test_the_change_is_taken_back_meanwhile(cluster: Cluster, at: str, then: str
     ("at", "then"),
     [("Checking", "Checking"), ("Stopping", "Checking"), ("Starting", "RollingBack"), ("RollingBack", "RollingBack")],
 )
-def test_a_third_revision_is_asked_for_meanwhile(cluster: Cluster, at: str, then: str) -> None:
+def test_a_third_revision_is_asked_for_meanwhile(cluster: SimulatedCluster, at: str, then: str) -> None:
     REACH[at](cluster)
     second = cluster.status.rollout.revision  # type: ignore[union-attr]
     cluster.edit(shards=9)
@@ -280,7 +280,7 @@ def test_a_third_revision_is_asked_for_meanwhile(cluster: Cluster, at: str, then
 
 
 @pytest.mark.parametrize("at", list(REACH))
-def test_an_invalid_edit_changes_nothing(cluster: Cluster, at: str) -> None:
+def test_an_invalid_edit_changes_nothing(cluster: SimulatedCluster, at: str) -> None:
     REACH[at](cluster)
     before = cluster.status.rollout
     cluster.edit(shards="many")
@@ -290,7 +290,7 @@ def test_an_invalid_edit_changes_nothing(cluster: Cluster, at: str) -> None:
 
 
 @pytest.mark.parametrize(("at", "kept"), [("Checking", False), ("Stopping", False), ("Starting", True)])
-def test_suspension_meanwhile(cluster: Cluster, at: str, kept: bool) -> None:
+def test_suspension_meanwhile(cluster: SimulatedCluster, at: str, kept: bool) -> None:
     REACH[at](cluster)
     cluster.edit(suspend=True)
     cluster.step()
@@ -309,7 +309,7 @@ def test_suspension_meanwhile(cluster: Cluster, at: str, kept: bool) -> None:
 
 
 @pytest.mark.parametrize("at", list(REACH))
-def test_deletion_meanwhile(cluster: Cluster, at: str) -> None:
+def test_deletion_meanwhile(cluster: SimulatedCluster, at: str) -> None:
     cluster.edit(cleanup="deleteState")
     cluster.step()
     REACH[at](cluster)
@@ -326,7 +326,7 @@ def test_deletion_meanwhile(cluster: Cluster, at: str) -> None:
     assert cluster.resource is None
 
 
-def test_the_same_revision_tried_again_has_a_savepoint_of_its_own(cluster: Cluster) -> None:
+def test_the_same_revision_tried_again_has_a_savepoint_of_its_own(cluster: SimulatedCluster) -> None:
     rolling_back(cluster)
     first = cluster.status.rollout.savepoint  # type: ignore[union-attr]
     cluster.run(BACK)
@@ -344,7 +344,7 @@ def test_the_same_revision_tried_again_has_a_savepoint_of_its_own(cluster: Clust
 
 
 def test_a_job_that_never_was_ready_is_replaced_without_ceremony() -> None:
-    cluster = Cluster(resource(spark={"image": "misspelt"}))
+    cluster = SimulatedCluster(resource(spark={"image": "misspelt"}))
     cluster.step()
     cluster.wait(OLD, "ImagePullBackOff", "not found")
     cluster.step()
@@ -357,7 +357,7 @@ def test_a_job_that_never_was_ready_is_replaced_without_ceremony() -> None:
 
 def test_a_job_whose_state_dies_with_it_is_replaced_without_ceremony() -> None:
     output = {"file": {"path": "joined"}, "format": "json"}
-    cluster = Cluster(resource(stateStore={"memory": {}}, output=output))
+    cluster = SimulatedCluster(resource(stateStore={"memory": {}}, output=output))
     cluster.started(1)
     cluster.edit(shards=8)
     cluster.step()
@@ -367,7 +367,7 @@ def test_a_job_whose_state_dies_with_it_is_replaced_without_ceremony() -> None:
 
 
 def test_state_of_an_earlier_life_is_left_behind_only_when_the_resource_says_so() -> None:
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     cluster.step()
     cluster.run(OLD)
     cluster.end(OLD, {**FATAL, "kind": "IncompatibleState"})
@@ -385,7 +385,7 @@ def test_state_of_an_earlier_life_is_left_behind_only_when_the_resource_says_so(
     assert initial(cluster, BACK) == arguments
 
 
-def test_the_old_revision_cannot_be_started_without_its_config_map(cluster: Cluster) -> None:
+def test_the_old_revision_cannot_be_started_without_its_config_map(cluster: SimulatedCluster) -> None:
     name = check(cluster)
     cluster.run(name)
     cluster.check_result(name, fits=False)
@@ -405,7 +405,7 @@ MEMORY = {"stateStore": {"memory": {}}, "output": {"file": {"path": "joined"}, "
 
 
 def test_state_is_not_left_behind_for_a_store_that_keeps_none() -> None:
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     cluster.started(1)
     before = cluster.status.revision
     cluster.edit(**MEMORY)
@@ -421,7 +421,7 @@ def test_state_is_not_left_behind_for_a_store_that_keeps_none() -> None:
 
 
 def test_a_store_that_is_no_longer_named_changes_nothing() -> None:
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     cluster.started(1)
     before = cluster.status.revision
     cluster.edit(stateStore={})
@@ -431,7 +431,7 @@ def test_a_store_that_is_no_longer_named_changes_nothing() -> None:
 
 
 def test_a_job_that_would_find_no_state_is_refused() -> None:
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     cluster.started(1)
     store = {"postgres": {"dsnSecretRef": {"name": "other-db", "key": "dsn"}, "schema": "elsewhere"}}
     cluster.edit(stateStore=store)
@@ -451,7 +451,7 @@ def test_a_job_that_would_find_no_state_is_refused() -> None:
     assert stage(cluster) == "Stopping"
 
 
-def test_a_check_of_the_other_mode_is_no_answer(cluster: Cluster) -> None:
+def test_a_check_of_the_other_mode_is_no_answer(cluster: SimulatedCluster) -> None:
     cluster.edit(upgrade={"mode": "stateless"})
     cluster.step()
     cluster.step()
@@ -477,7 +477,7 @@ def test_a_check_of_the_other_mode_is_no_answer(cluster: Cluster) -> None:
 def test_another_life_of_a_resource_has_savepoints_of_its_own() -> None:
     names = []
     for uid in ("uid-job", "uid-of-another-life"):
-        cluster = Cluster(resource())
+        cluster = SimulatedCluster(resource())
         assert cluster.resource is not None
         cluster.resource["metadata"]["uid"] = uid
         cluster.started(1)
@@ -488,7 +488,7 @@ def test_another_life_of_a_resource_has_savepoints_of_its_own() -> None:
     assert names[0] != names[1]
 
 
-def test_a_check_that_the_api_server_refuses_says_why(cluster: Cluster) -> None:
+def test_a_check_that_the_api_server_refuses_says_why(cluster: SimulatedCluster) -> None:
     cluster.pods.pop(check(cluster))
     cluster.create_refused = "403 Forbidden: exceeded quota: compute"
     cluster.step()

@@ -21,7 +21,7 @@ from joinery_operator.reconcile.rollout_table import (
     row_for,
 )
 from joinery_runtime.job.crd import Refusal, Rollout
-from operator_reconcile.cluster import Cluster, resource
+from simulated_cluster.simulation import SimulatedCluster, resource
 
 OBSERVATIONS = list(observations())
 REFUSING = {Act.REFUSE, Act.REFUSE_AND_ROLL_BACK}
@@ -95,9 +95,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RolloutStage, Act]]:
 
 
 @pytest.fixture
-def cluster(taken: list[tuple[RolloutStage, Act]]) -> Cluster:
+def cluster(taken: list[tuple[RolloutStage, Act]]) -> SimulatedCluster:
     """A job that has run for a while and is changed: its check runs."""
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     name = cluster.started(1)
     cluster.commit(name)
     cluster.tell(name)
@@ -108,11 +108,11 @@ def cluster(taken: list[tuple[RolloutStage, Act]]) -> Cluster:
     return cluster
 
 
-def check(cluster: Cluster) -> str:
+def check(cluster: SimulatedCluster) -> str:
     return next(name for name in cluster.pods if "-check-" in name)
 
 
-def starting(cluster: Cluster, taken: list[Any]) -> None:
+def starting(cluster: SimulatedCluster, taken: list[Any]) -> None:
     """No pod of the new revision can be created: an admission refuses it before its attempt is written."""
     cluster.check_result(check(cluster), fits=True)
     cluster.step()
@@ -129,7 +129,7 @@ def starting(cluster: Cluster, taken: list[Any]) -> None:
     taken.clear()
 
 
-def test_a_check_that_ends_as_incompatible_refuses_the_revision(cluster: Cluster, taken: list[Any]) -> None:
+def test_a_check_that_ends_as_incompatible_refuses_the_revision(cluster: SimulatedCluster, taken: list[Any]) -> None:
     ending = {"outcome": "failed", "kind": "IncompatibleState", "error": "written by a newer release", "retry": False}
     cluster.end(check(cluster), ending)
     cluster.step()
@@ -142,7 +142,7 @@ def test_a_check_that_ends_as_incompatible_refuses_the_revision(cluster: Cluster
     )
 
 
-def test_before_the_first_new_driver_another_job_drops_the_rollout(cluster: Cluster, taken: list[Any]) -> None:
+def test_before_the_first_new_driver_another_job_drops_the_rollout(cluster: SimulatedCluster, taken: list[Any]) -> None:
     starting(cluster, taken)
     cluster.edit(shards=9)
     cluster.step()
@@ -150,7 +150,9 @@ def test_before_the_first_new_driver_another_job_drops_the_rollout(cluster: Clus
     assert cluster.status.refused is None
 
 
-def test_without_a_new_driver_the_deadline_refuses_and_restores_nothing(cluster: Cluster, taken: list[Any]) -> None:
+def test_without_a_new_driver_the_deadline_refuses_and_restores_nothing(
+    cluster: SimulatedCluster, taken: list[Any]
+) -> None:
     starting(cluster, taken)
     cluster.pass_time(301)
     cluster.step()

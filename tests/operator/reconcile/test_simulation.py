@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from budget import examples
 from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import KINDS, ResourceKind, Status
-from operator_reconcile.cluster import Cluster, Killed, Manifest, has_finalizer, resource
+from simulated_cluster.simulation import Killed, Manifest, SimulatedCluster, has_finalizer, resource
 
 INCOMPATIBLE_SHARDS = 13  # stands for any change that does not fit the state
 BROKEN_SHARDS = 17  # and for one whose driver never starts
@@ -46,7 +46,7 @@ class Simulation(RuleBasedStateMachine):
     )
     def start(self, cleanup: str, mode: str, scene: tuple[int, Manifest, int], kind: ResourceKind) -> None:
         established, edit, more = scene
-        self.cluster = Cluster(resource(kind, cleanup=cleanup, upgrade={"mode": mode}))
+        self.cluster = SimulatedCluster(resource(kind, cleanup=cleanup, upgrade={"mode": mode}))
         self.checked_pods = 0
         self.known_commits: set[str] = set()
         self.last = deepcopy(self.cluster.resource) or {}

@@ -9,7 +9,7 @@ import pytest
 from joinery_operator.reconcile.conditions import events
 from joinery_operator.reconcile.figures import delay_text
 from joinery_operator.reconcile.reasons import MESSAGE, cut, listed
-from operator_reconcile.cluster import Cluster, resource
+from simulated_cluster.simulation import SimulatedCluster, resource
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_many_problems_are_counted() -> None:
 
 
 def test_events_tell_transitions_only() -> None:
-    cluster = Cluster(resource())
+    cluster = SimulatedCluster(resource())
     cluster.started(1)
     assert [event.split(":")[0] for event in cluster.events] == ["Normal Starting", "Normal Running"]
     assert not list(events(cluster.status, cluster.status))

@@ -1,4 +1,4 @@
-"""An API server as the tests' user, and a kubelet that only pretends."""
+"""A fake node on a real API server: a kubelet that reports pods as running, and drivers that answer polls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,8 +15,9 @@ from kubernetes.config import load_kube_config
 
 from joinery_operator.kube.resources import BY_KIND, CHILDREN, JOBS
 from joinery_operator.kube.watches import SELECTOR
+from joinery_runtime.job.crd import DriverStatus
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 def _time() -> str:
@@ -30,7 +32,7 @@ class Refused(AssertionError):
         super().__init__(f"{what}: {code} {text}")
 
 
-class Cluster:
+class ApiServerClient:
     """Raw calls, without waiting for a kubectl to start. For one thread at a time."""
 
     def __init__(self, kubeconfig: Path) -> None:
@@ -92,14 +94,14 @@ class Cluster:
         return found
 
 
-class Kubelet:
+class FakeKubelet:
     """Runs the pods of a namespace, in that it says so: each is bound, gets an address of 127.0.0.0/8 and is running;
     what is being deleted goes. `endings` says how a pod ends instead, as its termination message, by name."""
 
     def __init__(
         self, kubeconfig: Path, namespace: str | None, runs: Callable[[str], bool] = lambda name: True
     ) -> None:
-        self._cluster = Cluster(kubeconfig)
+        self._cluster = ApiServerClient(kubeconfig)
         self._namespace = namespace
         self._runs = runs
         self._stop = threading.Event()
@@ -120,11 +122,11 @@ class Kubelet:
             raise self.error
 
     def _work(self) -> None:
-        while not self._stop.wait(_LOOK_SECONDS):
+        while not self._stop.wait(_POLL_SECONDS):
             try:
                 path = BY_KIND["Pod"].path(self._namespace)
                 for pod in self._cluster.call("GET", path)["items"]:
-                    self._look(pod)
+                    self._advance(pod)
             except Refused as error:
                 if error.code not in {404, 409}:
                     self.error = error
@@ -132,7 +134,7 @@ class Kubelet:
                 self.error = error
                 return
 
-    def _look(self, pod: dict[str, Any]) -> None:
+    def _advance(self, pod: dict[str, Any]) -> None:
         metadata = pod["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
         self.created.setdefault(metadata["uid"], name)
@@ -149,7 +151,7 @@ class Kubelet:
             run_pod(self._cluster, pod, address)
 
 
-def run_pod(cluster: Cluster, pod: Mapping[str, Any], address: str) -> None:
+def run_pod(cluster: ApiServerClient, pod: Mapping[str, Any], address: str) -> None:
     containers = [
         {**_container(each), "ready": True, "started": True, "state": {"running": {"startedAt": _time()}}}
         for each in pod["spec"]["containers"]
@@ -165,7 +167,7 @@ def run_pod(cluster: Cluster, pod: Mapping[str, Any], address: str) -> None:
     _set(cluster, pod, status)
 
 
-def end_pod(cluster: Cluster, pod: Mapping[str, Any], exit_code: int, message: str = "") -> None:
+def end_pod(cluster: ApiServerClient, pod: Mapping[str, Any], exit_code: int, message: str = "") -> None:
     """All its containers end with that termination message."""
     ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message}
     ended |= {"startedAt": _time(), "finishedAt": _time()}
@@ -179,6 +181,44 @@ def _container(container: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0}
 
 
-def _set(cluster: Cluster, pod: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+def _set(cluster: ApiServerClient, pod: Mapping[str, Any], status: Mapping[str, Any]) -> None:
     metadata = pod["metadata"]
     cluster.patch("Pod", metadata["namespace"], metadata["name"], {"status": status}, "status")
+
+
+Answer = Callable[[str], Mapping[str, Any] | None]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """An operator that no longer waits for the answer is no error."""
+
+
+class FakeDrivers:
+    """A context manager. `answer(address)` is what the driver at that address (127.x.y.z) says, in DriverStatus's
+    fields; None: it is not there yet."""
+
+    def __init__(self, answer: Answer) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                found = answer(self.headers["Host"].rpartition(":")[0]) if self.path == "/status" else None
+                self.send_response(503 if found is None else 200)
+                self.end_headers()
+                if found is not None:
+                    self.wfile.write(DriverStatus(**found).model_dump_json(by_alias=True).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = _Server(("0.0.0.0", 0), Handler)
+        self.port: int = self._server.server_address[1]
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from e2e.node.cluster_job import ClusterJob
+from e2e.node.installation import OPERATOR
+from e2e.node.works import Work
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.kubernetes.providers import Cluster
 from joinery_devkit.services import address_of
-from kubernetes_e2e.cluster_job import ClusterJob
-from kubernetes_e2e.installation import OPERATOR
-from kubernetes_e2e.works import Work
 
 MakeJob = Callable[[str, type[Work]], ClusterJob]
 

@@ -1,20 +1,29 @@
-"""An API server in memory, as far as the operator's own calls go: versions, conflicts, uids, owners, finalizers."""
+"""An API server in memory, as far as the operator's own calls go (versions, conflicts, uids, owners, finalizers), and
+the operator's controller on it, without kopf: the test is the watch."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from kubernetes.aio.client import Configuration
 
+from joinery_devkit.processes import free_port
 from joinery_operator.kube.api import Answer, Api
+from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.reconciler import Reconcile
 from joinery_operator.kube.resources import BY_KIND, ApiResource
 from joinery_operator.observed import Manifest
+from joinery_operator.settings import Settings
+from simulated_cluster.small_reconcile import reconcile
 
 _BY_PLURAL = {resource.plural: resource for resource in BY_KIND.values()}
 Id = tuple[str, str, str]  # plural, namespace, name
@@ -160,3 +169,29 @@ def _merge(target: dict[str, Any], patch: Manifest) -> None:
 
 def _refusal(code: int, reason: str, message: str) -> tuple[int, Any]:
     return code, {"kind": "Status", "code": code, "reason": reason, "message": message}
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@asynccontextmanager
+async def controller_on(
+    server: MemoryServer, decide: Reconcile = reconcile, clock: Callable[[], float] | None = None
+) -> AsyncIterator[Controller]:
+    metrics = Metrics()
+    async with MemoryApi(server, metrics) as api:
+        settings = Settings(metrics_port=free_port(), poll_seconds=1000.0)
+        loop = asyncio.get_running_loop()
+        async with Controller(settings, api, decide, metrics, clock=clock or loop.time, now=lambda: NOW) as controller:
+            yield controller
+
+
+async def settled(controller: Controller) -> None:
+    """Waits until no reconcile is due or running."""
+    while controller.feed.queue.waiting() or controller.feed.queue.running():
+        await asyncio.sleep(0)
+
+
+def tell(controller: Controller, manifest: Manifest, deleted: bool = False) -> Awaitable[None]:
+    """An event of a watch."""
+    return controller.on_watch_event(BY_KIND[manifest["kind"]], manifest, deleted)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from e2e.node.cluster_job import ClusterJob
+from e2e.node.conftest import MakeJob
+from e2e.node.works import Pairs, Sessions
 from joinery_runtime.core.table.segment import STATE_VERSION
-from kubernetes_e2e.cluster_job import ClusterJob
-from kubernetes_e2e.conftest import MakeJob
-from kubernetes_e2e.works import Pairs, Sessions
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
 

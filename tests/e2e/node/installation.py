@@ -16,7 +16,7 @@ from joinery_devkit.services import address_of
 from joinery_runtime.job.crd import KINDS
 
 OPERATOR = "operator"
-CHART = Path(__file__).parents[2] / "charts" / "joinery"
+CHART = Path(__file__).parents[3] / "charts" / "joinery"
 OPERATOR_NAMESPACE = "joinery-system"
 _RUNTIME = "localhost/joinery-runtime"
 _INSTALL_S = 180

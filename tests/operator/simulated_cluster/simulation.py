@@ -19,7 +19,7 @@ from joinery_operator.reconcile import FINALIZER, reconcile
 from joinery_operator.reconcile.context import read_status
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import KINDS, DriverStatus, ResourceKind, Status
-from operator_world.resources import BY_NAME, resource_of
+from simulated_cluster.resources import BY_NAME, resource_of
 
 Manifest = dict[str, Any]
 START = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -92,7 +92,9 @@ class Killed(Exception):
 
 
 @dataclass
-class Cluster:
+class SimulatedCluster:
+    """The objects, pods and drivers of one job, which `reconcile` is run against step by step."""
+
     resource: Manifest | None
     settings: Settings = field(default_factory=lambda: Settings(runtime_image=IMAGE))
     now: datetime = START
@@ -159,7 +161,7 @@ class Cluster:
         return self.said.get(pod["metadata"]["uid"]) if pod else None
 
     def step(self, killed_after: int | None = None) -> Decision:
-        """One look; the operator dies after that many writes."""
+        """Reconciles once. With `killed_after` the operator dies after that many writes."""
         decision = reconcile(self.observed())
         for i, write in enumerate(self._writes(decision)):
             if i == killed_after:
@@ -349,7 +351,7 @@ class Cluster:
         self.now += timedelta(seconds=seconds)
 
     def started(self, number: int) -> str:
-        """The driver of that attempt runs, is ready and has been looked at; returns its pod's name."""
+        """Brings the driver of that attempt to run and be ready, and reconciles. Returns its pod's name."""
         assert self.resource is not None
         name = ChildNames(self.resource).driver(number)
         self.step()

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from e2e.kill_harness import Log
+from e2e.node.works import STORE_SCHEMA, Manifest, Work
 from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.kubernetes.kubectl import Kubectl
 from joinery_runtime.engine.job_state import input_offsets
 from joinery_runtime.engine.plan import InputState
-from kubernetes_e2e.works import STORE_SCHEMA, Manifest, Work
 
 PATIENCE_S = 480
 _LOOK_S = 0.5

@@ -12,9 +12,9 @@ from confluent_kafka import Consumer, TopicPartition
 from ruamel.yaml import YAML
 
 from e2e.kill_harness import INPUTS, Feeder, Job, judge, topic_rows
+from e2e.node import clicks
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.job import load_job
-from kubernetes_e2e import clicks
 
 Manifest = dict[str, Any]
 Log = list[dict[str, Any]]

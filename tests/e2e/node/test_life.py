@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from e2e.node.cluster_job import PATIENCE_S, ClusterJob
+from e2e.node.conftest import MakeJob
+from e2e.node.installation import OPERATOR_NAMESPACE
+from e2e.node.works import Pairs, Sessions
 from joinery_runtime.core.table.segment import STATE_VERSION
-from kubernetes_e2e.cluster_job import PATIENCE_S, ClusterJob
-from kubernetes_e2e.conftest import MakeJob
-from kubernetes_e2e.installation import OPERATOR_NAMESPACE
-from kubernetes_e2e.works import Pairs, Sessions
 
 # The first one waits for images that are built from nothing.
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
