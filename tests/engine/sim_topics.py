@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,14 @@ from joinery_runtime.sources.records import BadRecord, ByValue, Decoded
 
 @dataclass(slots=True)
 class Topic(Exclusive):
-    """One input: planner and reader in one. A value of None is an offset without a record (a control record)."""
+    """One input: planner and reader in one. A value of None is an offset without a record (a control record);
+    `open_from` is the first offset of a transaction that is open, by partition."""
 
     name: str
     partitions: list[list[bytes | None]]
     from_latest: bool = False
     final: bool = False
+    open_from: dict[int, int] = field(default_factory=dict)
 
     def append(self, partition: int, value: bytes | None) -> None:
         self.partitions[partition].append(value)
@@ -32,10 +34,15 @@ class Topic(Exclusive):
         return call("source.bounds", CRASHES | {Fault.FAIL_BEFORE}, lambda: self._bounds(stored.offsets), _source_error)
 
     def _bounds(self, positions: Mapping[PartitionRef, int]) -> list[Bounds]:
-        refs = [PartitionRef(self.name, self.name, p) for p in range(len(self.partitions))]
-        ends = [len(values) for values in self.partitions]
-        starts = ends if self.from_latest else [0] * len(ends)
-        return [Bounds(r, positions.get(r, s), e, self.final) for r, s, e in zip(refs, starts, ends, strict=True)]
+        return [
+            self._bounds_of(PartitionRef(self.name, self.name, number), len(values), positions)
+            for number, values in enumerate(self.partitions)
+        ]
+
+    def _bounds_of(self, ref: PartitionRef, high: int, positions: Mapping[PartitionRef, int]) -> Bounds:
+        stable = self.open_from.get(ref.partition, high)
+        start = positions.get(ref, stable if self.from_latest else 0)
+        return Bounds(ref, start, stable, self.final, undecided=high - stable)
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))

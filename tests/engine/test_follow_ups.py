@@ -82,6 +82,26 @@ def test_rows_that_an_idle_input_held_back_go_out_without_a_new_record_of_it(wor
     assert rows(world) == Counter([(None, 2), (1, None), (3, None)])
 
 
+def test_rows_of_a_transaction_that_is_open_for_long_are_not_late(world: World) -> None:
+    """T4: an upstream that commits seldom (a checkpoint each minute, say) is not idle between its commits."""
+    driver, auditor = started(world), Auditor(world)
+    add(world, "payments", 1, 1_000)
+    add(world, "orders", 2, 1_000)
+    world.topics["payments"].open_from[0] = 1
+    for step in range(1, 6):
+        add(world, "payments", 10 + step, 1_000 + step)
+        add(world, "orders", 100 * step, 1_000 + 100 * step)
+        epochs(driver, auditor)
+        world.now_ms += IDLE
+    world.topics["payments"].open_from.clear()
+    world.topics["payments"].append(0, None)  # the transaction's control record
+    epochs(driver, auditor)
+    world.end_inputs()
+    epochs(driver, auditor)
+    assert auditor.late == 0
+    assert auditor.pairs == 6, "each payment matches the first order"
+
+
 def test_when_all_inputs_are_idle_the_clock_may_close_rows(world: World) -> None:
     """T6 with `onIdle: advance`: rows go out when their time has come, and then nothing is planned any more."""
     driver, planner = world.new_driver()

@@ -48,6 +48,17 @@ def test_unread_records_never_make_it_idle_and_start_the_time_anew() -> None:
     assert idleness.idle() == {"orders": ("t/0",)}
 
 
+def test_an_open_transaction_is_no_idle_time() -> None:
+    """Its records are in the partition, and unread until it commits."""
+    idleness = clock()
+    look(idleness, [Bounds(P, 10, 10, undecided=3)], 0, 60_000)
+    assert idleness.idle() == {}
+    look(idleness, at_end(P), 60_500, 61_000)
+    assert idleness.idle() == {}
+    look(idleness, at_end(P), 61_500, 62_000)
+    assert idleness.idle() == {"orders": ("t/0",)}
+
+
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """The broker could not be reached, or the process stood still: T4."""
     idleness = clock(orders=60_000)

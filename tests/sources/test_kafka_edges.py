@@ -221,6 +221,32 @@ def test_an_open_transaction_holds_back_what_comes_after_it_until_it_ends(broker
         assert read(reader, topic, 1, 6) == ([(1, b"k1")] if commits else []) + [(2, b"p2"), (3, b"k3")]
 
 
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_partition_is_not_at_its_end_while_a_transaction_is_open(broker, topic, commits) -> None:
+    """T4: however long that takes. Its control record counts as read once it has ended."""
+    broker.create_topic(topic)
+    send(producer(broker), topic, [b"p0"])
+    held_back = Transaction(broker, topic, "open", [b"k1", b"k2"])
+    with planning(kafka_input(broker, topic)) as bounds:
+        one = bounds({ref(topic): 1})[ref(topic)]
+        assert (one.end_exclusive, one.undecided, one.at_end) == (1, 2, False)
+        held_back.commit() if commits else held_back.abort()
+        ended = bounds({ref(topic): 1})[ref(topic)]
+        assert (ended.end_exclusive, ended.undecided, ended.at_end) == (4, 0, False)
+        assert bounds({ref(topic): 4})[ref(topic)].at_end
+    with opened(kafka_input(broker, topic)) as reader:
+        assert read(reader, topic, 1, 4) == ([(1, b"k1"), (2, b"k2")] if commits else [])
+
+
+def test_a_transaction_after_the_stop_holds_nothing_back(broker, topic) -> None:
+    broker.create_topic(topic)
+    send(producer(broker), topic, [b"p0"])
+    after = Transaction(broker, topic, "open", [b"k1"])
+    with planning(kafka_input(broker, topic, stopAt={"offsets": {0: 1}})) as bounds:
+        assert bounds({ref(topic): 1})[ref(topic)].at_end
+    after.abort()
+
+
 def test_stop_at_latest_ends_before_an_open_transaction(broker, topic) -> None:
     broker.create_topic(topic)
     send(producer(broker), topic, [b"p0"])

@@ -1,4 +1,6 @@
-"""When a partition is idle (rule T4): read to its end, and at its end for `idleTimeout` of the job's running time."""
+"""When a partition is idle (rule T4): read to its end, and at its end for `idleTimeout` of the job's running time.
+
+The end is the high watermark: while a transaction is open, its records are unread, however long it takes."""
 
 from __future__ import annotations
 
@@ -37,10 +39,11 @@ class IdleClock:
         self._all_idle_at_ms: int | None = None
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
-        """Takes what can be read now. A partition with unread records is not at its end, nor is one that is not held;
-        one that is not named, because it was deleted, is forgotten."""
+        """Takes what can be read now. A partition with unread records is not at its end, also where they are of a
+        transaction that is open, nor is one that is not held; one that is not named, because it was deleted, is
+        forgotten."""
         step = _step(self._observed_ms, now_ms)
-        at_end = [bound.partition for bound in bounds if bound.held and bound.start >= bound.end_exclusive]
+        at_end = [bound.partition for bound in bounds if bound.held and bound.at_end]
         known = self._at_end_for
         self._at_end_for = {ref: known[ref] + step if ref in known else 0 for ref in at_end}
         self._observed_ms = now_ms

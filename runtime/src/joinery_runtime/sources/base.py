@@ -29,12 +29,13 @@ class Bounds:
     """What can be read of a partition now: records with `start <= offset < end_exclusive`.
 
     `start` is the stored position or, where none is stored, what `startFrom` says. `end_exclusive` is the last stable
-    offset (Kafka), the file's size in bytes (a file) or the job's `stopAt`. `final` says that nothing will ever follow
-    `end_exclusive`: the partition is bounded. `lost` counts offsets that were skipped under `onDataLoss: continue`.
-    `held` False: the partition is there, and another member of the consumer group has it, or nobody yet; it is not
-    read, and it is not idle. `stop` is where a bounded partition ends, and `topic_id` which topic of this name it is
-    of ("" where that is not known): both are stored with the plan that is made of these bounds. `deleted` says that the
-    topic is no more and was read to its end: what is stored of it is to be forgotten.
+    offset (Kafka), the file's size in bytes (a file) or the job's `stopAt`. `undecided` counts offsets from there up to
+    the high watermark (or `stopAt`, if that is lower): a transaction is open, its records may still come. `final` says
+    that nothing will ever follow `end_exclusive`: the partition is bounded. `lost` counts offsets that were skipped
+    under `onDataLoss: continue`. `held` False: the partition is there, and another member of the consumer group has it,
+    or nobody yet; it is not read, and it is not idle. `stop` is where a bounded partition ends, and `topic_id` which
+    topic of this name it is of ("" where that is not known): both are stored with the plan that is made of these
+    bounds. `deleted` says that the topic is no more and was read to its end: what is stored of it is to be forgotten.
     """
 
     partition: PartitionRef
@@ -46,6 +47,12 @@ class Bounds:
     stop: int | None = None
     topic_id: str = ""
     deleted: bool = False
+    undecided: int = 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the job has read all that was ever written to the partition, as far as that is known now (T4)."""
+        return self.start >= self.end_exclusive and not self.undecided
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicDescription
@@ -30,6 +30,10 @@ _UNSETTLED = {
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError._UNKNOWN_PARTITION,
 }
+
+HIGH_WATERMARK: Final = "high watermark"
+"""The offset after the newest record, also of a transaction that is open."""
+Place: TypeAlias = OffsetSpec | Literal["high watermark"]
 
 Answer = TypeVar("Answer")
 Asked = Mapping[PartitionRef, "Future[ListOffsetsResultInfo]"]
@@ -72,9 +76,9 @@ class KafkaAdmin:
         found = {name: self._topic(name, answer) for name, answer in asked.items()}
         return {name: topic for name, topic in found.items() if topic is not None}
 
-    def offsets(self, partitions: Collection[PartitionRef], *specs: OffsetSpec) -> list[dict[PartitionRef, int]]:
-        """For each spec the offsets of committed records; -1 where no record has its timestamp or a later one. Leaders
-        that move and partitions that have just been made are asked again for a while."""
+    def offsets(self, partitions: Collection[PartitionRef], *specs: Place) -> list[dict[PartitionRef, int]]:
+        """For each spec the offsets of committed records (HIGH_WATERMARK: of all); -1 where no record has its timestamp
+        or a later one. Leaders that move and partitions that have just been made are asked again for a while."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             asked = [self.ask(partitions, spec) for spec in specs]
@@ -83,13 +87,15 @@ class KafkaAdmin:
                 return [self.answers(each) for each in asked]
             time.sleep(_RETRY_SECONDS)
 
-    def ask(self, partitions: Collection[PartitionRef], spec: OffsetSpec) -> Asked:
+    def ask(self, partitions: Collection[PartitionRef], spec: Place) -> Asked:
         """One request for all partitions (with none the client raises)."""
         if not partitions:
             return {}
         wanted = {TopicPartition(ref.topic, ref.partition): ref for ref in partitions}
+        seen = IsolationLevel.READ_UNCOMMITTED if spec == HIGH_WATERMARK else IsolationLevel.READ_COMMITTED
+        at = OffsetSpec.latest() if spec == HIGH_WATERMARK else spec
         asked = self._client.list_offsets(
-            dict.fromkeys(wanted, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_ANSWER_SECONDS
+            dict.fromkeys(wanted, at), isolation_level=seen, request_timeout=_ANSWER_SECONDS
         )
         return {wanted[key]: answer for key, answer in asked.items()}
 

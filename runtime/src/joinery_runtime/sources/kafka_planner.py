@@ -98,7 +98,8 @@ class KafkaPlanner:
             start, lost = self._after_loss(ref, start, extent)
         end = max(start, extent.stable if stop is None else min(stop, extent.stable))
         final = stop is not None and stop <= max(extent.stable, start)
-        return Bounds(ref, start, end, final, lost, held, stop, topic.id)
+        last = extent.high if stop is None else min(stop, extent.high)
+        return Bounds(ref, start, end, final, lost, held, stop, topic.id, undecided=max(0, last - end))
 
     def _after_loss(self, ref: PartitionRef, position: int, extent: LogOffsets) -> tuple[int, int]:
         lost = max(0, extent.earliest - position)

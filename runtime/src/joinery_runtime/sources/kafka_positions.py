@@ -10,15 +10,17 @@ from confluent_kafka.admin import OffsetSpec
 
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, KafkaInput
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.kafka_admin import KafkaAdmin
+from joinery_runtime.sources.kafka_admin import HIGH_WATERMARK, KafkaAdmin
 
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets:
-    """The offsets that the broker has of a partition: `earliest <= offset < stable`."""
+    """The offsets that the broker has of a partition: `earliest <= offset < stable` can be read, `stable <= offset <
+    high` wait for a transaction to end."""
 
     earliest: int
     stable: int
+    high: int
 
 
 LogOffsetsByPartition = Mapping[PartitionRef, LogOffsets]
@@ -26,8 +28,9 @@ LogOffsetsByPartition = Mapping[PartitionRef, LogOffsets]
 
 def log_offsets(admin: KafkaAdmin, partitions: Collection[PartitionRef]) -> dict[PartitionRef, LogOffsets]:
     """What the broker has of each now."""
-    earliest, stable = admin.offsets(partitions, OffsetSpec.earliest(), OffsetSpec.latest())
-    return {ref: LogOffsets(earliest[ref], stable[ref]) for ref in partitions}
+    earliest, stable, high = admin.offsets(partitions, OffsetSpec.earliest(), OffsetSpec.latest(), HIGH_WATERMARK)
+    # The answers are not of one moment: what is written between them may be in one and not in the other.
+    return {ref: LogOffsets(earliest[ref], stable[ref], max(stable[ref], high[ref])) for ref in partitions}
 
 
 class Positions:
