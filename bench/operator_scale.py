@@ -174,7 +174,7 @@ def restarted(around: World, jobs: int) -> dict[str, Any]:
     start = time.monotonic()
     operator.wait_until_ready()
     usage = Usage(operator)
-    wait_until("every job was looked at", lambda: usage.total("joinery_operator_reconciles_total") >= jobs, 600)
+    wait_until("every job was reconciled", lambda: usage.total("joinery_operator_reconciles_total") >= jobs, 600)
     found = {
         "restart_seconds_until_all_looked_at": round(time.monotonic() - start, 1),
         "restart_peak_mebibytes": round(usage.peak_mebibytes()),

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from charts.health import health
-from joinery_operator.decision import Create
+from joinery_operator.decision import Children, Create, Observed
 from joinery_operator.manifests import MAIN_CONTAINER
-from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import reconcile
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import KINDS, Ending, ResourceKind, StateCheck, Status

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from charts.rendering import NAMESPACE, ROOT, Chart, Manifest, Rendered
-from joinery_operator.kube.preflight import PERMISSIONS
+from joinery_operator.kube.process import PERMISSIONS
 from joinery_operator.kube.resources import JOBS
 from joinery_operator.names import labels as driver_labels
 

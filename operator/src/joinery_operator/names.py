@@ -10,7 +10,7 @@ import hashlib
 import re
 from typing import Any, Literal
 
-from joinery_operator.observed import Manifest
+from joinery_operator.decision import Manifest
 from joinery_runtime.job.crd.status import Mode
 
 Role = Literal["driver", "check", "delete-state", "executor", "config", "service"]

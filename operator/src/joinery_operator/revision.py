@@ -1,7 +1,7 @@
 """A revision of a job: the hash of all that a driver sees of its resource, the image it runs with, and what its
 manifests are built from.
 
-Nothing of the operator's own release goes into the hash: fields at their defaults are left out, whether the resource
+Nothing of the operator's own release goes into the hash: fields at their defaults do not count, whether the resource
 spells them out or not, so that a release with more fields and defaults restarts no job.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_operator.observed import Manifest
+from joinery_operator.decision import Manifest
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job

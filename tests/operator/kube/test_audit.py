@@ -78,7 +78,7 @@ def test_a_change_that_no_watch_told_is_acted_on_at_once_and_the_watch_is_dead_a
     assert world.missed == 1
     assert world.dead_after(DEAD_WATCH_SECONDS) == []
     version = edited["metadata"]["resourceVersion"]
-    words = f"the watch of StreamJoin has not told that StreamJoin shop/orders has resourceVersion {version}"
+    words = f"the watch of StreamJoin has not reported that StreamJoin shop/orders has resourceVersion {version}"
     assert world.dead_after(1) == [words]
 
 
@@ -125,7 +125,7 @@ def test_a_child_that_is_gone_leads_to_a_look_at_its_job(world):
     assert world.store.get(POD) is None
     assert world.due == [JOB]
     assert world.dead_after(DEAD_WATCH_SECONDS + 1) == [
-        "the watch of Pod has not told that Pod shop/orders-driver-1 is gone"
+        "the watch of Pod has not reported that Pod shop/orders-driver-1 is gone"
     ]
     world.audit()
     assert len(world.health.live()) == 1

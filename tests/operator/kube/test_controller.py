@@ -293,7 +293,7 @@ def test_a_look_that_hangs_is_told_to_the_liveness_probe():
                     await asyncio.sleep(0)
                 assert controller.health.live() == []
                 now[0] = 601.0
-                assert controller.health.live() == ["StreamJoin shop/orders has been looked at for 601 s"]
+                assert controller.health.live() == ["the reconcile of StreamJoin shop/orders has run for 601 s"]
                 for worker in controller._workers:
                     worker.cancel()
 

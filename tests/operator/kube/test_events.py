@@ -13,13 +13,12 @@ import structlog
 
 from joinery_devkit.processes import free_port
 from joinery_operator.decision import Event
-from joinery_operator.kube import preflight
 from joinery_operator.kube.audit import OpenFindings
 from joinery_operator.kube.cache import ObjectCache
 from joinery_operator.kube.events import EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.probes import Health, ProbeServer
-from joinery_operator.kube.process import log_json
+from joinery_operator.kube.process import check_environment, log_json
 from joinery_operator.kube.resources import JOBS, WATCHED
 from joinery_operator.kube.watches import SELECTOR, kopf_settings, load_connection, registry
 from joinery_runtime.errors import EnvironmentProblem
@@ -115,7 +114,7 @@ def test_a_phase_without_jobs_is_not_left_standing():
 def check(server, *namespaces):
     async def run():
         async with MemoryApi(server) as api:
-            await preflight.check(api, namespaces)
+            await check_environment(api, namespaces)
 
     asyncio.run(run())
 

@@ -16,12 +16,12 @@ from urllib.parse import parse_qs, urlsplit
 from kubernetes.aio.client import Configuration
 
 from joinery_devkit.processes import free_port
+from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Answer, Api
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.reconciler import Reconcile
 from joinery_operator.kube.resources import BY_KIND, ApiResource
-from joinery_operator.observed import Manifest
 from joinery_operator.settings import Settings
 from simulated_cluster.small_reconcile import reconcile
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_devkit.processes import ChildProcess, free_port
+from joinery_operator.decision import Manifest
 from joinery_operator.kube import process
 from joinery_operator.kube.api import Answer, Api
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.process import log_json
 from joinery_operator.kube.reconciler import Reconcile
 from joinery_operator.kube.resources import ApiResource
-from joinery_operator.observed import Manifest
 from joinery_operator.settings import settings_from
 from joinery_runtime.errors import JoineryError
 

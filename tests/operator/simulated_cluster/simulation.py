@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from joinery_operator.decision import Action, Create, Decision, Delete, Patch, SetFinalizers
+from joinery_operator.decision import Action, Children, Create, Decision, Delete, Observed, Patch, SetFinalizers
 from joinery_operator.names import ChildNames
-from joinery_operator.observed import Children, Observed
 from joinery_operator.reconcile import FINALIZER, reconcile
 from joinery_operator.reconcile.context import read_status
 from joinery_operator.settings import Settings

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from joinery_operator.decision import Action, Create, Decision, Delete, Event, SetFinalizers
+from joinery_operator.decision import Action, Create, Decision, Delete, Event, Manifest, Observed, SetFinalizers
 from joinery_operator.names import ChildNames, labels, owner_reference
-from joinery_operator.observed import Manifest, Observed
 from joinery_runtime.job.crd import DriverAttempt, Status
 
 IMAGE = "example/joinery:1"

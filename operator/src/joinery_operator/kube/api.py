@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
+from joinery_operator.decision import Manifest
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import ApiResource
-from joinery_operator.observed import Manifest
 from joinery_runtime.errors import JoineryError
 
 _TIMEOUT = aiohttp.ClientTimeout(total=20.0, sock_connect=5.0)
@@ -33,7 +33,8 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class ApiError(JoineryError):
-    """The API server refused a call, or gave no answer (`code` 0). `reason` is its word, as AlreadyExists."""
+    """The API server refused a call, or gave no answer (`code` 0). `reason` is the API server's, as
+    AlreadyExists."""
 
     def __init__(self, what: str, code: int, reason: str, message: str) -> None:
         self.code, self.reason, self.message = code, reason, message
@@ -54,7 +55,7 @@ class Conflict(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one request; status 0: none came."""
+    """The answer to one request. Status 0: none came."""
 
     status: int
     body: Any
@@ -109,7 +110,7 @@ class Api:
     async def delete(
         self, resource: ApiResource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> Manifest:
-        """What is left of it: the object with its deletionTimestamp, or a Status when it is gone."""
+        """Returns the object with its deletionTimestamp, or a Status when the object is gone."""
         body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
@@ -162,9 +163,11 @@ class Api:
             if 200 <= answer.status < 300:
                 manifest: Manifest = answer.body
                 return manifest
-            if pause is None or not _may_pass(answer.status):
+            retriable = answer.status in {0, 401, 429} or answer.status >= 500
+            if pause is None or not retriable:
                 raise _error(what, answer)
-            await self._sleep(_pause(pause, answer.retry_after))
+            asked = answer.retry_after
+            await self._sleep(min(max(pause, float(asked) if asked and asked.isdigit() else 0.0), _LONGEST_PAUSE))
         raise AssertionError("the last try has ended the loop")
 
     async def _try(
@@ -207,16 +210,7 @@ def _parsed(text: bytes) -> Any:
         return {"reason": "NotJson", "message": text[:200].decode(errors="replace")}
 
 
-def _may_pass(status: int) -> bool:
-    return status in {0, 401, 429} or status >= 500
-
-
-def _pause(usual: float, retry_after: str | None) -> float:
-    asked = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
-    return min(max(usual, asked), _LONGEST_PAUSE)
-
-
 def _error(what: str, answer: Answer) -> ApiError:
     body = answer.body if isinstance(answer.body, Mapping) else {}
-    known = {404: NotFound, 409: Conflict}.get(answer.status, ApiError)
-    return known(what, answer.status, body.get("reason", ""), body.get("message", ""))
+    error = {404: NotFound, 409: Conflict}.get(answer.status, ApiError)
+    return error(what, answer.status, body.get("reason", ""), body.get("message", ""))

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from joinery_operator.decision import Action, Create, Delete, Patch, SetFinalizers
+from joinery_operator.decision import Action, Create, Delete, Manifest, Patch, SetFinalizers
 from joinery_operator.kube.api import Api, ApiError, Conflict, NotFound
 from joinery_operator.kube.cache import ObjectCache, uid_of
 from joinery_operator.kube.resources import BY_KIND, ApiResource, ObjectKey
-from joinery_operator.observed import Manifest
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import Status
 
@@ -47,7 +46,7 @@ class Applier:
             written = await self._api.replace_status(resource, {**job, "status": body})
         except (Conflict, NotFound) as error:
             raise await self._refreshed(job, error) from error
-        return self._keep(written, resource)
+        return self._cached(written, resource)
 
     def create_refused(self, job: Manifest) -> str:
         """What the API server said when it last refused to create a child of the job; empty when it made one since."""
@@ -76,19 +75,16 @@ class Applier:
             _refuse_others(job, resource, created)
         except ApiError as error:
             if error.code in _REFUSED:
-                self._refuse(job, str(error))
+                still = {uid: why for uid, why in self._refusals.items() if self._cache.by_uid(uid) is not None}
+                self._refusals = {**still, uid_of(job): str(error)}
             raise
         self._refusals.pop(uid_of(job), None)
-        self._keep(created, resource)
-
-    def _refuse(self, job: Manifest, why: str) -> None:
-        there = {uid: text for uid, text in self._refusals.items() if self._cache.by_uid(uid) is not None}
-        self._refusals = {**there, uid_of(job): why}
+        self._cached(created, resource)
 
     async def _patch(self, job: Manifest, resource: ApiResource, name: str, body: Manifest) -> None:
         namespace = job["metadata"]["namespace"]
         try:
-            self._keep(await self._api.patch(resource, namespace, name, body), resource)
+            self._cached(await self._api.patch(resource, namespace, name, body), resource)
         except NotFound as error:
             if gone := self._cache.get(ObjectKey(resource.kind, namespace, name)):
                 self._cache.remove(ObjectKey(resource.kind, namespace, name), uid_of(gone))
@@ -101,15 +97,15 @@ class Applier:
     ) -> None:
         namespace = job["metadata"]["namespace"]
         try:
-            left = await self._api.delete(resource, namespace, name, uid, grace_seconds)
+            deleted = await self._api.delete(resource, namespace, name, uid, grace_seconds)
         except NotFound:
             self._cache.remove(ObjectKey(resource.kind, namespace, name), uid)
             return
         except Conflict as error:
             await self._not_deleted(ObjectKey(resource.kind, namespace, name), uid, error)
             return
-        if (left.get("metadata") or {}).get("deletionTimestamp"):
-            self._keep(left, resource)
+        if (deleted.get("metadata") or {}).get("deletionTimestamp"):
+            self._cached(deleted, resource)
         else:
             self._cache.remove(ObjectKey(resource.kind, namespace, name), uid)
 
@@ -122,7 +118,7 @@ class Applier:
             self._cache.remove(key, uid)
             return
         if uid_of(found) == uid:
-            self._keep(found, BY_KIND[key.kind])
+            self._cached(found, BY_KIND[key.kind])
             raise ResourceChanged(f"{key} was not deleted", facts=error.message) from error
         self._cache.remove(key, uid)
 
@@ -137,7 +133,7 @@ class Applier:
         if patched["metadata"].get("deletionTimestamp") and not patched["metadata"].get("finalizers"):
             self._cache.remove(ObjectKey(resource.kind, metadata["namespace"], metadata["name"]), uid_of(job))
             return patched
-        return self._keep(patched, resource)
+        return self._cached(patched, resource)
 
     async def _refreshed(self, job: Manifest, error: Conflict | NotFound) -> ResourceChanged:
         """Brings the cache up to date without waiting for the watch, which may be late or dead."""
@@ -150,18 +146,18 @@ class Applier:
         else:
             if uid_of(newest) != uid_of(job):
                 self._cache.remove(key, uid_of(job))
-            self._keep(newest, resource)
+            self._cached(newest, resource)
         return ResourceChanged(f"{key} has changed", facts=error.message)
 
-    def _keep(self, manifest: Manifest, resource: ApiResource) -> Manifest:
+    def _cached(self, manifest: Manifest, resource: ApiResource) -> Manifest:
         complete = completed(manifest, resource)
         self._cache.put(complete, resource.kind)
         return complete
 
 
 def completed(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:
-    """As it is kept: with its type, which the items of a list do not say, and without `managedFields`, which are half
-    of an object's size (a write without them leaves them as they are)."""
+    """The object as the cache holds it: with its type, which the items of a list leave out, and without
+    `managedFields`, which are half of an object's size (a write without them does not change them)."""
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
     return {"apiVersion": resource.api_version, "kind": resource.kind, **manifest, "metadata": metadata}
 

@@ -32,8 +32,8 @@ class Finding:
 def findings(
     kind: str, listed: Mapping[ObjectKey, WatchedVersion], list_version: int, cache: ObjectCache
 ) -> tuple[Finding, ...]:
-    """What the watch of a kind has not reported. A list may come from the API server's cache and so be older than what
-    is known, which is no finding."""
+    """What the watch of a kind has not reported. A list may come from the API server's cache and so be older than
+    this cache, which is no finding."""
     late = [
         Finding(key, item.uid, item.version)
         for key, item in listed.items()
@@ -116,7 +116,7 @@ class Auditor:
         self._clock = clock
 
     async def fill(self) -> None:
-        """Reads everything. Nothing may be decided before: what is not cached yet looks as if it were gone."""
+        """Reads everything. Nothing may be decided before: what is not cached yet would be taken for deleted."""
         for resource in WATCHED:
             for namespace in self._namespaces:
                 listed = await self._api.list(resource, namespace, _selector(resource))
@@ -161,7 +161,9 @@ class Auditor:
             job = self._cache.job_of(complete, resource.kind)
         if changed:
             self._metrics.missed.labels(resource.kind).inc()
-            _log.info("an audit found what no watch has told", object=str(finding.key), gone=finding.version is None)
+            _log.info(
+                "an audit found what no watch has reported", object=str(finding.key), gone=finding.version is None
+            )
             if job is not None:
                 self._due(job)
         return owed

@@ -11,9 +11,9 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from joinery_operator.decision import Children, Manifest
 from joinery_operator.kube.resources import JOB_KINDS, JOBS, POD, ObjectKey
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
-from joinery_operator.observed import Children, Manifest
 
 _GRAVES = 20_000
 
@@ -42,7 +42,7 @@ def owner_uid(manifest: Manifest) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class WatchedVersion:
-    """What a watch delivered of an object, in contrast to what is known of it."""
+    """The version that a watch last delivered of an object; the cache may hold a newer one from elsewhere."""
 
     uid: str
     version: int

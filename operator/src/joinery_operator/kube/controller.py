@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, completed
 from joinery_operator.kube.audit import Auditor, OpenFindings
@@ -23,7 +24,6 @@ from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplateCache, Reconcile
 from joinery_operator.kube.resources import JOBS, WATCHED, ApiResource, ObjectKey
 from joinery_operator.kube.workqueue import WorkQueueFeed
-from joinery_operator.observed import Manifest
 from joinery_operator.settings import Settings
 
 WORKERS = 8
@@ -99,8 +99,7 @@ class Controller:
         await self.close()
 
     async def close(self) -> None:
-        """Reconciles that run come to their end (20 s at most), no new ones begin. The next operator does what is left
-        undone."""
+        """Begins no more reconciles, and lets those that run finish (20 s at most). The next operator does the rest."""
         self._stopping = True
         self.feed.close()
         for task in self._tasks:
@@ -108,7 +107,7 @@ class Controller:
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=STOP_SECONDS)
             for task in late:
-                _log.warning("a look at a job did not end in time", task=task.get_name())
+                _log.warning("a reconcile did not end in time", task=task.get_name())
                 task.cancel()
         await asyncio.gather(*self._tasks, *self._workers, return_exceptions=True)
         await self._stack.aclose()

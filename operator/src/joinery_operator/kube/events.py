@@ -11,11 +11,10 @@ from typing import Any
 
 import structlog
 
-from joinery_operator.decision import Event
+from joinery_operator.decision import Event, Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.cache import uid_of
 from joinery_operator.kube.resources import EVENT
-from joinery_operator.observed import Manifest
 
 COMPONENT = "joinery-operator"
 _REMEMBERED = 2_000
@@ -48,7 +47,8 @@ class EventRecorder:
             _log.warning("an Event could not be written", job=job["metadata"]["name"], error=str(error))
 
     async def _record(self, job: Manifest, event: Event) -> None:
-        digest = _digest(job, event)
+        identity = (uid_of(job), event.type, event.reason, event.message)
+        digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()
         recorded = self._recorded.get(digest)
         if recorded and await self._counted(job, recorded):
             self._recorded.move_to_end(digest)
@@ -99,8 +99,3 @@ class EventRecorder:
 
     def _time(self) -> str:
         return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _digest(job: Manifest, event: Event) -> str:
-    parts = (uid_of(job), event.type, event.reason, event.message)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

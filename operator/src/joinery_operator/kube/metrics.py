@@ -20,10 +20,10 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
-        self.reconciles = self._counter("reconciles", "Looks at a job, by how they ended", "kind", "outcome")
+        self.reconciles = self._counter("reconciles", "Reconciles of a job, by how they ended", "kind", "outcome")
         self.reconcile_seconds = Histogram(
             "joinery_operator_reconcile_seconds",
-            "How long a look at a job took, its API calls included",
+            "How long a reconcile of a job took, its API calls included",
             ("kind",),
             buckets=_SECONDS,
             registry=self.registry,
@@ -38,15 +38,15 @@ class Metrics:
             registry=self.registry,
         )
         self.jobs = self._gauge("jobs", "Jobs by kind and phase", "kind", "phase")
-        self.objects = self._gauge("cached_objects", "Objects that are kept in memory", "kind")
+        self.objects = self._gauge("cached_objects", "Objects in the operator's cache", "kind")
         self.poll_failures = self._counter("driver_poll_failures", "Drivers that gave no usable answer")
         self.watch_events = self._counter("watch_events", "Events that the watches delivered", "kind")
         self.watch_time = self._gauge("watch_last_event_timestamp_seconds", "When a watch last delivered", "kind")
-        self.missed = self._counter("watch_missed", "Changes that an audit found before a watch told them", "kind")
+        self.missed = self._counter("watch_missed", "Changes that an audit found before a watch reported them", "kind")
         self.audit_failures = self._counter("audit_failures", "Audits that could not be made")
 
     def set_jobs(self, by_kind_and_phase: Mapping[tuple[str, str], int]) -> None:
-        """Replaces the figures, so that a phase without jobs is not left standing."""
+        """Replaces the figures, so that a phase without jobs has none."""
         self.jobs.clear()
         for (kind, phase), number in by_kind_and_phase.items():
             self.jobs.labels(kind, phase).set(number)

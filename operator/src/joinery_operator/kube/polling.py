@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
+from joinery_operator.decision import Manifest
 from joinery_operator.kube.cache import ObjectCache, uid_of
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import JOB_KINDS, ObjectKey
 from joinery_operator.names import ChildNames
-from joinery_operator.observed import Manifest
 from joinery_runtime.job.crd import DriverStatus
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3.0, sock_connect=1.5)
@@ -72,8 +72,8 @@ def driver_endpoints(cache: ObjectCache, port: int) -> Iterator[DriverEndpoint]:
 
 
 class Poller:
-    """A context manager; `due` is called with the jobs whose driver reported something for the status: at once what
-    matters, mere figures (lag, rows, watermarks) every `figures_rounds` rounds."""
+    """A context manager. Calls `due` with the jobs whose driver reported something for the status: figures (lag, rows,
+    watermarks) every `figures_rounds` rounds, anything else at once."""
 
     def __init__(
         self, cache: ObjectCache, port: int, metrics: Metrics, due: Callable[[ObjectKey], None], figures_rounds: int
@@ -113,7 +113,9 @@ class Poller:
                 self._reported(target, status)
 
         await asyncio.gather(*(ask(target) for target in asked))
-        self._forget({target.job_uid for target in asked})
+        gone = {uid for uid in self._answers if self._cache.by_uid(uid) is None}
+        for uid in gone - {target.job_uid for target in asked}:
+            del self._answers[uid]
 
     async def _ask(self, address: str) -> DriverStatus | None:
         try:
@@ -131,7 +133,7 @@ class Poller:
 
     def _reported(self, target: DriverEndpoint, status: DriverStatus) -> None:
         old = self._answers.get(target.job_uid)
-        if old is None or old.pod_uid != target.pod_uid or _matters(old.status, status):
+        if old is None or old.pod_uid != target.pod_uid or _differs_in_more_than_figures(old.status, status):
             self._answers[target.job_uid] = _Answer(target.pod_uid, status)
             self._due(target.job)
             return
@@ -141,12 +143,7 @@ class Poller:
             old.rounds_unreported = 0
             self._due(target.job)
 
-    def _forget(self, asked: set[str]) -> None:
-        for uid in self._answers.keys() - asked:
-            if self._cache.by_uid(uid) is None:
-                del self._answers[uid]
 
-
-def _matters(old: DriverStatus, new: DriverStatus) -> bool:
+def _differs_in_more_than_figures(old: DriverStatus, new: DriverStatus) -> bool:
     first_commit = not old.committed and bool(new.committed)
     return first_commit or old.model_dump(exclude=_FIGURES) != new.model_dump(exclude=_FIGURES)

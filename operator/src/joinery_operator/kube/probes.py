@@ -39,22 +39,19 @@ class Health:
         """What only a restart puts right."""
         now = self._clock()
         hung = [
-            f"{key} has been looked at for {now - since:.0f} s"
+            f"the reconcile of {key} has run for {now - since:.0f} s"
             for key, since in self._running().items()
             if now - since > HUNG_SECONDS
         ]
         dead = [
-            f"the watch of {finding.key.kind} has not told that {finding.key} {_happened(finding.version)}"
+            f"the watch of {finding.key.kind} has not reported that {finding.key} "
+            + ("is gone" if finding.version is None else f"has resourceVersion {finding.version}")
             for finding in self._open_findings.older_than(DEAD_WATCH_SECONDS, now, self._events)
         ]
         return [*hung, *dead, *self.ended]
 
     def ready(self) -> Collection[str]:
         return [] if self.synced else ["the objects of the cluster have not been read yet"]
-
-
-def _happened(version: int | None) -> str:
-    return "is gone" if version is None else f"has resourceVersion {version}"
 
 
 _LONGEST_LIST = 20

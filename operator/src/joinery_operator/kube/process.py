@@ -7,7 +7,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -15,12 +16,12 @@ import kopf
 import structlog
 from kubernetes.aio.client import Configuration
 
-from joinery_operator.kube import preflight
-from joinery_operator.kube.api import Api
+from joinery_operator.kube.api import Api, ApiError
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.reconciler import Reconcile
+from joinery_operator.kube.resources import CHILDREN, EVENT, JOBS, ApiResource
 from joinery_operator.kube.watches import credentials_for_kopf, kopf_settings, load_connection, registry
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import EnvironmentProblem
@@ -80,7 +81,7 @@ async def serve(
 
     metrics = Metrics()
     async with make_api(configuration, metrics) as api:
-        await preflight.check(api, settings.namespaces)
+        await check_environment(api, settings.namespaces)
         async with Controller(settings, api, reconcile, metrics, socket.gethostname()) as controller:
             _log.info("the operator works", namespaces=list(settings.namespaces) or "all")
             await _watch(settings, registry(controller.on_watch_event, log_in, controller.close))
@@ -110,3 +111,64 @@ async def _watch(settings: Settings, handlers: kopf.OperatorRegistry) -> None:
         raise EnvironmentProblem(
             "The operator can no longer watch the API server", facts=repr(error), todo="Start it again"
         ) from error
+
+
+# What must be there before the operator starts, each as an error that says what to do
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    resource: ApiResource
+    verb: str
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        group = f".{self.resource.group}" if self.resource.group else ""
+        return f"{self.verb} {self.resource.plural}{group}{'/' if self.subresource else ''}{self.subresource}"
+
+
+PERMISSIONS: Sequence[Permission] = (
+    *(Permission(job, verb) for job in JOBS for verb in ("get", "list", "watch", "patch")),
+    *(Permission(job, "update", "status") for job in JOBS),
+    *(Permission(child, verb) for child in CHILDREN for verb in ("get", "list", "watch", "create", "patch", "delete")),
+    *(Permission(EVENT, verb) for verb in ("create", "patch")),
+)
+"""All that the operator does, in each of its namespaces. Where the API server checks owner references, `update` of the
+jobs' subresource `finalizers` as well."""
+
+
+async def check_environment(api: Api, namespaces: Sequence[str]) -> None:
+    """Raises EnvironmentProblem: no API server, no CRDs, or rights that are missing (all of them)."""
+    try:
+        missing = [job for job in JOBS if not await api.served(job)]
+    except ApiError as error:
+        raise EnvironmentProblem(
+            "The API server does not answer the operator",
+            facts=str(error),
+            todo="Check the address and the login in its kubeconfig or service account",
+        ) from error
+    if missing:
+        raise EnvironmentProblem(
+            "Joinery's CustomResourceDefinitions are missing",
+            facts=", ".join(f"{job.plural}.{job.group} ({job.version})" for job in missing),
+            todo="Apply them (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), then start again",
+        )
+    await _check_rights(api, namespaces)
+
+
+async def _check_rights(api: Api, namespaces: Sequence[str]) -> None:
+    asked = [(namespace, right) for namespace in namespaces or (None,) for right in PERMISSIONS]
+    answers = await asyncio.gather(
+        *(api.may(right.resource, namespace, right.verb, right.subresource) for namespace, right in asked)
+    )
+    refused = [
+        f"{right} in {f'namespace {namespace}' if namespace else 'all namespaces'}"
+        for (namespace, right), allowed in zip(asked, answers, strict=True)
+        if not allowed
+    ]
+    if refused:
+        raise EnvironmentProblem(
+            "The operator's service account lacks rights",
+            facts="; ".join(refused),
+            todo="Bind it to the chart's role there, or set JOINERY_OPERATOR_NAMESPACES to where it has them",
+        )

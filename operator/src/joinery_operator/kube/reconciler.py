@@ -10,7 +10,7 @@ from functools import lru_cache
 import structlog
 from ruamel.yaml.error import YAMLError
 
-from joinery_operator.decision import Decision, Event
+from joinery_operator.decision import Children, Decision, Event, Manifest, Observed
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged
 from joinery_operator.kube.cache import ObjectCache, name_conflicts, orphaned_drivers, uid_of
@@ -20,35 +20,28 @@ from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.resources import CONFIG_MAP, JOB_KINDS, ObjectKey
 from joinery_operator.manifests.objects import JOB_FILE
 from joinery_operator.manifests.yaml import from_yaml
-from joinery_operator.observed import Children, Manifest, Observed
 from joinery_operator.settings import Settings
 
 Reconcile = Callable[[Observed], Decision]
 
 _log = structlog.get_logger(COMPONENT)
 
-_KEPT_SECONDS = 15.0
-_KEPT = 500
+_CACHE_SECONDS = 15.0
+_CACHED = 500
 
 
-def template_names(job: Manifest, children: Children) -> frozenset[str]:
-    """The ConfigMaps that the `podTemplate` fields name: those of the resource, and those of its revisions."""
-    revisions = ((each.get("data") or {}).get(JOB_FILE, "") for each in children.config_maps.values())
-    return _named(job).union(*(_names_in(text) for text in revisions))
-
-
-def _named(job: object) -> frozenset[str]:
+def _template_names(job: object) -> frozenset[str]:
     found = (_inside(job, "spec", "spark", part, "podTemplate", "name") for part in ("driver", "executor"))
     return frozenset(name for name in found if isinstance(name, str))
 
 
-@lru_cache(maxsize=_KEPT)
-def _names_in(text: str) -> frozenset[str]:
+@lru_cache(maxsize=_CACHED)
+def _template_names_in(text: str) -> frozenset[str]:
     # Parsing takes a while, and few jobs have templates.
     if "podTemplate" not in text:
         return frozenset()
     try:
-        return _named(from_yaml(text))
+        return _template_names(from_yaml(text))
     except YAMLError:
         return frozenset()
 
@@ -60,35 +53,37 @@ def _inside(document: object, *path: str) -> object:
 
 
 class PodTemplateCache:
-    """ConfigMaps that hold pod templates: users' own, read when a job names them, and kept for a short while. `clock`
+    """ConfigMaps that hold pod templates: the users' own, read when a job names them, and cached for 15 s. `clock`
     counts seconds."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api = api
         self._clock = clock
-        self._kept: OrderedDict[tuple[str, str], tuple[float, Manifest | None]] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, str], tuple[float, Manifest | None]] = OrderedDict()
 
     async def of(self, job: Manifest, children: Children) -> Mapping[str, Manifest | None]:
-        """By name; None where there is none of that name."""
-        namespace = job["metadata"]["namespace"]
-        return {name: await self._get(namespace, name) for name in sorted(template_names(job, children))}
+        """The ConfigMaps that the `podTemplate` fields of the resource and of its revisions name, by name; None where
+        there is none of that name."""
+        revisions = ((each.get("data") or {}).get(JOB_FILE, "") for each in children.config_maps.values())
+        names = _template_names(job).union(*(_template_names_in(text) for text in revisions))
+        return {name: await self._get(job["metadata"]["namespace"], name) for name in sorted(names)}
 
     async def _get(self, namespace: str, name: str) -> Manifest | None:
-        read, found = self._kept.get((namespace, name), (float("-inf"), None))
-        if self._clock() - read < _KEPT_SECONDS:
+        read, found = self._cached.get((namespace, name), (float("-inf"), None))
+        if self._clock() - read < _CACHE_SECONDS:
             return found
         try:
             found = await self._api.get(CONFIG_MAP, namespace, name)
         except NotFound:
             found = None
-        self._kept[namespace, name] = (self._clock(), found)
-        if len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
+        self._cached[namespace, name] = (self._clock(), found)
+        if len(self._cached) > _CACHED:
+            self._cached.popitem(last=False)
         return found
 
 
 class Observer:
-    """Collects everything that reconcile looks at. `now` tells the time in UTC."""
+    """Collects everything that `reconcile` reads. `now` tells the time in UTC."""
 
     def __init__(
         self,
@@ -160,14 +155,14 @@ class JobReconciler:
             outcome = "done"
         except ResourceChanged as error:
             outcome = "changed"
-            _log.info("the job is looked at again", job=str(key), why=str(error))
+            _log.info("the job is reconciled again", job=str(key), why=str(error))
             raise
         except (ApiError, NameTaken) as error:
-            _log.warning("a look at a job failed", job=str(key), error=str(error))
+            _log.warning("a reconcile failed", job=str(key), error=str(error))
             await self._recorder.record(job, Event("Warning", "ReconcileFailed", str(error)))
             raise
         except Exception:
-            _log.exception("a look at a job failed", job=str(key))
+            _log.exception("a reconcile failed", job=str(key))
             raise
         finally:
             self._metrics.reconciles.labels(key.kind, outcome).inc()

@@ -14,8 +14,8 @@ import kopf
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
+from joinery_operator.decision import Manifest
 from joinery_operator.kube.resources import CHILDREN, JOBS, ApiResource
-from joinery_operator.observed import Manifest
 from joinery_runtime.errors import EnvironmentProblem
 
 

@@ -45,7 +45,10 @@ class WorkQueue(Generic[K]):
 
     def take(self, now: float) -> K | None:
         """The next key, which is running from now on; None when none is due."""
-        self._wake(now)
+        while (due := self.next_due()) is not None and due <= now:
+            _, _, timed = heapq.heappop(self._timers)
+            del self._due[timed]
+            self.add(timed)
         key = next(iter(self._ready), None)
         if key is not None:
             del self._ready[key]
@@ -80,12 +83,6 @@ class WorkQueue(Generic[K]):
     def running(self) -> dict[K, float]:
         """The keys that workers have, and since when."""
         return dict(self._running)
-
-    def _wake(self, now: float) -> None:
-        while (due := self.next_due()) is not None and due <= now:
-            _, _, key = heapq.heappop(self._timers)
-            del self._due[key]
-            self.add(key)
 
     def _release(self, key: K) -> None:
         self._running.pop(key, None)

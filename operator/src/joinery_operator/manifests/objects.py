@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from joinery_operator.decision import Patch
+from joinery_operator.decision import Manifest, Patch
 from joinery_operator.manifests.spark import DEFAULTS_FILE, EXECUTOR_FILE, UI_PORT, defaults_file, executor_template
 from joinery_operator.manifests.yaml import to_yaml
 from joinery_operator.names import ChildNames, labels, owner_reference
-from joinery_operator.observed import Manifest
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import STATUS_PORT
 
@@ -82,7 +81,9 @@ def drifted(expected: Manifest, found: Manifest) -> Patch | None:
     owner = expected["metadata"]["ownerReferences"][0]
     owners = found["metadata"].get("ownerReferences") or []
     if owner not in owners:
-        metadata["ownerReferences"] = [owner, *(each for each in owners if not _replaced(each, owner))]
+        # Only one owner may be the controller.
+        others = (each for each in owners if each.get("uid") != owner["uid"] and not each.get("controller"))
+        metadata["ownerReferences"] = [owner, *others]
     body: dict[str, Any] = {"metadata": metadata} if metadata else {}
     if expected["kind"] == "Service" and (spec := _service_changes(expected["spec"], found.get("spec") or {})):
         body["spec"] = spec
@@ -91,11 +92,6 @@ def drifted(expected: Manifest, found: Manifest) -> Patch | None:
 
 def _missing(wanted: Manifest, there: Manifest) -> dict[str, Any]:
     return {key: value for key, value in wanted.items() if there.get(key) != value}
-
-
-def _replaced(each: Manifest, owner: Manifest) -> bool:
-    """Only one owner may be the controller."""
-    return each.get("uid") == owner["uid"] or bool(each.get("controller"))
 
 
 def _service_changes(wanted: Manifest, there: Manifest) -> dict[str, Any]:

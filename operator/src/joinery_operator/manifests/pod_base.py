@@ -12,8 +12,8 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
+from joinery_operator.decision import Manifest
 from joinery_operator.manifests.yaml import from_yaml
-from joinery_operator.observed import Manifest
 from joinery_operator.revision import ManifestError, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.model.pods import DriverSpec, SparkSpec, TemplateRef
@@ -117,18 +117,18 @@ def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_container
     """`ours` over the template. `main` is the name of our container; the template's other containers come after it, or
     are left out where the pod must end by itself."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
-    kept = {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)}
+    theirs = {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)}
     mine = {key: value for key, value in ours["spec"].items() if key not in (*_CONTAINERS, *_POD_LISTS)}
-    merged: dict[str, Any] = _over(kept, mine)
+    merged: dict[str, Any] = _over(theirs, mine)
     for key, name in _POD_LISTS.items():
         if both := by_key(spec.get(key) or (), ours["spec"].get(key, ()), name):
             merged[key] = both
     tolerations = [*ours["spec"].get("tolerations", ()), *(spec.get("tolerations") or ())]
     if tolerations:
         merged["tolerations"] = tolerations
-    theirs = spec.get("containers") or ()
-    others = [each for each in theirs if each["name"] != main] if extra_containers else []
-    merged["containers"] = [_main(theirs, ours["spec"]["containers"][0]), *others]
+    containers = spec.get("containers") or ()
+    others = [each for each in containers if each["name"] != main] if extra_containers else []
+    merged["containers"] = [_main(containers, ours["spec"]["containers"][0]), *others]
     if initial := spec.get("initContainers"):
         merged["initContainers"] = list(initial)
     about = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
@@ -137,13 +137,13 @@ def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_container
 
 def merged_container(template: Manifest, ours: Manifest) -> dict[str, Any]:
     """Our container over the template's of the same name."""
-    kept = {key: value for key, value in template.items() if key not in _OURS}
-    merged = _over(kept, ours)
+    theirs = {key: value for key, value in template.items() if key not in _OURS}
+    merged = _over(theirs, ours)
     for key, name in _CONTAINER_LISTS.items():
-        if both := by_key(kept.get(key) or (), ours.get(key, ()), name):
+        if both := by_key(theirs.get(key) or (), ours.get(key, ()), name):
             merged[key] = both
     if "resources" in ours:
-        merged["resources"] = _over(kept.get("resources") or {}, ours["resources"])
+        merged["resources"] = _over(theirs.get("resources") or {}, ours["resources"])
     return merged
 
 

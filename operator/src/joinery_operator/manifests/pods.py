@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from joinery_operator.decision import Manifest
 from joinery_operator.manifests.objects import FILES, JOB_FILE
 from joinery_operator.manifests.pod_base import (
     CONTAINER_SECURITY,
@@ -29,7 +30,6 @@ from joinery_operator.manifests.spark import (
     submit_arguments,
 )
 from joinery_operator.names import ChildNames, Role, digest_of, labels, owner_reference
-from joinery_operator.observed import Manifest
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import ENDING_FILE
 from joinery_runtime.job.model.secrets import SecretRef
@@ -44,7 +44,7 @@ _GROUP_READS = 0o440
 _COMMAND = "joinery"
 _JOB = f"{CONFIG}/{JOB_FILE}"
 _ENDING = "/dev/termination-log"
-# A command that looks at the state: one Python process without Spark, and the segments that it tries to migrate.
+# A command that reads the state: one Python process without Spark, and the segments that it tries to migrate.
 _STATE_MEMORY, _STATE_CPU = 1024, "100m"
 _STARTS_WITHIN, _DEAD_AFTER, _READY_EVERY = 600, 60, 5  # seconds
 _PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
@@ -65,7 +65,12 @@ def driver_pod(
         "resources": _resources(spark.driver.core_request or spark.driver.cores, driver_memory(spark)),
         **_probes(),
     }
-    container["env"] = [*container["env"], *_spark_env(revision.resource, attempt)]
+    container["env"] = [
+        *container["env"],
+        {"name": "SPARK_CONF_DIR", "value": CONFIG},
+        *field_env(SPARK_LOCAL_IP="status.podIP", SPARK_LOCAL_HOSTNAME="status.podIP"),
+        {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision.resource, attempt)},
+    ]
     pod = _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt)
     pod["spec"]["terminationGracePeriodSeconds"] = settings.stop_grace_seconds
     command = _before(migrate, anew, restore)
@@ -114,7 +119,14 @@ def _pod(
             "volumes": [
                 {"name": "job", "configMap": {"name": ChildNames(resource).config_map(revision.revision)}},
                 SCRATCH_VOLUME,
-                *secret_volumes(secret_names(revision.job.spec)),
+                # Whole secrets: those of a client's settings have keys that the job does not name.
+                *(
+                    {
+                        "name": _volume(name),
+                        "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False},
+                    }
+                    for name in secret_names(revision.job.spec)
+                ),
             ],
             "containers": [container],
         },
@@ -143,7 +155,10 @@ def _container(revision: JobRevision) -> dict[str, Any]:
         "volumeMounts": [
             *({"name": "job", "mountPath": f"{CONFIG}/{file}", "subPath": file, "readOnly": True} for file in FILES),
             SCRATCH_MOUNT,
-            *secret_mounts(secret_names(revision.job.spec)),
+            *(
+                {"name": _volume(name), "mountPath": f"{SECRETS}/{name}", "readOnly": True}
+                for name in secret_names(revision.job.spec)
+            ),
         ],
     }
 
@@ -154,14 +169,6 @@ def _state_container(revision: JobRevision, *arguments: str) -> dict[str, Any]:
         "args": [_COMMAND, "state", *arguments],
         "resources": _resources(_STATE_CPU, _STATE_MEMORY),
     }
-
-
-def _spark_env(resource: Manifest, attempt: int) -> list[dict[str, Any]]:
-    return [
-        {"name": "SPARK_CONF_DIR", "value": CONFIG},
-        *field_env(SPARK_LOCAL_IP="status.podIP", SPARK_LOCAL_HOSTNAME="status.podIP"),
-        {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(resource, attempt)},
-    ]
 
 
 def _before(migrate: str | None, anew: bool, restore: str | None) -> tuple[str, list[str]] | None:
@@ -206,18 +213,6 @@ def _get(path: str) -> dict[str, Any]:
 def secret_names(spec: BaseModel) -> list[str]:
     """Names of all secrets in fields `...SecretRef` of the models, each once, sorted."""
     return sorted(set(_names(spec)))
-
-
-def secret_volumes(names: list[str]) -> list[dict[str, Any]]:
-    """Whole secrets: those of a client's settings have keys that the job does not name."""
-    return [
-        {"name": _volume(name), "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False}}
-        for name in names
-    ]
-
-
-def secret_mounts(names: list[str]) -> list[dict[str, Any]]:
-    return [{"name": _volume(name), "mountPath": f"{SECRETS}/{name}", "readOnly": True} for name in names]
 
 
 def _volume(secret: str) -> str:

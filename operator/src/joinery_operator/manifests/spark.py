@@ -13,6 +13,7 @@ import re
 import shlex
 from typing import Any
 
+from joinery_operator.decision import Manifest
 from joinery_operator.manifests.pod_base import (
     CONTAINER_SECURITY,
     SCRATCH_ENV,
@@ -24,7 +25,6 @@ from joinery_operator.manifests.pod_base import (
     template_of,
 )
 from joinery_operator.names import ATTEMPT_LABEL, ChildNames, labels
-from joinery_operator.observed import Manifest
 from joinery_operator.revision import JobRevision, ManifestError
 from joinery_runtime.job.model.pods import SparkSpec
 

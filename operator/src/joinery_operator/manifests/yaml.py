@@ -49,7 +49,7 @@ def from_yaml(text: str) -> object:
     return deepcopy(_parsed(text))
 
 
-# Every look at a job reads its ConfigMaps again, and they hardly ever change: parsing was half of a reconciliation.
+# Every reconcile of a job reads its ConfigMaps again, and they hardly ever change: parsing was half of its time.
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> object:
     return YAML(typ="safe", pure=True).load(text)

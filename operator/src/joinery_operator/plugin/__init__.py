@@ -1,4 +1,4 @@
 """`kubectl joinery`: a thin layer over kubectl, so that it works with whatever kubectl is set up for.
 
-It needs no engine. What looks into a job's state runs in the job's driver pod, which has the secrets.
+It needs no engine. Commands on a job's state run in the job's driver pod, which has the secrets.
 """

@@ -91,7 +91,7 @@ def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(al
     """
     found = find_job(target, job)
     pod = running_driver(target, found)
-    # The pod's ending is the driver's to tell, not a command's that looks in.
+    # Only the driver reports how the pod ended, not a command that runs beside it.
     inner = ["env", f"--unset={ENDING_FILE}", "joinery", "state", command, _JOB_FILE, *arguments]
     return target.run("exec", pod, f"--namespace={found.namespace}", f"--container={MAIN_CONTAINER}", "--", *inner)
 

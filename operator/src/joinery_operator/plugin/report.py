@@ -76,8 +76,8 @@ def _conditions(status: Mapping[str, Any]) -> Iterator[str]:
         return
     rows = [["CONDITION", "", "SINCE", "REASON"]]
     for each in conditions:
-        mark = "!" if _BAD.get(each["type"]) == each["status"] else ""
-        rows.append([f"{mark}{each['type']}", each["status"], each["lastTransitionTime"], each["reason"]])
+        warning = "!" if _BAD.get(each["type"]) == each["status"] else ""
+        rows.append([f"{warning}{each['type']}", each["status"], each["lastTransitionTime"], each["reason"]])
     lines = list(_aligned(rows))
     yield lines[0]
     for line, each in zip(lines[1:], conditions, strict=True):

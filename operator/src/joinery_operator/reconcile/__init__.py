@@ -12,20 +12,23 @@ Each step is a function from a status to a status, so that all of a decision is 
 
 from __future__ import annotations
 
-from joinery_operator.decision import Action, Decision
-from joinery_operator.observed import Observed
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from joinery_operator.decision import Action, Decision, Observed
 from joinery_operator.reconcile import deletion
 from joinery_operator.reconcile.children import child_actions
 from joinery_operator.reconcile.conditions import events, with_conditions
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
 from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
-from joinery_operator.reconcile.figures import due_status, with_figures
+from joinery_operator.reconcile.figures import due_status, next_report, with_figures
 from joinery_operator.reconcile.phase import deletion_phase, job_phase
-from joinery_operator.reconcile.requeue import again_after
-from joinery_operator.reconcile.rollout import advance_rollout, record_proof, refuses
+from joinery_operator.reconcile.rollout import advance_rollout, deadline, record_proof, refuses
 from joinery_runtime.job.crd import Status
 
 __all__ = ["FINALIZER", "reconcile"]
+
+_SOONEST_SECONDS = 0.5
 
 
 def reconcile(observed: Observed) -> Decision:
@@ -69,4 +72,48 @@ def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]
     new = with_figures(ctx, status, alive=alive)
     written = due_status(ctx, ctx.status, new)
     reported = tuple(events(ctx.status, new)) if written is not None else ()
-    return Decision(written, actions, reported, again_after(ctx, new, written))
+    return Decision(written, actions, reported, _again_after(ctx, new, written))
+
+
+def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) -> float | None:
+    """When to reconcile again even if nothing happens: seconds until time alone changes something; None: never.
+    `written`: what is written of the status now."""
+    delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, status)]
+    waits = [seconds for seconds in delays if seconds > 0]
+    if written is None and status != ctx.status and (report := next_report(ctx, ctx.status)) is not None:
+        waits.append(report)
+    return max(min(waits), _SOONEST_SECONDS) if waits else None
+
+
+def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
+    """Moments in the past are of no use: what they changed has happened, or needs something else as well."""
+    settings, attempt = ctx.settings, status.driver
+    if (end := deadline(ctx, status)) is not None:
+        yield end
+    if attempt is not None and attempt.not_before is not None:
+        yield attempt.not_before
+    if attempt is not None and attempt.ready is not None and attempt.failures:
+        yield attempt.ready + timedelta(seconds=settings.healthy_seconds)
+    if status.deletion is not None and status.deletion.not_before is not None:
+        yield status.deletion.not_before
+    yield from _moments_of_pods(ctx)
+
+
+def _moments_of_pods(ctx: ReconcileContext) -> Iterator[datetime]:
+    settings = ctx.settings
+    others = [*ctx.checks.values(), *([ctx.delete_state] if ctx.delete_state else [])]
+    if not ctx.all_drivers_inactive() and ctx.orphaned_drivers:
+        # No watch reports these to this job: they are not its children.
+        yield ctx.now + timedelta(seconds=settings.poll_seconds)
+    for pod in (*ctx.drivers.values(), *others):
+        if pod.deletion_time is not None and pod.ended_at is None:
+            yield pod.deletion_time
+            yield pod.deletion_time + timedelta(seconds=settings.stuck_seconds)
+        if pod.fault is not None:
+            yield pod.created_at + timedelta(seconds=settings.deadline_seconds)
+    for pod in ctx.drivers.values():
+        if pod.ready_since is None and pod.ended_at is None and pod.deletion_time is None:
+            yield pod.not_ready_since + timedelta(seconds=settings.deadline_seconds)
+    for pod in ctx.checks.values():
+        if pod.ended_at is not None:
+            yield pod.ended_at + timedelta(seconds=settings.backoff_first_seconds)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from joinery_operator.decision import Action, Create, Delete
+from joinery_operator.decision import Action, Create, Delete, Manifest
 from joinery_operator.manifests import ManifestError, check_pod, config_map, drifted, driver_pod, service
 from joinery_operator.names import labels, owner_reference
-from joinery_operator.observed import Manifest
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.desired import stored_revision
 from joinery_operator.reconcile.driver import DriverPlan
@@ -16,7 +15,7 @@ from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import INCOMPLETE, REVISION_LOST, Fault
 from joinery_operator.reconcile.rollout import check_due
 from joinery_operator.revision import JobRevision
-from joinery_runtime.job.crd import DriverAttempt, Rollout, Status
+from joinery_runtime.job.crd import DriverAttempt, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,13 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     planned = attempt if attempt is not None and plan is not None and plan.fits(attempt) else None
     found: list[Action] = [*_unplanned_drivers(ctx, planned)]
     blocked = None
-    if planned is not None and _to_create(ctx, planned):
+    unseen = (
+        planned is not None
+        and planned.outcome is None
+        and planned.pod_uid is None
+        and planned.number not in ctx.drivers
+    )
+    if planned is not None and unseen and ctx.all_drivers_inactive():
         created = _create_driver(ctx, planned)
         if isinstance(created, Fault):
             blocked = created
@@ -48,12 +53,6 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
         expected = service(ctx.observed.resource)
         found += _ensure(expected, ctx.observed.children.services.get(ctx.names.service))
     return ChildActions(tuple(_once(found)), blocked)
-
-
-def _to_create(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
-    """Whether the pod of the current attempt is still to be created."""
-    unseen = attempt.outcome is None and attempt.pod_uid is None and attempt.number not in ctx.drivers
-    return unseen and ctx.all_drivers_inactive()
 
 
 def _once(actions: Iterable[Action]) -> Iterator[Action]:
@@ -155,18 +154,15 @@ def _check(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
     if rollout is None or checked is None or checked in ctx.checks:
         return
     revision = ctx.revision(rollout.revision, rollout.image)
-    if revision is None or revision.mode != rollout.mode or _other_mode_is_checked(ctx, rollout):
+    # While the other mode's check pod is there, a kubelet may cache its (immutable) ConfigMap, and give it to the next
+    # pod as well.
+    other_mode_is_checked = any(name.startswith(ctx.names.check(rollout.revision)) for name in ctx.checks)
+    if revision is None or revision.mode != rollout.mode or other_mode_is_checked:
         return
     try:
         yield from [*_check_config_map(ctx, revision), Create(check_pod(revision))]
     except ManifestError:
         return  # the check's deadline reports it
-
-
-def _other_mode_is_checked(ctx: ReconcileContext, rollout: Rollout) -> bool:
-    """While the other mode's check pod is there, a kubelet may keep its (immutable) ConfigMap, and give it to the next
-    pod as well."""
-    return any(name.startswith(ctx.names.check(rollout.revision)) for name in ctx.checks)
 
 
 def _check_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Action]:

@@ -32,12 +32,13 @@ class _Aspect:
 
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
     """The status with phase, conditions and the generation that they are about."""
+    asked = ctx.desired
     aspects = (
         _Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
         _progressing(status, job),
         _degraded(job),
         _state_compatible(ctx, status),
-        _valid(ctx),
+        _Aspect("Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems)),
     )
     conditions = tuple(_condition(ctx, each) for each in aspects)
     update = {"phase": job.phase, "conditions": conditions, "observed_generation": ctx.metadata.get("generation")}
@@ -84,21 +85,12 @@ def _state_compatible(ctx: ReconcileContext, status: Status) -> _Aspect:
         return _Aspect("StateCompatible", "False", refused.reason, refused.message)
     if attempt is not None and attempt.outcome == "Fatal" and attempt.reason == INCOMPATIBLE:
         return _Aspect("StateCompatible", "False", INCOMPATIBLE, status.last_error or "")
-    if _in_memory(ctx, status):
+    revision = ctx.revision(status.revision, status.image)
+    if revision is not None and revision.job.spec.state_store.kind == "memory":
         return _Aspect("StateCompatible", "True" if status.proved else "Unknown", IN_MEMORY, _FORGETS)
     if status.proved is not None:
         return _Aspect("StateCompatible", "True", "InUse", "the revision in force runs on the state")
     return _Aspect("StateCompatible", "Unknown", "NotStarted", "no driver of this revision was ready yet")
-
-
-def _in_memory(ctx: ReconcileContext, status: Status) -> bool:
-    revision = ctx.revision(status.revision, status.image)
-    return revision is not None and revision.job.spec.state_store.kind == "memory"
-
-
-def _valid(ctx: ReconcileContext) -> _Aspect:
-    asked = ctx.desired
-    return _Aspect("Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems))
 
 
 def _condition(ctx: ReconcileContext, new: _Aspect) -> Condition:

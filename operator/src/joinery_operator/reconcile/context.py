@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from joinery_operator.decision import Manifest, Observed
 from joinery_operator.names import ChildNames
-from joinery_operator.observed import Manifest, Observed
 from joinery_operator.reconcile.desired import DesiredJob, desired_job, stored_revision
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.revision import JobRevision
@@ -87,7 +87,8 @@ class ReconcileContext:
         return dict(self._pods(self.observed.children.pods, self.names.delete_state)).get("")
 
     def is_inactive(self, pod: PodObservation) -> bool:
-        return pod.inactive(self.now, self.settings.stuck_seconds)
+        """Whether another pod may take over its work."""
+        return pod.ended_at is not None or pod.stuck(self.now, self.settings.stuck_seconds)
 
     def all_drivers_inactive(self) -> bool:
         """Whether no driver pod can do anything any more."""
@@ -133,7 +134,7 @@ def read_status(resource: Manifest) -> Status:
         try:
             return Status.model_validate(data)
         except ValidationError as error:
-            # One at a time: what is left out for the first one may have been the cause of the others.
+            # One at a time: the first one may have been the cause of the others.
             data = _without(data, error.errors(include_url=False)[0]["loc"])
 
 

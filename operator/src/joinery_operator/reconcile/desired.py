@@ -10,10 +10,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
+from joinery_operator.decision import Manifest, Observed
 from joinery_operator.manifests import JOB_FILE, ManifestError, check_manifests
 from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.names import ChildNames
-from joinery_operator.observed import Manifest, Observed
 from joinery_operator.revision import JobRevision, resolved_image, revision_hash
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Job, PostgresStoreSpec, parse_job
@@ -80,9 +80,9 @@ def _image(observed: Observed, job: Job, status: Status) -> str:
     """The image that was decided on for this very job when it was put in force or its rollout began, so that a new
     release of the operator with another image restarts nothing."""
     rollout = status.rollout
-    known = [(status.revision, status.image), *([(rollout.revision, rollout.image)] if rollout else [])]
-    for name, decided in known:
-        image = job.spec.spark.image or decided
+    decided = [(status.revision, status.image), *([(rollout.revision, rollout.image)] if rollout else [])]
+    for name, its_image in decided:
+        image = job.spec.spark.image or its_image
         if name and image and revision_hash(observed.kind, observed.resource, image) == name:
             return image
     return resolved_image(job, observed.settings, status.image, changed=True)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.reasons import cut
-from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, Status
+from joinery_runtime.job.crd import DriverStatus, InputStatus, Status
 
 _INPUTS, _KEYS, _KEY_LENGTH, _NAME_LENGTH = 16, 10, 256, 253
 
@@ -28,7 +28,7 @@ def with_figures(ctx: ReconcileContext, status: Status, *, alive: bool) -> Statu
 
 def due_status(ctx: ReconcileContext, old: Status, new: Status) -> Status | None:
     """What is to be written: None when nothing is new, or only figures that were written a moment ago."""
-    if new.model_copy(update=_figures_of(old)) != old:
+    if new.model_copy(update={name: getattr(old, name) for name in _FIGURES}) != old:
         return new.model_copy(update={"reported": ctx.now})
     if new == old or next_report(ctx, old) is not None:
         return None
@@ -39,9 +39,9 @@ def next_report(ctx: ReconcileContext, old: Status) -> float | None:
     """Seconds until figures may be written again; None: now."""
     if old.reported is None:
         return None
-    left = (old.reported - ctx.now).total_seconds() + ctx.settings.figures_seconds
+    wait = (old.reported - ctx.now).total_seconds() + ctx.settings.figures_seconds
     # A clock that was set back does not silence a job.
-    return left if 0 < left <= ctx.settings.figures_seconds else None
+    return wait if 0 < wait <= ctx.settings.figures_seconds else None
 
 
 _STILL = {"lag": None, "watermark_delay": None, "rows_per_second": None}
@@ -64,12 +64,9 @@ _FIGURES = (
 )
 
 
-def _figures_of(status: Status) -> dict[str, object]:
-    return {name: getattr(status, name) for name in _FIGURES}
-
-
 def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
     inputs = tuple(_input(each, now) for each in reported.inputs[:_INPUTS])
+    watermarks = [_utc(each.watermark) for each in reported.inputs if each.watermark and not each.ended]
     lags = [each.lag for each in inputs if each.lag is not None]
     totals = {
         "job_generation": reported.job_generation,
@@ -87,8 +84,10 @@ def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
         "inputs": inputs,
         "lag": sum(lags) if lags else None,
         "rows_per_second": reported.rows_per_second,
-        "watermark_delay": _slowest(reported.inputs, now),
-        "hottest_keys": tuple(_hot(each) for each in reported.hottest_keys[:_KEYS]),
+        "watermark_delay": delay_text(now - min(watermarks)) if watermarks else None,
+        "hottest_keys": tuple(
+            each.model_copy(update={"key": cut(each.key, _KEY_LENGTH)}) for each in reported.hottest_keys[:_KEYS]
+        ),
         "executors": reported.executors or 0,
     }
 
@@ -96,15 +95,6 @@ def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
 def _input(each: InputStatus, now: datetime) -> InputStatus:
     delay = delay_text(now - _utc(each.watermark)) if each.watermark is not None and not each.ended else None
     return each.model_copy(update={"name": each.name[:_NAME_LENGTH], "watermark_delay": delay})
-
-
-def _slowest(inputs: tuple[InputStatus, ...], now: datetime) -> str | None:
-    marks = [_utc(each.watermark) for each in inputs if each.watermark is not None and not each.ended]
-    return delay_text(now - min(marks)) if marks else None
-
-
-def _hot(key: HotKey) -> HotKey:
-    return key.model_copy(update={"key": cut(key.key, _KEY_LENGTH)})
 
 
 def delay_text(delay: timedelta) -> str:

@@ -27,7 +27,7 @@ SETTLED: frozenset[Phase] = frozenset({"Running", "Suspended", "Finished", "Fail
 
 @dataclass(frozen=True, slots=True)
 class JobPhase:
-    """`reason` and `message` are those of the condition Ready; `degraded` what a person should look at, if anything."""
+    """`reason` and `message` are those of the condition Ready; `degraded` what a person should mend, if anything."""
 
     phase: Phase
     reason: str

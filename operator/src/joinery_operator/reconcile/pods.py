@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from joinery_operator.decision import Manifest
 from joinery_operator.manifests import MAIN_CONTAINER
-from joinery_operator.observed import Manifest
 from joinery_operator.reconcile.reasons import IMAGE_PULL, NOT_CREATED, UNSCHEDULABLE, Fault, cut, sentence
 from joinery_runtime.job.crd import Ending, StateCheck
 
@@ -22,7 +22,7 @@ _DISRUPTIONS = {"Evicted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost",
 
 @dataclass(frozen=True, slots=True)
 class PodObservation:
-    """A pod, as far as reconcile looks at it."""
+    """What `reconcile` reads of a pod."""
 
     name: str
     uid: str
@@ -50,10 +50,6 @@ class PodObservation:
     def stuck(self, now: datetime, seconds: float) -> bool:
         """Whether the pod should have been gone for that long: its node is dead, as far as one can tell."""
         return self.deletion_time is not None and (now - self.deletion_time).total_seconds() >= seconds
-
-    def inactive(self, now: datetime, seconds: float) -> bool:
-        """Whether another pod may take over its work."""
-        return self.ended_at is not None or self.stuck(now, seconds)
 
 
 def observe_pod(pod: Manifest) -> PodObservation:

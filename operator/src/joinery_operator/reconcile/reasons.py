@@ -41,8 +41,8 @@ def cut(text: str, limit: int = MESSAGE) -> str:
     text = text.strip()
     if len(text) <= limit:
         return text
-    kept = limit - 5
-    return f"{text[: kept // 2]} ... {text[-(kept - kept // 2) :]}"
+    head = (limit - 5) // 2
+    return f"{text[:head]} ... {text[-(limit - 5 - head) :]}"
 
 
 def sentence(*parts: str) -> str:

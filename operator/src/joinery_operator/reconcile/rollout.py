@@ -91,7 +91,11 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
                 stage, asked=asked, suspend=suspend, mode=Mode(rollout.mode), check=check, deadline=over
             )
         case RolloutStage.STOPPING:
-            return RolloutObservation(stage, asked=asked, suspend=suspend, old_driver=_old_driver(ctx, status.driver))
+            old = status.driver
+            gone = (old is None or old.outcome is not None) and ctx.all_drivers_inactive()
+            return RolloutObservation(
+                stage, asked=asked, suspend=suspend, old_driver=OldDriver.GONE if gone else OldDriver.ACTIVE
+            )
         case RolloutStage.STARTING:
             new_driver = _new_driver(ctx, _attempt_of(status, rollout))
             return RolloutObservation(stage, asked=asked, suspend=suspend, new_driver=new_driver, deadline=over)
@@ -138,11 +142,6 @@ def _check(pod: PodObservation | None) -> Check:
     if pod.ended_at is None or pod.ending is None or pod.ending.retry:
         return Check.NOTHING_YET
     return Check.INCOMPATIBLE if pod.ending.kind == INCOMPATIBLE else Check.FAILED
-
-
-def _old_driver(ctx: ReconcileContext, attempt: DriverAttempt | None) -> OldDriver:
-    gone = (attempt is None or attempt.outcome is not None) and ctx.all_drivers_inactive()
-    return OldDriver.GONE if gone else OldDriver.ACTIVE
 
 
 def _attempt_of(status: Status, rollout: Rollout) -> DriverAttempt | None:
@@ -267,7 +266,11 @@ class _Execution:
 
     def _why_refused(self) -> str:
         if self.row.stage is RolloutStage.STABLE:
-            return _loses_state(self.new)
+            return (
+                f"the job's state is in Postgres, and spec.stateStore.{self.new.job.spec.state_store.kind} keeps none: "
+                "all of it would be left behind. Name the Postgres again (stateStore.postgres), or set upgrade.mode: "
+                "stateless to start anew without the state"
+            )
         if self.row.stage is RolloutStage.CHECKING:
             return _check_refusal(self.ctx, self.rollout)
         if self.row.refused == "DeadlineExceeded":
@@ -293,14 +296,6 @@ _ACTS: Mapping[Act, Callable[[_Execution], Status]] = {
 
 
 # Why a revision is refused
-
-
-def _loses_state(new: JobRevision) -> str:
-    return (
-        f"the job's state is in Postgres, and spec.stateStore.{new.job.spec.state_store.kind} keeps none: all of it "
-        "would be left behind. Name the Postgres again (stateStore.postgres), or set upgrade.mode: stateless to start "
-        "anew without the state"
-    )
 
 
 def _check_refusal(ctx: ReconcileContext, rollout: Rollout) -> str:

@@ -166,7 +166,7 @@ class DriverRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StageRules:
-    """What holds while a stage lasts. `dimensions`: what its rows look at; `phase`: the job's, where the stage says
+    """What holds while a stage lasts. `dimensions`: what its rows depend on; `phase`: the job's, where the stage says
     more than the driver does."""
 
     driver: DriverRole
