@@ -49,7 +49,7 @@ class SimTopic:
     def read(self, names: Sequence[str]) -> list[EpochMarker | None]:
         return [self.newest(name) for name in names]
 
-    def kept_for_ms(self) -> int:
+    def retention_ms(self) -> int:
         return 10**12
 
     def take_over(self, name: str) -> int:

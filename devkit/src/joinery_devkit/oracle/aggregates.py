@@ -54,16 +54,12 @@ def _rank(value: Any) -> tuple[bool, Any]:
 
 def _sum(values: Sequence[Any]) -> Any:
     if isinstance(values[0], float):
-        return _float_sum(values)
+        if all(math.isfinite(value) for value in values):
+            return float(sum(map(Fraction, values)))
+        return sum(value for value in values if not math.isfinite(value))
     if isinstance(values[0], Decimal):
         return _decimal_sum(values)
     return sum(values)
-
-
-def _float_sum(values: Sequence[float]) -> float:
-    if all(math.isfinite(value) for value in values):
-        return float(sum(map(Fraction, values)))
-    return sum(value for value in values if not math.isfinite(value))
 
 
 def _decimal_sum(values: Sequence[Decimal]) -> Decimal:
@@ -72,16 +68,12 @@ def _decimal_sum(values: Sequence[Decimal]) -> Decimal:
 
 
 def _average(values: Sequence[Any], kind: ColumnType | None) -> Any:
+    """Of decimals with four digits more than the column has, as far as 38 in all go, rounded half up."""
     if isinstance(values[0], Decimal):
         assert kind is not None, "a decimal column has a type"
-        return _decimal_average(values, kind)
+        precision = min(_DIGITS, (kind.precision or 0) + 4)
+        scale = min((kind.scale or 0) + 4, precision)
+        with localcontext(prec=4 * _DIGITS):
+            return (_decimal_sum(values) / len(values)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
     total = _sum(values)
     return total / len(values) if not math.isfinite(total) else float(sum(map(Fraction, values)) / len(values))
-
-
-def _decimal_average(values: Sequence[Decimal], kind: ColumnType) -> Decimal:
-    """Four digits more than the column has, as far as 38 in all go, rounded half up."""
-    precision = min(_DIGITS, (kind.precision or 0) + 4)
-    scale = min((kind.scale or 0) + 4, precision)
-    with localcontext(prec=4 * _DIGITS):
-        return (_decimal_sum(values) / len(values)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)

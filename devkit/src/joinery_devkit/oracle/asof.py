@@ -1,5 +1,5 @@
 """The stream-table as-of step: A of semantics.md, row by row. No version is ever forgotten here; whether one still
-counts is asked again at every look."""
+counts is worked out anew for every row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AsOfStep:
 
     def version_arrives(self, row: Joined) -> bool:
         """False: it is superseded beyond the horizon on arrival (A2)."""
-        if self._gone(row, self._of_key(self.step.key(RIGHT, row))):
+        if self._superseded(row, self._of_key(self.step.key(RIGHT, row))):
             return False
         self.versions.append(row)
         return True
@@ -74,7 +74,10 @@ class AsOfStep:
         self.table_time = max([self.table_time, *(row.ts for row in table)])
 
     def _result(self, row: Joined) -> list[Joined]:
-        version = self._valid(row)
+        of_key = self._of_key(self.step.key(LEFT, row))
+        # A1: of what is still there, the newest version that is not newer than the row.
+        usable = [v for v in of_key if time_of(v) <= time_of(row) and not self._superseded(v, of_key)]
+        version = max(usable, key=_age, default=None)
         if version is None or _input_row(version).deleted or not self.step.fits(row, version):
             return self._alone(row)
         return [joined(row, version)]
@@ -82,14 +85,9 @@ class AsOfStep:
     def _alone(self, row: Joined) -> list[Joined]:
         return [joined(row, Joined({self.table: None}))] if self.step.preserved(LEFT) else []
 
-    def _valid(self, row: Joined) -> Joined | None:
-        """A1: of what is still there, the newest version that is not newer than the row."""
-        known = self._of_key(self.step.key(LEFT, row))
-        usable = [v for v in known if time_of(v) <= time_of(row) and not self._gone(v, known)]
-        return max(usable, key=_age, default=None)
-
-    def _gone(self, version: Joined, known: Sequence[Joined]) -> bool:
-        return any(_age(other) > _age(version) and time_of(other) <= self.expired for other in known)
+    def _superseded(self, version: Joined, of_key: Sequence[Joined]) -> bool:
+        """Whether a newer version of the key is beyond the horizon (A2)."""
+        return any(_age(other) > _age(version) and time_of(other) <= self.expired for other in of_key)
 
     def _of_key(self, key: tuple[object, ...]) -> list[Joined]:
         return [version for version in self.versions if self.step.key(RIGHT, version) == key]

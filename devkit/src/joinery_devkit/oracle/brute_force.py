@@ -55,15 +55,12 @@ def _outer(
         for row in sides[side] if step.preserved(side) else ():
             for window in windows(row):
                 if (id(row), window) not in met:
-                    yield Joined(_in_order(before, step.right, {**row.rows, **absent[side]}), window)
+                    rows = {**row.rows, **absent[side]}
+                    yield Joined({name: rows[name] for name in (*before, step.right)}, window)
 
 
 def _no_window(_: Joined) -> list[None]:
     return [None]
-
-
-def _in_order(before: Sequence[str], right: str, rows: Mapping[str, Row | None]) -> dict[str, Row | None]:
-    return {name: rows[name] for name in (*before, right)}
 
 
 def _can(step: Step, side: int, row: Joined) -> bool:

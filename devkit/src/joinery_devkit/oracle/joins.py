@@ -85,7 +85,7 @@ class Oracle:
     def epoch(self, watermarks: Watermarks, rows: Arrivals) -> EpochExpectation:
         """Replays one epoch: `watermarks` are its plan's (None: not known yet), `rows` the readable ones per input."""
         dropped: Dropped = {name: Counter() for name in self.inputs}
-        listed = {name: sorted(rows.get(name, ()), key=_place) for name in self.inputs}
+        listed = {name: sorted(rows.get(name, ()), key=lambda row: (row.partition, row.offset)) for name in self.inputs}
         found = tuple(self._rules.epoch(watermarks, listed, dropped))
         late = {name: counts.pop(LATE, 0) for name, counts in dropped.items()}
         return EpochExpectation(found, tuple(output_row(row, self._columns) for row in found), late, dropped)
@@ -94,10 +94,6 @@ class Oracle:
         """The epochs that end all inputs (T7): what each step closes goes on to the next one."""
         for _ in range(len(self.steps) + 1):
             yield self.epoch(dict.fromkeys(self.inputs, END), {})
-
-
-def _place(row: Row) -> tuple[int, int]:
-    return row.partition, row.offset
 
 
 def _predicates(names: Sequence[str], filters: Mapping[str, Filter], residual: Residual | None) -> Predicates:

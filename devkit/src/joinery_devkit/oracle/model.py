@@ -1,4 +1,4 @@
-"""What the oracle knows of a job: its steps as plain values, and what each of them makes of two rows."""
+"""A job as the oracle sees it: its steps as plain values, and what each of them makes of two rows."""
 
 from __future__ import annotations
 

@@ -78,12 +78,11 @@ def differences(expected: Iterable[Values], actual: Iterable[Values], *, show: i
     """Empty if both are the same multiset, else how many rows are missing or too many and the first of them."""
     wanted, got = multiset(expected), multiset(actual)
     found = [("missing", wanted - got), ("unexpected", got - wanted)]
-    return "\n".join(_described(what, rows, show) for what, rows in found if rows)
-
-
-def _described(what: str, rows: Counter[tuple[tuple[str, Hashable], ...]], show: int) -> str:
-    examples = "".join(f"\n  {count} x {dict(row)}" for row, count in list(rows.items())[:show])
-    return f"{rows.total()} {what} row(s):{examples}"
+    texts = []
+    for what, rows in found:
+        examples = "".join(f"\n  {count} x {dict(row)}" for row, count in list(rows.items())[:show])
+        texts += [f"{rows.total()} {what} row(s):{examples}"] if rows else []
+    return "\n".join(texts)
 
 
 def comparable(value: Any) -> Hashable:

@@ -39,10 +39,10 @@ class OpenSession:
 
 @dataclass(slots=True)
 class _Key:
-    """`sessions` are open; `marks` (start, last) of those that reached the cap."""
+    """`sessions` are open; `capped` (start, last) of those that reached the cap."""
 
     sessions: list[OpenSession] = field(default_factory=list)
-    marks: list[tuple[int, int]] = field(default_factory=list)
+    capped: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class SessionOracle:
     def __init__(self, shape: SessionShape) -> None:
         self.inputs = (shape.job.spec.input.name,)
         self._keys: dict[Hashable, _Key] = defaultdict(_Key)
-        self._kept, self._complete = _Horizon(), _Horizon()
+        self._retained, self._complete = _Horizon(), _Horizon()
         self._epoch, self._accept_from = 0, as_time(None)
         self._use(shape)
 
@@ -82,7 +82,7 @@ class SessionOracle:
         dropped: Counter[str] = Counter()
         complete = as_time(watermarks[name]) - self._gap
         self._accept_from = as_time(watermarks[name]) - self._lateness
-        self._kept.rise(complete - self._lateness)
+        self._retained.rise(complete - self._lateness)
         self._complete.rise(complete - self._lateness if self._drops else complete)
         out = [row for key in self._keys.values() for row in self._close(key)]
         for arrived in self._in_order(rows.get(name, ()), dropped):
@@ -113,15 +113,15 @@ class SessionOracle:
             if self._complete.before <= session.last < self._complete.now and not session.out:
                 yield from self._emit(session)
             session.changed = False
-        key.sessions = [session for session in key.sessions if session.last >= self._kept.now]
-        key.marks = [(start, last) for start, last in key.marks if last >= self._kept.now]
+        key.sessions = [session for session in key.sessions if session.last >= self._retained.now]
+        key.capped = [(start, last) for start, last in key.capped if last >= self._retained.now]
 
     # --- a row --------------------------------------------------------------------------------------------------------
 
     def _take(self, key: _Key, row: Arrived, dropped: Counter[str]) -> Iterator[Output]:
         if self._late(key, row.ts):
             dropped[LATE] += 1
-        elif any(start <= row.ts <= last for start, last in key.marks):
+        elif any(start <= row.ts <= last for start, last in key.capped):
             dropped[CLOSED] += 1
         else:
             yield from self._join(key, row)
@@ -129,8 +129,8 @@ class SessionOracle:
     def _late(self, key: _Key, ts: int) -> bool:
         """Rule 1. Reopened is only what the row can be part of: one that could not be kept is not let in."""
         if self._drops:
-            return ts < max(self._accept_from, self._kept.now)
-        return ts < self._kept.now and not any(self._may_join(session, ts) for session in key.sessions)
+            return ts < max(self._accept_from, self._retained.now)
+        return ts < self._retained.now and not any(self._may_join(session, ts) for session in key.sessions)
 
     def _may_join(self, session: OpenSession, ts: int) -> bool:
         near = session.start - self._gap <= ts <= session.last + self._gap
@@ -172,7 +172,7 @@ class SessionOracle:
     def _force(self, key: _Key, session: OpenSession) -> Iterator[Output]:
         """S2. What has gone out as it is does not go out again."""
         key.sessions.remove(session)
-        key.marks.append((session.start, session.last))
+        key.capped.append((session.start, session.last))
         if session.changed or not session.out:
             yield from self._emit(session)
 

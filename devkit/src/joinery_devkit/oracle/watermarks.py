@@ -16,7 +16,7 @@ class WatermarkOracle:
     def __init__(self, delays: Mapping[str, int], partitions: Mapping[str, Iterable[Hashable]] | None = None) -> None:
         self._delays = dict(delays)
         self._times: dict[str, dict[Hashable, list[int]]] = {name: {} for name in delays}
-        self._given: dict[str, int | None] = dict.fromkeys(delays)
+        self._emitted: dict[str, int | None] = dict.fromkeys(delays)
         for name, known in (partitions or {}).items():
             for partition in known:
                 self.saw(name, partition, [])
@@ -28,28 +28,26 @@ class WatermarkOracle:
     def settle(self, idle: Mapping[str, Collection[Hashable]] | None = None) -> None:
         """Once `saw` has been told an epoch's rows: what they imply, with the partitions that were idle in that epoch,
         is not taken back by a partition that is new or not idle any more."""
-        for name, given in self._given.items():
-            self._given[name] = _highest(given, self._implied(name, (idle or {}).get(name, ())))
+        for name, emitted in self._emitted.items():
+            self._emitted[name] = _highest(emitted, self._implied(name, (idle or {}).get(name, ())))
 
     def watermarks(
         self, idle: Mapping[str, Collection[Hashable]] | None = None, ended: Collection[str] = ()
     ) -> dict[str, int | None]:
         """The next plan's watermarks, given its idle partitions and the inputs that have been read to their end."""
         idle = idle or {}
-        own = {name: self._own(name, idle.get(name, ()), name in ended) for name in self._times}
-        quiet = {name for name in own if own[name] != END and self._all_idle(name, idle.get(name, ()))}
-        speaking = [watermark for name, watermark in own.items() if name not in quiet and watermark != END]
-        lowest = min((w for w in speaking if w is not None), default=None)
-        if None in speaking:
+        own = {
+            name: END if name in ended else _highest(emitted, self._implied(name, idle.get(name, ())))
+            for name, emitted in self._emitted.items()
+        }
+        idle_inputs = {name for name in own if own[name] != END and self._all_idle(name, idle.get(name, ()))}
+        active = [watermark for name, watermark in own.items() if name not in idle_inputs and watermark != END]
+        lowest = min((w for w in active if w is not None), default=None)
+        if None in active:
             lowest = None
         for name, watermark in own.items():
-            self._given[name] = _highest(watermark, lowest) if name in quiet else watermark
-        return dict(self._given)
-
-    def _own(self, name: str, idle: Collection[Hashable], ended: bool) -> int | None:
-        if ended:
-            return END
-        return _highest(self._given[name], self._implied(name, idle))
+            self._emitted[name] = _highest(watermark, lowest) if name in idle_inputs else watermark
+        return dict(self._emitted)
 
     def _implied(self, name: str, idle: Collection[Hashable]) -> int | None:
         """T1; nothing is known while a partition that is not idle has shown no row."""

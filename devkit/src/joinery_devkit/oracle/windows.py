@@ -62,13 +62,13 @@ class FixedWindows:
     step: Step
     names: Sequence[str]
     rule: WindowRule
-    kept: Sides = field(default_factory=lambda: ([], []))
+    buffered: Sides = field(default_factory=lambda: ([], []))
     closed: Time = UNKNOWN
 
     def close(self, closed: Time) -> list[Joined]:
         before, self.closed = self.closed, closed
         closing: dict[tuple[Window, Any], Sides] = defaultdict(lambda: ([], []))
-        for side, rows in enumerate(self.kept):
+        for side, rows in enumerate(self.buffered):
             for row in rows:
                 for window in self.windows_of(row):
                     if before < window[1] <= closed:
@@ -90,29 +90,29 @@ class FixedWindows:
                 if all(self.is_closed(window, closed) for window in self.windows_of(row)):
                     late[side] += 1
                 else:
-                    self.kept[side].append(row)
+                    self.buffered[side].append(row)
         return late[LEFT], late[RIGHT]
 
 
 @dataclass(slots=True)
 class SessionWindows:
     """Sessions that the joinable rows of both sides form together, per key. The rows of an epoch come together: a row
-    that is late by itself is not when they, or what is kept, tie it to a session that is open."""
+    that is late by itself is not when they, or buffered ones, tie it to a session that is open."""
 
     step: Step
     names: Sequence[str]
     rule: SessionRule
-    kept: Sides = field(default_factory=lambda: ([], []))
+    buffered: Sides = field(default_factory=lambda: ([], []))
 
     def close(self, closed: Time) -> list[Joined]:
         out: list[Joined] = []
-        still: Sides = ([], [])
-        for window, sides in self._sessions(self.kept):
+        open_rows: Sides = ([], [])
+        for window, sides in self._sessions(self.buffered):
             if self.is_closed(window, closed):
                 out += results(self.step, self.names, sides, window)
             else:
-                _add(still, sides)
-        self.kept = still
+                _add(open_rows, sides)
+        self.buffered = open_rows
         return out
 
     def windows_of(self, row: Joined) -> list[Window]:
@@ -123,15 +123,15 @@ class SessionWindows:
 
     def arrive(self, rows: Sides, closed: Time) -> tuple[int, int]:
         both: Sides = ([], [])
-        _add(both, self.kept)
+        _add(both, self.buffered)
         _add(both, rows)
-        self.kept = ([], [])
+        self.buffered = ([], [])
         late = [0, 0]
         for window, sides in self._sessions(both):
             if self.is_closed(window, closed):
                 late = [count + len(listed) for count, listed in zip(late, sides, strict=True)]
             else:
-                _add(self.kept, sides)
+                _add(self.buffered, sides)
         return late[LEFT], late[RIGHT]
 
     def _sessions(self, rows: Sides) -> Iterator[tuple[Window, Sides]]:

@@ -39,12 +39,9 @@ def main(tokens: list[str] | None = None) -> None:
         print(f"joinery: {error}", file=sys.stderr)  # noqa: T201 - the command line's own answer
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        print(f"joinery: {_missing(error)}", file=sys.stderr)  # noqa: T201
+        text = f"the Python package {error.name} is not installed. {_GET_ENGINE}"
+        print(f"joinery: {text}", file=sys.stderr)  # noqa: T201
         sys.exit(EnvironmentProblem.exit_code)
-
-
-def _missing(error: ModuleNotFoundError) -> str:
-    return f"the Python package {error.name} is not installed. {_GET_ENGINE}"
 
 
 @app.command

@@ -16,7 +16,7 @@ from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Job, KafkaInput
 from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
-from joinery_runtime.state.store import Admin, JobRecord, Standing
+from joinery_runtime.state.store import JobRecord, Standing
 
 
 def reset_command(
@@ -43,7 +43,9 @@ def reset_command(
         if dry_run:
             say("Dry run: nothing was changed.")
         else:
-            _write(opened.store, record, name, reset, drop_planned=drop_planned)
+            expected = Standing(record.generation, record.epoch, None if record.plan is None else record.epoch + 1)
+            states = {name: reset.state.to_bytes()}
+            opened.store.reset_offsets(record.job, states, expected=expected, drop_plan=drop_planned)
             say("Done. A driver that was running has been fenced: it ends. Start the job to go on from here.")
 
 
@@ -101,11 +103,6 @@ def _planned(record: JobRecord) -> JoineryError:
     )
 
 
-def _write(store: Admin, record: JobRecord, name: str, reset: Reset, *, drop_planned: bool) -> None:
-    seen = Standing(record.generation, record.epoch, None if record.plan is None else record.epoch + 1)
-    store.reset_offsets(record.job, {name: reset.state.to_bytes()}, expected=seen, drop_plan=drop_planned)
-
-
 def report(name: str, reset: Reset) -> Iterator[str]:
     """A line per partition, and what the change means."""
     yield from _aligned([("partition", "stored", "new", "records", "broker has"), *map(_row, reset.changes)])
@@ -121,12 +118,12 @@ def _row(change: Change) -> tuple[str, ...]:
         f"{change.partition.topic}-{change.partition.partition}",
         "-" if change.stored is None else str(change.stored),
         str(change.new),
-        _moved(change),
+        _effect(change),
         f"{change.available.earliest} to {change.available.end}",
     )
 
 
-def _moved(change: Change) -> str:
+def _effect(change: Change) -> str:
     if change.stored is None:
         return "never read"
     if change.delta == 0:

@@ -121,7 +121,8 @@ def _offsets(texts: Iterable[str]) -> dict[tuple[str | None, int], int]:
 def plan_reset(state: InputState, target: Target, broker: BrokerOffsets) -> Reset:
     """Raises JoineryError for a partition or an offset that the broker does not have."""
     new = _new_offsets(target, broker)
-    recreated = _recreated(state, broker)
+    ids = ((topic, state.topic_ids.get(topic), now) for topic, now in sorted(broker.topic_ids.items()))
+    recreated = tuple(topic for topic, before, now in ids if before and now and before != now)
     _refuse_partial(recreated, new, broker)
     stored = state.positions
     missing = [ref for ref in sorted(stored) if ref not in broker.partitions]
@@ -191,11 +192,6 @@ def _find(topic: str | None, number: int, broker: BrokerOffsets) -> PartitionRef
     raise JoineryError(
         f"The input has no partition {wanted}-{number}", facts=f"it has {there}", todo="Name one of these"
     )
-
-
-def _recreated(state: InputState, broker: BrokerOffsets) -> tuple[str, ...]:
-    known = ((topic, state.topic_ids.get(topic), found) for topic, found in sorted(broker.topic_ids.items()))
-    return tuple(topic for topic, stored, found in known if stored and found and stored != found)
 
 
 def _refuse_partial(recreated: Sequence[str], new: Mapping[PartitionRef, int], broker: BrokerOffsets) -> None:

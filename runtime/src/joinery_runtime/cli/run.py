@@ -13,7 +13,6 @@ from types import FrameType
 from joinery_runtime.cli.ending import Outcome, Stopped
 from joinery_runtime.cli.progress import open_progress
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.pulse import Pulse
@@ -24,9 +23,15 @@ def run_command(job: Job, master: str | None, status_port: int | None, stalled_a
     """`status_port` None: nothing is served."""
     signals = _Signals()
     with open_progress(job, sys.stdout) as progress, _served(job, status_port, stalled_after_ms) as board:
-        listener = _listening_on(progress.listener, signals)
+        listener = progress.listener
+
+        def started(driver: Driver) -> None:
+            signals.end_the_epoch()
+            listener.started(driver)
+
+        listening = replace(listener, started=started)
         with signals.end_a_start():
-            run_job(job, listener, signals.stop, master=master, warn=progress.warn, board=board)
+            run_job(job, listening, signals.stop, master=master, warn=progress.warn, board=board)
         stopped = signals.stop.is_set()
         progress.ended(stopped=stopped)
     return "stopped" if stopped else "finished"
@@ -41,14 +46,6 @@ def _served(job: Job, port: int | None, stalled_after_ms: int) -> Iterator[Board
     board = Board(job.name, [side.name for side in job.inputs], pulse)
     with serve_status(board, port):
         yield board
-
-
-def _listening_on(listener: JobListener, signals: _Signals) -> JobListener:
-    def started(driver: Driver) -> None:
-        signals.end_the_epoch()
-        listener.started(driver)
-
-    return replace(listener, started=started)
 
 
 class _Signals:

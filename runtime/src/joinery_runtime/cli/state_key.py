@@ -51,7 +51,11 @@ def step_keys(job: StreamJoin, texts: Sequence[str], number: int | None) -> list
     found = {index: _named(job.keys_of(job.joins[index]), given) for index in steps}
     whole = [_step_key(job, index, values) for index, values in found.items() if values is not None]
     if not whole:
-        raise _not_a_key(job, texts, steps)
+        raise JoineryError(
+            f"--key {' '.join(texts)} cannot be used",
+            facts=_keys_text(job, steps),
+            todo="Give --key COLUMN=VALUE for each column of one of these keys",
+        )
     return whole
 
 
@@ -105,7 +109,9 @@ def _value(job: StreamJoin, ref: Reference, text: str) -> pa.Array:
 
 def _read(field: pa.Field, text: str, name: str) -> pa.Array:
     """The value read as in a JSON record of that input (V3)."""
-    value = text if _is_bare(field.type) else json.dumps(text)
+    kind = field.type
+    unquoted = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    value = text if unquoted else json.dumps(text)
     record = f"{{{json.dumps(field.name)}:{value}}}".encode()
     decoded = JsonDecoder(pa.schema([field])).decode(pa.array([record], pa.binary()))
     rows = decoded.rows.combine_chunks()
@@ -116,19 +122,6 @@ def _read(field: pa.Field, text: str, name: str) -> pa.Array:
             todo="Write the values as they are in the records",
         )
     return rows.column(0).combine_chunks()
-
-
-def _is_bare(kind: pa.DataType) -> bool:
-    """Whether JSON writes such values without quotes."""
-    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _not_a_key(job: StreamJoin, texts: Sequence[str], steps: Sequence[int]) -> JoineryError:
-    return JoineryError(
-        f"--key {' '.join(texts)} cannot be used",
-        facts=_keys_text(job, steps),
-        todo="Give --key COLUMN=VALUE for each column of one of these keys",
-    )
 
 
 def _no_key(job: StreamJoin, number: int | None) -> JoineryError:

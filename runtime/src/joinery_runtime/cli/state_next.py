@@ -28,9 +28,12 @@ class NextEpoch:
     def of(cls, pipeline: Pipeline, record: JobRecord) -> NextEpoch:
         floors = stored_floors(record)
         plan = None if record.plan is None else EpochPlan.from_json(record.plan)
-        known = _implied(pipeline, record) if plan is None else _planned(pipeline, plan)
-        found = plan.horizons if plan is not None else {}
-        return cls(pipeline, known, found or times.horizons(pipeline, known, floors))
+        if plan is None:
+            input_times = _implied_times(pipeline, record)
+        else:
+            input_times = {side.name: plan.times.get(side.name, InputTime()) for side in pipeline.inputs}
+        planned = plan.horizons if plan is not None else {}
+        return cls(pipeline, input_times, planned or times.horizons(pipeline, input_times, floors))
 
     @property
     def watermarks(self) -> dict[str, Watermark]:
@@ -44,11 +47,8 @@ class NextEpoch:
         return self.horizons[part].now
 
 
-def _implied(pipeline: Pipeline, record: JobRecord) -> dict[str, InputTime]:
-    states = input_states((found.name for found in pipeline.inputs), record)
+def _implied_times(pipeline: Pipeline, record: JobRecord) -> dict[str, InputTime]:
+    """What the rows of all committed epochs imply."""
+    states = input_states((side.name for side in pipeline.inputs), record)
     seen = {name: [ts for ts in state.progress.highest.values() if ts is not None] for name, state in states.items()}
     return {name: InputTime(state.progress.watermark, max(seen[name], default=None)) for name, state in states.items()}
-
-
-def _planned(pipeline: Pipeline, plan: EpochPlan) -> dict[str, InputTime]:
-    return {found.name: plan.times.get(found.name, InputTime()) for found in pipeline.inputs}

@@ -82,18 +82,16 @@ def read_columns(
         for key, blob in blobs.items():
             run = decoded(metas[key], blob)
             if metas[key].part == side.part:
-                rows[key] = _copied(run.batch.select([*names, MARK]))
+                columns = run.batch.select([*names, MARK])
+                # Copied, so that the buffers of the segment's other columns are released.
+                copies = [pa.concat_arrays([column]) for column in columns.columns]
+                rows[key] = pa.record_batch(copies, names=columns.schema.names)
             else:
                 marks[key] = run.batch.select([SEGMENT, ROW])
     live = {meta.key for meta in newest.segments}
     applied = [batch for key, batch in marks.items() if key in live]
     there = [_unmarked(batch, marked_in(applied, key)) for key, batch in rows.items() if key in live]
     return newest, pa.Table.from_batches([batch.cast(schema) for batch in there], schema=schema)
-
-
-def _copied(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The same without the buffers of a segment's other columns."""
-    return pa.record_batch([pa.concat_arrays([column]) for column in rows.columns], names=rows.schema.names)
 
 
 def _unmarked(rows: pa.RecordBatch, marked: np.ndarray) -> pa.RecordBatch:

@@ -52,7 +52,10 @@ def parse_job(text: str, source: str, *, base: Path | None = None) -> Job:
         if isinstance(job, Job) and not document.repeated:
             return job
         found = job if isinstance(job, list) else []
-    problems = [_problem(document, finding) for finding in found] + list(_repeated_keys(document))
+    problems = [Problem(path_text(at), linked(message), document.line(at)) for at, message in found]
+    for at, line, column in document.repeated:
+        message = f"is written twice in one mapping (again at column {column}); keep one"
+        problems.append(Problem(path_text(at), message, line))
     raise JobError(source, sorted(problems, key=lambda problem: problem.line or 0))
 
 
@@ -95,13 +98,3 @@ def _validated(document: Document, base: Path | None) -> Job | list[Finding]:
     if not any(error["type"] == RULES_BROKEN for error in errors):
         found += model.broken_rules(document.data)
     return found
-
-
-def _problem(document: Document, finding: Finding) -> Problem:
-    at, message = finding
-    return Problem(path_text(at), linked(message), document.line(at))
-
-
-def _repeated_keys(document: Document) -> Iterator[Problem]:
-    for at, line, column in document.repeated:
-        yield Problem(path_text(at), f"is written twice in one mapping (again at column {column}); keep one", line)

@@ -35,20 +35,14 @@ def _settings(target: KafkaTarget) -> dict[str, Any]:
 
 def _client(target: KafkaTarget) -> _Client:
     """The process's client for these settings, kept alive: a new one has to find and ask the brokers first."""
-    name = _name(target)
+    key = _client_key(target)
     with _clients_lock:
-        if name not in _clients:
-            _clients[name] = _Client(target)
-        return _clients[name]
+        if key not in _clients:
+            _clients[key] = _Client(target)
+        return _clients[key]
 
 
-def _forget(target: KafkaTarget) -> None:
-    """After a failure: an idempotent producer that lost rows may refuse all others."""
-    with _clients_lock:
-        _clients.pop(_name(target), None)
-
-
-def _name(target: KafkaTarget) -> str:
+def _client_key(target: KafkaTarget) -> str:
     return repr(sorted(_settings(target).items()))
 
 
@@ -62,7 +56,8 @@ class KafkaWriter:
         try:
             self._send(_client(self.target), as_messages(rows, self.target.key))
         except SinkError:
-            _forget(self.target)
+            with _clients_lock:  # an idempotent producer that lost rows may refuse all others
+                _clients.pop(_client_key(self.target), None)
             raise
         return {"attempt": str(attempt.id), "rows": rows.num_rows}
 
@@ -75,14 +70,14 @@ class KafkaWriter:
 
         deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
         try:
-            left = enqueue(client.producer, self.target.topic, messages, deadline, delivered)
+            unsent = enqueue(client.producer, self.target.topic, messages, deadline, delivered)
         except KafkaException as error:
             raise self._failure(error.args) from error
-        left += client.producer.flush(max(0.0, deadline - time.monotonic()))
+        unsent += client.producer.flush(max(0.0, deadline - time.monotonic()))
         if failures:
             raise self._failure(failures)
-        if left:
-            raise self.target.too_slow(left, client.errors)
+        if unsent:
+            raise self.target.too_slow(unsent, client.errors)
 
     def _failure(self, failures: Sequence[KafkaError]) -> SinkError:
         what = f"{len(failures)} rows were not written"

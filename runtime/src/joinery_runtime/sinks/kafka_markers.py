@@ -21,14 +21,14 @@ from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, LastError, repeat
 
 _PARTITION = 0
-_UNTOLD_RETENTION_MS = 24 * 3_600_000  # assumed where the brokers do not say; Kafka's default was that until 2.0
+_UNKNOWN_RETENTION_MS = 24 * 3_600_000  # assumed where the brokers do not say; Kafka's default was that until 2.0
 _CALL_SECONDS = 5.0  # one call; it is repeated until the time is up
 _THREADS = 8
 # The client looks for a group's coordinator twice a second otherwise: with these a marker takes 5 to 30 ms, else 60.
 _IMPATIENT = {"coordinator.query.interval.ms": 10, "reconnect.backoff.ms": 10, "retry.backoff.ms": 10}
 # The broker answers when no transaction that writes the offset is open or ending.
 _STABLE = "read_committed"
-_PASSING = {
+_TRANSIENT = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
@@ -98,7 +98,7 @@ class EpochMarkerReader:
         try:
             return self._ask(group, seconds)
         except KafkaException as error:
-            if _passing(error.args[0]):
+            if _transient(error.args[0]):
                 return None
             raise self._problem(group, error.args[0]) from error
 
@@ -109,12 +109,12 @@ class EpochMarkerReader:
         found: list[TopicPartition] = []
         try:
             call = min(_CALL_SECONDS, seconds)
-            repeat(lambda: found.extend(_committed(consumer, self._target.topic, call)), _passing, seconds)
+            repeat(lambda: found.extend(_committed(consumer, self._target.topic, call)), _transient, seconds)
         finally:
             consumer.close()
         return EpochMarker.parse(found[0])
 
-    def kept_for_ms(self) -> int:
+    def retention_ms(self) -> int:
         """For how long the brokers keep a marker at least; a cautious guess where they do not tell."""
         try:
             admin: Any = self._admin()
@@ -123,7 +123,7 @@ class EpochMarkerReader:
             answers = admin.describe_configs(asked, request_timeout=ANSWER_SECONDS).values()
             return min(int(each.result()["offsets.retention.minutes"].value) for each in answers) * 60_000
         except (KafkaException, KeyError, ValueError):
-            return _UNTOLD_RETENTION_MS
+            return _UNKNOWN_RETENTION_MS
 
     def require_topic(self, schema: pa.Schema) -> None:
         """Raises SinkError if rows of the schema cannot go to the topic or it is not there."""
@@ -147,8 +147,8 @@ def _committed(consumer: Consumer, topic: str, seconds: float) -> list[TopicPart
     return found
 
 
-def _passing(error: KafkaError) -> bool:
-    return error.retriable() or error.code() in _PASSING
+def _transient(error: KafkaError) -> bool:
+    return error.retriable() or error.code() in _TRANSIENT
 
 
 def marker_reader(target: KafkaTarget) -> EpochMarkerReader:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_target import KafkaTarget, LastError, enqueue, repeat
 
-_KEPT = 4  # idle producers per process, one for each set of settings: each has four threads and three connections
+_MAX_IDLE = 4  # idle producers per process, one for each set of settings: each has four threads and three connections
 _CALL_SECONDS = 10.0  # one call; it is repeated until the deadline
 _CLEANUP_SECONDS = 5.0
 _TAKEN_OVER = {
@@ -83,20 +83,17 @@ class OwningProducer:
         """Returns when the broker has the topic's rows and the group's marker, which nobody sees yet."""
         deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
         with self._aborting():
-            left = enqueue(self._producer, topic, messages, deadline)
-            if not left:
-                self._send_marker(group, marker.committed(topic), deadline)  # the rows are on their way meanwhile
-            left += self._flush(deadline)
-            if left:
+            unsent = enqueue(self._producer, topic, messages, deadline)
+            if not unsent:
+                offsets, metadata = [marker.committed(topic)], _group_metadata(group)
+                self._repeat(  # the rows are on their way meanwhile
+                    lambda seconds: self._producer.send_offsets_to_transaction(offsets, metadata, seconds),
+                    deadline - time.monotonic(),
+                )
+            unsent += self._flush(deadline)
+            if unsent:
                 self._abort()
-                raise self._target.too_slow(left, self._errors)
-
-    def _send_marker(self, group: str, marker: TopicPartition, deadline: float) -> None:
-        about = _group(group)
-        self._repeat(
-            lambda seconds: self._producer.send_offsets_to_transaction([marker], about, seconds),
-            deadline - time.monotonic(),
-        )
+                raise self._target.too_slow(unsent, self._errors)
 
     def _flush(self, deadline: float) -> int:
         """Rows that are not written yet at the deadline. The client's own `flush` goes on with callbacks after it
@@ -185,12 +182,13 @@ class OwningProducer:
 
 
 @cache
-def _group(name: str) -> object:
-    """What a transaction has to know of the group whose offset it commits: nobody joins it, so no broker is asked."""
+def _group_metadata(name: str) -> object:
+    """What a transaction has to know of the group whose offset it commits. Nobody joins the group, so no broker is
+    asked."""
     consumer = Consumer({"group.id": name, "log_level": 0})
     try:
-        group: object = consumer.consumer_group_metadata()
-        return group
+        metadata: object = consumer.consumer_group_metadata()
+        return metadata
     finally:
         consumer.close()
 
@@ -218,7 +216,7 @@ class Producers:
         with self._lock:
             dropped = [self._idle.pop(key, None)]
             self._idle[key] = producer
-            if len(self._idle) > _KEPT:
+            if len(self._idle) > _MAX_IDLE:
                 dropped.append(self._idle.popitem(last=False)[1])
         for each in dropped:
             if each is not None:

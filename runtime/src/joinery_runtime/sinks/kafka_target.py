@@ -196,11 +196,6 @@ def as_messages(rows: pa.Table, key: Sequence[str]) -> list[dict[str, Any]]:
     values = rows_to_json(rows)
     if not key:
         return [{"value": value} for value in values]
-    return [{"value": value, "key": name} for value, name in zip(values, _keys(rows, key), strict=True)]
-
-
-def _keys(rows: pa.Table, key: Sequence[str]) -> list[Any]:
-    if len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type):
-        names: list[Any] = rows[key[0]].to_pylist()
-        return names
-    return list(rows_to_json(rows.select(list(key))))
+    plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)
+    keys = rows[key[0]].to_pylist() if plain else rows_to_json(rows.select(list(key)))
+    return [{"value": value, "key": each} for value, each in zip(values, keys, strict=True)]

@@ -87,18 +87,21 @@ class PartWrite:
     def run(self) -> Receipt:
         if not self.rows.num_rows:
             return self._receipt()
-        for producer in self._tried():
+        for producer in self._candidates():
             try:
                 return self._with(producer)
             except Disowned as error:
                 cause = error
-        return self._superseded(cause)
+        # Another attempt of this epoch, or a newer driver, took this one's id over.
+        if self._is_written_within(_SUCCESSOR_SECONDS):
+            return self._receipt(repeated=True)
+        raise self._lost(str(cause)) from cause
 
-    def _tried(self) -> Iterator[OwningProducer]:
+    def _candidates(self) -> Iterator[OwningProducer]:
         """The process's producer, and a new one if that has lost its id, to whoever took an earlier attempt over."""
-        kept = self.producers.take(self.target, self.names.job)
-        if kept is not None:
-            yield kept
+        idle = self.producers.take(self.target, self.names.job)
+        if idle is not None:
+            yield idle
         yield OwningProducer(self.target, new_id(self.names.job))
 
     def _with(self, producer: OwningProducer) -> Receipt:
@@ -116,7 +119,8 @@ class PartWrite:
         producer.begin()
         self.attempt.reach("transaction-begun")
         messages = as_messages(self.rows, self.target.key)
-        producer.send(self.target.topic, messages, self.name, self._marker())
+        marker = EpochMarker(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
+        producer.send(self.target.topic, messages, self.name, marker)
         self.attempt.reach("transaction-sent")
         producer.commit()
         self.attempt.reach("transaction-committed")
@@ -139,9 +143,6 @@ class PartWrite:
             holder = self.attempt.claim(self.name, producer.name, holder)
         raise self._lost("attempts keep taking it from one another")
 
-    def _marker(self) -> EpochMarker:
-        return EpochMarker(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
-
     def _is_written(self, marker: EpochMarker | None) -> bool:
         """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are."""
         if marker is None or marker.lineage != self.attempt.lineage:
@@ -157,17 +158,11 @@ class PartWrite:
 
     def _is_written_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if self._is_written(marker_reader(self.target).newest_within(self.name, left)):
+        while (remaining := deadline - time.monotonic()) > 0:
+            if self._is_written(marker_reader(self.target).newest_within(self.name, remaining)):
                 return True
-            time.sleep(min(left, _POLL_SECONDS))
+            time.sleep(min(remaining, _POLL_SECONDS))
         return False
-
-    def _superseded(self, cause: Disowned) -> Receipt:
-        """Another attempt of this epoch, or a newer driver, took this one's id over."""
-        if self._is_written_within(_SUCCESSOR_SECONDS):
-            return self._receipt(repeated=True)
-        raise self._lost(str(cause)) from cause
 
     def _lost(self, why: str) -> Superseded:
         return Superseded(
@@ -209,15 +204,12 @@ class KafkaTransactionsSink:
         commit any more. Raises SinkError too where topic and state store do not belong together any more."""
         owners = {owner for name, owner in takeover.claims.items() if owner and self._names.owns(name)}
         with ThreadPoolExecutor(_TAKEOVER_THREADS) as threads:
-            list(threads.map(self._fence, sorted(owners)))
+            list(threads.map(lambda owner: take_over(self._target, owner), sorted(owners)))
         names = self._names.below(max(takeover.shards, takeover.pending_shards))
         found = zip(names, marker_reader(self._target).read(names), strict=True)
         markers = {name: marker for name, marker in found if marker is not None and marker.lineage == takeover.lineage}
         self._refuse_older_state(takeover, markers)
         self._refuse_expired(takeover, markers)
-
-    def _fence(self, owner: str) -> None:
-        take_over(self._target, owner)
 
     def _refuse_older_state(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
         """No part is written before it is planned and claimed, unless the store was set back since."""
@@ -237,11 +229,12 @@ class KafkaTransactionsSink:
         plan's marker may have expired."""
         planned = self._names.below(takeover.pending_shards)
         unknown = [name for name in planned if name in takeover.claims and name not in markers]
-        if unknown and takeover.pending_for_ms > (kept := marker_reader(self._target).kept_for_ms()):
+        if unknown and takeover.pending_for_ms > (retention_ms := marker_reader(self._target).retention_ms()):
+            named = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
             raise SinkError(
                 f"Output topic {self._target.topic}: it cannot be told whether epoch {takeover.pending} was written",
                 facts=f"its plan is {takeover.pending_for_ms / 3_600_000:.0f} h old, the brokers keep markers for "
-                f"{kept / 3_600_000:.0f} h, and there is none for {_listed(unknown)}",
+                f"{retention_ms / 3_600_000:.0f} h, and there is none for {named}",
                 todo="Run the job once with `delivery: atLeastOnce`: it writes the rows of this epoch, again if they "
                 "were written",
             )
@@ -253,7 +246,3 @@ class KafkaTransactionsSink:
 def take_over(target: KafkaTarget, name: str) -> None:
     """Ends what the owner of this transactional id has open. It cannot commit any more."""
     OwningProducer(target, name).close()
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

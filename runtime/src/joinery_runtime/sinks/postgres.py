@@ -104,7 +104,8 @@ class PostgresSink:
         attempts = {"attempts": [receipt["attempt"] for receipt in receipts]}
         try:
             # The lock that this takes keeps the rows there until the transaction ends.
-            staged = connection.execute(self._count(epoch), attempts).fetchone()[0]
+            count = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self._staging.table(epoch), NAMED)
+            staged = connection.execute(count, attempts).fetchone()[0]
             if staged == expected:
                 StagingMerge(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
         except psycopg.Error as error:
@@ -156,9 +157,6 @@ class PostgresSink:
         )
         connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
         connection.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, columns))
-
-    def _count(self, epoch: int) -> sql.Composed:
-        return sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self._staging.table(epoch), NAMED)
 
 
 class _Connections(threading.local):

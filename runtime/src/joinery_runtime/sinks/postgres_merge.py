@@ -50,12 +50,15 @@ class StagingMerge:
         others = [field.name for field in table if field.name not in key]
         update = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
         action = sql.SQL("DO UPDATE SET {}").format(update) if others else sql.SQL("DO NOTHING")
+        retracted = self.target.retracted
+        not_retracted = sql.SQL("NOT {}").format(sql.Identifier(retracted)) if retracted else sql.SQL("TRUE")
+        every = sql.SQL("{} WHERE {}").format(staging, NAMED)
         query = sql.SQL("INSERT INTO {target} ({columns}) SELECT {values} FROM {rows} {conflict}")
         return query.format(
             target=self.target.identifier,
             columns=names(table.names),
             values=sql.SQL(", ").join(map(_moved, table)),
-            rows=self._newest(staging, _not_retracted(self.target)) if key else _all(staging),
+            rows=self._newest(staging, not_retracted) if key else every,
             conflict=sql.SQL("ON CONFLICT ({}) {}").format(names(key), action) if key else sql.SQL(""),
         )
 
@@ -69,13 +72,17 @@ class StagingMerge:
     def _delete(self, staging: sql.Identifier, retracted: str, nulls: Sequence[bool]) -> sql.Composed:
         """Takes the rows with such a key out of the table whose last word is that they are taken back."""
         fields = [self.schema.field(name) for name in self.target.upsert_key]
-        pairs = list(zip(fields, nulls, strict=True))
+        among, same = [], []
+        for field, null in zip(fields, nulls, strict=True):
+            name = sql.Identifier(field.name)
+            among.append(sql.SQL("{} IS NULL" if null else "{} IS NOT NULL").format(name))
+            same.append(sql.SQL("target.{0} IS NULL" if null else "target.{0} = gone.{0}").format(name))
         query = sql.SQL("DELETE FROM {target} AS target USING (SELECT {keys} FROM {rows}) AS gone WHERE {same}")
         return query.format(
             target=self.target.identifier,
             keys=sql.SQL(", ").join(sql.SQL("{} AS {}").format(_moved(f), sql.Identifier(f.name)) for f in fields),
-            rows=self._newest(staging, sql.Identifier(retracted), *(_is_null(f.name, null) for f, null in pairs)),
-            same=sql.SQL(" AND ").join(_same(field.name, null) for field, null in pairs),
+            rows=self._newest(staging, sql.Identifier(retracted), *among),
+            same=sql.SQL(" AND ").join(same),
         )
 
     def _newest(self, staging: sql.Identifier, chosen: sql.Composable, *among: sql.Composable) -> sql.Composed:
@@ -93,22 +100,6 @@ class StagingMerge:
             attempt=sql.Identifier(ATTEMPT),
             chosen=chosen,
         )
-
-
-def _all(staging: sql.Identifier) -> sql.Composed:
-    return sql.SQL("{} WHERE {}").format(staging, NAMED)
-
-
-def _not_retracted(target: TargetTable) -> sql.Composable:
-    return sql.SQL("NOT {}").format(sql.Identifier(target.retracted)) if target.retracted else sql.SQL("TRUE")
-
-
-def _is_null(name: str, null: bool) -> sql.Composed:
-    return sql.SQL("{} IS NULL" if null else "{} IS NOT NULL").format(sql.Identifier(name))
-
-
-def _same(name: str, null: bool) -> sql.Composed:
-    return sql.SQL("target.{0} IS NULL" if null else "target.{0} = gone.{0}").format(sql.Identifier(name))
 
 
 def _moved(field: pa.Field) -> sql.Composable:

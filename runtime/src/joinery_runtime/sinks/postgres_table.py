@@ -119,7 +119,7 @@ def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema) -> list[str]
     other = [
         f"column {name} is {existing[name].type}, the output's is {kind}"
         for name, kind in wanted.items()
-        if name in existing and not _holds(existing[name].type, kind)
+        if name in existing and not _fits(existing[name].type, kind)
     ]
     unfilled = [
         f"column {name} is NOT NULL, has no default and is not in the output"
@@ -129,7 +129,8 @@ def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema) -> list[str]
     return missing + other + unfilled
 
 
-def _holds(existing: str, wanted: str) -> bool:
+def _fits(existing: str, wanted: str) -> bool:
+    """Whether a column of the type `existing` holds every value of the type `wanted`, exactly."""
     return existing == wanted or existing in _WIDER.get(wanted, ()) or (existing == "numeric" and "numeric" in wanted)
 
 

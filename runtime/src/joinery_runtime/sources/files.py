@@ -185,6 +185,6 @@ def _batch(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions
         pa.binary(), len(ends), [None, pa.py_buffer(np.append(0, ends).astype(np.int32)), pa.py_buffer(chunk.tobytes())]
     )
     values = pc.replace_substring_regex(lines, r"\r?\n\z", "")
-    kept = pc.greater(pc.binary_length(values), 0)
-    offsets = (starts + position)[kept.to_numpy(zero_copy_only=False)]
-    return RawBatch(partition, offsets, values.filter(kept))
+    not_blank = pc.greater(pc.binary_length(values), 0)
+    offsets = (starts + position)[not_blank.to_numpy(zero_copy_only=False)]
+    return RawBatch(partition, offsets, values.filter(not_blank))

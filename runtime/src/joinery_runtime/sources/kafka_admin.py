@@ -120,7 +120,9 @@ class KafkaAdmin:
                 return None
             raise self._unanswered(error.args[0], self._cluster.at(name)) from error
         numbers = sorted(int(partition.id) for partition in found.partitions)
-        return Topic(name, _text(found.topic_id), tuple(PartitionRef(self._cluster.input, name, n) for n in numbers))
+        return Topic(
+            name, _topic_id_text(found.topic_id), tuple(PartitionRef(self._cluster.input, name, n) for n in numbers)
+        )
 
     def _result(self, asked: Future[Answer]) -> Answer:
         """Waits in short turns: a refused login is reported between them, and needs no patience."""
@@ -151,7 +153,7 @@ class KafkaAdmin:
         )
 
 
-def _text(topic_id: Uuid) -> str:
+def _topic_id_text(topic_id: Uuid) -> str:
     """As Kafka's own tools print it: base64 that is safe in URLs. All zeros stand for none."""
     known = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
     return str(topic_id).translate(_URL_SAFE) if known else ""

@@ -29,14 +29,18 @@ class KafkaPlanner:
         self._ends: dict[PartitionRef, int] = {}
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        ours = {ref: offset for ref, offset in stored.offsets.items() if self._is_ours(ref)}
+        ours = {
+            ref: offset
+            for ref, offset in stored.offsets.items()
+            if ref.input == self._cluster.input and self._topics.named(ref.topic)
+        }
         stored = StoredOffsets(ours, stored.stops, stored.topic_ids)
         topics = self._topics.existing(stored, self._ends)
         valid = self._topics.valid(stored, topics)
         self._forget_former(topics)
         partitions = {*(ref for topic in topics.values() for ref in topic.partitions), *valid.offsets}
         found = log_offsets(self._admin, sorted(partitions))
-        self._ends |= {ref: extent.stable for ref, extent in found.items()}
+        self._ends |= {ref: offsets.stable for ref, offsets in found.items()}
         starts = self._positions.starts(valid.offsets, found, later=bool(ours))
         stops = self._positions.stops(valid.stops, found)
         self._member.follow(topics, starts)
@@ -48,8 +52,8 @@ class KafkaPlanner:
                 if ref.topic not in topics
             ),
             *(
-                self._bounds(ref, starts[ref], stops.get(ref), extent, topics[ref.topic], held=ref in held)
-                for ref, extent in found.items()
+                self._bounds(ref, starts[ref], stops.get(ref), offsets, topics[ref.topic], held=ref in held)
+                for ref, offsets in found.items()
             ),
         ]
 
@@ -76,9 +80,6 @@ class KafkaPlanner:
     def close(self) -> None:
         self._member.close()
 
-    def _is_ours(self, ref: PartitionRef) -> bool:
-        return ref.input == self._cluster.input and self._topics.named(ref.topic)
-
     def _forget_former(self, topics: Mapping[str, Topic]) -> None:
         """What was resolved for a topic counts for it, not for another one of the same name."""
         former = {name for name, topic in topics.items() if self._ids.get(name, topic.id) != topic.id}
@@ -89,26 +90,26 @@ class KafkaPlanner:
         self._ids |= {name: topic.id for name, topic in topics.items()}
 
     def _bounds(
-        self, ref: PartitionRef, start: int, stop: int | None, extent: LogOffsets, topic: Topic, *, held: bool
+        self, ref: PartitionRef, start: int, stop: int | None, offsets: LogOffsets, topic: Topic, *, held: bool
     ) -> Bounds:
         lost = 0
         # Whether what another member has can still be read here is judged when it comes back.
         # Nor is anything lost of one that has been read to its stop.
-        if held and not (stop is not None and start >= stop) and not extent.earliest <= start <= extent.stable:
-            start, lost = self._after_loss(ref, start, extent)
-        end = max(start, extent.stable if stop is None else min(stop, extent.stable))
-        final = stop is not None and stop <= max(extent.stable, start)
-        last = extent.high if stop is None else min(stop, extent.high)
+        if held and not (stop is not None and start >= stop) and not offsets.earliest <= start <= offsets.stable:
+            start, lost = self._after_loss(ref, start, offsets)
+        end = max(start, offsets.stable if stop is None else min(stop, offsets.stable))
+        final = stop is not None and stop <= max(offsets.stable, start)
+        last = offsets.high if stop is None else min(stop, offsets.high)
         return Bounds(ref, start, end, final, lost, held, stop, topic.id, undecided=max(0, last - end))
 
-    def _after_loss(self, ref: PartitionRef, position: int, extent: LogOffsets) -> tuple[int, int]:
-        lost = max(0, extent.earliest - position)
+    def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets) -> tuple[int, int]:
+        lost = max(0, offsets.earliest - position)
         if self._kafka.on_data_loss == "continue":
-            return extent.earliest, lost
+            return offsets.earliest, lost
         gone = f"{lost} record(s) are gone" if lost else "it ends before that: the topic was recreated or truncated"
         raise DataLoss(
             f"Input {self._cluster.input}: {ref.topic}-{ref.partition} cannot be read from offset {position}",
-            facts=f"the broker has offsets {extent.earliest} to {extent.stable} (exclusive), {gone} "
+            facts=f"the broker has offsets {offsets.earliest} to {offsets.stable} (exclusive), {gone} "
             f"({self._cluster.at(ref.topic)})",
             todo="Set onDataLoss: continue to go on at the earliest offset, or start the job with new state",
         )

@@ -65,10 +65,10 @@ class Positions:
         before stored ones, and these before anything that would be another answer today."""
         named = self._kafka.stop_at.offsets if isinstance(self._kafka.stop_at, AtOffsets) else {}
         given = {ref: named.get(ref.partition, stored.get(ref)) for ref in found}
-        kept = {ref: stop for ref, stop in given.items() if stop is not None} if self._kafka.stop_at is not None else {}
-        fresh = [ref for ref in found if ref not in kept and ref not in self._stops]
+        fixed = {} if self._kafka.stop_at is None else {ref: stop for ref, stop in given.items() if stop is not None}
+        fresh = [ref for ref in found if ref not in fixed and ref not in self._stops]
         self._stops |= self._evaluated(fresh, found) if fresh else {}
-        return {ref: stop for ref in found if (stop := kept.get(ref, self._stops.get(ref))) is not None}
+        return {ref: stop for ref in found if (stop := fixed.get(ref, self._stops.get(ref))) is not None}
 
     def _first(self, partitions: Collection[PartitionRef], found: LogOffsetsByPartition) -> dict[PartitionRef, int]:
         start = self._kafka.start_from

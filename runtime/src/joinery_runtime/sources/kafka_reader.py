@@ -32,18 +32,18 @@ class KafkaReader:
         self._open: dict[PartitionRef, _PartitionReader] = {}
 
     def read(self, planned: Range) -> Iterator[RawBatch]:
-        reader = self._open.pop(planned.partition, None) or self._opened(planned.partition)
+        partition = planned.partition
+        reader = self._open.pop(partition, None) or _PartitionReader(
+            self._cluster.at(partition.topic), partition, skip=self._skip, keyed=self._keyed
+        )
         if len(self._open) >= _MAX_CONSUMERS:
             self._open.pop(next(iter(self._open))).close()
-        self._open[planned.partition] = reader
+        self._open[partition] = reader
         return reader.read(planned)
 
     def close(self) -> None:
         while self._open:
             self._open.popitem()[1].close()
-
-    def _opened(self, partition: PartitionRef) -> _PartitionReader:
-        return _PartitionReader(self._cluster.at(partition.topic), partition, skip=self._skip, keyed=self._keyed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,8 @@ class _PartitionReader:
             elif messages:
                 self._seen = messages[-1].offset() + 1
             if messages or self._lost or self._seen >= planned.end_exclusive:
-                return self._fetched(messages)
+                lost, self._lost = self._lost, 0
+                return _Fetched(self._records(messages), self._seen, lost)
             if self._errors.denied is not None:
                 raise self._cluster.failure(self._errors.denied, "reading")
         raise self._cluster.problem(
@@ -114,10 +115,6 @@ class _PartitionReader:
             f"{_STALLED_SECONDS:.0f} s at offset {self._seen}; {self._errors}",
             "Check that the broker runs and can be reached from here",
         )
-
-    def _fetched(self, messages: Sequence[Message]) -> _Fetched:
-        lost, self._lost = self._lost, 0
-        return _Fetched(self._records(messages), self._seen, lost)
 
     def _records(self, messages: Sequence[Message]) -> RawBatch:
         offsets = np.fromiter(map(Message.offset, messages), np.int64, len(messages))

@@ -41,7 +41,9 @@ class InputTopics:
         read to its known end.
         """
         read_before = {ref.topic for ref in stored.offsets}
-        self._list()
+        if self._pattern is not None and time.monotonic() - self._listed_at >= _LIST_SECONDS:
+            self._matching = {name for name in self._admin.names() if self.named(name)}
+            self._listed_at = time.monotonic()
         found = self._admin.topics(self._matching | read_before)
         if self._pattern is None and not found:
             raise self._cluster.missing("the broker knows no such topic")
@@ -64,11 +66,6 @@ class InputTopics:
         found = self._admin.topics(topics)
         former = {name for name in topics if self._is_former(name, topic_ids.get(name, ""), found.get(name))}
         return {ref for ref in partitions if ref.topic in former}
-
-    def _list(self) -> None:
-        if self._pattern is not None and time.monotonic() - self._listed_at >= _LIST_SECONDS:
-            self._matching = {name for name in self._admin.names() if self.named(name)}
-            self._listed_at = time.monotonic()
 
     def _is_former(self, name: str, planned_id: str, topic: Topic | None) -> bool:
         if topic is not None and not _differ(planned_id, topic.id):

@@ -94,9 +94,12 @@ class TableDecoder:
         present, index, keyless = set_aside(keys, index, keys.is_null(), f"{_TOMBSTONE} without a record key")
         found = _at(self._keys.decode(present), index)
         rows = self._rows(found.rows, times[found.index])
-        kept = drop_rows(rows, found.index, [*self._incomplete(found, keys), *_untimed(times[found.index])])
+        missing = times[found.index] < 0
+        reason = f"{_TOMBSTONE}: the record has no timestamp, which would be its event time"
+        untimed: Fault = (missing, [reason] * int(missing.sum()))
+        usable = drop_rows(rows, found.index, [*self._incomplete(found, keys), untimed])
         refused = [BadRecord(bad.index, self._refusal(keys[bad.index], bad.reason)) for bad in found.bad]
-        return replace(with_bad(kept, [*keyless, *refused]), deleted=np.ones(len(kept.index), dtype=np.bool_))
+        return replace(with_bad(usable, [*keyless, *refused]), deleted=np.ones(len(usable.index), dtype=np.bool_))
 
     def _rows(self, keys: pa.Table, times: IntArray) -> pa.Table:
         schema = self._changelog.schema
@@ -147,12 +150,6 @@ def _is_utf8(value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _untimed(times: IntArray) -> list[Fault]:
-    missing = times < 0
-    reason = f"{_TOMBSTONE}: the record has no timestamp, which would be its event time"
-    return [(missing, [reason] * int(missing.sum()))]
 
 
 def _at(decoded: Decoded, places: IntArray) -> Decoded:

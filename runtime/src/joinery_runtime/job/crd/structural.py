@@ -26,7 +26,7 @@ from joinery_runtime.job.crd.shapes import (
 from joinery_runtime.job.model.base import Setting
 from joinery_runtime.job.model.duration import format_duration
 
-_KEPT = (
+_STRUCTURAL = (
     *("type", "format", "enum", "pattern", "default", "minimum", "maximum", "minLength", "maxLength"),
     *("minItems", "maxItems", "minProperties", "maxProperties"),
     *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
@@ -45,9 +45,11 @@ def object_schema(model: type[BaseModel]) -> Schema:
     models = {found.__name__: found for info in fields.values() for found in _models(info.annotation)}
     schema: Schema = {"type": "object", **_described(raw)}
     if fields:
-        schema["properties"] = {
-            name: _field((model, name), info, raw["properties"][name], models) for name, info in fields.items()
-        }
+        schema["properties"] = {}
+        for name, info in fields.items():
+            place, field = (model, name), raw["properties"][name]
+            shape = {**_shape(place, info, field, models), **FIELDS.get(place, {})}
+            schema["properties"][name] = with_rules({**_sized(shape), **_described(field)}, place)
     if raw.get("required"):
         schema["required"] = raw["required"]
     return with_rules(schema, model)
@@ -64,11 +66,6 @@ def description(text: str, limit: int = _DESCRIPTION) -> str:
     return short
 
 
-def _field(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
-    shape = {**_shape(place, info, raw, models), **FIELDS.get(place, {})}
-    return with_rules({**_sized(shape), **_described(raw)}, place)
-
-
 def _shape(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
     if any(isinstance(each, PlainSerializer) and each.func is format_duration for each in _metadata(info)):
         default = {"default": format_duration(info.default)} if isinstance(info.default, int) else {}
@@ -83,7 +80,9 @@ def _shape(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema
 
 def _translated(raw: Schema, models: Models) -> Schema:
     """JSON schema as pydantic writes it, in the subset that is structural. Null is absence in Kubernetes."""
-    default = _default(raw)
+    # An empty list says what absence says; a model's defaults stand at its own fields.
+    value = raw.get("default")
+    default = {} if value is None or value == [] else {"default": {} if isinstance(value, dict) else value}
     if "$ref" in raw:
         return {**object_schema(models[raw["$ref"].rpartition("/")[2]]), **default}
     branches = [branch for branch in raw.get("anyOf", ()) if branch.get("type") != "null"]
@@ -95,7 +94,7 @@ def _translated(raw: Schema, models: Models) -> Schema:
         return {**_union(raw["oneOf"], models), **default}
     if raw.get("type", "null") == "null":
         raise TypeError(f"Kubernetes has no structural schema for {raw}")
-    schema = {key: raw[key] for key in _KEPT if key in raw and key != "default"} | default
+    schema = {key: raw[key] for key in _STRUCTURAL if key in raw and key != "default"} | default
     if "const" in raw:
         schema["enum"] = [raw["const"]]
     if schema["type"] == "integer":
@@ -104,14 +103,6 @@ def _translated(raw: Schema, models: Models) -> Schema:
         if part in raw:
             schema[part] = _sized(_translated(raw[part], models))
     return schema
-
-
-def _default(raw: Schema) -> Schema:
-    """An empty list says what absence says; a model's defaults stand at its own fields."""
-    value = raw.get("default")
-    if value is None or value == []:
-        return {}
-    return {"default": {} if isinstance(value, dict) else value}
 
 
 def _union(branches: list[Schema], models: Models) -> Schema:

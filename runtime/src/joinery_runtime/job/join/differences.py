@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
@@ -11,15 +11,20 @@ from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import listed
 
 Signed = Mapping[str, Any]
+Check = Callable[[Signed, Signed], Iterator[str]]
 _PRESERVED: Mapping[str, set[str]] = {"inner": set(), "left": {"left"}, "right": {"right"}, "full": {"left", "right"}}
 _FIXED = {field: words for kind in STEP_KINDS for field, words in kind.fixed.items()}
 
 
 def refusals(old: Signed, new: Signed) -> Iterator[str]:
     """Why the state cannot be used; what follows from an earlier difference is not said too."""
-    of_kind = (_of_sessions,) if new["kind"] == "SessionWindow" else (_shape, _of_steps)
-    for stage in (_kinds, _inputs, *of_kind):
-        found = list(stage(old, new))
+    stages: Sequence[Sequence[Check]]
+    if new["kind"] == "SessionWindow":
+        stages = ((_kinds,), (_inputs,), (_times_and_tables, session_refusals))
+    else:
+        stages = ((_kinds,), (_inputs,), (_shape,), (_times_and_tables, _in_steps))
+    for checks in stages:
+        found = [text for check in checks for text in check(old, new)]
         if found:
             yield from found
             return
@@ -55,13 +60,7 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
                 yield f"the {words} was {was[field]}, it is now {now[field]}{where}"
 
 
-def _of_sessions(old: Signed, new: Signed) -> Iterator[str]:
-    yield from _times_and_tables(old, new)
-    yield from session_refusals(old, new)
-
-
-def _of_steps(old: Signed, new: Signed) -> Iterator[str]:
-    yield from _times_and_tables(old, new)
+def _in_steps(old: Signed, new: Signed) -> Iterator[str]:
     for number, (was, now, where) in enumerate(_steps(old, new)):
         yield from (f"{text}{where}" for text in (*_matching(was, now), *_columns(was, now, new, number)))
 
@@ -111,11 +110,11 @@ def _columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str
     names = {"left": "" if number > 0 else f"{new['inputs'][0]['name']}.", "right": f"{now['right']}."}
     for side, prefix in names.items():
         for column, kind in now["stored"][side].items():
-            kept = was["stored"][side].get(column)
-            if kept is None:
+            before = was["stored"][side].get(column)
+            if before is None:
                 yield f"column {prefix}{column} is not in the stored rows, and the job now needs it"
-            elif kept != kind:
-                yield f"column {prefix}{column} is stored as {kept}, the job now declares {kind}"
+            elif before != kind:
+                yield f"column {prefix}{column} is stored as {before}, the job now declares {kind}"
 
 
 _WIDENS = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, read_draft
-from joinery_runtime.job.sql import SqlInput, check_shape, translate
+from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
+from joinery_runtime.job.sql import check_shape, translate
 from joinery_runtime.job.sql.names import table_of
 
 _RULES = (
@@ -36,8 +36,10 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     for name in _FROM_SQL:
         if spec.get(name):
             yield _SQL, f"{name} and sql are both named; keep one"
-    tables = _tables(read_draft(data))
-    translation = translate(sql, tables) if tables is not None else None
+    draft = read_draft(data)
+    tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
+    known = draft.all_named and len(tables) == len(draft.inputs)
+    translation = translate(sql, tuple(tables)) if known else None
     problems = translation.problems if translation is not None else check_shape(sql)
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
@@ -47,9 +49,3 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         said = {"select": [None]}  # one column that nobody knows: rules on outputs have nothing to say
     for at, message in _broken({**data, "spec": {**rest, **said}}):
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
-
-
-def _tables(draft: JobDraft) -> tuple[SqlInput, ...] | None:
-    """None unless all of every input is known that SQL may name."""
-    tables = tuple(table for source in draft.inputs if (table := table_of(source)) is not None)
-    return tables if draft.all_named and len(tables) == len(draft.inputs) else None

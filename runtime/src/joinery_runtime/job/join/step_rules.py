@@ -101,15 +101,11 @@ def _side_problems(at: Loc, found: Reference, side: tuple[InputDraft, ...]) -> I
 
 
 def _different_types(at: Loc, first: Reference, second: Reference, step: StepDraft) -> Iterator[Finding]:
-    left, right = (_type(found, step) for found in (first, second))
+    sides = [(step.side_of(found.input), found.column) for found in (first, second)]
+    left, right = (side.types.get(column) if side and side.types else None for side, column in sides)
     if left is not None and right is not None and left.key_type != right.key_type:
         facts = f"key types differ: {first} is {left}, {second} is {right}"
         yield at, f"{facts}; declare the same type (int32 and int64 may meet, rule V2)"
-
-
-def _type(found: Reference, step: StepDraft) -> Any:
-    source = step.side_of(found.input)
-    return source.types.get(found.column) if source is not None and source.types is not None else None
 
 
 # --- broadcast ----------------------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ def _table(step: StepDraft) -> Iterator[Finding]:
     if step.right is None:
         return
     keys, name = step.data.get("keys"), step.right.name
-    named = [found.column for text in _values(keys) if (found := reference(text)) is not None]
+    columns = keys.values() if isinstance(keys, Mapping) else ()
+    named = [found.column for text in columns if (found := reference(text)) is not None]
     if step.right.data.get("table") is None:
         todo = f"write table: {{key: [{', '.join(named)}]}} in that input"
         yield (*step.at, "asOf"), f"{name!r} is not a table: its versions have no key; {todo}"
@@ -48,10 +49,6 @@ def _table(step: StepDraft) -> Iterator[Finding]:
     if keys and wanted and sorted(named) != sorted(wanted):
         facts = f"the keys name {listed(named)} of {name!r}, whose table key is {listed(wanted)}"
         yield (*step.at, "keys"), f"{facts}; a version is looked up by the whole key and nothing else: name just that"
-
-
-def _values(keys: Any) -> list[Any]:
-    return list(keys.values()) if isinstance(keys, Mapping) else []
 
 
 def _tables_elsewhere(draft: JobDraft) -> Iterator[Finding]:

@@ -56,14 +56,6 @@ def not_yet(what: str, *values: object, todo: str = "") -> Any:
     return BeforeValidator(refuse)
 
 
-def _duration(value: Any) -> int:
-    return parse_duration(value)
-
-
-def _bytes(value: Any) -> int:
-    return parse_bytes(value)
-
-
 def _column_type(value: Any) -> ColumnType:
     if isinstance(value, ColumnType):
         return value
@@ -104,14 +96,14 @@ Bool = Annotated[bool, Strict()]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Duration = Annotated[
     int,
-    BeforeValidator(_duration),
+    BeforeValidator(parse_duration),
     PlainSerializer(format_duration, when_used="json"),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
 PositiveDuration = Annotated[Duration, Field(ge=0)]
 ByteCount = Annotated[
     int,
-    BeforeValidator(_bytes),
+    BeforeValidator(parse_bytes),
     Field(ge=1),
     PlainSerializer(format_bytes, when_used="json"),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),

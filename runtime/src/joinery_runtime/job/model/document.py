@@ -85,8 +85,11 @@ class _Reader:
         if isinstance(node, MappingNode):
             return dict(self._pairs(node, at))
         if isinstance(node, SequenceNode):
-            return [self._item(child, (*at, i)) for i, child in enumerate(node.value)]
-        return self._scalar(node)
+            for i, child in enumerate(node.value):
+                self._found.lines[*at, i] = child.start_mark.line + 1
+            return [self._value(child, (*at, i)) for i, child in enumerate(node.value)]
+        # A date without quotes stays text: the models read times themselves.
+        return node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)
 
     def _pairs(self, node: MappingNode, at: Loc) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()
@@ -99,11 +102,3 @@ class _Reader:
             seen.add(key)
             self._found.lines.setdefault(place, mark.line + 1)
             yield key, self._value(value_node, place)
-
-    def _item(self, node: Node, at: Loc) -> Any:
-        self._found.lines[at] = node.start_mark.line + 1
-        return self._value(node, at)
-
-    def _scalar(self, node: Node) -> Any:
-        # A date without quotes stays text: the models read times themselves.
-        return node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)

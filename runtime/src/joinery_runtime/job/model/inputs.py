@@ -63,10 +63,6 @@ def _position(values: str) -> Discriminator:
     return Discriminator(_branch, custom_error_type="position", custom_error_message=message)
 
 
-def _unset_when_empty(value: object) -> object:
-    return None if value == {} else value
-
-
 StartFrom = Annotated[
     Annotated[Literal["earliest", "latest"], Tag(BRANCH_AT)]
     | Annotated[AtTimestamp, Tag(BRANCH_TIME)]
@@ -93,7 +89,7 @@ class KafkaInput(Model):
     topic: Topic | None = None
     topic_pattern: TopicPattern | None = None
     start_from: StartFrom = "earliest"
-    stop_at: Annotated[StopAt | None, BeforeValidator(_unset_when_empty)] = None
+    stop_at: Annotated[StopAt | None, BeforeValidator(lambda value: None if value == {} else value)] = None
     on_data_loss: Literal["fail", "continue"] = "fail"
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
     properties_secret_ref: SecretRef | None = None

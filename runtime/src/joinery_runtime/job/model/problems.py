@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.resource import RULES_BROKEN, Job
-from joinery_runtime.job.model.wording import listed, suggestion
+from joinery_runtime.job.model.wording import either, listed, suggestion
 
 _BOUND = "; a one-sided bound would keep state for ever (rule J8): write both lower and upper"
 _CAP = "; sessions need a hard cap, so that none is kept for ever (rule S2): write for example maxDuration: 2h"
@@ -46,10 +46,6 @@ def _message(error: ErrorDetails, model: type[Job]) -> str:
     return say(error) if say is not None else error["msg"][:1].lower() + error["msg"][1:]
 
 
-def _missing(error: ErrorDetails) -> str:
-    return f"is missing{_MISSING.get(str(error['loc'][-1]), '')}"
-
-
 def _unknown(error: ErrorDetails, model: type[Job]) -> str:
     if error["loc"][:-1] == ("spec",) and error["loc"][-1] in model.no_fields:
         return f"is not a field: {model.no_fields[str(error['loc'][-1])]}"
@@ -59,11 +55,7 @@ def _unknown(error: ErrorDetails, model: type[Job]) -> str:
 
 def _literal(error: ErrorDetails) -> str:
     allowed = [word.strip("'") for word in re.split(r", | or ", error["ctx"]["expected"])]
-    return f"{error['input']!r} is not allowed{suggestion(error['input'], allowed)}; write {_either(allowed)}"
-
-
-def _either(words: Sequence[str]) -> str:
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return f"{error['input']!r} is not allowed{suggestion(error['input'], allowed)}; write {either(allowed)}"
 
 
 def _needs(what: str) -> Callable[[ErrorDetails], str]:
@@ -71,17 +63,19 @@ def _needs(what: str) -> Callable[[ErrorDetails], str]:
 
 
 def _limit(words: str, key: str) -> Callable[[ErrorDetails], str]:
-    return lambda error: f"must be {words} {error['ctx'][key]}, not {_measured(error['input'])}"
+    def say(error: ErrorDetails) -> str:
+        value = error["input"]
+        # Text that was read as a duration or a size can be shown.
+        shown = repr(value) if isinstance(value, str) else _shown(value)
+        return f"must be {words} {error['ctx'][key]}, not {shown}"
+
+    return say
 
 
 def _pattern(error: ErrorDetails) -> str:
     place = _place(error)
     rule = next((_PATTERNS[step] for step in reversed(place) if step in _PATTERNS), f"must match {error['ctx']}")
     return f"{error['input']!r} is not allowed: {rule}"
-
-
-def _own(error: ErrorDetails) -> str:
-    return str(error["ctx"]["error"])
 
 
 def _shown(value: object) -> str:
@@ -94,15 +88,10 @@ def _shown(value: object) -> str:
     return words.get(type(value), type(value).__name__)
 
 
-def _measured(value: object) -> str:
-    """Text that was read as a duration or a size can be shown."""
-    return repr(value) if isinstance(value, str) else _shown(value)
-
-
 _SAY: dict[str, Callable[[ErrorDetails], str]] = {
-    "missing": _missing,
+    "missing": lambda error: f"is missing{_MISSING.get(str(error['loc'][-1]), '')}",
     "literal_error": _literal,
-    "value_error": _own,
+    "value_error": lambda error: str(error["ctx"]["error"]),
     "string_pattern_mismatch": _pattern,
     "string_type": _needs("text (put it in quotes if it looks like something else)"),
     "int_type": _needs("a whole number"),
@@ -146,8 +135,5 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
         return [annotation]
     if get_origin(annotation) is Annotated:
         return _models(get_args(annotation)[0])
-    return [model for inner in _parts_of(annotation) for model in _models(inner)]
-
-
-def _parts_of(annotation: Any) -> tuple[Any, ...]:
-    return annotation if isinstance(annotation, tuple) else get_args(annotation)
+    inner = annotation if isinstance(annotation, tuple) else get_args(annotation)
+    return [model for each in inner for model in _models(each)]

@@ -23,19 +23,16 @@ class ColumnType:
     scale: int | None = None
 
     def __post_init__(self) -> None:
+        if self.name not in (*SIMPLE_TYPES, "decimal"):
+            hint = suggestion(self.name, [*SIMPLE_TYPES, "decimal"])
+            raise ValueError(f"{self.name!r} is not a column type{hint}; {_ALLOWED}")
         if self.name != "decimal":
-            self._check_simple()
+            if self.precision is not None or self.scale is not None:
+                raise ValueError(f"{self.name} takes no precision or scale")
         elif self.precision is None or self.scale is None:
             raise ValueError("decimal needs its precision and scale: write decimal(p,s), for example decimal(12,2)")
         elif not 1 <= self.precision <= MAX_PRECISION or not 0 <= self.scale <= self.precision:
             raise ValueError(f"{self} is out of range: 1 <= precision <= {MAX_PRECISION}, 0 <= scale <= precision")
-
-    def _check_simple(self) -> None:
-        if self.name not in SIMPLE_TYPES:
-            hint = suggestion(self.name, [*SIMPLE_TYPES, "decimal"])
-            raise ValueError(f"{self.name!r} is not a column type{hint}; {_ALLOWED}")
-        if self.precision is not None or self.scale is not None:
-            raise ValueError(f"{self.name} takes no precision or scale")
 
     def __str__(self) -> str:
         return f"decimal({self.precision},{self.scale})" if self.name == "decimal" else self.name

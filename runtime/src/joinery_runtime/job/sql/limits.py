@@ -31,21 +31,21 @@ class IntervalBounds:
 
 @dataclass(slots=True)
 class Distances:
-    """What is known of `time of one input - time of another` in a row that has both, as [lowest, highest]."""
+    """The range of `time of one input - time of another` in a row that has both, as [lowest, highest]."""
 
-    _known: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    _ranges: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
     def between(self, one: str, other: str) -> tuple[int, int] | None:
-        return (0, 0) if one == other else self._known.get((one, other))
+        return (0, 0) if one == other else self._ranges.get((one, other))
 
     def add(self, link: Link, interval: IntervalBounds) -> None:
         right = link.right.table.name
         for named in link.earlier:
-            known = self.between(interval.of, named.table.name)
-            if known is not None:
-                lowest, highest = interval.lower + known[0], interval.upper + known[1]
-                self._known[right, named.table.name] = lowest, highest
-                self._known[named.table.name, right] = -highest, -lowest
+            before = self.between(interval.of, named.table.name)
+            if before is not None:
+                lowest, highest = interval.lower + before[0], interval.upper + before[1]
+                self._ranges[right, named.table.name] = lowest, highest
+                self._ranges[named.table.name, right] = -highest, -lowest
 
 
 def interval_of(matching: Matching, link: Link, distances: Distances, report: Report) -> IntervalBounds | None:
@@ -70,9 +70,9 @@ def _candidates(limits: list[Limit], distances: Distances) -> Iterator[IntervalB
     for of in dict.fromkeys(limit.of for limit in limits):
         ends: dict[str, list[int]] = {"lower": [], "upper": []}
         for limit in limits:
-            known = distances.between(limit.of, of)
-            if known is not None:
-                ends[limit.bound.side].append(limit.bound.ms + known[limit.bound.side == "upper"])
+            distance = distances.between(limit.of, of)
+            if distance is not None:
+                ends[limit.bound.side].append(limit.bound.ms + distance[limit.bound.side == "upper"])
         if ends["lower"] and ends["upper"]:
             yield IntervalBounds(of, max(ends["lower"]), min(ends["upper"]))
 

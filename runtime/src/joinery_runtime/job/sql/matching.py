@@ -1,4 +1,4 @@
-"""The conditions of one join, as its keys, its bounds on time, and what is left for `where`."""
+"""The conditions of one join, as its keys, its bounds on time, and the rest, which is for `where`."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def _sort(part: exp.Expr, link: Link, timed: bool, found: Matching) -> None:
         part = _without_not(part)
         if isinstance(part, COMPARISONS):
             found.limits += _limits(part, link)
-        else:
-            _refuse_or(part, link)
+        elif any(_relates(it, link) for branch in part.find_all(exp.Or) for it in branch.find_all(*COMPARISONS)):
+            facts = "an OR around a bound on time leaves rows without one (rule J8)"
+            raise NoBoundError(f"{facts}; write a bound outside it")
         found.others.append(part)
     elif pair is None or found.keys.get(pair[0], pair[1]) != pair[1]:
         found.others.append(part)
@@ -97,11 +98,6 @@ def _without_not(part: exp.Expr) -> exp.Expr:
     if isinstance(part, exp.Not) and inverse is not None:
         return inverse(this=inner.this, expression=inner.expression)
     return part
-
-
-def _refuse_or(part: exp.Expr, link: Link) -> None:
-    if any(_relates(inner, link) for branch in part.find_all(exp.Or) for inner in branch.find_all(*COMPARISONS)):
-        raise NoBoundError("an OR around a bound on time leaves rows without one (rule J8); write a bound outside it")
 
 
 def _key(part: exp.Expr, link: Link) -> tuple[str, str] | None:

@@ -85,7 +85,8 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
         first = error.errors[0] if error.errors else {}
         highlight = str(first.get("highlight") or "")
         what = str(first.get("description") or _first_line(error)).partition(" but got <Token")[0].rstrip(".")
-        start = _offset(sql, int(first.get("line") or 1), int(first.get("col") or 1) - len(highlight))
+        line, column = int(first.get("line") or 1), int(first.get("col") or 1) - len(highlight)
+        start = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + max(column, 0)
         report.add(Place(start, highlight), f"is not SQL that is understood here: {what}; see docs/sql.md")
         return None
 
@@ -106,11 +107,6 @@ def _window_last(tokens: list[Token]) -> list[Token]:
         return tokens
     end = _end(tokens, first)
     return [*tokens[:first], *tokens[end:], *tokens[first:end]]
-
-
-def _offset(sql: str, line: int, column: int) -> int:
-    lines = sql.split("\n")
-    return sum(len(text) + 1 for text in lines[: line - 1]) + max(column, 0)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
 from joinery_runtime.job.sql.names import Names, SqlInput
 from joinery_runtime.job.sql.report import Place, Report, place_of
 from joinery_runtime.job.sql.session_parts import SessionParts
-from joinery_runtime.job.sql.windows import WindowClause
 
 _GAP = "write SESSION({time}, INTERVAL '30' SECOND) into GROUP BY"
 _OTHERS = {
@@ -74,7 +73,10 @@ def _read_group(
     names: Names,
     report: Report,
 ) -> None:
-    at, value = place_of(node), _named(node.unnest(), aliases, table).copy()
+    at, value = place_of(node), node.unnest()
+    if isinstance(value, exp.Column) and not value.table and value.name not in table.columns:
+        value = aliases.get(value.name, value).unnest()  # the select list gives an expression this name
+    value = value.copy()
     problem = _problem(value, table)
     if problem:
         report.add(at, problem)
@@ -86,12 +88,6 @@ def _read_group(
     if text in found.by_text:
         report.add(at, "is grouped by twice; keep one")
     found.by_text.setdefault(text, GroupExpression(text, column, at))
-
-
-def _named(value: exp.Expr, aliases: Mapping[str, exp.Expr], table: SqlInput) -> exp.Expr:
-    """What the select list calls so, where no column of the input has the name."""
-    alone = isinstance(value, exp.Column) and not value.table and value.name not in table.columns
-    return aliases.get(value.name, value).unnest() if alone else value
 
 
 def _problem(value: exp.Expr, table: SqlInput) -> str:
@@ -119,20 +115,16 @@ def _read_gap(
     for node in sessions[0 if window is not None else 1 :]:
         report.add(place_of(node), "the gap is said twice; keep one SESSION")
     if window is not None:
-        found.gap = _of_window(window, report)
+        if window.kind != "session":
+            report.add(window.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
+        found.gap = window.lengths.get("GAP")
     elif sessions:
-        found.gap = _of_function(sessions[0], table, names, report)
+        found.gap = _gap_of_function(sessions[0], table, names, report)
     elif parts.groups:
         report.add(parts.group_at, f"nothing says which rows are of one session (rule S1); {todo}")
 
 
-def _of_window(window: WindowClause, report: Report) -> int | None:
-    if window.kind != "session":
-        report.add(window.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
-    return window.lengths.get("GAP")
-
-
-def _of_function(node: exp.Expr, table: SqlInput, names: Names, report: Report) -> int | None:
+def _gap_of_function(node: exp.Expr, table: SqlInput, names: Names, report: Report) -> int | None:
     at, given, todo = place_of(node), node.expressions, _GAP.format(time=table.event_time)
     if len(given) != 2 or not isinstance(given[1], exp.Interval):
         report.add(at, f"takes the event time and an INTERVAL; {todo}")

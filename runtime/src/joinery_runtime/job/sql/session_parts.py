@@ -61,7 +61,8 @@ def session_parts(parsed: Parsed, report: Report) -> SessionParts | None:
 
 def _groups(parsed: Parsed, report: Report) -> tuple[tuple[exp.Expr, ...], Place]:
     group = parsed.select.args.get("group")
-    at = next((Place(token.start, "GROUP BY") for token in parsed.tokens if _is_group_by(token.text)), None)
+    words = (token for token in parsed.tokens if token.text.upper().split() == ["GROUP", "BY"])
+    at = next((Place(token.start, "GROUP BY") for token in words), None)
     if group is None or at is None:
         at = token_place(parsed.tokens[0])
         report.add(at, f"there is no GROUP BY; {SESSIONS.example}")
@@ -73,10 +74,6 @@ def _groups(parsed: Parsed, report: Report) -> tuple[tuple[exp.Expr, ...], Place
     if more or sets:
         report.add(at, "groups are columns and expressions with commas between them; write only these")
     return tuple(each for each in group.expressions if each not in sets), at
-
-
-def _is_group_by(text: str) -> bool:
-    return text.upper().split() == ["GROUP", "BY"]
 
 
 def _refuse_other_parts(parsed: Parsed, report: Report) -> None:

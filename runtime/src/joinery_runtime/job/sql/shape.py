@@ -113,12 +113,8 @@ def _refuse_other_parts(parsed: Parsed, report: Report) -> None:
 def refuse_queries(select: exp.Select, report: Report) -> None:
     """All but those in the place of an input, of which `source_of` speaks."""
     for query in select.find_all(exp.Query):
-        if query is not select and not (isinstance(query.parent, exp.Query) or _is_source(query)):
+        if query is not select and not isinstance(query.parent, exp.Query | exp.From | exp.Join):
             report.add(place_of(query), "a sub-query is not supported; use columns of the inputs")
-
-
-def _is_source(query: exp.Expr) -> bool:
-    return isinstance(query.parent, exp.From | exp.Join)
 
 
 def _joined(join: exp.Join, report: Report) -> Joined:
@@ -139,7 +135,9 @@ def source_of(table: exp.Expr, report: Report) -> Source:
     """An input as FROM and JOIN name it; the report says what it is else."""
     plain = isinstance(table, exp.Table) and isinstance(table.this, exp.Identifier)
     version = table.args.get("version")
-    as_of = version.expression if isinstance(version, exp.Version) and _is_system_time(version) else None
+    as_of = None
+    if isinstance(version, exp.Version) and version.name == "TIMESTAMP" and version.args.get("kind") == "AS OF":
+        as_of = version.expression  # FOR SYSTEM_TIME AS OF
     read = {"this", "alias", *(["version"] if as_of is not None else [])}
     extra = [name for name, value in table.args.items() if value and name not in read]
     alias = table.args.get("alias")
@@ -149,7 +147,3 @@ def source_of(table: exp.Expr, report: Report) -> Source:
         return Source("", table.alias_or_name, False, place_of(table))
     at = place_of(table) if as_of is None else Place(place_of(table).start, table.name)
     return Source(table.name, table.alias_or_name, bool(table.this.args.get("quoted")), at, as_of)
-
-
-def _is_system_time(version: exp.Version) -> bool:
-    return version.name == "TIMESTAMP" and version.args.get("kind") == "AS OF"

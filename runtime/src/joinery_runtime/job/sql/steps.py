@@ -43,7 +43,10 @@ def steps_of(links: Sequence[Link], shape: Shape, options: Options, names: Names
     if len(links) > 1 and shape.kind != "interval":
         return ()  # refused by the shape's check
     context = _Context(shape, options, names, report)
-    _check_options(links, context)
+    for name in (LOWER, UPPER):
+        if len(links) > 1 and name in options.ms:
+            todo = "write a bound on time into each ON"
+            report.add(options.at[name], f"{name!r} does not say which JOIN is meant; {todo}")
     distances, sent = Distances(), set[str]()
     steps = tuple(_step(link, distances, sent, context) for link in links)
     for name in options.broadcast:
@@ -51,13 +54,6 @@ def steps_of(links: Sequence[Link], shape: Shape, options: Options, names: Names
         if links and (named is None or named.table.name not in sent):
             report.add(options.at[BROADCAST], f"{name!r} is no input that is joined without an equality; leave it out")
     return steps
-
-
-def _check_options(links: Sequence[Link], context: _Context) -> None:
-    for name in (LOWER, UPPER):
-        if len(links) > 1 and name in context.options.ms:
-            todo = "write a bound on time into each ON"
-            context.report.add(context.options.at[name], f"{name!r} does not say which JOIN is meant; {todo}")
 
 
 def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -> Step:
@@ -147,7 +143,7 @@ def _window(context: _Context) -> Step:
     lateness = context.options.ms.get(LATENESS, 0)
     window = context.shape.window
     assert window is not None, "the kind of the shape says so"
-    return {"window": window.as_yaml(), **({"allowedLateness": lateness} if lateness else {})}
+    return {"window": window.as_field(), **({"allowedLateness": lateness} if lateness else {})}
 
 
 def _as_of(link: Link, context: _Context) -> Step:

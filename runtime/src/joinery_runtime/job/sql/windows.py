@@ -42,7 +42,7 @@ class WindowClause:
     at: Place
     lengths: dict[str, int] = field(default_factory=dict)
 
-    def as_yaml(self) -> dict[str, Any]:
+    def as_field(self) -> dict[str, Any]:
         lengths = {name.lower(): ms for name, ms in self.lengths.items()}
         return {self.kind: lengths.get("size") if self.kind == "tumbling" else lengths}
 

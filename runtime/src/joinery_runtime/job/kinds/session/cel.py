@@ -15,7 +15,7 @@ _NAMES = f"[{', '.join(map(repr, _OWN))}]"
 _NOT_OURS = Rule("!self.startsWith('$')", "starts with `$`, which engine columns do; choose another name")
 
 
-def _one_of_two(name: str) -> Rule:
+def _field_or_sql(name: str) -> Rule:
     empty = f" || size(self.{name}) == 0" if name not in {"gap", "where"} else ""
     return Rule(f"!has(self.sql) || !has(self.{name}){empty}", f"{name} and sql are both named; keep one")
 
@@ -34,7 +34,7 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
             "gap: 30s",
             ".gap",
         ),
-        *(_one_of_two(name) for name in FROM_SQL),
+        *(_field_or_sql(name) for name in FROM_SQL),
         Rule(
             "!has(self.input.table)",
             "versions of a table replace each other, a session holds events; drop `table`",

@@ -79,13 +79,13 @@ def session_bytes(job: SessionWindow) -> int:
     types, of = job.spec.input.types, job.sessions
     widths = {name: BYTES[kind.name] for name, kind in types.items()}
     groups = sum(widths.get(name, _COMPUTED_BYTES) for name in of.group_by)
-    kept = {(each.function, each.column or "", each.method) for each in of.aggregates}
+    accumulators = {(each.function, each.column or "", each.method) for each in of.aggregates}
     return (
         _SESSION_ROW_BYTES
         + groups
         + sum(
             _accumulator_bytes(function, widths.get(column, _COMPUTED_BYTES), method)
-            for function, column, method in kept
+            for function, column, method in accumulators
         )
     )
 

@@ -15,7 +15,6 @@ from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import SqlInput, translate_sessions
 
 _SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where and aggregates."
@@ -116,11 +115,8 @@ class SessionWindow(Job):
     def output_columns(self) -> tuple[OutputField, ...]:
         """Rule S6, and RETRACTED last where retractions are on."""
         of, types = self.sessions, self.spec.input.types
-        groups = [self._group(name, types.get(name)) for name in of.group_by]
+        sources = {name: Reference(self.spec.input.name, name) for name in of.group_by if name in types}
+        groups = [OutputField(name, sources.get(name), type=types.get(name)) for name in of.group_by]
         last = [self.retracted] if self.retracted is not None else []
         added = [*SESSION_COLUMNS, *(aggregate.as_ for aggregate in of.aggregates), *last]
         return (*groups, *(OutputField(name) for name in added))
-
-    def _group(self, name: str, kind: ColumnType | None) -> OutputField:
-        source = Reference(self.spec.input.name, name) if kind is not None else None
-        return OutputField(name, source, type=kind)

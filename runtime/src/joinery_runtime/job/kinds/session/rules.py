@@ -162,17 +162,13 @@ def output_names(draft: JobDraft) -> list[str] | None:
 # --- aggregates -------------------------------------------------------------------------------------------------------
 
 
-def computed_names(draft: JobDraft) -> list[str]:
-    names = (dig(each, "as") for each in items(draft.data, "spec", "compute"))
-    return [name for name in names if isinstance(name, str)]
-
-
 def unknown(at: Loc, name: Any, draft: JobDraft) -> Iterator[Finding]:
     """A finding unless the input or `compute` has a column of this name; none while not all columns are known."""
     types = draft.inputs[0].types if draft.inputs else None
     if types is None or not isinstance(name, str) or not name:
         return
-    known = [*types, *computed_names(draft)]
+    computed = (dig(each, "as") for each in items(draft.data, "spec", "compute"))
+    known = [*types, *(each for each in computed if isinstance(each, str))]
     if name not in known:
         hint = suggestion(name, known)
         yield at, f"{draft.inputs[0].name!r} has no column {name!r}{hint}; columns are {listed(known)}"

@@ -16,6 +16,7 @@ from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import listed
 
 Origin = str | dict[str, Any]
+# A stored column that is no group: its function and the column that it is about, empty for a count of rows.
 _ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<column>.*)\)[^()]*", re.DOTALL)
 
 
@@ -29,17 +30,11 @@ def session_fields(job: SessionWindow, stored: Mapping[str, Sequence[str]]) -> d
         "allowedLateness": job.spec.allowed_lateness,
         "lateData": job.spec.late_data,
         "stored": {
-            name: origin(job, column)
+            name: origin(job, found["column"])
             for name in stored[SESSIONS_PART]
-            if (column := accumulated_column(name)) is not None
+            if (found := _ACCUMULATOR.fullmatch(name)) is not None
         },
     }
-
-
-def accumulated_column(name: str) -> str | None:
-    """The column that an accumulator's column of the state is about, empty for a count of rows; None for a group."""
-    found = _ACCUMULATOR.fullmatch(name)
-    return found["column"] if found is not None else None
 
 
 def origin(job: SessionWindow, column: str) -> Origin:
@@ -77,12 +72,12 @@ def session_refusals(old: Signed, new: Signed) -> Iterator[str]:
         told = [listed(f"{name} ({_told(what)})" for name, what in groups) for groups in (was, now)]
         yield f"groupBy was {told[0]}, it is now {told[1]}"
     for name, what in new["stored"].items():
-        kept = old["stored"].get(name)
+        before = old["stored"].get(name)
         text = name.removeprefix("$")
-        if kept is None:
+        if before is None:
             yield f"{text} is not in the stored sessions, and the job now needs it"
-        elif not _same(kept, what):
-            yield f"{text} is stored over {_told(kept)}, the job now makes it of {_told(what)}"
+        elif not _same(before, what):
+            yield f"{text} is stored over {_told(before)}, the job now makes it of {_told(what)}"
 
 
 def _same(was: Origin, now: Origin) -> bool:
