@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from joinery_runtime.errors import StateError
 from joinery_runtime.hosts.shared_memory import MemoryAddress, serve
 from joinery_runtime.job import Job
 from joinery_runtime.state.embedded import embedded_postgres
@@ -49,18 +50,27 @@ def embedded_directory() -> Path:
 def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
     """The job's store, once it has answered. Raises StateError when it does not: here nobody tries again."""
     spec = job.spec.state_store
-    if spec.memory is not None:
-        warn(MEMORY_WARNING)
-        with serve(MemoryStore()) as (store, address):
-            yield OpenStore(store, address)
-        return
-    if spec.postgres is not None:
-        assert spec.postgres.dsn is not None, "with_secrets fills it in"
-        with _postgres(job, PostgresAddress(spec.postgres.dsn, spec.postgres.schema_name)) as opened:
-            yield opened
-        return
-    with embedded_postgres(embedded_directory()) as dsn, _postgres(job, PostgresAddress(dsn, "joinery")) as opened:
-        yield opened
+    match spec.kind:
+        case "memory":
+            warn(MEMORY_WARNING)
+            with serve(MemoryStore()) as (store, address):
+                yield OpenStore(store, address)
+        case "postgres":
+            assert spec.postgres is not None
+            assert spec.postgres.dsn is not None, "with_secrets fills it in"
+            with _postgres(job, PostgresAddress(spec.postgres.dsn, spec.postgres.schema_name)) as opened:
+                yield opened
+        case "embedded":
+            with (
+                embedded_postgres(embedded_directory()) as dsn,
+                _postgres(job, PostgresAddress(dsn, "joinery")) as opened,
+            ):
+                yield opened
+        case unknown:
+            raise StateError(
+                f"Nothing opens the state store {unknown} of job {job.name}",
+                todo=f"Name {' or '.join(spec.KINDS)} under stateStore, or nothing for an embedded Postgres",
+            )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ here can. Kubernetes puts the path before each message.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 
 from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectItem
@@ -169,7 +170,10 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     ),
     Output: (exactly_one(*Output.KINDS),),
     DeadLetter: (exactly_one(*DeadLetter.KINDS),),
-    StoreSpec: (Rule("!has(self.postgres) || !has(self.memory)", "postgres and memory are both named; keep one"),),
+    StoreSpec: tuple(
+        Rule(f"!has(self.{one}) || !has(self.{other})", f"{one} and {other} are both named; keep one")
+        for one, other in combinations(StoreSpec.KINDS, 2)
+    ),
     (StoreSpec, "checkpointInterval"): positive(),
     PostgresStoreSpec: (exactly_one("dsn", "dsnSecretRef"),),
     **SESSION_RULES,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 
 from joinery_runtime.job.model.draft import Finding, JobDraft, dig, exactly_one, items
-from joinery_runtime.job.model.outputs import DeadLetter, Output
+from joinery_runtime.job.model.outputs import DeadLetter, Output, StoreSpec
 from joinery_runtime.job.model.wording import listed, suggestion
 
 
@@ -25,8 +26,9 @@ def _one_target(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
     yield from exactly_one(dig(spec, "output"), ("spec", "output"), Output.KINDS)
     yield from exactly_one(dig(spec, "deadLetter"), ("spec", "deadLetter"), DeadLetter.KINDS)
-    if dig(spec, "stateStore", "postgres") is not None and dig(spec, "stateStore", "memory") is not None:
-        yield ("spec", "stateStore"), "postgres and memory are both named; keep one"
+    for pair in combinations(StoreSpec.KINDS, 2):
+        if all(dig(spec, "stateStore", name) is not None for name in pair):
+            yield ("spec", "stateStore"), f"{listed(pair)} are both named; keep one"
     yield from exactly_one(
         dig(spec, "stateStore", "postgres"), ("spec", "stateStore", "postgres"), ("dsn", "dsnSecretRef")
     )

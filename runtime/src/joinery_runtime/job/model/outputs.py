@@ -86,12 +86,13 @@ class StoreSpec(Model):
     """At most one of `postgres` and `memory`; with neither, an embedded Postgres. `checkpoint_interval` (milliseconds)
     bounds the small segments that a recovery reads, by compaction; every epoch commits anyway."""
 
+    KINDS: ClassVar = ("postgres", "memory")
+
     postgres: PostgresStoreSpec | None = None
     memory: MemoryStoreSpec | None = None
     checkpoint_interval: Annotated[PositiveDuration, Field(gt=0)] = 60_000
 
     @property
-    def kind(self) -> Literal["embedded", "postgres", "memory"]:
-        if self.postgres is not None:
-            return "postgres"
-        return "memory" if self.memory is not None else "embedded"
+    def kind(self) -> str:
+        """One of KINDS, or `embedded`."""
+        return next((name for name in self.KINDS if getattr(self, name) is not None), "embedded")
