@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from core.reference_keyhash import reference_hash
+from core.table.reference_keyhash import reference_hash
 from joinery_runtime.core.aggregates import accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall
 from joinery_runtime.core.compile import compile_job

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.session_jobs import REOPEN, epoch, row, run_epochs, session_job
-from core.reference_keyhash import reference_hash
+from core.table.reference_keyhash import reference_hash
 from joinery_runtime.cli.state_show import show
 from joinery_runtime.cli.state_stats import stats
 from joinery_runtime.core.pipeline.sides import COMPLETE, SESSIONS

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from core.cases import STARTS, Case, Epoch, idle_partitions
 from core.random_jobs import KEY_TYPES, NAN, ms
-from core.reference_keyhash import reference_hash
+from core.table.reference_keyhash import reference_hash
 from joinery_devkit.oracle import Row, SessionOracle, SessionShape
 from joinery_runtime.core.aggregates import Groups, accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall

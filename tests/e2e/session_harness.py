@@ -14,7 +14,7 @@ import psycopg
 from confluent_kafka import Producer
 from psycopg.rows import dict_row
 
-from core.reference_keyhash import reference_hash
+from core.table.reference_keyhash import reference_hash
 from e2e.jobs import json_rows
 from e2e.kill_harness import TICK_S, read_inputs
 from joinery_devkit.verify_sessions import SessionVerdict, verify_sessions

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from core.reference_keyhash import reference_hash
+from core.table.reference_keyhash import reference_hash
 from e2e.jobs import produce
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import read_topic

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from core.reference_keyhash import reference_hash
+from core.table.reference_keyhash import reference_hash
 from engine.sim_sink import SimSink
 from engine.sim_store import Committed
 from engine.simulation import World

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from core.reference_keyhash import reference_hash
+from core.table.reference_keyhash import reference_hash
 
 _WORDS: Mapping[str, Callable[[Any], Any]] = {
     "float": float,

@@ -1,6 +1,6 @@
 """SQL expressions over Arrow columns: sqlglot's syntax tree, evaluated by pyarrow.compute, a whole batch at a time.
 
-Semantics (fixed by tests/core/test_expression.py):
+Semantics (fixed by tests/core/pipeline/test_expression.py):
 
 * NULL follows SQL's three-valued logic; a predicate keeps a row only where it is TRUE.
 * Numbers compare and combine by value; NaN compares as in IEEE 754 (equal to nothing, also not to itself).

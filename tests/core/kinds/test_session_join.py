@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from core.window_steps import Joined, Row, Shard, in_trace_order, one_hash, window_step
+from core.kinds.window_steps import Joined, Row, Shard, in_trace_order, one_hash, window_step
 from joinery_runtime.core.kinds import cells
 from joinery_runtime.core.kinds import rows as core_rows
 from joinery_runtime.core.kinds.grouping import tell_apart

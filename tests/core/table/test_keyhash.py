@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.reference_keyhash import reference_hash
+from core.table.reference_keyhash import reference_hash
 from joinery_runtime.core.table.columns import arrow_type
 from joinery_runtime.core.table.keyhash import KEY_HASH_VERSION, key_hash
 from joinery_runtime.job import parse_type
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "key-hash.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "key-hash.md"
 
 
 def hash_of(*columns: tuple[pa.DataType, Any]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.window_steps import window_step
+from core.kinds.window_steps import window_step
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline import times

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from core.window_brute_force import SessionBruteForce, TumblingBruteForce
-from core.window_steps import PRESERVED, Joined, Row, Shard, WindowRule, one_hash, real_hash, window_step
+from core.kinds.window_brute_force import SessionBruteForce, TumblingBruteForce
+from core.kinds.window_steps import PRESERVED, Joined, Row, Shard, WindowRule, one_hash, real_hash, window_step
 from joinery_runtime.core.kinds import cells, window
 from joinery_runtime.core.kinds import rows as core_rows
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin

@@ -19,7 +19,7 @@ from joinery_runtime.core.pipeline.expression import (
 )
 from joinery_runtime.errors import ExpressionError
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "expressions.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "expressions.md"
 SCHEMA = pa.schema(
     [
         ("i", pa.int64()),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from core.window_steps import Joined, Row, Shard, in_trace_order, one_hash, outcome, window_step
+from core.kinds.window_steps import Joined, Row, Shard, in_trace_order, one_hash, outcome, window_step
 from joinery_runtime.core.kinds import cells, window
 from joinery_runtime.core.kinds import rows as core_rows
 from joinery_runtime.core.kinds.window import WindowJoin
