@@ -76,7 +76,7 @@ def forget_marks(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
 
 def keep_nothing_of_the_left(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
     result = run(step, work)
-    return replace(result, kept=(None, result.kept[RIGHT]))
+    return replace(result, added=(None, result.added[RIGHT]))
 
 
 def count_no_drops(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
@@ -157,17 +157,17 @@ def never(flags: Any) -> Any:
 
 def drops_what_was_kept(patch: Patch) -> None:
     """A session that grows counts its new rows only."""
-    real = session_change._State._kept_states
+    real = session_change._StateRows._kept_states
 
     def none_of(self: Any) -> Any:
         states, of = real(self)
         return states.slice(0, 0), of[:0]
 
-    patch.setattr(session_change._State, "_kept_states", none_of)
+    patch.setattr(session_change._StateRows, "_kept_states", none_of)
 
 
 def one_key_per_hash(patch: Patch) -> None:
-    patch.setattr(session_form, "tell_apart", lambda hashes, _: np.zeros(len(hashes), dtype=np.int64))
+    patch.setattr(session_form, "distinguish_keys", lambda hashes, _: np.zeros(len(hashes), dtype=np.int64))
 
 
 def emitted_is_forgotten(patch: Patch) -> None:
@@ -201,7 +201,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the gap of sessions is too wide": ("sessions", another_duration(gap=lambda ms: ms + 1)),
     "sessions may reach the cap": ("sessions", another_duration(max_duration=lambda ms: ms + 1)),
     "a full session only ends": ("sessions", nowhere(session_form, "_forced")),
-    "rows inside marks are let in": ("sessions", nowhere(session_form, "_in_mark")),
+    "rows inside marks are let in": ("sessions", nowhere(session_form, "_inside_capped")),
     "late rows are let in": ("sessions", nowhere(session_form, "_touches_nothing")),
     "a session is forgotten one millisecond early": ("sessions", other_horizons(one_later, LEFT)),
     "a session is complete one millisecond early": ("sessions", completes(one_later)),

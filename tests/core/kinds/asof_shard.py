@@ -96,7 +96,7 @@ class Shard:
         arrivals = (self._trades(trades), self._rates(rates))
         left, right = self.horizons
         result = self.step.kind.run(self.step, StepWork(arrivals, self.runs, (left, right), ordered=self.ordered))
-        for side, kept in enumerate(result.kept):
+        for side, kept in enumerate(result.added):
             if kept is not None:
                 assert kept.batch.schema == self.step.sides[side].segment_schema()
                 self.runs[side].append(KeptRun(f"{side}-{len(self.runs[side])}", kept))

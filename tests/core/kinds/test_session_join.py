@@ -12,7 +12,7 @@ import pytest
 from core.kinds.window_steps import Joined, Row, Shard, in_trace_order, one_hash, window_step
 from joinery_runtime.core.kinds import cells
 from joinery_runtime.core.kinds import rows as core_rows
-from joinery_runtime.core.kinds.grouping import tell_apart
+from joinery_runtime.core.kinds.grouping import distinguish_keys
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
@@ -187,7 +187,7 @@ def test_only_what_has_not_gone_out_survives_a_compaction() -> None:
 
 
 def numbered(hashes: list[int], *keys: Any) -> list[int]:
-    return tell_apart(np.array(hashes, dtype=np.uint64), [pa.array(key) for key in keys]).tolist()
+    return distinguish_keys(np.array(hashes, dtype=np.uint64), [pa.array(key) for key in keys]).tolist()
 
 
 def test_keys_are_numbered_only_where_a_hash_has_several() -> None:

@@ -207,7 +207,7 @@ def test_an_epoch_without_anything() -> None:
     shard = Shard(window_step(HOUR, "full"))
     assert shard.epoch(None) == shard.epoch(60) == shard.epoch(END_OF_TIME) == NOTHING
     assert outcome(shard.step, shard.last) == NOTHING
-    assert shard.last.kept == (None, None)
+    assert shard.last.added == (None, None)
 
 
 def test_wide_rows_of_a_hot_key_go_out_in_batches_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ class Shard:
                 assert not segment.marked[rows].any(), "a row is marked once"
                 segment.marked[rows] = True
         self.segments[side][:] = [s for s in self.segments[side] if s.key not in self.last.finished]
-        kept = self.last.kept[side]
+        kept = self.last.added[side]
         if kept is not None:
             assert kept.batch.schema == self.step.sides[side].segment_schema()
             assert len(kept)

@@ -74,7 +74,7 @@ class StepTask:
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
         return Done(
             result,
-            [*self._kept(result), *self._rewritten(result, rewrites), *self._marked(result, rewrites, mark_merges)],
+            [*self._added(result), *self._rewritten(result, rewrites), *self._marked(result, rewrites, mark_merges)],
             tuple(s.key for g in (*(r.group for r in rewrites if not r.shared), *merged) for s in g),
             tuple(sorted(result.finished | shared | self._finished_marks())),
         )
@@ -121,8 +121,8 @@ class StepTask:
 
     # --- what is staged -----------------------------------------------------------------------------------------------
 
-    def _kept(self, result: StepResult) -> Iterator[tuple[str, Run]]:
-        for side, run in zip(self._step.sides, result.kept, strict=True):
+    def _added(self, result: StepResult) -> Iterator[tuple[str, Run]]:
+        for side, run in zip(self._step.sides, result.added, strict=True):
             if run is not None and (self._first or not side.broadcast):
                 yield side.part, run
 

@@ -287,8 +287,8 @@ def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mappin
 
 
 def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:
-    kept, spec = result.kept[side], step.sides[side]
-    stored = len(kept) if kept is not None and (shard == 0 or not spec.broadcast) else 0
+    added, spec = result.added[side], step.sides[side]
+    stored = len(added) if added is not None and (shard == 0 or not spec.broadcast) else 0
     return PartCounts(stored, _lookups(step, side, result, shard))
 
 

@@ -60,28 +60,13 @@ class Average:
         return states
 
 
-def of_integers(name: str) -> Average:
-    """As doubles: the nearest one to the exact average."""
-    return _average(name, WholeSum(f"{name}.sum", pa.decimal128(38, 0)), pa.float64(), _of_whole)
-
-
-def of_doubles(name: str) -> Average:
-    return _average(name, DoubleSum(f"{name}.sum"), pa.float64(), _of_doubles)
-
-
-def of_decimals(name: str, kind: pa.DataType) -> Average:
+def _average_of_decimals(name: str, kind: pa.DataType) -> Average:
     """With four more decimal places, where 38 digits hold them; halves are rounded away from zero."""
     precision = min(38, kind.precision + 4)
     result = pa.decimal128(precision, min(kind.scale + 4, precision))
     tight = result.precision - result.scale < kind.precision - kind.scale
-    total = WholeSum(f"{name}.sum", pa.decimal128(38, kind.scale))
-    return _average(name, total, result, partial(_of_decimals, result.scale), tight=tight)
-
-
-def _average(
-    name: str, total: WholeSum | DoubleSum, kind: pa.DataType, quotient: Quotient, *, tight: bool = False
-) -> Average:
-    return Average(total, Count(f"{name}.count"), kind, quotient, tight)
+    total, quotient = WholeSum(f"{name}.sum", pa.decimal128(38, kind.scale)), partial(_of_decimals, result.scale)
+    return Average(total, Count(f"{name}.count"), result, quotient, tight)
 
 
 def _of_doubles(sums: pa.Array, counts: pa.Array) -> pa.Array:
@@ -110,9 +95,13 @@ def _divisors(sums: pa.Array, counts: pa.Array) -> pa.Array:
 
 def _of_type(name: str, of: AggregateCall) -> Accumulator:
     kind: pa.DataType = of.type
+    if pa.types.is_decimal(kind):
+        return _average_of_decimals(name, kind)
     if pa.types.is_floating(kind):
-        return of_doubles(name)
-    return of_decimals(name, kind) if pa.types.is_decimal(kind) else of_integers(name)
+        return Average(DoubleSum(f"{name}.sum"), Count(f"{name}.count"), pa.float64(), _of_doubles)
+    # Of integers: the double that is nearest to the exact average.
+    total = WholeSum(f"{name}.sum", pa.decimal128(38, 0))
+    return Average(total, Count(f"{name}.count"), pa.float64(), _of_whole)
 
 
 FUNCTIONS: Mapping[str, Make] = {"avg": _of_type}

@@ -48,7 +48,7 @@ class End:
 
     @staticmethod
     def _states(present: Present, times: np.ndarray, at: np.ndarray) -> States:
-        return present.spread(present.values.take(pa.array(at))), present.spread(pa.array(times[at]))
+        return present.scatter(present.values.take(pa.array(at))), present.scatter(pa.array(times[at]))
 
 
 FUNCTIONS: Mapping[str, Make] = {

@@ -31,7 +31,7 @@ class Extreme:
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
         present = Present.of(values, groups)
-        return (present.spread(self._found(present.values, present.groups)),)
+        return (present.scatter(self._found(present.values, present.groups)),)
 
     def merge(self, states: States, groups: Groups) -> States:
         return self.fold(states[0], np.empty(0), groups)

@@ -33,7 +33,7 @@ class Present:
         found = values.drop_null()
         return cls(found, np.flatnonzero(valid), Groups(starts, len(found)), which, groups.count)
 
-    def spread(self, found: pa.Array) -> pa.Array:
+    def scatter(self, found: pa.Array) -> pa.Array:
         """A value for each of the given groups, of the k values that were found: NULL for the others."""
         if len(self.which) == self.given:
             return found

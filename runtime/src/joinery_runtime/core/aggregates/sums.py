@@ -48,7 +48,7 @@ class WholeSum:
             kind = "decimal" if decimal else "int64"
             facts = f"the sum does not fit {'the 38 digits of a decimal' if decimal else kind}"
             raise GroupError(int(present.which[misfits[0]]), facts, TODO[kind])
-        return (present.spread(sums.decimals(self.type) if decimal else pa.array(sums.low.view(np.int64))),)
+        return (present.scatter(sums.decimals(self.type) if decimal else pa.array(sums.low.view(np.int64))),)
 
     def merge(self, states: States, groups: Groups) -> States:
         return self.fold(states[0], np.empty(0), groups)
@@ -87,7 +87,7 @@ class DoubleSum:
     def _total(present: Present, rests: np.ndarray) -> States:
         doubles = present.values.cast(pa.float64()).to_numpy()
         sums, left = compensated.total((doubles, rests), present.groups)
-        return present.spread(pa.array(sums)), present.spread(pa.array(left))
+        return present.scatter(pa.array(sums)), present.scatter(pa.array(left))
 
 
 def _sum(name: str, of: AggregateCall) -> Accumulator:

@@ -45,7 +45,7 @@ def compile_job(job: Job) -> Pipeline:
 def compile_join(job: StreamJoin) -> Pipeline:
     """Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL, when an expression does not
     fit the inputs."""
-    return _Compiler(job).pipeline()
+    return _JoinCompiler(job).pipeline()
 
 
 def stored_columns(pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
@@ -68,7 +68,7 @@ class _Output:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _SplitStep:
     """A step of the resource, taken apart. `left` are the inputs that were joined before."""
 
     number: int
@@ -81,7 +81,7 @@ class _Step:
 
     @property
     def confirmed(self) -> set[ColumnRef]:
-        """Columns that are looked at when a pair is found."""
+        """Columns that are compared when a pair is found."""
         residual = self.residual.columns if self.residual is not None else frozenset()
         return {ref for pair in self.keys for ref in pair} | set(residual)
 
@@ -90,12 +90,12 @@ class _Step:
         return self.step.matching.counted_from or self.left[0]
 
 
-class _Compiler:
+class _JoinCompiler:
     def __init__(self, job: StreamJoin) -> None:
         self._job = job
         self._schemas = {side.name: arrow_schema(side.columns) for side in job.inputs}
         self._output = self._outputs()
-        self._steps = [self._take_apart(number, step) for number, step in enumerate(job.joins)]
+        self._steps = [self._split(number, step) for number, step in enumerate(job.joins)]
 
     def pipeline(self) -> Pipeline:
         steps = tuple(self._compile(step) for step in self._steps)
@@ -106,7 +106,7 @@ class _Compiler:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _take_apart(self, number: int, step: JoinStep) -> _Step:
+    def _split(self, number: int, step: JoinStep) -> _SplitStep:
         left = tuple(self._job.left_inputs(number))
         keys = tuple((_ref(pair.left), _ref(pair.right)) for pair in self._job.keys_of(step))
         kind = _kind(step, len(self._job.joins) == 1)
@@ -116,11 +116,11 @@ class _Compiler:
         for part in parts:
             side = _decided_by(part, left, step, kind)
             (rest if side is None else of_side[side]).append(part)
-        return _Step(
+        return _SplitStep(
             number, step, kind, left, keys, (conjunction(of_side[LEFT]), conjunction(of_side[RIGHT])), conjunction(rest)
         )
 
-    def _compile(self, of: _Step) -> StepSpec:
+    def _compile(self, of: _SplitStep) -> StepSpec:
         return StepSpec(
             number=of.number,
             sides=(self._side(of, LEFT), self._side(of, RIGHT)),
@@ -129,7 +129,7 @@ class _Compiler:
             output=tuple(self._output_columns(of)),
         )
 
-    def _side(self, of: _Step, side: int) -> SideSpec:
+    def _side(self, of: _SplitStep, side: int) -> SideSpec:
         inputs = of.left if side == LEFT else (of.step.right,)
         time = of.left_time if side == LEFT else of.step.right
         preserved = of.step.type in {("left", "right")[side], "full"}
@@ -141,13 +141,16 @@ class _Compiler:
             marks=of.kind.marks_rows(preserved=preserved),
         )
 
-    def _intake(self, of: _Step, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
+    def _intake(self, of: _SplitStep, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
         chained = of.number > 0 and side == LEFT
         event_time = ColumnRef(time, self._job.input(time).event_time)
         wanted = {ref for ref in of.confirmed | self._needed_after(of.number) if ref.input in inputs}
         if not chained:
             wanted.discard(event_time)  # it is `$ts`
-        schema = self._chained_schema(of.number) if chained else self._schemas[time]
+        schema = self._schemas[time]
+        if chained:
+            refs = self._handed_on(of.number - 1)
+            schema = pa.schema([pa.field(str(ref), self._type(ref)) for ref in refs])
         naming = Intake(schema, "", (), (), chained=chained)
         names = {naming.name_of(ref) for ref in wanted}
         return Intake(
@@ -172,18 +175,13 @@ class _Compiler:
             needed |= set(later.predicates[LEFT].columns) if later.predicates[LEFT] is not None else set()
         return needed
 
-    def _chained_schema(self, number: int) -> pa.Schema:
-        """What the step before hands to this one."""
-        refs = self._handed_on(number - 1)
-        return pa.schema([pa.field(str(ref), self._type(ref)) for ref in refs])
-
     def _handed_on(self, number: int) -> list[ColumnRef]:
         inputs = (*self._steps[number].left, self._steps[number].step.right)
         needed = self._needed_after(number)
         columns = (ColumnRef(name, column) for name in inputs for column in self._schemas[name].names)
         return [ref for ref in columns if ref in needed]
 
-    def _output_columns(self, of: _Step) -> Iterable[OutputColumn]:
+    def _output_columns(self, of: _SplitStep) -> Iterable[OutputColumn]:
         if of is not self._steps[-1]:
             return [self._plain(of, ref, str(ref), self._type(ref)) for ref in self._handed_on(of.number)]
         return [
@@ -193,7 +191,7 @@ class _Compiler:
             for output in self._output
         ]
 
-    def _plain(self, of: _Step, ref: ColumnRef, name: str, kind: pa.DataType) -> OutputColumn:
+    def _plain(self, of: _SplitStep, ref: ColumnRef, name: str, kind: pa.DataType) -> OutputColumn:
         side = RIGHT if ref.input == of.step.right else LEFT
         chained = side == LEFT and of.number > 0
         return OutputColumn(name, kind, side, str(ref) if chained else ref.column)

@@ -24,19 +24,19 @@ SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()),
 def compile_session(job: SessionWindow) -> Pipeline:
     """Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL, when an expression does not fit the
     input, and `spec.aggregates[n].column`, when an aggregate does not take what one gives."""
-    of = _Compiler(job)
+    of = _SessionCompiler(job)
     step = StepSpec(0, (of.side(),), of.kind(), None, tuple(of.output()))
     return Pipeline((InputSpec(job.spec.input.name, 0, 0),), (step,))
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
+class _ComputedColumn:
     name: str
     expression: Expression
     type: pa.DataType
 
 
-class _Compiler:
+class _SessionCompiler:
     def __init__(self, job: SessionWindow) -> None:
         self._job, self._sessions, self._input = job, job.sessions, job.spec.input
         self._declared = arrow_schema(self._input.columns)
@@ -99,7 +99,7 @@ class _Compiler:
             raise self._error("spec.where", str(error)) from error
         return expression
 
-    def _compute(self, number: int, name: str, text: str) -> _Computed:
+    def _compute(self, number: int, name: str, text: str) -> _ComputedColumn:
         try:
             expression = parse_expression(text, self._input.name)
             kind = type_of(expression, {self._input.name: self._declared})
@@ -110,7 +110,7 @@ class _Compiler:
             raise self._error(
                 f"spec.compute[{number}].expression", f"{text!r} gives {kind}, which no column can hold; add a CAST"
             )
-        return _Computed(name, expression, kind)
+        return _ComputedColumn(name, expression, kind)
 
     def _error(self, path: str, message: str) -> JobError:
         return JobError(self._job.name, [Problem(path if self._job.spec.sql is None else "spec.sql", message)])

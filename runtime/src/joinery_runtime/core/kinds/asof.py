@@ -74,7 +74,7 @@ class AsOfJoin(Join):
         ]
         return StepResult(
             output=[one.rows for one in joined if one.rows.num_rows],
-            kept=(held, taken),
+            added=(held, taken),
             dropped=({}, {"expired": expired} if expired else {}),
             lookups=(sum(one.lookups for one in joined), 0),
             matches=sum(one.matches for one in joined),

@@ -123,17 +123,16 @@ def cut_by_hash(sides: Sides) -> Iterator[Sides]:
     every = np.concatenate([np.empty(0, dtype=np.uint64), *hashes[LEFT], *hashes[RIGHT]])
     at_once = rows_at_once(rows.batch for side in sides for rows in side)
     borders = np.unique(np.sort(every)[at_once::at_once])
-    cuts = [[_cuts(values, borders) for values in side] for side in hashes]
+    cuts = [
+        [np.concatenate([[0], np.searchsorted(values, borders, side="left"), [len(values)]]) for values in side]
+        for side in hashes
+    ]
     for k in range(len(borders) + 1):
         left, right = (
             [rows.where(np.arange(at[k], at[k + 1])) for rows, at in zip(sides[side], cuts[side], strict=True)]
             for side in SIDES
         )
         yield left, right
-
-
-def _cuts(hashes: np.ndarray, borders: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.searchsorted(hashes, borders, side="left"), [len(hashes)]])
 
 
 def together(side: SideSpec, selections: Sequence[Selection]) -> pa.RecordBatch:

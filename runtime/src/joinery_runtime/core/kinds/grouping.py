@@ -29,7 +29,7 @@ def number_groups(order: np.ndarray, begins: np.ndarray) -> np.ndarray:
     return cell
 
 
-def spread(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def expand_ranges(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(position, number): every number of [first, stop) of every position; none where stop <= first."""
     count = np.maximum(stop - first, 0)
     position = np.repeat(np.arange(len(first)), count)
@@ -39,29 +39,25 @@ def spread(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 # --- keys with one hash -----------------------------------------------------------------------------------------------
 
 
-def tell_apart(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
+def distinguish_keys(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
     """int64[n]: 0 where a hash belongs to one key; where several keys have it, the number of the row's key. NULLs are
-    equal here, and so are NaNs: what must not match them has left them out before."""
+    equal here, and so are NaNs: a caller whose NULLs match nothing leaves them out."""
     numbers = np.zeros(len(hashes), dtype=np.int64)
     plain = [_canonical(key) for key in keys]
-    among = np.flatnonzero(np.isin(hashes, _shared(hashes, plain)))
+    colliding = _colliding_hashes(hashes, plain, np.argsort(hashes, kind="stable"))
+    among = np.flatnonzero(np.isin(hashes, colliding))
     if len(among):
         numbers[among] = _number_keys([key.take(pa.array(among)) for key in plain])
     return numbers
 
 
-def mixed(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> bool:
-    """Whether a hash belongs to several keys; `order` sorts by hash."""
-    return len(_several(hashes, [_canonical(key) for key in keys], order)) > 0
+def has_hash_collisions(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> bool:
+    """Whether some hash belongs to several keys; `order` sorts the rows by hash."""
+    return len(_colliding_hashes(hashes, [_canonical(key) for key in keys], order)) > 0
 
 
-def _shared(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
-    """The hashes that several keys have."""
-    return _several(hashes, keys, np.argsort(hashes, kind="stable"))
-
-
-def _several(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> np.ndarray:
-    """Among the rows of a hash that several keys have, in any order, some neighbours differ."""
+def _colliding_hashes(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> np.ndarray:
+    """The hashes that belong to several keys: in any order of a hash's rows, some neighbours then differ."""
     by_hash = hashes[order]
     differs = np.zeros(max(len(order) - 1, 0), dtype=bool)
     for key in keys:

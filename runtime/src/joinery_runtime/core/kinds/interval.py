@@ -73,11 +73,11 @@ class IntervalJoin(Join):
 
     def run(self, step: StepSpec, work: StepWork) -> StepResult:
         """Closes what lies behind the horizons, then takes the arrivals: left first, then right (J2)."""
-        epoch = _Epoch(self, step, work)
+        epoch = _IntervalEpoch(self, step, work)
         output = [*epoch.closings(), *epoch.arrive(LEFT), *epoch.arrive(RIGHT)]
         return StepResult(
             output=output,
-            kept=(epoch.kept(LEFT), epoch.kept(RIGHT)),
+            added=(epoch.added(LEFT), epoch.added(RIGHT)),
             marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
             dropped=(epoch.dropped(LEFT), epoch.dropped(RIGHT)),
             lookups=(epoch.lookups(LEFT), epoch.lookups(RIGHT)),
@@ -117,7 +117,7 @@ class IntervalJoin(Join):
         for name in left.inputs:
             if name != left.time:
                 out[name] = earlier(out[left.time], -distance(name, left.time))
-        return {name: _lower(lows[name], out[name]) for name in out}
+        return {name: None if (low := lows[name]) is None or at is None else min(low, at) for name, at in out.items()}
 
     def keep_from(self, side: int, horizon: int) -> int | None:
         return horizon
@@ -191,17 +191,13 @@ def _may_go_out(side: SideSpec, found: Horizons) -> Watermark:
     return horizon.before if side.preserved else horizon.now
 
 
-def _lower(a: Watermark, b: Watermark) -> Watermark:
-    return None if a is None or b is None else min(a, b)
-
-
 # --- the join of one shard in one epoch -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Rows that can be matched, and which of them have been: `matched` is what was known before, `found` what this
-    epoch adds. `found` is None where nobody asks."""
+class _JoinableRows:
+    """Rows that can match, with bool[n] each: `matched` rows had matched before this epoch, `found` ones match in it.
+    `found` is None where the side needs no marks; `kept` is the run of the state that the rows are from."""
 
     run: Run
     matched: np.ndarray | None
@@ -209,30 +205,33 @@ class _Rows:
     kept: KeptRun | None = None
 
     @classmethod
-    def of_segment(cls, kept: KeptRun) -> _Rows:
+    def of_segment(cls, kept: KeptRun) -> _JoinableRows:
         return cls(
             kept.run, kept.marked, np.zeros(len(kept.run), dtype=bool) if kept.marked is not None else None, kept
         )
 
     @classmethod
-    def arriving(cls, rows: pa.RecordBatch, *, marks: bool) -> _Rows:
+    def arriving(cls, rows: pa.RecordBatch, *, marks: bool) -> _JoinableRows:
         run = Run.sort(rows)
         return cls(run, None, np.zeros(len(run), dtype=bool) if marks else None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:
-    """What came on one side: rows that can match, rows that cannot (preserved sides only), and how many were late."""
+    """The arrivals of one side: rows that can match, rows that cannot (preserved sides only), and how many were
+    late."""
 
-    joinable: _Rows | None
+    joinable: _JoinableRows | None
     unjoinable: pa.RecordBatch | None
     late: int
 
 
-class _Epoch:
+class _IntervalEpoch:
+    """What one epoch reads of the state and of the arrivals, by side, and the matches that it has found so far."""
+
     def __init__(self, kind: IntervalJoin, step: StepSpec, work: StepWork) -> None:
         self._kind, self._step, self._work = kind, step, work
-        self._kept = tuple([_Rows.of_segment(kept) for kept in work.kept[side]] for side in SIDES)
+        self._stored = tuple([_JoinableRows.of_segment(kept) for kept in work.kept[side]] for side in SIDES)
         self._new = tuple(_arrivals(step.sides[side], work, side) for side in SIDES)
         self.matches = 0
 
@@ -242,10 +241,10 @@ class _Epoch:
         """O1: rows of preserved sides that leave without ever having matched."""
         for side in SIDES:
             if self._step.sides[side].preserved:
-                for rows in self._kept[side]:
+                for rows in self._stored[side]:
                     yield from self._close(side, rows)
 
-    def _close(self, side: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
+    def _close(self, side: int, rows: _JoinableRows) -> Iterator[pa.RecordBatch]:
         horizon = self._work.horizons[side]
         if horizon.now is None:
             return
@@ -261,7 +260,7 @@ class _Epoch:
         new = self._new[side]
         if new.joinable is not None:
             earlier = self._new[LEFT].joinable
-            others = [*self._kept[1 - side], *([earlier] if side == RIGHT and earlier is not None else [])]
+            others = [*self._stored[1 - side], *([earlier] if side == RIGHT and earlier is not None else [])]
             for other in others:
                 yield from self._probe(side, new.joinable, other)
         if self._step.sides[side].preserved:
@@ -272,11 +271,11 @@ class _Epoch:
             rows = Selection(new.unjoinable, np.arange(new.unjoinable.num_rows))
             yield from self._emit(Pairs.of(side, rows, None), side)
         if new.joinable is not None:
-            alone = ~self._keepable(side) & ~_found(new.joinable)
+            alone = ~self._may_match_later(side) & ~_found(new.joinable)
             rows = Selection(new.joinable.run.batch, np.flatnonzero(alone))
             yield from self._emit(Pairs.of(side, rows, None), side)
 
-    def _probe(self, side: int, new: _Rows, other: _Rows) -> Iterator[pa.RecordBatch]:
+    def _probe(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[pa.RecordBatch]:
         for pairs in (piece for found in self._find(side, new, other) for piece in bounded(self._step, found)):
             found = pairs.where(confirm(self._step, pairs))
             self._note(side, new, found)
@@ -291,14 +290,14 @@ class _Epoch:
                 rows = in_closing_order(rows, pairs) if arrived is None else in_arrival_order(rows, arrived, pairs)
             yield rows
 
-    def _note(self, side: int, rows: _Rows, pairs: Pairs) -> None:
+    def _note(self, side: int, rows: _JoinableRows, pairs: Pairs) -> None:
         selected = pairs.side(side)
         if rows.found is not None and selected is not None:
             rows.found[selected.index] = True
 
     # --- candidates ---------------------------------------------------------------------------------------------------
 
-    def _find(self, side: int, new: _Rows, other: _Rows) -> Iterator[Pairs]:
+    def _find(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[Pairs]:
         """Pairs whose hashes and times fit, of rows that are still kept on the other side."""
         if self._step.sides[side].broadcast:
             # Runs of the broadcast side are sorted by time alone; the other side's are not. So that one asks.
@@ -329,24 +328,24 @@ class _Epoch:
 
     # --- what stays ---------------------------------------------------------------------------------------------------
 
-    def _keepable(self, side: int) -> np.ndarray:
+    def _may_match_later(self, side: int) -> np.ndarray:
         """bool[n] of the arrivals that can match: whether a future row may match them (J3, J5)."""
         new, since = self._new[side].joinable, self._work.horizons[side].now
         assert new is not None, "only rows that are there are kept"
         return np.ones(len(new.run), dtype=bool) if since is None else new.run.ts >= since
 
-    def kept(self, side: int) -> Run | None:
+    def added(self, side: int) -> Run | None:
         new, spec = self._new[side].joinable, self._step.sides[side]
         if new is None:
             return None
-        keepable = self._keepable(side)
+        waits = self._may_match_later(side)
         batch = as_segment(spec, new.run.batch, _found(new))
-        kept = Run.view(batch if keepable.all() else batch.filter(pa.array(keepable)))
-        return kept if len(kept) else None
+        added = Run.view(batch if waits.all() else batch.filter(pa.array(waits)))
+        return added if len(added) else None
 
     def marks(self, side: int) -> dict[str, np.ndarray]:
-        newly = [(rows.kept, _newly(rows)) for rows in self._kept[side]]
-        return {kept.segment: kept.first + numbers for kept, numbers in newly if kept is not None and len(numbers)}
+        matched = [(rows.kept, _newly_matched(rows)) for rows in self._stored[side]]
+        return {kept.segment: kept.first + numbers for kept, numbers in matched if kept is not None and len(numbers)}
 
     def dropped(self, side: int) -> dict[str, int]:
         late = self._new[side].late
@@ -357,29 +356,26 @@ class _Epoch:
         return len(new.run) if new is not None else 0
 
 
-def _found(rows: _Rows) -> np.ndarray:
+def _found(rows: _JoinableRows) -> np.ndarray:
     return rows.found if rows.found is not None else np.zeros(len(rows.run), dtype=bool)
 
 
-def _newly(rows: _Rows) -> np.ndarray:
+def _newly_matched(rows: _JoinableRows) -> np.ndarray:
     if rows.found is None or rows.matched is None:
         return np.empty(0, dtype=np.int64)
     return np.flatnonzero(rows.found & ~rows.matched)
 
 
 def _arrivals(side: SideSpec, work: StepWork, number: int) -> _Arrivals:
-    rows, late = _judge(work.arrivals[number], work.accept_from[number])
+    rows, late = _without_late(work.arrivals[number], work.accept_from[number])
     if rows is None:
         return _Arrivals(None, None, late)
     can, cannot = split_joinable(side, rows)
-    return _Arrivals(_rows(can, marks=side.marks), cannot if cannot.num_rows else None, late)
+    joinable = _JoinableRows.arriving(can, marks=side.marks) if can.num_rows else None
+    return _Arrivals(joinable, cannot if cannot.num_rows else None, late)
 
 
-def _rows(batch: pa.RecordBatch, *, marks: bool) -> _Rows | None:
-    return _Rows.arriving(batch, marks=marks) if batch.num_rows else None
-
-
-def _judge(batch: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:
+def _without_late(batch: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:
     """The rows that are not late and how many were (J6)."""
     if batch is None or accept_from is None:
         return batch, 0

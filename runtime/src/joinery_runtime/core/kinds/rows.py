@@ -100,12 +100,8 @@ def _text_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
     if rows is None:
         return np.zeros(1)
     columns = [rows.batch.column(name) for name in side.intake.stored]
-    lengths = (_lengths(column, rows.index) for column in columns if _is_text(column.type))
-    return sum(lengths, np.zeros(len(rows)))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+    texts = (c for c in columns if pa.types.is_string(c.type) or pa.types.is_binary(c.type))
+    return sum((_lengths(column, rows.index) for column in texts), np.zeros(len(rows)))
 
 
 def _lengths(column: pa.Array, index: np.ndarray) -> np.ndarray:
@@ -235,6 +231,6 @@ def as_segment(side: SideSpec, rows: pa.RecordBatch, marked: np.ndarray | None =
     return pa.record_batch(columns, schema=schema)
 
 
-def to_keep(side: SideSpec, rows: pa.RecordBatch) -> Run | None:
+def run_to_add(side: SideSpec, rows: pa.RecordBatch) -> Run | None:
     """Prepared rows that can match as a sorted run of the side's segments, no row marked. None: no rows."""
     return Run.sort(as_segment(side, rows)) if rows.num_rows else None

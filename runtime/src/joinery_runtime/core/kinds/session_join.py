@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
 from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
-from joinery_runtime.core.kinds.grouping import changes, gaps, number_groups, spread, tell_apart
-from joinery_runtime.core.kinds.rows import Selection, gather, split_joinable, to_keep
+from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, expand_ranges, gaps, number_groups
+from joinery_runtime.core.kinds.rows import Selection, gather, run_to_add, split_joinable
 from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
@@ -31,7 +31,7 @@ from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
-Arrived = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason
+Accepted = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class SessionWindowJoin(Join):
         return True
 
     def run(self, step: StepSpec, work: StepWork) -> StepResult:
-        epoch = _Epoch(self, step, work)
+        epoch = _SessionJoinEpoch(self, step, work)
         epoch.close()
         left, right = epoch.arrive()
         return StepResult(
             output=epoch.out.batches,
-            kept=(left[0], right[0]),
+            added=(left[0], right[0]),
             marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
             finished=epoch.finished(),
             dropped=(left[1], right[1]),
@@ -122,47 +122,35 @@ class SessionWindowJoin(Join):
 # --- the join of one shard in one epoch -------------------------------------------------------------------------------
 
 
-def _marked(kept: KeptRun) -> np.ndarray:
-    assert kept.marked is not None, "rows of session windows have marks"
-    return kept.marked
-
-
-class _State:
+class _SessionRun:
     """A kept run, and bool[n]: which of its rows have gone out, before or in this epoch."""
 
     def __init__(self, kept: KeptRun) -> None:
         self.kept = kept
-        self.gone = _marked(kept).copy()
-
-    def hashes_before(self, ts: int) -> np.ndarray:
-        run = self.kept.run
-        return np.asarray(run.hash[(run.ts < ts) & ~self.gone])
+        self.gone = kept.marks.copy()
 
     def open_rows(self, hashes: np.ndarray) -> Selection:
         """The rows with these hashes (sorted, distinct) that have not gone out."""
         run = self.kept.run
         first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
-        rows = spread(first, stop)[1]
+        rows = expand_ranges(first, stop)[1]
         return Selection(run.batch, rows[~self.gone[rows]])
 
-    def newly_gone(self) -> np.ndarray:
-        """Row numbers in the segment."""
-        return self.kept.first + np.flatnonzero(self.gone & ~_marked(self.kept))
 
-
-class _Epoch:
+class _SessionJoinEpoch:
     """`_open_from`: sessions whose last row is before it are closed (None: none is)."""
 
     def __init__(self, kind: SessionWindowJoin, step: StepSpec, work: StepWork) -> None:
         self._step, self._work, self._gap = step, work, kind.gap
         # GapSessions close by the lower of the two watermarks: both sides have one horizon.
         self._open_from = kind.open_from(work.horizons[LEFT].now)
-        self._state = [[_State(kept) for kept in work.kept[side]] for side in SIDES]
+        self._state = [[_SessionRun(kept) for kept in work.kept[side]] for side in SIDES]
         self.out = WindowOutput(step, ordered=work.ordered)
 
     def marks(self, side: int) -> dict[str, np.ndarray]:
-        newly = {state.kept.segment: state.newly_gone() for state in self._state[side]}
-        return {segment: rows for segment, rows in newly.items() if len(rows)}
+        """Rows that have gone out in this epoch: their numbers in the segment, by segment."""
+        newly = [(state.kept, np.flatnonzero(state.gone & ~state.kept.marks)) for state in self._state[side]]
+        return {kept.segment: kept.first + rows for kept, rows in newly if len(rows)}
 
     def finished(self) -> frozenset[str]:
         return frozenset(state.kept.segment for side in SIDES for state in self._state[side] if state.gone.all())
@@ -178,8 +166,9 @@ class _Epoch:
         """GapSessions whose last row is too far behind the horizon go out."""
         if self._open_from is None:
             return
-        old = [state.hashes_before(self._open_from) for side in SIDES for state in self._state[side]]
-        for piece in cut_by_hash(self._open_rows(_distinct(old))):
+        runs = [(state.kept.run, state.gone) for side in SIDES for state in self._state[side]]
+        hashes = _distinct([run.hash[(run.ts < self._open_from) & ~gone] for run, gone in runs])
+        for piece in cut_by_hash(self._open_rows(hashes)):
             if any(len(rows) for side in SIDES for rows in piece[side]):
                 self._close_piece(piece, self._open_from)
 
@@ -203,7 +192,7 @@ class _Epoch:
 
     # --- arrivals -----------------------------------------------------------------------------------------------------
 
-    def arrive(self) -> tuple[Arrived, Arrived]:
+    def arrive(self) -> tuple[Accepted, Accepted]:
         split = [self._split(side) for side in SIDES]
         late = self._late([joinable for joinable, _ in split])
         left, right = (self._take(side, *split[side], late[side]) for side in SIDES)
@@ -216,11 +205,11 @@ class _Epoch:
             rows = pa.RecordBatch.from_pylist([], schema=spec.intake.prepared_schema())
         return split_joinable(spec, rows)
 
-    def _take(self, side: int, joinable: pa.RecordBatch, alone: pa.RecordBatch, late: np.ndarray) -> Arrived:
+    def _take(self, side: int, joinable: pa.RecordBatch, alone: pa.RecordBatch, late: np.ndarray) -> Accepted:
         alone_late = self._before_open(alone)
         self._pad(side, alone, np.flatnonzero(~alone_late))
         count = int(late.sum()) + int(alone_late.sum())
-        kept = to_keep(self._step.sides[side], joinable.filter(pa.array(~late)))
+        kept = run_to_add(self._step.sides[side], joinable.filter(pa.array(~late)))
         return kept, {"late": count} if count else {}
 
     def _pad(self, side: int, alone: pa.RecordBatch, rows: np.ndarray) -> None:
@@ -285,7 +274,7 @@ def form(step: StepSpec, rows: Sequence[SideRows], gap: int) -> GapSessions:
     """The sessions of all these rows (at least one selection), numbered through in the order of the selections."""
     hashes = np.concatenate([chosen.numbers(HASH) for _, chosen in rows])
     times = np.concatenate([chosen.numbers(TS) for _, chosen in rows])
-    keys = tell_apart(hashes, _key_columns(step, rows))
+    keys = distinguish_keys(hashes, _key_columns(step, rows))
     order = sort_order(hashes, keys, times)
     begins = changes(hashes[order]) | changes(keys[order]) | gaps(times[order], gap)
     ends = np.roll(begins, -1)

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
 from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
-from joinery_runtime.core.kinds.grouping import changes, number_groups, spread
-from joinery_runtime.core.kinds.rows import MAX_ROWS, Selection, split_joinable, to_keep
+from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
+from joinery_runtime.core.kinds.rows import MAX_ROWS, Selection, run_to_add, split_joinable
 from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
@@ -60,7 +60,7 @@ class WindowJoin(Join):
         kept, dropped = zip(*(_arrive(self, step, work, side, out) for side in SIDES), strict=True)
         return StepResult(
             output=out.batches,
-            kept=kept,
+            added=kept,
             dropped=dropped,
             lookups=(out.lookups[LEFT], out.lookups[RIGHT]),
             matches=out.matches,
@@ -179,7 +179,7 @@ def _halved(bounds: Sequence[Bounds], numbers: Numbers) -> Iterator[Numbers]:
 
 
 def _in_cells(kind: WindowJoin, batches: Sequence[pa.RecordBatch], bounds: Sequence[Bounds]) -> tuple[Members, Members]:
-    spreads = [spread(first, last + 1) for first, last in bounds]
+    spreads = [expand_ranges(first, last + 1) for first, last in bounds]
     hashes = np.concatenate([batches[side].column(HASH).to_numpy()[spreads[side][0]] for side in SIDES])
     numbers = np.concatenate([number for _, number in spreads])
     order = sort_order(hashes, numbers)
@@ -207,7 +207,7 @@ def _arrive(
     late = _late(kind, side, rows, closed)
     joinable, alone = split_joinable(spec, rows.filter(pa.array(~late)))
     _pad(kind, side, alone, closed, out)
-    return to_keep(spec, joinable), {"late": int(late.sum())} if late.any() else {}
+    return run_to_add(spec, joinable), {"late": int(late.sum())} if late.any() else {}
 
 
 def _late(kind: WindowJoin, side: int, rows: pa.RecordBatch, closed: int | None) -> np.ndarray:

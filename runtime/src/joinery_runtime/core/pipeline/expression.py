@@ -58,7 +58,9 @@ class Expression:
             value = _evaluate(self.node, resolve)
         except pa.ArrowException as error:
             raise ExpressionError(f"cannot evaluate {self.text!r}", facts=_first_line(error)) from error
-        return pa.repeat(value, rows) if isinstance(value, pa.Scalar) else _one_array(value)
+        if isinstance(value, pa.Scalar):
+            return pa.repeat(value, rows)
+        return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
 
     def mask(self, resolve: Resolve, rows: int) -> pa.Array:
         """Boolean per row, TRUE where the predicate is TRUE (not NULL)."""
@@ -91,7 +93,7 @@ def type_of(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataTyp
     """The type of its values over these input schemas. Raises ExpressionError for unknown columns and wrong types."""
     for ref in sorted(expression.columns):
         _check_column(ref, schemas, expression.text)
-    return expression.evaluate(lambda ref: _empty(schemas[ref.input].field(ref.column).type), 0).type
+    return expression.evaluate(lambda ref: pa.array([], schemas[ref.input].field(ref.column).type), 0).type
 
 
 def conjuncts(expression: Expression) -> list[Expression]:
@@ -129,14 +131,6 @@ def _check_column(ref: ColumnRef, schemas: dict[str, pa.Schema], text: str) -> N
     if ref.column not in schemas[ref.input].names:
         known = ", ".join(schemas[ref.input].names)
         raise ExpressionError(f"{text!r} uses unknown column {str(ref)!r}", facts=f"{ref.input} has {known}")
-
-
-def _empty(kind: pa.DataType) -> pa.Array:
-    return pa.array([], type=kind)
-
-
-def _one_array(value: Value) -> pa.Array:
-    return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
 
 
 def _first_line(error: Exception) -> str:
@@ -199,10 +193,6 @@ _ARGUMENTS: dict[type[exp.Expr], frozenset[str]] = {
 }
 
 
-def _divide(left: Value, right: Value) -> Value:
-    return pc.divide(_double(left), _null_if_zero(_double(right)))
-
-
 def _double(value: Value) -> Value:
     kind = value.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or kind == pa.null()):
@@ -227,10 +217,6 @@ def _null_if_zero(value: Value) -> Value:
     return pc.if_else(pc.equal(value, zero), pa.scalar(None, value.type), value)
 
 
-def _concat(left: Value, right: Value) -> Value:
-    return pc.binary_join_element_wise(left, right, "")
-
-
 def _boolean(value: Value) -> Value:
     return value.cast(pa.bool_()) if pa.types.is_null(value.type) else value
 
@@ -247,9 +233,9 @@ _BINARY: dict[type[exp.Expr], Callable[[Value, Value], Value]] = {
     exp.Add: pc.add_checked,
     exp.Sub: pc.subtract_checked,
     exp.Mul: pc.multiply_checked,
-    exp.Div: _divide,
+    exp.Div: lambda left, right: pc.divide(_double(left), _null_if_zero(_double(right))),
     exp.Mod: _modulo,
-    exp.DPipe: _concat,
+    exp.DPipe: lambda left, right: pc.binary_join_element_wise(left, right, ""),
 }
 
 Recurse = Callable[[exp.Expr], Value]

@@ -35,8 +35,9 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """n rows on their way. `deleted` is bool[n], for a table."""
+class _DecodedRows:
+    """n decoded rows of an input, or of the step before, with event times and places. `deleted` is bool[n], for a
+    table."""
 
     user: pa.RecordBatch
     times: pa.Array  # int64
@@ -44,12 +45,12 @@ class _Rows:
     offsets: np.ndarray
     deleted: np.ndarray | None = None
 
-    def where(self, chosen: np.ndarray) -> _Rows:
+    def where(self, chosen: np.ndarray) -> _DecodedRows:
         if chosen.all():
             return self
         keep = pa.array(chosen)
         deleted = self.deleted[chosen] if self.deleted is not None else None
-        return _Rows(
+        return _DecodedRows(
             self.user.filter(keep), self.times.filter(keep), self.partitions[chosen], self.offsets[chosen], deleted
         )
 
@@ -65,8 +66,9 @@ def prepare(
     """`rows` are n decoded rows of the input's schema, `offsets` int64[n] their places in `partition`; `deleted` is
     bool[n] for a table (None: none of them deletes)."""
     times = rows.column(intake.event_time).cast(pa.int64())
-    usable = _usable(times)
-    all_rows = _Rows(rows, times, np.full(len(offsets), partition, dtype=np.int32), offsets, deleted)
+    values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
+    usable = np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
+    all_rows = _DecodedRows(rows, times, np.full(len(offsets), partition, dtype=np.int32), offsets, deleted)
     read = all_rows.where(usable)
     span = pc.min_max(read.times).as_py()
     prepared, dropped = _prepared(intake, read, hasher)
@@ -78,10 +80,10 @@ def prepare_joined(
 ) -> pa.RecordBatch:
     """What a step made, for the next one's left side; places are those of the rows that arrived last."""
     times = rows.column(intake.event_time).cast(pa.int64())
-    return _prepared(intake, _Rows(rows, times, partitions.astype(np.int32), offsets), hasher)[0]
+    return _prepared(intake, _DecodedRows(rows, times, partitions.astype(np.int32), offsets), hasher)[0]
 
 
-def _hashes(intake: Intake, rows: _Rows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
+def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
     """uint64[n]: which shard gets each row. One that cannot match goes anywhere: no key's shard is to get them all."""
     if intake.placement is Placement.EVERYWHERE:
         return np.zeros(len(rows.offsets), dtype=np.uint64)
@@ -91,7 +93,7 @@ def _hashes(intake: Intake, rows: _Rows, joinable: np.ndarray, hasher: KeyHash) 
     return hashes if joinable.all() else np.where(joinable, hashes, spread_hash(rows.partitions, rows.offsets))
 
 
-def _prepared(intake: Intake, rows: _Rows, hasher: KeyHash) -> tuple[pa.RecordBatch, dict[str, int]]:
+def _prepared(intake: Intake, rows: _DecodedRows, hasher: KeyHash) -> tuple[pa.RecordBatch, dict[str, int]]:
     joinable, dropped = _joinable(intake, rows)
     if not intake.preserved:
         rows = rows.where(joinable)
@@ -120,16 +122,11 @@ def _with_computed(intake: Intake, rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch([*rows.columns, *made], schema=intake.schema)
 
 
-def _deleted(rows: _Rows) -> np.ndarray:
+def _deleted(rows: _DecodedRows) -> np.ndarray:
     return rows.deleted if rows.deleted is not None else np.zeros(len(rows.offsets), dtype=bool)
 
 
-def _usable(times: pa.Array) -> np.ndarray:
-    values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
-    return np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
-
-
-def _joinable(intake: Intake, rows: _Rows) -> tuple[np.ndarray, dict[str, int]]:
+def _joinable(intake: Intake, rows: _DecodedRows) -> tuple[np.ndarray, dict[str, int]]:
     """bool[n]: the rows that may match something, and how many may not, by reason."""
     user = rows.user
     has_key = rows.times.is_valid().to_numpy(zero_copy_only=False)

@@ -60,10 +60,7 @@ class Intake:
 
     def prepared_schema(self) -> pa.Schema:
         added = [JOINABLE_FIELD] * self.preserved + [DELETED_FIELD] * self.table
-        return pa.schema([*ENGINE_FIELDS, *added, *self._stored_fields()])
-
-    def _stored_fields(self) -> list[pa.Field]:
-        return [self.schema.field(name) for name in self.stored]
+        return pa.schema([*ENGINE_FIELDS, *added, *(self.schema.field(name) for name in self.stored)])
 
 
 @dataclass(frozen=True, slots=True)

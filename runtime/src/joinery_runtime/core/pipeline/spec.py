@@ -113,8 +113,7 @@ class Kind(ABC):
     def _there(self, kept: KeptRun, since: int | None) -> np.ndarray:
         there = np.ones(len(kept.run), dtype=bool) if since is None else kept.run.ts >= since
         if self.marked_rows_leave:
-            assert kept.marked is not None, "rows of this kind have marks"
-            there = there & ~kept.marked
+            there = there & ~kept.marks
         return there
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:

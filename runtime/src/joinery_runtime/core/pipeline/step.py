@@ -52,6 +52,12 @@ class KeptRun:
     first: int = 0
     marked: np.ndarray | None = None
 
+    @property
+    def marks(self) -> np.ndarray:
+        """`marked`, for kinds whose rows all have marks."""
+        assert self.marked is not None, "rows of this part have marks"
+        return self.marked
+
     def within(self, owned: HashRange) -> KeptRun:
         """The rows whose hash lies in the range."""
         rows = self.run.rows_in(owned)
@@ -87,14 +93,14 @@ class StepWork:
 class StepResult:
     """`output` are batches of the step's output schema (bounded in size), with ORDER_COLUMNS if they were asked for.
 
-    `kept` are the arrivals that join the state, sorted, with `$mark` where the part has marks. `marks` gives, per side
+    `added` are the arrivals that join the state, sorted, with `$mark` where the part has marks. `marks` gives, per side
     and segment, the row numbers in the segment (int64) that are marked from now on. `finished` names segments of which
     this shard's rows are all gone, where event times do not tell. `dropped` counts arrivals by reason (`late`, ...),
     `lookups` arrivals that were looked up in the other side, `matches` the pairs that came of it.
     """
 
     output: Sequence[pa.RecordBatch] = ()
-    kept: tuple[Run | None, ...] = (None, None)
+    added: tuple[Run | None, ...] = (None, None)
     marks: tuple[Mapping[str, np.ndarray], ...] = field(default=({}, {}))
     finished: frozenset[str] = frozenset()
     dropped: tuple[Mapping[str, int], ...] = field(default=({}, {}))
@@ -103,7 +109,7 @@ class StepResult:
 
     @classmethod
     def nothing(cls, sides: int) -> StepResult:
-        return cls(kept=(None,) * sides, marks=({},) * sides, dropped=({},) * sides, lookups=(0,) * sides)
+        return cls(added=(None,) * sides, marks=({},) * sides, dropped=({},) * sides, lookups=(0,) * sides)
 
 
 def with_marks(run: Run, marked: np.ndarray) -> Run:

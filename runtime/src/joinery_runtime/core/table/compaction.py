@@ -43,7 +43,10 @@ def choose(
         width = max(NARROWEST_BUCKET_MS, kept_for_ms // TIME_BUCKETS)
         return _tiered((s for s in mine if s.bytes < MAX_MERGED_BYTES), least, width)
     large = [s for s in mine if s.bytes > LARGE_BYTES]
-    whole = [large] if len(large) > 1 and _depth(large) >= least else []
+    # The most of them that one hash can be in: they overlap where more begin than end.
+    ends = sorted(end for s in large for end in ((s.hash_min, 1), (s.hash_max + 1, -1)))
+    depth = max(accumulate(change for _, change in ends), default=0)
+    whole = [large] if len(large) > 1 and depth >= least else []
     return [*_tiered((s for s in mine if s.bytes <= LARGE_BYTES), least, None), *whole]
 
 
@@ -61,12 +64,6 @@ def _tiered(segments: Iterable[SegmentMeta], least: int, width: int | None) -> l
         bucket = segment.ts_max // width if width is not None else 0
         groups[bucket, _tier(segment.bytes)].append(segment)
     return [part for group in groups.values() if len(group) >= least for part in _cut(group) if len(part) > 1]
-
-
-def _depth(segments: Iterable[SegmentMeta]) -> int:
-    """How many of them a hash can be in at most."""
-    events = sorted(event for s in segments for event in ((s.hash_min, 1), (s.hash_max + 1, -1)))
-    return max(accumulate(change for _, change in events))
 
 
 def _tier(size: int) -> int:

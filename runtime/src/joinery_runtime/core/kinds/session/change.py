@@ -12,7 +12,7 @@ import pyarrow as pa
 from joinery_runtime.core.aggregates import Accumulator, GroupError, Groups, States, accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall
 from joinery_runtime.core.kinds.grouping import changes
-from joinery_runtime.core.kinds.session.form import Arrived, Formed, SessionParameters, form
+from joinery_runtime.core.kinds.session.form import AcceptedArrivals, Formed, SessionParameters, both, form
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.table.columns import (
     EMITTED,
@@ -43,7 +43,7 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sessions:
+class _ChangedSessions:
     """m sessions; `of` (int64[elements]) is the one of each element in order. bool[m]: rows of this epoch are in it
     (`filled`), some of it has gone out before (`out`)."""
 
@@ -63,22 +63,25 @@ class _Sessions:
         return np.asarray(np.where(self.filled, self.out | over | forced, forced & ~self.out))
 
 
-def change(side: SideSpec, of: SessionParameters, arrived: Arrived, complete: int | None) -> Changed:
+def change(side: SideSpec, of: SessionParameters, arrived: AcceptedArrivals, complete: int | None) -> Changed:
     """`complete` is the horizon before which sessions have gone out. Raises AggregateError."""
-    lined, out = arrived.lined, _gone_out(arrived.kept, complete)
+    elements, out = arrived.elements, arrived.kept.column(EMITTED).to_numpy(zero_copy_only=False)
+    if complete is not None:
+        out = out | (arrived.kept.column(TS).to_numpy() < complete)
     sessions = _form(of, arrived, out)
     changed, goes_out = sessions.changed, sessions.goes_out(complete)
-    rows = _State(side, of, arrived, sessions).rows(goes_out)
-    kept = np.flatnonzero(~lined.row & changed[sessions.of])
+    rows = _StateRows(side, of, arrived, sessions).rows(goes_out)
+    kept = np.flatnonzero(~elements.row & changed[sessions.of])
     replaced, retracted = np.zeros((2, arrived.kept.num_rows), dtype=bool)
-    number = lined.number[kept]
+    number = elements.number[kept]
     replaced[number] = True
-    retracted[number] = out[number] & (lined.start[kept] != sessions.formed.start[sessions.of[kept]])
+    retracted[number] = out[number] & (elements.start[kept] != sessions.formed.start[sessions.of[kept]])
     return Changed(rows, goes_out[changed], replaced, retracted)
 
 
-def stays(of: SessionParameters, rows: pa.RecordBatch) -> Run:
-    """What is kept of changed sessions; of one that has reached the cap a mark, without accumulators."""
+def rows_to_add(of: SessionParameters, rows: pa.RecordBatch) -> Run:
+    """The changed sessions as rows of the state. One that has reached the cap stays without its accumulators, so that
+    later rows inside it are recognised."""
     index = np.arange(rows.num_rows)
     unless_forced = pa.array(index, mask=rows.column(FORCED).to_numpy(zero_copy_only=False))
     accumulated = {field.name for field in Folding(of.aggregates).fields}
@@ -89,36 +92,32 @@ def stays(of: SessionParameters, rows: pa.RecordBatch) -> Run:
     return Run.sort(pa.record_batch(columns, schema=rows.schema))
 
 
-def _gone_out(kept: pa.RecordBatch, complete: int | None) -> np.ndarray:
-    """bool[k]: what the kept row says has gone out."""
-    emitted = kept.column(EMITTED).to_numpy(zero_copy_only=False)
-    return np.asarray(emitted if complete is None else emitted | (kept.column(TS).to_numpy() < complete))
-
-
-def _form(of: SessionParameters, arrived: Arrived, out: np.ndarray) -> _Sessions:
-    lined = arrived.lined
-    formed = form(lined.elements, of.gap, of.max_duration)
-    begins = np.zeros(len(lined.start), dtype=bool)
+def _form(of: SessionParameters, arrived: AcceptedArrivals, out: np.ndarray) -> _ChangedSessions:
+    elements = arrived.elements
+    formed = form(elements.unnumbered, of.gap, of.max_duration)
+    begins = np.zeros(len(elements.start), dtype=bool)
     begins[formed.begin] = True
-    went_out = np.append(out, np.zeros(arrived.rows.num_rows, dtype=bool))[lined.number]
-    filled, gone = (np.logical_or.reduceat(flags, formed.begin) for flags in (lined.row, went_out))
-    return _Sessions(formed, np.cumsum(begins) - 1, filled, gone)
+    went_out = np.append(out, np.zeros(arrived.rows.num_rows, dtype=bool))[elements.number]
+    filled, gone = (np.logical_or.reduceat(flags, formed.begin) for flags in (elements.row, went_out))
+    return _ChangedSessions(formed, np.cumsum(begins) - 1, filled, gone)
 
 
-class _State:
+class _StateRows:
     """Makes the changed sessions' rows of the state."""
 
-    def __init__(self, side: SideSpec, of: SessionParameters, arrived: Arrived, sessions: _Sessions) -> None:
+    def __init__(
+        self, side: SideSpec, of: SessionParameters, arrived: AcceptedArrivals, sessions: _ChangedSessions
+    ) -> None:
         self._side, self._arrived, self._sessions = side, arrived, sessions
         self._folding = Folding(of.aggregates)
-        self._first = arrived.lined.number[sessions.formed.begin]  # element, by session
+        self._first = arrived.elements.number[sessions.formed.begin]  # element, by session
 
     def rows(self, goes_out: np.ndarray) -> pa.RecordBatch:
         formed, chosen = self._sessions.formed, self._sessions.changed
         first = self._first[chosen]
         schema = self._side.segment_schema()
         engine = {
-            **{name: self._arrived.of_each(name)[first] for name in (HASH, PARTITION, OFFSET)},
+            **{name: both(self._arrived.kept, self._arrived.rows, name)[first] for name in (HASH, PARTITION, OFFSET)},
             **{TS: formed.last[chosen], START: formed.start[chosen], MARK: np.zeros(len(first), dtype=bool)},
             **{EMITTED: goes_out[chosen], FORCED: formed.forced[chosen]},
         }
@@ -134,28 +133,28 @@ class _State:
         kept, of = self._kept_states()
         number = np.concatenate([of, filled])
         order = np.argsort(number, kind="stable")  # kept ones first: they came before
-        with self._telling(number[order]):
+        with self._naming(number[order]):
             return self._folding.merge(concat([kept, folded]).take(pa.array(order)), _groups(number[order]))
 
     def _fold(self) -> tuple[pa.RecordBatch, np.ndarray]:
         """Accumulators of the rows by session, and its numbers."""
-        lined = self._arrived.lined
-        at = np.flatnonzero(lined.row)
+        elements = self._arrived.elements
+        at = np.flatnonzero(elements.row)
         number = self._sessions.of[at]
         groups = _groups(number)
         rows = self._arrived.rows.select(self._folding.columns)
-        rows = rows.take(pa.array(lined.number[at] - self._arrived.kept.num_rows))
-        with self._telling(number):
-            return self._folding.fold(rows, lined.start[at], groups), number[groups.starts]
+        rows = rows.take(pa.array(elements.number[at] - self._arrived.kept.num_rows))
+        with self._naming(number):
+            return self._folding.fold(rows, elements.start[at], groups), number[groups.starts]
 
     def _kept_states(self) -> tuple[pa.RecordBatch, np.ndarray]:
-        lined = self._arrived.lined
-        at = np.flatnonzero(~lined.row & self._sessions.changed[self._sessions.of])
+        elements = self._arrived.elements
+        at = np.flatnonzero(~elements.row & self._sessions.changed[self._sessions.of])
         names = [field.name for field in self._folding.fields]
-        return self._arrived.kept.select(names).take(pa.array(lined.number[at])), self._sessions.of[at]
+        return self._arrived.kept.select(names).take(pa.array(elements.number[at])), self._sessions.of[at]
 
     @contextmanager
-    def _telling(self, number: np.ndarray) -> Iterator[None]:
+    def _naming(self, number: np.ndarray) -> Iterator[None]:
         """Says which session has no value of an aggregate; `number` are sessions, a group each."""
         try:
             yield
@@ -206,14 +205,14 @@ class Folding:
         """The accumulators of groups of rows; `times` are event times, int64[n]."""
         made: list[pa.Array] = []
         for of, found in self._columns.values():
-            with _telling(of):
+            with _naming(of):
                 made += found.fold(rows.column(of.column) if of.column else None, times, groups)
         return pa.record_batch(made, schema=pa.schema(self.fields))
 
     def merge(self, states: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
         made: list[pa.Array] = []
         for names, (of, found) in self._columns.items():
-            with _telling(of):
+            with _naming(of):
                 made += found.merge(_states(states, names), groups)
         return pa.record_batch(made, schema=pa.schema(self.fields))
 
@@ -223,7 +222,7 @@ class Folding:
 
 
 @contextmanager
-def _telling(of: AggregateCall) -> Iterator[None]:
+def _naming(of: AggregateCall) -> Iterator[None]:
     try:
         yield
     except GroupError as error:

@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall
-from joinery_runtime.core.kinds.grouping import changes, mixed, tell_apart
+from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, has_hash_collisions
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.step import StepWork
 from joinery_runtime.core.table.columns import FORCED, HASH, OFFSET, PARTITION, START, TS
@@ -167,12 +167,13 @@ def _forced(of: Elements, linked: np.ndarray, begin: np.ndarray, gap: int, max_d
 
 # --- arrivals ---------------------------------------------------------------------------------------------------------
 
-_MARK, _SESSION, _ROW = 0, 1, 2
+_CAPPED, _SESSION, _ROW = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Lined:
-    """n elements in order: `number` (int64[n]) is each one's number, the rest is as in `Elements`."""
+class SortedElements:
+    """n elements in order: `number` (int64[n]) counts kept rows of the state, then arrivals; `kind` is _CAPPED,
+    _SESSION or _ROW; the rest is as in `Elements`."""
 
     number: np.ndarray
     kind: np.ndarray
@@ -180,39 +181,37 @@ class Lined:
     start: np.ndarray
     end: np.ndarray
 
-    def where(self, chosen: np.ndarray) -> Lined:
+    def where(self, chosen: np.ndarray) -> SortedElements:
         key = (np.cumsum(self.first) - 1)[chosen]
-        return Lined(self.number[chosen], self.kind[chosen], changes(key), self.start[chosen], self.end[chosen])
+        return SortedElements(
+            self.number[chosen], self.kind[chosen], changes(key), self.start[chosen], self.end[chosen]
+        )
 
     @property
     def row(self) -> np.ndarray:
         return np.asarray(self.kind == _ROW)
 
     @property
-    def elements(self) -> Elements:
+    def unnumbered(self) -> Elements:
         return Elements(self.first, self.row, self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class AcceptedArrivals:
     """`kept` are k rows of the state; element number k + i is row i of `rows`, prepared rows that are not late.
 
-    `lined` are kept sessions and rows that may be part of one; `dropped` counts arrivals by reason.
+    `elements` are kept sessions and rows that may be part of one; `dropped` counts arrivals by reason.
     """
 
     kept: pa.RecordBatch
     rows: pa.RecordBatch
-    lined: Lined
+    elements: SortedElements
     dropped: dict[str, int]
 
     @property
     def taken(self) -> int:
         """How many rows are in sessions."""
-        return int(self.lined.row.sum())
-
-    def of_each(self, name: str, of_rows: str = "") -> np.ndarray:
-        """An engine column of numbers of all elements, by number."""
-        return _both(self.kept, self.rows, name, of_rows)
+        return int(self.elements.row.sum())
 
     def keys(self, side: SideSpec, elements: np.ndarray) -> list[pa.Array]:
         """The group columns of these elements (by number)."""
@@ -220,17 +219,19 @@ class Arrived:
         return [key.take(index) for key in _keys(side, self.kept, self.rows)]
 
 
-def judge(side: SideSpec, of: SessionParameters, work: StepWork, rows: pa.RecordBatch, kept: pa.RecordBatch) -> Arrived:
+def accept_arrivals(
+    side: SideSpec, of: SessionParameters, work: StepWork, rows: pa.RecordBatch, kept: pa.RecordBatch
+) -> AcceptedArrivals:
     """Which arrivals go into sessions, under the horizon before which no session is kept any more."""
     evicted = work.horizons[0].now
     on_time = _on_time(of, rows, work.accept_from[0], evicted)
     late = rows.num_rows - on_time.num_rows
-    lined = _line_up(side, kept, on_time)
-    forgotten = _touches_nothing(lined, of, evicted)
-    closed = ~forgotten & _in_mark(lined)
+    elements = _sorted_elements(side, kept, on_time)
+    forgotten = _touches_nothing(elements, of, evicted)
+    closed = ~forgotten & _inside_capped(elements)
     counts = {"late": late + int(forgotten.sum()), "closed": int(closed.sum())}
     dropped = {reason: count for reason, count in counts.items() if count}
-    return Arrived(kept, on_time, lined.where((lined.kind != _MARK) & ~forgotten & ~closed), dropped)
+    return AcceptedArrivals(kept, on_time, elements.where((elements.kind != _CAPPED) & ~forgotten & ~closed), dropped)
 
 
 def _on_time(
@@ -245,52 +246,57 @@ def _on_time(
     return rows.filter(pa.array(~late)) if late.any() else rows
 
 
-def _line_up(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch) -> Lined:
-    hashes, keys = _both(kept, rows, HASH), _keys(side, kept, rows)
-    start, end = _both(kept, rows, START, TS), _both(kept, rows, TS)
+def _sorted_elements(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch) -> SortedElements:
+    hashes, keys = both(kept, rows, HASH), _keys(side, kept, rows)
+    start, end = both(kept, rows, START, TS), both(kept, rows, TS)
     forced = kept.column(FORCED).to_numpy(zero_copy_only=False)
-    kind = np.concatenate([np.where(forced, _MARK, _SESSION), np.full(rows.num_rows, _ROW)])
-    places = (_both(kept, rows, PARTITION), _both(kept, rows, OFFSET))
+    kind = np.concatenate([np.where(forced, _CAPPED, _SESSION), np.full(rows.num_rows, _ROW)])
+    places = (both(kept, rows, PARTITION), both(kept, rows, OFFSET))
     order = by_hash_and_time(hashes, start, kind, *places)
     first = changes(hashes[order])
-    if mixed(hashes, keys, order):
-        key = tell_apart(hashes, keys)
+    if has_hash_collisions(hashes, keys, order):
+        key = distinguish_keys(hashes, keys)
         order = sort_order(hashes, key, start, kind, *places)
         first = changes(hashes[order]) | changes(key[order])
-    return Lined(order, kind[order], first, start[order], end[order])
+    return SortedElements(order, kind[order], first, start[order], end[order])
 
 
-def _touches_nothing(lined: Lined, of: SessionParameters, evicted: int | None) -> np.ndarray:
+def _touches_nothing(elements: SortedElements, of: SessionParameters, evicted: int | None) -> np.ndarray:
     """bool[n]: rows that would be a session that is not kept any more, where none that is can take them (S5)."""
     if evicted is None or of.drop_late:
-        return np.zeros(len(lined.start), dtype=bool)
-    old = lined.row & (lined.start < evicted)
+        return np.zeros(len(elements.start), dtype=bool)
+    old = elements.row & (elements.start < evicted)
     if not old.any():
         return old
-    session = lined.kind == _SESSION
-    earlier_one, later = latest(session), following(session, lined.first)
-    near = (earlier_one >= latest(lined.first)) & (lined.start - lined.end[earlier_one] <= of.gap)
+    session = elements.kind == _SESSION
+    earlier_one, later = latest(session), following(session, elements.first)
+    near = (earlier_one >= latest(elements.first)) & (elements.start - elements.end[earlier_one] <= of.gap)
     there = later < len(later)
     later = np.where(there, later, 0)
-    near |= there & (lined.start[later] - lined.start <= of.gap) & (lined.end[later] - lined.start < of.max_duration)
+    near |= (
+        there
+        & (elements.start[later] - elements.start <= of.gap)
+        & (elements.end[later] - elements.start < of.max_duration)
+    )
     return np.asarray(old & ~near)
 
 
-def _in_mark(lined: Lined) -> np.ndarray:
+def _inside_capped(elements: SortedElements) -> np.ndarray:
     """bool[n]: rows inside a session that has reached the cap (S2), both ends included."""
-    marks = np.flatnonzero(lined.kind == _MARK)
-    if not len(marks):
-        return np.zeros(len(lined.start), dtype=bool)
-    # A mark may lie inside another one: a session may grow over it.
-    key = np.cumsum(lined.first)[marks]
-    reach = pl.DataFrame({"key": key, "end": lined.end[marks]}).select(pl.col("end").cum_max().over("key"))
-    end = np.zeros(len(lined.start), dtype=np.int64)
-    end[marks] = reach.to_series().to_numpy()
-    mark = latest(lined.kind == _MARK)
-    return np.asarray(lined.row & (mark >= latest(lined.first)) & (end[mark] >= lined.start))
+    capped = np.flatnonzero(elements.kind == _CAPPED)
+    if not len(capped):
+        return np.zeros(len(elements.start), dtype=bool)
+    # A nearest may lie inside another one: a session may grow over it.
+    key = np.cumsum(elements.first)[capped]
+    reach = pl.DataFrame({"key": key, "end": elements.end[capped]}).select(pl.col("end").cum_max().over("key"))
+    end = np.zeros(len(elements.start), dtype=np.int64)
+    end[capped] = reach.to_series().to_numpy()
+    nearest = latest(elements.kind == _CAPPED)
+    return np.asarray(elements.row & (nearest >= latest(elements.first)) & (end[nearest] >= elements.start))
 
 
-def _both(kept: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
+def both(kept: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
+    """An engine column of numbers of all elements, by number; `of_rows` is its name in `rows` where that differs."""
     return np.concatenate([kept.column(name).to_numpy(), rows.column(of_rows or name).to_numpy()])
 
 

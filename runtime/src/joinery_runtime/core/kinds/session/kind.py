@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.grouping import spread
-from joinery_runtime.core.kinds.session.change import Folding, change, stays
-from joinery_runtime.core.kinds.session.form import SessionParameters, judge
+from joinery_runtime.core.kinds.grouping import expand_ranges
+from joinery_runtime.core.kinds.session.change import Folding, change, rows_to_add
+from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
 from joinery_runtime.core.kinds.session.report import SessionCounts, ShownSession, shown_sessions
 from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, ToJson
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
@@ -40,7 +40,7 @@ from joinery_runtime.job.model.duration import format_time
 
 @dataclass(frozen=True, slots=True)
 class SessionAggregation(SessionParameters, Kind):
-    """Sessions of one input, aggregated. A row of the state is a session, or the mark of one that reached the cap; it
+    """Sessions of one input, aggregated. A row of the state is a session, open or capped (kept to recognise late rows); it
     is marked when another one has replaced it.
 
     A session goes out when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""
@@ -49,7 +49,7 @@ class SessionAggregation(SessionParameters, Kind):
     summary_columns: ClassVar[tuple[str, ...]] = SessionCounts.COLUMNS
 
     def run(self, step: StepSpec, work: StepWork) -> StepResult:
-        epoch = _Epoch(self, step, work)
+        epoch = _SessionEpoch(self, step, work)
         epoch.complete()
         epoch.arrive()
         return epoch.result()
@@ -106,20 +106,20 @@ class SessionAggregation(SessionParameters, Kind):
         return SessionCounts.of(self, step, rows, outlook)
 
 
-class _Epoch:
+class _SessionEpoch:
     def __init__(self, kind: SessionAggregation, step: StepSpec, work: StepWork) -> None:
         (self._side,), (kept,), (self._horizon,), (self._rows,) = step.sides, work.kept, work.horizons, work.arrivals
         self._work, self._kind, self._complete = work, kind, work.complete
         self._kept = StoredSessions(kept, self._horizon.before, self._side.segment_schema())
         self._out = SessionOutput(kind, step, ordered=work.ordered)
-        self._stays: Run | None = None
+        self._added: Run | None = None
         self._dropped: dict[str, int] = {}
         self._looked_up = 0
 
     def result(self) -> StepResult:
         return StepResult(
             output=self._out.batches,
-            kept=(self._stays,),
+            added=(self._added,),
             marks=(self._kept.marks(),),
             finished=self._kept.finished(),
             dropped=(self._dropped,),
@@ -145,7 +145,7 @@ class _Epoch:
             return
         # Unlike numpy's `unique`, Arrow's costs the same however often each hash is there.
         kept = self._kept.of(np.sort(pc.unique(self._rows.column(HASH)).to_numpy()))
-        arrived = judge(self._side, self._kind, self._work, self._rows, kept.batch)
+        arrived = accept_arrivals(self._side, self._kind, self._work, self._rows, kept.batch)
         self._dropped, self._looked_up = arrived.dropped, arrived.taken
         if not arrived.taken:
             return
@@ -154,7 +154,7 @@ class _Epoch:
             self._out.emit(kept.batch.filter(pa.array(changed.retracted)), ARRIVAL, retracted=True)
         self._out.emit(changed.rows.filter(pa.array(changed.goes_out)), ARRIVAL)
         self._kept.leave(kept, changed.replaced)
-        self._stays = stays(self._kind, changed.rows)
+        self._added = rows_to_add(self._kind, changed.rows)
 
 
 def _flags(rows: pa.RecordBatch, name: str) -> np.ndarray:
@@ -181,9 +181,8 @@ class StoredSessions:
 
     def __init__(self, kept: Sequence[KeptRun], since: int | None, schema: pa.Schema) -> None:
         self._kept, self._schema = kept, schema
-        self._marked = [_marked(run) for run in kept]
-        self._there = [~marked for marked in self._marked]
-        self._gone = [np.zeros(len(marked), dtype=bool) for marked in self._marked]
+        self._there = [~run.marks for run in kept]
+        self._gone = [np.zeros(len(run.marks), dtype=bool) for run in kept]
         self.forget(since)
 
     def forget(self, before: int | None) -> None:
@@ -225,16 +224,11 @@ class StoredSessions:
         return FoundSessions(batch, run, np.concatenate([np.empty(0, dtype=np.int64), *rows]))
 
 
-def _marked(kept: KeptRun) -> np.ndarray:
-    assert kept.marked is not None, "rows of sessions have marks"
-    return kept.marked
-
-
 def _rows_of(kept: KeptRun, there: np.ndarray, hashes: np.ndarray) -> np.ndarray:
     run = kept.run
     if len(hashes) * _RATHER_LOOK_UP < len(run):
         first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
-        rows = spread(first, stop)[1]
+        rows = expand_ranges(first, stop)[1]
         return np.asarray(rows[there[rows]])
     rows = np.flatnonzero(there)
     place = np.minimum(np.searchsorted(hashes, run.hash[rows]), len(hashes) - 1)

@@ -22,8 +22,8 @@ from joinery_runtime.job.model.duration import format_time
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What comes of a job's sessions, by the event time of their last row. Times are milliseconds."""
+class SessionTimers:
+    """When a job's sessions go out and are forgotten, by the event time of their last row (milliseconds)."""
 
     sessions: SessionParameters
     step: StepSpec
@@ -41,7 +41,7 @@ class Course:
         return last + self.sessions.gap + self.sessions.allowed_lateness
 
     def is_kept(self, last: np.ndarray) -> np.ndarray:
-        """Whether epochs that are committed have left it there: rows of whole segments stay stored for longer."""
+        """Whether no committed epoch has forgotten it: its row may stay stored for longer, with its segment."""
         return _not_before(last, self.outlook.horizons[self.step.sides[0].part].before)
 
     def has_gone_out(self, last: np.ndarray, emitted: np.ndarray) -> np.ndarray:
@@ -50,9 +50,6 @@ class Course:
     def goes_out_next(self, last: np.ndarray) -> np.ndarray:
         """Whether the next epoch finds it complete."""
         return ~_not_before(last, self.outlook.horizon(self.step.sides[0].complete))
-
-    def goes_next(self, last: np.ndarray) -> np.ndarray:
-        return ~_not_before(last, self.outlook.horizon(self.step.sides[0].part))
 
 
 def _not_before(last: np.ndarray, horizon: int | None) -> np.ndarray:
@@ -64,10 +61,10 @@ def _not_before(last: np.ndarray, horizon: int | None) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ShownSession:
-    """An open session, or the mark of one that reached the cap (`capped`). `due`: it goes out with the next epoch;
+    """An open session, or one that reached the cap and went out (`capped`). `due`: it goes out with the next epoch;
     `goes`: the next epoch forgets it."""
 
-    course: Course
+    timers: SessionTimers
     start: int
     last: int
     session_id: int
@@ -79,11 +76,11 @@ class ShownSession:
 
     def document(self) -> dict[str, Any]:
         window = {"window_start": self.start, "window_end": self.last, "session_id": self.session_id}
-        until = {"until_input": self.course.input, "until": self.course.forgotten_above(self.last)}
-        facts = {"input": self.course.input, **window, "capped": self.capped, "emitted": self.emitted, **until}
+        until = {"until_input": self.timers.input, "until": self.timers.forgotten_above(self.last)}
+        facts = {"input": self.timers.input, **window, "capped": self.capped, "emitted": self.emitted, **until}
         if self.capped:
             return facts
-        out = None if self.emitted else self.course.goes_out_above(self.last)
+        out = None if self.emitted else self.timers.goes_out_above(self.last)
         return {**facts, "goes_out": out, "aggregates": dict(self.aggregates)}
 
     def line(self) -> str:
@@ -96,10 +93,10 @@ class ShownSession:
     def _dropping(self) -> str:
         if self.goes:
             return "it went out; forgotten with the next epoch"
-        return f"it went out; rows inside it are dropped until {self._above(self.course.forgotten_above(self.last))}"
+        return f"it went out; rows inside it are dropped until {self._above(self.timers.forgotten_above(self.last))}"
 
     def _coming(self) -> str:
-        out, forgotten = self.course.goes_out_above(self.last), self.course.forgotten_above(self.last)
+        out, forgotten = self.timers.goes_out_above(self.last), self.timers.forgotten_above(self.last)
         gone = "forgotten with the next epoch" if self.goes else f"forgotten when {self._above(forgotten)}"
         if self.emitted:
             return f"has gone out; {gone}"
@@ -110,44 +107,44 @@ class ShownSession:
         return f"goes out when {self._above(out)}, unless it grows; {gone}"
 
     def _above(self, ts: int) -> str:
-        now = self.course.outlook.watermarks[self.course.input]
-        return f"the watermark of {self.course.input} ({format_time(now)}) is above {format_time(ts)}"
+        now = self.timers.outlook.watermarks[self.timers.input]
+        return f"the watermark of {self.timers.input} ({format_time(now)}) is above {format_time(ts)}"
 
 
 def shown_sessions(
     of: SessionParameters, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
 ) -> list[ShownSession]:
-    """Those that no later row has replaced, in order of time."""
+    """The sessions that no later row has replaced, in order of time."""
     if not stored:
         return []
     rows = concat(some.rows.filter(pa.array(~some.marked)) for some in stored)
-    course, last = Course(of, step, outlook), rows.column(TS).to_numpy()
-    rows = rows.filter(pa.array(course.is_kept(last)))
+    timers, last = SessionTimers(of, step, outlook), rows.column(TS).to_numpy()
+    rows = rows.filter(pa.array(timers.is_kept(last)))
     rows = rows.take(pc.sort_indices(pa.table([rows.column(START)], names=[START]), [(START, "ascending")]))
-    return list(_sessions(course, rows, to_json))
+    return list(_sessions(timers, rows, to_json))
 
 
-def _sessions(course: Course, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[ShownSession]:
+def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[ShownSession]:
     last, forced, emitted = rows.column(TS).to_numpy(), _flags(rows, FORCED), _flags(rows, EMITTED)
-    groups = [rows.column(name) for name in course.step.sides[0].intake.keys]
+    groups = [rows.column(name) for name in timers.step.sides[0].intake.keys]
     columns = {
         "start": rows.column(START).to_pylist(),
         "last": last.tolist(),
         "session_id": key_hash([*groups, rows.column(START)]).tolist(),
         "capped": forced.tolist(),
-        "emitted": (forced | course.has_gone_out(last, emitted)).tolist(),
-        "due": course.goes_out_next(last).tolist(),
-        "goes": course.goes_next(last).tolist(),
-        "aggregates": _results(course.sessions, rows, forced, to_json),
+        "emitted": (forced | timers.has_gone_out(last, emitted)).tolist(),
+        "due": timers.goes_out_next(last).tolist(),
+        "goes": (~_not_before(last, timers.outlook.horizon(timers.step.sides[0].part))).tolist(),
+        "aggregates": _results(timers.sessions, rows, forced, to_json),
     }
     for values in zip(*columns.values(), strict=True):
-        yield ShownSession(course, **dict(zip(columns, values, strict=True)))
+        yield ShownSession(timers, **dict(zip(columns, values, strict=True)))
 
 
 def _results(
     sessions: SessionParameters, rows: pa.RecordBatch, forced: np.ndarray, to_json: ToJson
 ) -> list[dict[str, Any]]:
-    """What each session's aggregates are by now, as in the output; marks have none."""
+    """What each session's aggregates are by now, as in the output; capped ones have none."""
     of = sessions.aggregates
     found: list[dict[str, Any]] = [{} for _ in forced]
     numbers = np.flatnonzero(~forced)
@@ -168,7 +165,7 @@ def _flags(rows: pa.RecordBatch, name: str) -> np.ndarray:
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
     """Numbers of sessions: `open` ones, of which `due` go out with the next epoch; those that have gone out and still
-    take late rows; marks of those that reached the cap. `until` is the watermark of `until_input` above which the
+    take late rows; `marks`: those that reached the cap. `until` is the watermark of `until_input` above which the
     first session that is not due goes out, unless it grows (None: there is none), in milliseconds."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (TS, EMITTED, FORCED)
@@ -183,20 +180,20 @@ class SessionCounts:
     @classmethod
     def of(cls, sessions: SessionParameters, step: StepSpec, rows: pa.Table, outlook: Outlook) -> SessionCounts:
         """`rows` are COLUMNS of all that no later row has replaced."""
-        course = Course(sessions, step, outlook)
+        timers = SessionTimers(sessions, step, outlook)
         last, emitted, forced = (rows.column(name).to_numpy() for name in cls.COLUMNS)
-        kept = course.is_kept(last)
-        out = course.has_gone_out(last, emitted)
+        kept = timers.is_kept(last)
+        out = timers.has_gone_out(last, emitted)
         open_ = kept & ~forced & ~out
-        due = open_ & course.goes_out_next(last)
+        due = open_ & timers.goes_out_next(last)
         first = last[open_ & ~due].min(initial=np.iinfo(np.int64).max)
         return cls(
             open=int(open_.sum()),
             due=int(due.sum()),
             gone_out=int((kept & ~forced & out).sum()),
             marks=int((kept & forced).sum()),
-            until_input=course.input,
-            until=course.goes_out_above(int(first)) if (open_ & ~due).any() else None,
+            until_input=timers.input,
+            until=timers.goes_out_above(int(first)) if (open_ & ~due).any() else None,
         )
 
     def document(self) -> Mapping[str, Any]:
