@@ -12,9 +12,8 @@ from joinery_operator.kube.metrics import Metrics
 from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import StateSize, Totals
-from joinery_runtime.hosts.status.board import Board, Known
+from joinery_runtime.hosts.status.board import Board, JobSnapshot, Liveness
 from joinery_runtime.hosts.status.metrics import registry_of
-from joinery_runtime.hosts.status.pulse import Pulse
 from joinery_runtime.job.crd import KINDS
 
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
@@ -27,13 +26,13 @@ _GROUPING = re.compile(r"by \(([^)]*)\)")
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     """Labels by name of every sample of a driver that knows everything, and of an operator."""
-    known = Known(
+    snapshot = JobSnapshot(
         inputs={"orders": InputState(progress=InputProgress({"0": 5}, 5))},
         backlog={"orders": 1},
         totals=Totals(dropped={"orders": {"late": 1}}),
         state=StateSize(1, 1, 1),
     )
-    monkeypatch.setattr(Board, "known", known)
+    monkeypatch.setattr(Board, "snapshot", snapshot)
     operator = Metrics()
     for kind in KINDS:
         operator.jobs.labels(kind.name, "Running")
@@ -42,7 +41,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     operator.api_calls.labels("get", "Pod", "200")
     operator.watch_time.labels("Pod")
     found: dict[str, set[str]] = {}
-    for registry in (registry_of(Board("jobs/j", ["orders"], Pulse(60.0))), operator.registry):
+    for registry in (registry_of(Board("jobs/j", ["orders"], Liveness(60.0))), operator.registry):
         for family in registry.collect():
             for sample in family.samples:
                 found.setdefault(sample.name, set()).update(sample.labels)

@@ -26,7 +26,7 @@ from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
-from joinery_runtime.hosts.trace_stage import Captured
+from joinery_runtime.hosts.trace_environment import LocalCapture
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Input, Job
 from joinery_runtime.sources import Decoder
@@ -110,7 +110,7 @@ class Engine:
 
     def __init__(self, case: Case, cache: Path, hasher: KeyHash) -> None:
         self._job, self._hasher, self._cache = case.job.job, hasher, cache
-        self._store, self._told, self._output = MemoryStore(), Told(), Captured()
+        self._store, self._told, self._output = MemoryStore(), Told(), LocalCapture()
         self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.inputs}
         self._shards, self._now_ms, self._last, self._crash = 1, 0, False, False
         self.start()

@@ -112,12 +112,12 @@ def greedy(real: Any) -> Any:
 
 def forgetful_compaction(patch: Patch) -> None:
     """Merges lose the marks that came after a segment was written."""
-    patch.setattr("joinery_runtime.engine.step_task._with_column", lambda kept: kept.run)
+    patch.setattr("joinery_runtime.engine.step_task._with_mark_column", lambda kept: kept.run)
 
 
 def compaction_before_the_epoch(patch: Patch) -> None:
     """Merges lose the marks of the epoch that makes them."""
-    patch.setattr("joinery_runtime.engine.step_task._marked_too", lambda kept, _: kept)
+    patch.setattr("joinery_runtime.engine.step_task._with_new_marks", lambda kept, _: kept)
 
 
 def no_following_epochs(patch: Patch) -> None:

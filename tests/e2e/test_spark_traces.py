@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from e2e.spark_stage import TASK_CONF, SparkStage
+from e2e.spark_trace import TASK_CONF, SparkTrace
 from joinery_devkit.spark_cluster import spark_home
 from joinery_runtime.hosts.spark import start_context
 from joinery_runtime.hosts.stores import PostgresAddress
@@ -47,8 +47,8 @@ def store(address: PostgresAddress) -> Iterator[PostgresStore]:
 
 
 @pytest.fixture
-def stage(context: SparkContext, address: PostgresAddress, tmp_path: Path) -> SparkStage:
-    return SparkStage(context, address, tmp_path)
+def environment(context: SparkContext, address: PostgresAddress, tmp_path: Path) -> SparkTrace:
+    return SparkTrace(context, address, tmp_path)
 
 
 def job(trace: Trace, suffix: str) -> Job:
@@ -77,26 +77,26 @@ def test_the_sample_has_every_kind() -> None:
 
 
 @pytest.mark.parametrize("trace", SAMPLE, ids=lambda trace: trace.name)
-def test_a_trace(trace: Trace, stage: SparkStage, store: PostgresStore) -> None:
-    lines = list(traced(job(trace, "spark"), [step.given for step in trace.steps], stage, store))
+def test_a_trace(trace: Trace, environment: SparkTrace, store: PostgresStore) -> None:
+    lines = list(traced(job(trace, "spark"), [step.given for step in trace.steps], environment, store))
     assert len(lines) == len(trace.steps)
     check(trace, lines)
 
 
 @pytest.mark.parametrize("trace", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
-def test_a_trace_with_restarts_and_rescaling(trace: Trace, stage: SparkStage, store: PostgresStore) -> None:
+def test_a_trace_with_restarts_and_rescaling(trace: Trace, environment: SparkTrace, store: PostgresStore) -> None:
     """After each step but the last: nothing comes of it."""
     between: list[Mapping[str, Any]] = [{"restart": True}, {"rescale": 5}]
     steps = [part for step in trace.steps for part in (step.given, *between)][: -len(between)]
-    lines = list(traced(job(trace, "restarts"), steps, stage, store))
+    lines = list(traced(job(trace, "restarts"), steps, environment, store))
     check(trace, lines[::3])
     assert not [line for line in lines if line["step"] % 3 != 1 and line["output"]]
 
 
 def traced(
-    job: Job, steps: Iterable[Mapping[str, Any]], stage: SparkStage, store: PostgresStore
+    job: Job, steps: Iterable[Mapping[str, Any]], environment: SparkTrace, store: PostgresStore
 ) -> Iterator[Mapping[str, Any]]:
-    return run_trace(job, steps, store, SHARDS, stage, verbose=True)
+    return run_trace(job, steps, store, SHARDS, environment, verbose=True)
 
 
 def check(trace: Trace, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -140,6 +140,6 @@ def _forgets_what_it_found(kept: KeptRun, found: Mapping[str, np.ndarray]) -> Ke
 
 @pytest.mark.parametrize("world", [FullWorld, AggregateWorld])
 def test_marks_that_are_lost_while_merging_are_found(world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_task, "_marked_too", _forgets_what_it_found)
+    monkeypatch.setattr(step_task, "_with_new_marks", _forgets_what_it_found)
     with pytest.raises(AssertionError, match=OTHER_ROWS):
         any_mixture(world)

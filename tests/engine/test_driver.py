@@ -214,7 +214,7 @@ def test_a_change_that_loses_nothing_but_old_matches_is_a_warning(world: World) 
     epoch(started(world))
     heard: list[str] = []
     wider = with_step(world, upper=60_000)
-    started(world, who=replace(world.identity, signature=wider, stateful_warning=heard.append))
+    started(world, who=replace(world.identity, signature=wider, warn=heard.append))
     assert len(heard) == 1
     assert "upper bound went from 80ms to 1m" in heard[0]
 

@@ -25,7 +25,7 @@ from joinery_runtime.engine.hot_keys import (
     LONGEST_RUNS,
     LONGEST_VALUE,
     TOP,
-    HottestKeys,
+    HotKeyTracker,
     KeyCounter,
     KeyRows,
     longest_runs,
@@ -131,7 +131,7 @@ def test_no_state_has_no_hottest_key() -> None:
 
 
 def test_shards_are_put_together_by_what_each_told_last() -> None:
-    hottest = HottestKeys({})
+    hottest = HotKeyTracker({})
     told = hottest.learn(2, {(0, 0): (KeyRows("a", 5), KeyRows("b", 1)), (0, 1): (KeyRows("c", 3),)})
     assert told.hottest == (KeyRows("a", 5), KeyRows("c", 3), KeyRows("b", 1))
     told = hottest.learn(2, {(0, 0): None, (0, 1): (KeyRows("d", 9),)})
@@ -141,17 +141,17 @@ def test_shards_are_put_together_by_what_each_told_last() -> None:
 
 
 def test_steps_have_keys_of_their_own() -> None:
-    told = HottestKeys({}).learn(1, {(0, 0): (KeyRows("a", 5),), (1, 0): (KeyRows("a", 7, 1),)})
+    told = HotKeyTracker({}).learn(1, {(0, 0): (KeyRows("a", 5),), (1, 0): (KeyRows("a", 7, 1),)})
     assert told.hottest == (KeyRows("a", 7, 1), KeyRows("a", 5, 0))
 
 
 def test_only_the_top_is_told() -> None:
     keys = {(0, shard): tuple(KeyRows(f"{shard}-{n}", n) for n in range(TOP)) for shard in range(2)}
-    assert [key.rows for key in HottestKeys({}).learn(2, keys).hottest] == [9, 9, 8, 8, 7, 7, 6, 6, 5, 5]
+    assert [key.rows for key in HotKeyTracker({}).learn(2, keys).hottest] == [9, 9, 8, 8, 7, 7, 6, 6, 5, 5]
 
 
 def test_a_key_is_warned_about_once_until_it_has_fallen() -> None:
-    keys = HottestKeys({0: 10, 1: 100})
+    keys = HotKeyTracker({0: 10, 1: 100})
     at = [(0, 0), (1, 0)]
 
     def learn(rows: int) -> list[str]:

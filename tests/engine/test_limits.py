@@ -22,7 +22,7 @@ from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.limits import Cap, Pauses, Reading, StateLimits, refuse_growth
+from joinery_runtime.engine.limits import Cap, InputActivity, Pauses, StateLimits, refuse_growth
 from joinery_runtime.engine.report import EpochReport, StateSize
 from joinery_runtime.errors import LimitReached
 
@@ -261,8 +261,8 @@ def full(part: str, rows: int = 9, pipeline: Pipeline = ONE) -> Pauses:
     return Pauses(limits, pipeline, listed)
 
 
-def reading(*unread: str, idle: str = "", ended: str = "", marks: Mapping[str, int | None] = BOTH) -> Reading:
-    return Reading(unread, idle.split(), ended.split(), marks)
+def reading(*unread: str, idle: str = "", ended: str = "", marks: Mapping[str, int | None] = BOTH) -> InputActivity:
+    return InputActivity(unread, idle.split(), ended.split(), marks)
 
 
 def of_kind(kind: Any) -> Pipeline:

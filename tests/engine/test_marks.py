@@ -18,7 +18,7 @@ from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.segment import MIGRATED, Run, SegmentMeta
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.marks import MarkBook
+from joinery_runtime.engine.marks import MarkCache
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import Worker
 from joinery_runtime.sinks.base import AttemptId
@@ -153,8 +153,8 @@ class BelievesWhatItStaged(Worker):
         staged = super()._stage(attempt, runs)
         for meta in staged:
             if meta.part.endswith(MARKS):
-                for segment, numbers in self._book._rows_of(meta).items():
-                    self._book._marked[segment].rows[numbers] = True
+                for segment, numbers in self._mark_cache._rows_of(meta).items():
+                    self._mark_cache._marked[segment].rows[numbers] = True
         return staged
 
 
@@ -165,7 +165,7 @@ def test_marks_of_lost_attempts_that_count_are_found(world: World) -> None:
 
 
 def test_marks_that_are_dropped_too_early_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MarkBook, "refers_to", lambda *_: False)
+    monkeypatch.setattr(MarkCache, "refers_to", lambda *_: False)
     with pytest.raises(AssertionError, match="counted other rows"):
         checkpoint_before_merging(world)
 

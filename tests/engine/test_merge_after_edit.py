@@ -17,7 +17,7 @@ from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.table.columns import ENGINE_FIELDS, MARK
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
 from joinery_runtime.engine.cache import SegmentCache
-from joinery_runtime.engine.marks import MarkBook
+from joinery_runtime.engine.marks import MarkCache
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.step_task import StepTask
@@ -55,7 +55,7 @@ def merged(pipeline: Pipeline, runs: dict[str, Run], cache: Path) -> Run:
     horizons = dict.fromkeys(pipeline.parts(), Horizon())
     plan = EpochPlan(2, 1, (), {"orders": None, "payments": None}, checkpoint=True, horizons=horizons)
     work = EpochWork(1, plan, tuple[SegmentMeta, ...](segments))
-    done = StepTask(pipeline, pipeline.steps[0], 0, work, held, MarkBook(held)).run((None, None), ordered=False)
+    done = StepTask(pipeline, pipeline.steps[0], 0, work, held, MarkCache(held)).run((None, None), ordered=False)
     assert done is not None
     assert set(done.replaced) == set(runs)
     ((part, run),) = done.runs

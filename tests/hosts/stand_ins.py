@@ -1,5 +1,5 @@
 """What tasks of these tests run in executors: workers and writers that fail or wait on purpose. Must be importable
-there (`e2e.spark_stage.TASK_CONF`)."""
+there (`e2e.spark_trace.TASK_CONF`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from e2e.spark_stage import first_time
+from e2e.spark_trace import first_time
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.worker import Block, ReadReport, RowBlock

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from e2e.spark_stage import TASK_CONF, SparkStage
+from e2e.spark_trace import TASK_CONF, SparkTrace
 from hosts.stand_ins import PATIENCE_S, FailingWorker, FailsAfterwards, WaitsForTheOther
 from joinery_devkit.processes import ChildProcess
 from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
@@ -147,9 +147,9 @@ def store(address: PostgresAddress) -> Iterator[PostgresStore]:
     store.close()
 
 
-def traced(job: StreamJoin, store: PostgresStore, stage: SparkStage) -> list[Counter[int]]:
+def traced(job: StreamJoin, store: PostgresStore, environment: SparkTrace) -> list[Counter[int]]:
     """Keys of the output rows of each step."""
-    lines = run_trace(job, STEPS, store, SHARDS, stage)
+    lines = run_trace(job, STEPS, store, SHARDS, environment)
     return [Counter(row["k"] for row in line["output"]) for line in lines]
 
 
@@ -170,9 +170,9 @@ def test_attempts_leave_rows_and_state_once(
     around: Any, context: SparkContext, address: PostgresAddress, store: PostgresStore, tmp_path: Path
 ) -> None:
     job = parse_job(JOB.format(name=around.__name__.lower()), "job.yaml")
-    stage = SparkStage(context, address, tmp_path, partial(around, directory=tmp_path / "attempts"))
+    environment = SparkTrace(context, address, tmp_path, partial(around, directory=tmp_path / "attempts"))
     once, never = Counter(KEYS), Counter[int]()
-    assert traced(job, store, stage) == [never, once, once]
+    assert traced(job, store, environment) == [never, once, once]
     check_state(job, store)
     written = Counter(tuple(path.name.split("-")[:3]) for path in (tmp_path / "output").iterdir())
     assert max(written.values()) >= 2, "no task ran a second time"

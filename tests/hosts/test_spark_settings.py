@@ -16,7 +16,14 @@ from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts import spark
-from joinery_runtime.hosts.spark import DEFAULT_CONF, WORKER_ENVIRONMENT, SparkHost, deal, start_context, stop_context
+from joinery_runtime.hosts.spark import (
+    DEFAULT_CONF,
+    WORKER_ENVIRONMENT,
+    SparkHost,
+    balance_ranges,
+    start_context,
+    stop_context,
+)
 from joinery_runtime.sources.base import PartitionRef, Range
 
 Start = Callable[..., dict[str, str]]
@@ -178,7 +185,7 @@ def test_a_java_process_that_is_gone_is_an_error_of_ours() -> None:
     stop_context(context)
 
 
-# --- deal -------------------------------------------------------------------------------------------------------------
+# --- balanced ranges --------------------------------------------------------------------------------------------------
 
 sizes = st.lists(st.integers(0, 1000), max_size=12)
 
@@ -194,21 +201,21 @@ def load(pile: list[Range]) -> int:
 @given(records=sizes, hands=st.integers(1, 6))
 def test_every_range_is_dealt_once_and_no_hand_is_left_empty(records: list[int], hands: int) -> None:
     ranges = ranges_of(records)
-    piles = deal(ranges, hands)
+    piles = balance_ranges(ranges, hands)
     assert sorted((r for pile in piles for r in pile), key=lambda r: r.partition) == ranges
     assert len(piles) == min(hands, len(ranges))
 
 
 @given(records=sizes.filter(bool), hands=st.integers(1, 6))
 def test_hands_differ_by_no_more_than_the_largest_range(records: list[int], hands: int) -> None:
-    loads = [load(pile) for pile in deal(ranges_of(records), hands)]
+    loads = [load(pile) for pile in balance_ranges(ranges_of(records), hands)]
     assert max(loads) - min(loads) <= max(records)
 
 
 def test_largest_first_beats_the_order_of_arrival() -> None:
-    assert sorted(load(pile) for pile in deal(ranges_of([1, 1, 1, 1, 4]), 2)) == [4, 4]
+    assert sorted(load(pile) for pile in balance_ranges(ranges_of([1, 1, 1, 1, 4]), 2)) == [4, 4]
 
 
 def test_the_same_ranges_are_dealt_the_same_way() -> None:
     ranges = ranges_of([3, 3, 3, 1])
-    assert deal(ranges, 2) == deal(list(reversed(ranges)), 2)
+    assert balance_ranges(ranges, 2) == balance_ranges(list(reversed(ranges)), 2)

@@ -25,9 +25,8 @@ from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import PartitionsLost, StoreUnavailable
 from joinery_runtime.hosts.status import Board, serve_status
-from joinery_runtime.hosts.status.board import LOOK_EVERY_S, RATE_WINDOW_S, SAVEPOINTS_EVERY_S
+from joinery_runtime.hosts.status.board import RATE_WINDOW_S, REFRESH_EVERY_S, SAVEPOINTS_EVERY_S, Liveness
 from joinery_runtime.hosts.status.document import driver_status
-from joinery_runtime.hosts.status.pulse import Pulse
 from joinery_runtime.job.crd import DriverStatus, HotKey, SavepointStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
 from joinery_runtime.state.store import Savepoint
@@ -96,8 +95,8 @@ class Scene:
 
     def __init__(self) -> None:
         self.now = 1_000.0
-        self.pulse = Pulse(STALLED_AFTER, lambda: self.now)
-        self.board = Board("job", ["orders", "payments"], self.pulse, lambda: NOW, lambda: self.now)
+        self.liveness = Liveness(STALLED_AFTER, lambda: self.now)
+        self.board = Board("job", ["orders", "payments"], self.liveness, lambda: NOW, lambda: self.now)
         self.driver: Any = FakeDriver()
         self.idle: dict[str, tuple[str, ...]] = {}
         self.savepoints: list[Savepoint] = []
@@ -110,7 +109,7 @@ class Scene:
             lambda _: self.heard.append("polled"),
             self.heard.append,
         )
-        self.listener = self.board.beside(behind, idle=lambda: self.idle, savepoints=self._savepoints)
+        self.listener = self.board.recording(behind, idle=lambda: self.idle, savepoints=self._savepoints)
 
     def _savepoints(self) -> list[Savepoint]:
         self.asked += 1
@@ -224,7 +223,7 @@ def test_hot_keys_and_paused_inputs_are_told_while_they_last(scene: Scene) -> No
     scene.listener.polled(scene.driver)
     assert scene.status.paused == (Paused(name="orders", reason="the left side is full"),)
     scene.driver.paused = {}
-    scene.now += LOOK_EVERY_S
+    scene.now += REFRESH_EVERY_S
     scene.listener.polled(scene.driver)
     scene.commit(too_hot=())
     assert (scene.status.too_hot, scene.status.paused) == ((), ())
@@ -271,20 +270,20 @@ def test_other_troubles_leave_it_ready_and_an_epoch_ends_them(scene: Scene) -> N
 
 def test_a_job_that_is_edited_is_not_ready_until_its_own_driver_has_recovered(scene: Scene) -> None:
     scene.listener.started(scene.driver)
-    scene.board.beside(scene.listener, idle=dict, savepoints=list)
+    scene.board.recording(scene.listener, idle=dict, savepoints=list)
     assert not scene.status.ready
 
 
 def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scene: Scene) -> None:
     behind = JobListener(lambda _: None, lambda _: None, lambda *_: None)
-    settling = scene.board.beside(behind, idle=dict, savepoints=list, settle=True)
+    settling = scene.board.recording(behind, idle=dict, savepoints=list, settle=True)
     settling.started(scene.driver)
-    assert (scene.status.ready, scene.board.known.ready) == (False, False)
+    assert (scene.status.ready, scene.board.snapshot.ready) == (False, False)
     settling.committed(Progress(report(epoch=7), 0.5))
     status = scene.status
     assert (status.ready, status.epoch, status.committed) == (False, 7, 0)
-    assert scene.board.known.committed == 1  # the metric is of all that this process did
-    own = scene.board.beside(behind, idle=dict, savepoints=list)
+    assert scene.board.snapshot.committed == 1  # the metric is of all that this process did
+    own = scene.board.recording(behind, idle=dict, savepoints=list)
     own.started(scene.driver)
     assert (scene.status.ready, scene.status.committed) == (True, 0)
     own.committed(Progress(report(epoch=8), 0.5))
@@ -299,11 +298,11 @@ def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> N
     scene.idle = {"orders": ("o/0",), "payments": ("p/0",)}
     scene.listener.polled(scene.driver)
     assert scene.status.inputs[0].lag == 0, "an idle loop turns often, a look is made once in a while"
-    scene.now += LOOK_EVERY_S
+    scene.now += REFRESH_EVERY_S
     scene.listener.polled(scene.driver)
     assert [(i.lag, i.idle) for i in scene.status.inputs] == [(5, False), (0, True)]
     scene.idle["orders"] = ("o/0", "o/1")
-    scene.now += LOOK_EVERY_S
+    scene.now += REFRESH_EVERY_S
     scene.listener.polled(scene.driver)
     assert scene.status.inputs[0].idle is True
 
@@ -343,7 +342,7 @@ def test_a_long_error_is_cut_to_what_the_status_holds(scene: Scene) -> None:
 def test_signs_of_life(scene: Scene, sign: str) -> None:
     scene.listener.started(scene.driver)
     scene.now += STALLED_AFTER + 1
-    assert scene.pulse.problem() == "nothing has moved for 601 s"
+    assert scene.liveness.problem() == "nothing has moved for 601 s"
     if sign == "turn":
         scene.listener.polled(scene.driver)
     elif sign == "epoch":
@@ -352,14 +351,14 @@ def test_signs_of_life(scene: Scene, sign: str) -> None:
         scene.listener.trouble(StoreUnavailable("away"), 30)
     else:
         scene.board.spark(2)
-    assert scene.pulse.problem() is None
+    assert scene.liveness.problem() is None
     scene.now += STALLED_AFTER
-    assert scene.pulse.problem() is None
+    assert scene.liveness.problem() is None
 
 
 def test_a_loop_whose_thread_has_ended_is_not_alive() -> None:
-    made: list[Pulse] = []
-    thread = threading.Thread(target=lambda: made.append(Pulse(STALLED_AFTER)))
+    made: list[Liveness] = []
+    thread = threading.Thread(target=lambda: made.append(Liveness(STALLED_AFTER)))
     thread.start()
     thread.join()
     assert made[0].problem() == "the loop's thread has ended"
@@ -478,7 +477,7 @@ def test_metrics(scene: Scene, site: Site) -> None:
 
 
 def test_two_boards_in_one_process_do_not_meet(site: Site) -> None:
-    other = Board("other", ["a"], Pulse(STALLED_AFTER))
+    other = Board("other", ["a"], Liveness(STALLED_AFTER))
     with serve_status(other, 0) as port:
         assert 'joinery_info{name="other",revision="abc",version="0.1.0"}' in metrics(Site(port))
         assert 'joinery_info{name="job",revision="abc",version="0.1.0"}' in metrics(site)

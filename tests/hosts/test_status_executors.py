@@ -1,4 +1,4 @@
-"""The look at Spark beside the loop: executors, tasks that end, and a job that waits for executors in vain."""
+"""Spark, watched beside the loop: executors, tasks that end, and a job that waits for executors in vain."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from pyspark import SparkContext
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.hosts.spark import start_context, stop_context
 from joinery_runtime.hosts.status import Board
+from joinery_runtime.hosts.status.board import Liveness
 from joinery_runtime.hosts.status.executors import (
     PATIENCE_S,
     STOP_PATIENCE_S,
-    Hunger,
-    Look,
+    ExecutorSample,
     SparkWatch,
-    look_at,
+    Starvation,
+    sample_executors,
     watched,
 )
-from joinery_runtime.hosts.status.pulse import Pulse
 
 WAIT_S = 240.0
 
 
 @pytest.mark.parametrize(
-    "look",
-    [Look(None, (1,)), Look(1, (1,)), Look(0)],
+    "sample",
+    [ExecutorSample(None, (1,)), ExecutorSample(1, (1,)), ExecutorSample(0)],
     ids=["tasks run in the driver", "an executor runs", "nothing is to be done"],
 )
-def test_a_job_that_can_run_or_need_not_is_not_hungry(look: Look) -> None:
-    hunger = Hunger()
-    assert hunger.word(look, 0) is hunger.word(look, 10 * PATIENCE_S) is None
+def test_a_job_that_can_run_or_need_not_is_not_hungry(sample: ExecutorSample) -> None:
+    starvation = Starvation()
+    assert starvation.warning(sample, 0) is starvation.warning(sample, 10 * PATIENCE_S) is None
 
 
 def test_missing_executors_are_told_after_a_while_and_then_now_and_again() -> None:
-    hunger, hungry = Hunger(), Look(0, (1,))
-    told = [at for at in range(0, 200, 5) if hunger.word(hungry, at)]
+    starvation, starved = Starvation(), ExecutorSample(0, (1,))
+    told = [at for at in range(0, 200, 5) if starvation.warning(starved, at)]
     assert told == [60, 120, 180]
-    word = hunger.word(hungry, 245)
-    assert word is not None
-    assert str(word).startswith("no executors yet: the epoch has waited for 245 s: Spark has asked")
+    warning = starvation.warning(starved, 245)
+    assert warning is not None
+    assert str(warning).startswith("no executors yet: the epoch has waited for 245 s: Spark has asked")
 
 
 def test_an_executor_ends_the_wait() -> None:
-    hunger, hungry = Hunger(), Look(0, (1,))
-    assert hunger.word(hungry, 0) is None
-    assert hunger.word(Look(1, (1,)), 59) is None
-    assert hunger.word(hungry, 60) is None
-    assert hunger.seconds(hungry, 100) == 40
+    starvation, starved = Starvation(), ExecutorSample(0, (1,))
+    assert starvation.warning(starved, 0) is None
+    assert starvation.warning(ExecutorSample(1, (1,)), 59) is None
+    assert starvation.warning(starved, 60) is None
+    assert starvation.seconds(starved, 100) == 40
 
 
 # --- on a real Spark --------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def bare() -> Iterator[SparkContext]:
 class Scene:
     def __init__(self, context: SparkContext) -> None:
         self.context, self.stop, self.said = context, Event(), list[str]()
-        self.board = Board("job", ["orders"], Pulse(600))
+        self.board = Board("job", ["orders"], Liveness(600))
         self.watch = SparkWatch(context, self.board, self.stop, self.said.append)
         self.error: Exception | None = None
         self._epoch = threading.Thread(target=self._run)
@@ -82,7 +82,7 @@ class Scene:
 
     def __enter__(self) -> Scene:
         self._epoch.start()
-        self.until(lambda: look_at(self.context).jobs)
+        self.until(lambda: sample_executors(self.context).jobs)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,14 +101,14 @@ class Scene:
 @pytest.mark.slow
 def test_a_job_without_executors_is_told_and_a_stop_ends_it(bare: SparkContext) -> None:
     with Scene(bare) as scene:
-        scene.watch.look(1_000)
-        assert (scene.board.known.executors, scene.said) == (0, [])
-        scene.watch.look(1_000 + PATIENCE_S)
-        assert scene.board.known.error == scene.said[0]
+        scene.watch.sample(1_000)
+        assert (scene.board.snapshot.executors, scene.said) == (0, [])
+        scene.watch.sample(1_000 + PATIENCE_S)
+        assert scene.board.snapshot.error == scene.said[0]
         assert "no executors yet: the epoch has waited for 60 s" in scene.said[0]
         assert not scene.watch.gave_up
         scene.stop.set()
-        scene.watch.look(1_000 + PATIENCE_S + STOP_PATIENCE_S)
+        scene.watch.sample(1_000 + PATIENCE_S + STOP_PATIENCE_S)
         assert scene.watch.gave_up
         scene._epoch.join(WAIT_S)
         assert scene.error is not None
@@ -120,7 +120,7 @@ def test_a_job_without_executors_is_told_and_a_stop_ends_it(bare: SparkContext) 
 def test_the_watch_looks_from_a_thread_of_its_own_until_it_is_closed(bare: SparkContext) -> None:
     scene = Scene(bare)
     with watched(scene.watch):
-        Scene.until(lambda: scene.board.known.executors == 0)
+        Scene.until(lambda: scene.board.snapshot.executors == 0)
     assert "joinery-spark-watch" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -131,4 +131,4 @@ def test_a_java_process_that_is_gone_ends_the_watch_quietly() -> None:
 
     scene = Scene(Gone())  # type: ignore[arg-type]
     scene.watch.run(Event())
-    assert scene.board.known.executors is None
+    assert scene.board.snapshot.executors is None

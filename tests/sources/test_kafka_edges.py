@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.processes import deadline_after
-from joinery_runtime.engine.dead_letters import DeadLetters
+from joinery_runtime.engine.read_report import DeadLetters
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Bounds, PartitionRef, Range, SourceReader, decoder_for, planner_for, reader_for

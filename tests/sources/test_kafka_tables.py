@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_runtime.engine.dead_letters import DeadLetters
+from joinery_runtime.engine.read_report import DeadLetters
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, Range, RawBatch, SourceReader, decoder_for, reader_for
 from sources.kafka_bench import ref, unique

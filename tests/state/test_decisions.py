@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_runtime.state.decisions import SegmentFacts, SegmentStatus, committable, name_keys, readable, sweepable
+from joinery_runtime.state.decisions import SegmentStatus, StoredSegment, committable, name_keys, readable, sweepable
 
-segments = st.builds(SegmentFacts, st.sampled_from(SegmentStatus), st.integers(1, 4), st.integers(1, 4))
+segments = st.builds(StoredSegment, st.sampled_from(SegmentStatus), st.integers(1, 4), st.integers(1, 4))
 
 
 @given(segments, st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.booleans())
 def test_what_may_be_swept_can_never_be_committed_nor_read_later(
-    segment: SegmentFacts, generation: int, epoch: int, later_drivers: int, later_epochs: int, pinned: bool
+    segment: StoredSegment, generation: int, epoch: int, later_drivers: int, later_epochs: int, pinned: bool
 ) -> None:
     if sweepable(segment, generation, epoch, pinned=pinned):
         assert not committable(segment, generation + later_drivers, epoch + 1 + later_epochs)
@@ -20,7 +20,7 @@ def test_what_may_be_swept_can_never_be_committed_nor_read_later(
 
 @given(segments, st.integers(1, 4), st.integers(0, 4))
 def test_what_is_staged_for_the_next_epoch_is_committable_or_garbage(
-    segment: SegmentFacts, generation: int, committed: int
+    segment: StoredSegment, generation: int, committed: int
 ) -> None:
     garbage = sweepable(segment, generation, committed, pinned=False)
     if segment.status is SegmentStatus.STAGED:
@@ -29,7 +29,7 @@ def test_what_is_staged_for_the_next_epoch_is_committable_or_garbage(
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_live_segments_are_never_swept(pinned: bool) -> None:
-    assert not sweepable(SegmentFacts(SegmentStatus.LIVE, 1, 1), 9, 9, pinned=pinned)
+    assert not sweepable(StoredSegment(SegmentStatus.LIVE, 1, 1), 9, 9, pinned=pinned)
 
 
 def test_long_lists_of_keys_are_cut() -> None:

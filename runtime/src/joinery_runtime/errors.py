@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 
 class JoineryError(Exception):
@@ -45,11 +46,7 @@ class JoineryError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries (Spark tasks); keyword-only arguments need this.
-        return (_rebuild, (type(self), self.what, self.facts, self.todo))
-
-
-def _rebuild(kind: type[JoineryError], what: str, facts: str, todo: str) -> JoineryError:
-    return kind(what, facts=facts, todo=todo)
+        return (partial(type(self), facts=self.facts, todo=self.todo), (self.what,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from joinery_runtime.cli.progress import open_progress
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.status import Board, serve_status
-from joinery_runtime.hosts.status.pulse import Pulse
+from joinery_runtime.hosts.status.board import Liveness
 from joinery_runtime.job import Job
 
 
@@ -42,8 +42,8 @@ def _served(job: Job, port: int | None, stalled_after_ms: int) -> Iterator[Board
     if port is None:
         yield None
         return
-    pulse = Pulse(stalled_after_s=stalled_after_ms / 1000)
-    board = Board(job.name, [side.name for side in job.inputs], pulse)
+    liveness = Liveness(stalled_after_s=stalled_after_ms / 1000)
+    board = Board(job.name, [side.name for side in job.inputs], liveness)
     with serve_status(board, port):
         yield board
 

@@ -39,21 +39,18 @@ def allocate(backlogs: Sequence[Backlog[P]], budget: int) -> dict[P, int]:
     waiting = [b for b in backlogs if b.records > 0]
     if sum(b.records for b in waiting) <= min(budget, PROBE_RECORDS):
         return {b.partition: b.records for b in waiting}
-    known = [_Line(b.partition, b.records, b.highest, b.density) for b in waiting
+    known = [_MeasuredBacklog(b.partition, b.records, b.highest, b.density) for b in waiting
              if b.highest is not None and b.density is not None]  # fmt: skip
     unknown = [b for b in waiting if b.highest is None or b.density is None]
-    probe = _probe(unknown, min(budget if not known else max(1, budget // 4), PROBE_RECORDS))
+    probed = min(budget if not known else max(1, budget // 4), PROBE_RECORDS)
+    share = max(1, probed // max(1, len(unknown)))
+    probe = {b.partition: min(b.records, share) for b in unknown}
     rest = max(1, budget - sum(probe.values()))
     return probe | (_aligned(known, rest) if known else {})
 
 
-def _probe(unknown: Sequence[Backlog[P]], records: int) -> dict[P, int]:
-    share = max(1, records // max(1, len(unknown)))
-    return {b.partition: min(b.records, share) for b in unknown}
-
-
 @dataclass(frozen=True, slots=True)
-class _Line(Generic[P]):
+class _MeasuredBacklog(Generic[P]):
     partition: P
     records: int
     highest: int
@@ -64,7 +61,7 @@ class _Line(Generic[P]):
         return min(self.records, max(0, round((ts - self.highest) * self.density)))
 
 
-def _aligned(lines: Sequence[_Line[P]], budget: int) -> dict[P, int]:
+def _aligned(lines: Sequence[_MeasuredBacklog[P]], budget: int) -> dict[P, int]:
     low = float(min(line.highest for line in lines))
     high = max(line.highest + line.records / line.density for line in lines) + 1.0
     if sum(line.until(high) for line in lines) <= budget:

@@ -14,7 +14,7 @@ from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import Cap, StateLimits
 from joinery_runtime.engine.planner import PlanSettings
-from joinery_runtime.job import Job, Limits, definition, signature
+from joinery_runtime.job import Job, definition, signature
 
 
 def identity(job: Job, pipeline: Pipeline, warn: Callable[[str], None]) -> JobIdentity:
@@ -33,12 +33,12 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
 
 
 def state_limits(job: Job) -> StateLimits:
-    caps = {part: _cap(of) for parts, of in job.limits.items() for part in parts}
+    caps = {
+        part: Cap(of.max_records, of.max_state_bytes, pauses=of.on_limit == "pause")
+        for parts, of in job.limits.items()
+        for part in parts
+    }
     return StateLimits(caps, {step: of.hot_key_warning for step, of in enumerate(job.limits.values())})
-
-
-def _cap(of: Limits) -> Cap:
-    return Cap(of.max_records, of.max_state_bytes, pauses=of.on_limit == "pause")
 
 
 def fingerprint(signature: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
-from joinery_runtime.engine.hot_keys import HottestKeys
+from joinery_runtime.engine.hot_keys import HotKeyTracker
 from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
@@ -76,7 +76,7 @@ class Driver:
     ) -> None:
         self._identity, self._pipeline, self._parts, self._now_ms = identity, pipeline, parts, now_ms
         self._fault = FaultPoint.from_environment()
-        self._hottest = HottestKeys(parts.planner.limits.hot_keys)
+        self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
         # Of the pending plan: whether it may be old, and its partitions whose topic is another one by now.
@@ -130,8 +130,8 @@ class Driver:
         self.generation = 0  # until there is an answer, it may be the new one or the old one
         record = store.acquire(name)
         for warning in compare_with_state(self._identity, record):
-            self._identity.stateful_warning(warning)
-        record = migrate_pinned(store, record, MIGRATIONS, STATE_VERSION, self._identity.stateful_warning)
+            self._identity.warn(warning)
+        record = migrate_pinned(store, record, MIGRATIONS, STATE_VERSION, self._identity.warn)
         self.generation = record.generation
         if next_action(record) is Action.REPLAY and not self._identity.defines(record):
             raise StateError(
@@ -257,12 +257,16 @@ class Driver:
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
         self.state, self._recheck, self._gone = after, False, frozenset()
-        heat = self._hottest.learn(plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()})
+        hot_keys = self._hot_keys.learn(
+            plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
+        )
         if plan.checkpoint:
             # Commits only retire segments: unswept, they would fill the store of a job that runs for weeks.
             with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
                 self._parts.store.sweep(self._identity.name, self.generation)
-        return epoch_report(plan, outcome, parts=sizes, totals=after.totals, heat=heat, backlog=planner.status.backlog)
+        return epoch_report(
+            plan, outcome, parts=sizes, totals=after.totals, hot_keys=hot_keys, backlog=planner.status.backlog
+        )
 
     def _epoch_commit(
         self, plan: EpochPlan, outcome: EpochOutcome, after: JobState, result: Mapping[str, Any]

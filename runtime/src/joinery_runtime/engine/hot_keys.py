@@ -53,7 +53,8 @@ class KeyCounter:
         hashes = self._candidates(filled)
         counts = np.zeros(len(hashes), dtype=np.int64)
         for _, part in filled:
-            counts += _occurrences(part.run.hash, hashes)
+            first, stop = (np.searchsorted(part.run.hash, hashes, side=side) for side in ("left", "right"))
+            counts += stop - first
         order = np.argsort(-counts, kind="stable")[:TOP]
         return tuple(
             KeyRows(self._text(filled, hashes[i]), int(counts[i]), self._step.number) for i in order if counts[i]
@@ -102,10 +103,6 @@ def longest_runs(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return hashes[starts], lengths
 
 
-def _occurrences(hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return np.searchsorted(hashes, wanted, side="right") - np.searchsorted(hashes, wanted, side="left")
-
-
 def _shown(value: pa.Scalar) -> str:
     plain = value.as_py()
     text = plain.hex() if isinstance(plain, bytes) else str(plain)
@@ -113,17 +110,17 @@ def _shown(value: pa.Scalar) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
-    """What is known of hot keys after an epoch: those with the most rows, those with more rows than is warned about,
-    and what is to be said of keys that have become so."""
+class HotKeys:
+    """The hot keys after an epoch: `hottest` have the most rows, `too_hot` more rows than the job warns about;
+    `warnings` name keys that have become too hot."""
 
     hottest: tuple[KeyRows, ...] = ()
     too_hot: tuple[KeyRows, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-class HottestKeys:
-    """The job's hottest keys, from what its shards told last, by step and shard: no key is in two shards of a step.
+class HotKeyTracker:
+    """The job's hottest keys, from what its shards counted last, by step and shard: no key is in two shards of a step.
     `warn_above` is by step."""
 
     def __init__(self, warn_above: Mapping[int, int]) -> None:
@@ -132,27 +129,24 @@ class HottestKeys:
         self._by_shard: dict[tuple[int, int], tuple[KeyRows, ...]] = {}
         self._warned: set[tuple[int, str]] = set()
 
-    def learn(self, shards: int, told: Mapping[tuple[int, int], tuple[KeyRows, ...] | None]) -> Heat:
+    def learn(self, shards: int, counted: Mapping[tuple[int, int], tuple[KeyRows, ...] | None]) -> HotKeys:
         """After an epoch with that many shards, of which these were counted (None: not this time). A key is warned
         about once until it has fallen below."""
         if shards != self._shards:
             self._shards, self._by_shard = shards, {}
-        self._by_shard.update({shard: keys for shard, keys in told.items() if keys is not None})
-        every = _hottest_first(key for keys in self._by_shard.values() for key in keys)
+        self._by_shard.update({shard: keys for shard, keys in counted.items() if keys is not None})
+        every = [key for keys in self._by_shard.values() for key in keys]
+        every.sort(key=lambda key: (-key.rows, key.step, key.key))
         too_hot = [key for key in every if key.rows > self._warn_above.get(key.step, key.rows)]
         new = [key for key in too_hot if (key.step, key.key) not in self._warned]
-        if self._by_shard.keys() == told.keys():  # else some shard has not counted since they were cut anew
+        if self._by_shard.keys() == counted.keys():  # else some shard has not counted since they were cut anew
             self._warned.clear()
         self._warned |= {(key.step, key.key) for key in too_hot}
-        return Heat(tuple(every[:TOP]), tuple(too_hot[:TOP]), tuple(self._words(key) for key in new))
+        return HotKeys(tuple(every[:TOP]), tuple(too_hot[:TOP]), tuple(self._warning(key) for key in new))
 
-    def _words(self, key: KeyRows) -> str:
+    def _warning(self, key: KeyRows) -> str:
         return (
             f"Hot key {key.key} of step {key.step + 1}: {key.rows:,} rows in the state, hotKeyWarning is "
             f"{self._warn_above[key.step]:,}. Each of its rows is compared with those of the other side that are near "
             "enough in time: a narrower bound, a further key column, or a `where` that keeps such rows out helps"
         )
-
-
-def _hottest_first(keys: Iterable[KeyRows]) -> list[KeyRows]:
-    return sorted(keys, key=lambda key: (-key.rows, key.step, key.key))

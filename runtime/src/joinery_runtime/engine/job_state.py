@@ -38,7 +38,7 @@ class JobIdentity:
     name: str
     signature: Mapping[str, Any]
     definition: Mapping[str, Any]
-    stateful_warning: Callable[[str], None] = field(default=lambda _: None)
+    warn: Callable[[str], None] = field(default=lambda _: None)
 
     def defines(self, record: JobRecord) -> bool:
         """Whether the record's plan and newest epoch were made under this definition."""
@@ -169,7 +169,12 @@ class JobState:
         expired = {s.key for s in self.segments.values() if times.expired(self.pipeline, s, plan.horizons)}
         replaced = {key for summary in outcome.shards.values() for key in summary.replaced}
         finished = Counter(key for summary in outcome.shards.values() for key in summary.finished)
-        by_all = {key for key, count in finished.items() if count == _shards_of(self.segments[key], plan.shards)}
+        ranges = [shard_range(shard, plan.shards) for shard in range(plan.shards)] if finished else []
+        by_all = {
+            key
+            for key, count in finished.items()
+            if count == sum(r.overlaps(self.segments[key].hash_min, self.segments[key].hash_max) for r in ranges)
+        }
         return expired | replaced | by_all
 
     def _removed_after(self, outcome: EpochOutcome, segments: Iterable[str]) -> dict[str, int]:
@@ -183,19 +188,14 @@ class JobState:
 
     def offsets(self) -> dict[str, bytes]:
         """By source id, as `of` finds them again."""
-        left = {"left": dict(self.removed)} if self.removed else {}
-        closed = {"format": FORMAT, "horizons": dict(self.floors)} | left
+        removed = {"left": dict(self.removed)} if self.removed else {}
+        closed = {"format": FORMAT, "horizons": dict(self.floors)} | removed
         return {name: one.to_bytes() for name, one in self.inputs.items()} | {HORIZONS: json.dumps(closed).encode()}
 
 
 def staged(outcome: EpochOutcome) -> dict[str, SegmentMeta]:
     """The segments that the epoch makes live, by key."""
     return {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
-
-
-def _shards_of(segment: SegmentMeta, shards: int) -> int:
-    """How many shards have rows of it."""
-    return sum(shard_range(shard, shards).overlaps(segment.hash_min, segment.hash_max) for shard in range(shards))
 
 
 def _pending(pipeline: Pipeline, record: JobRecord, floors: Floors) -> EpochPlan | None:

@@ -48,7 +48,7 @@ class StateLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class ExceededCap:
     """A part that is over its cap: `held` rows or bytes, as `limit` says."""
 
     part: str
@@ -58,12 +58,8 @@ class Over:
 
     def words(self, pipeline: Pipeline) -> str:
         unit = "rows" if self.limit == "maxRecords" else "bytes"
-        return f"{_side_text(pipeline, self.part)} has {self.held:,} {unit}, {self.limit} is {self.cap:,}"
-
-
-def _side_text(pipeline: Pipeline, part: str) -> str:
-    step, side = pipeline.side(part)
-    return step.kind.side_text(step, side)
+        step, side = pipeline.side(self.part)
+        return f"{step.kind.side_text(step, side)} has {self.held:,} {unit}, {self.limit} is {self.cap:,}"
 
 
 # --- fail -------------------------------------------------------------------------------------------------------------
@@ -80,8 +76,8 @@ def refuse_growth(
         old = dict(_held(before.get(part)))
         for name, held, most in cap.over(after[part]):
             if held > old.get(name, 0):
-                over = Over(part, name, held, most)
-                raise _reached(pipeline, over, f"after epoch {epoch}, of which nothing was committed")
+                over = ExceededCap(part, name, held, most)
+                raise _limit_reached(pipeline, over, f"after epoch {epoch}, of which nothing was committed")
 
 
 def _held(size: StateSize | None) -> Iterator[tuple[str, int]]:
@@ -89,7 +85,7 @@ def _held(size: StateSize | None) -> Iterator[tuple[str, int]]:
         yield from (("maxRecords", size.rows), ("maxStateBytes", size.bytes))
 
 
-def _reached(pipeline: Pipeline, over: Over, why: str) -> LimitReached:
+def _limit_reached(pipeline: Pipeline, over: ExceededCap, why: str) -> LimitReached:
     return LimitReached(
         "The state is over its limits",
         facts=f"{over.words(pipeline)}, {why}",
@@ -103,8 +99,9 @@ def _reached(pipeline: Pipeline, over: Over, why: str) -> LimitReached:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Where the inputs stand for a plan: with unread records, idle (T4), read to their final end; their watermarks."""
+class InputActivity:
+    """The inputs when a plan is made: those with unread records, idle ones (T4), those that have ended, and all
+    watermarks."""
 
     unread: Collection[str]
     idle: Collection[str]
@@ -119,11 +116,11 @@ class Pauses:
         pausing = {part: cap for part, cap in limits.caps.items() if cap.pauses}
         sizes = StateSize.by_part(segments if pausing else (), pipeline.parts())
         self._pipeline, self._segments = pipeline, segments
-        self.over = tuple(Over(part, *found) for part, cap in pausing.items() for found in cap.over(sizes[part]))
+        self.over = tuple(ExceededCap(part, *found) for part, cap in pausing.items() for found in cap.over(sizes[part]))
 
     def inputs(self) -> dict[str, str]:
         """The inputs that are not read, and why."""
-        return {name: over.words(self._pipeline) for over in reversed(self.over) for name in self._stops(over)}
+        return {name: over.words(self._pipeline) for over in reversed(self.over) for name in self._paused_by(over)}
 
     def shrinks(self, horizons: Horizons) -> bool:
         """Whether an epoch with these horizons drops segments of a part that is over its cap, whatever is read."""
@@ -131,34 +128,36 @@ class Pauses:
         mine = (meta for meta in self._segments if meta.part.removesuffix(MARKS) in parts)
         return any(times.expired(self._pipeline, meta, horizons) for meta in mine)
 
-    def stuck(self, reading: Reading) -> LimitReached | None:
+    def stuck(self, activity: InputActivity) -> LimitReached | None:
         """Why records can never be read any more: what would let rows of the part go is paused too, or idle."""
-        going = self._going(reading)
+        progressing = self._progressing(activity)
         for over in self.over:
-            waiting = [name for name in self._stops(over) if name in reading.unread and name not in going]
+            waiting = [name for name in self._paused_by(over) if name in activity.unread and name not in progressing]
             if waiting:
-                held_up = ", ".join(sorted(self._lets_go(over.part, reading) - going))
+                held_up = ", ".join(sorted(self._releasing(over.part, activity) - progressing))
                 why = f"{', '.join(waiting)} waits for it to shrink, and {held_up} is paused or idle too"
-                return _reached(self._pipeline, over, why)
+                return _limit_reached(self._pipeline, over, why)
         return None
 
-    def _going(self, reading: Reading) -> set[str]:
+    def _progressing(self, activity: InputActivity) -> set[str]:
         """Inputs that are read on, now or after others have been."""
         everything = {found.name for found in self._pipeline.inputs}
-        going = (everything - self.inputs().keys() - set(reading.idle)) | set(reading.ended)
-        while more := {name for name in everything - going - set(reading.idle) if self._resumes(name, going, reading)}:
-            going |= more
-        return going
+        progressing = (everything - self.inputs().keys() - set(activity.idle)) | set(activity.ended)
+        paused = everything - set(activity.idle)
+        causes = {name: [over.part for over in self.over if name in self._paused_by(over)] for name in paused}
+        while resumed := {
+            name
+            for name in paused - progressing
+            if all(self._releasing(part, activity) <= progressing for part in causes[name])
+        }:
+            progressing |= resumed
+        return progressing
 
-    def _resumes(self, name: str, going: Collection[str], reading: Reading) -> bool:
-        causes = [over.part for over in self.over if name in self._stops(over)]
-        return all(self._lets_go(part, reading) <= set(going) for part in causes)
-
-    def _stops(self, over: Over) -> tuple[str, ...]:
+    def _paused_by(self, over: ExceededCap) -> tuple[str, ...]:
         step, side = self._pipeline.side(over.part)
         return step.sides[side].inputs
 
-    def _lets_go(self, part: str, reading: Reading) -> set[str]:
+    def _releasing(self, part: str, activity: InputActivity) -> set[str]:
         """The inputs that have to go on so that rows of the part go (docs/architecture.md, "Horizons")."""
         step, side = self._pipeline.side(part)
-        return step.kind.released_by(step, side, reading.watermarks)
+        return step.kind.released_by(step, side, activity.watermarks)

@@ -58,7 +58,7 @@ def run_until_stopped(
         driver = make_driver()
         try:
             driver.recover(previous)
-            return _Run(driver, planner, stop, listener).go(waits, settle=settle)
+            return _DriverLoop(driver, planner, stop, listener).go(waits, settle=settle)
         except StoreUnavailable as error:
             previous = driver.generation or None
             if waits.count >= RECOVER_TRIES or stop.is_set():
@@ -68,7 +68,7 @@ def run_until_stopped(
             stop.wait(pause)
 
 
-class _Run:
+class _DriverLoop:
     """One driver, from its recovery on."""
 
     def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: JobListener) -> None:
@@ -119,17 +119,15 @@ class _Run:
     def _wait(self) -> None:
         pause = self._polls.next()
         if self._driver.waiting and self._polls.count % WAITING_NOTICE == 0:
-            self._listener.trouble(_waiting(self._driver), pause)
+            names = ", ".join(sorted({f"{ref.topic}-{ref.partition}" for ref in self._driver.waiting}))
+            error = PartitionsLost(
+                f"Epoch {self._driver.epoch + 1} waits for partitions",
+                facts=f"another member of the consumer group has some of {names}, or the group is rebalancing",
+                todo="See who it is with kafka-consumer-groups --describe --members; the epoch is run when they are "
+                "back",
+            )
+            self._listener.trouble(error, pause)
         self._stop.wait(pause)
-
-
-def _waiting(driver: Driver) -> PartitionsLost:
-    names = ", ".join(sorted({f"{ref.topic}-{ref.partition}" for ref in driver.waiting}))
-    return PartitionsLost(
-        f"Epoch {driver.epoch + 1} waits for partitions",
-        facts=f"another member of the consumer group has some of {names}, or the group is rebalancing",
-        todo="See who it is with kafka-consumer-groups --describe --members; the epoch is run when they are back",
-    )
 
 
 class Backoff:

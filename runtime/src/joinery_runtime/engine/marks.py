@@ -23,8 +23,8 @@ class _Marked:
     applied: set[str] = field(default_factory=set)
 
 
-class MarkBook:
-    """What is committed, as far as one process has read it; never what an attempt has only staged."""
+class MarkCache:
+    """The committed marks of segments that this process has read; never what an attempt has only staged."""
 
     def __init__(self, cache: SegmentCache) -> None:
         self._cache = cache
@@ -33,7 +33,8 @@ class MarkBook:
 
     def marked(self, segment: SegmentMeta, run: Run, marks: Iterable[SegmentMeta]) -> np.ndarray:
         """bool[n] for the whole run of a segment; `marks` are the live segments of marks of its part."""
-        known = self._marked.setdefault(segment.key, _Marked(_column(run)))
+        column = run.batch.column(MARK).to_numpy(zero_copy_only=False)
+        known = self._marked.setdefault(segment.key, _Marked(np.array(column)))
         for meta in marks:
             if meta.key not in known.applied:
                 known.rows[self._rows_of(meta).get(first_key(segment.key), np.empty(0, dtype=np.int64))] = True
@@ -53,10 +54,6 @@ class MarkBook:
         if meta.key not in self._by_segment:
             self._by_segment[meta.key] = _grouped(self._cache.get([meta])[0].batch)
         return self._by_segment[meta.key]
-
-
-def _column(run: Run) -> np.ndarray:
-    return np.array(run.batch.column(MARK).to_numpy(zero_copy_only=False))
 
 
 def _grouped(marks: pa.RecordBatch) -> dict[str, np.ndarray]:
@@ -87,12 +84,11 @@ def _marks_of(kept: KeptRun, numbers: np.ndarray) -> pa.RecordBatch:
 
 
 def marks_of_live(runs: Sequence[Run], live: Collection[str]) -> list[Run]:
-    """What of these segments of marks is still about a segment that is there."""
+    """The marks of these runs whose segment is still live."""
     keys = {first_key(key) for key in live}
-    return [Run.view(run.batch.filter(_about(run.batch.column(SEGMENT), keys))) for run in runs]
-
-
-def _about(names: pa.Array, keys: Collection[str]) -> pa.Array:
-    """Which names are of segments with these first keys."""
-    wanted = [name for name in pc.unique(names).to_pylist() if first_key(name) in keys]
-    return pc.is_in(names, pa.array(wanted, pa.string()))
+    found = []
+    for run in runs:
+        names = run.batch.column(SEGMENT)
+        wanted = [name for name in pc.unique(names).to_pylist() if first_key(name) in keys]
+        found.append(Run.view(run.batch.filter(pc.is_in(names, pa.array(wanted, pa.string())))))
+    return found

@@ -13,7 +13,7 @@ from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, I
 from joinery_runtime.engine.alignment import Backlog, Densities, allocate
 from joinery_runtime.engine.idleness import Idleness
 from joinery_runtime.engine.job_state import JobState
-from joinery_runtime.engine.limits import Pauses, Reading, StateLimits
+from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
@@ -114,7 +114,12 @@ class Planner:
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
         self.status = SourceStatus.of(snapshot, pauses.inputs())
         ranges: list[Range] = []
-        if not _starved(bound for bound in snapshot.bounds if bound.partition.input not in self.status.paused):
+        readable = [
+            b for b in snapshot.bounds if b.start < b.end_exclusive and b.partition.input not in self.status.paused
+        ]
+        # While all records of an input are in partitions that others hold, the rest of the inputs waits for it: their
+        # rows would only fill the state.
+        if {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
             self._history = self._history.saw(snapshot.bounds)
             first_ends, paused = self._history.first_ends, self.status.paused
             shares = read_shares(state.inputs, snapshot, self._settings, first_ends, paused, self._densities)
@@ -124,7 +129,7 @@ class Planner:
 
     def _observe(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
-        there = tuple(_settled(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
+        there = tuple(_unless_ended(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
         self._idleness.observe(there, now_ms)
         idle, ended = self._idleness.idle(), _ended(there, self._sources)
         backlog = dict.fromkeys(self._sources, 0)
@@ -253,7 +258,7 @@ def next_plan(
     now = _times(inputs, snapshot.progress)
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
-    stuck = None if closes else pauses.stuck(_reading(snapshot))
+    stuck = None if closes else pauses.stuck(_activity(snapshot))
     if stuck is not None and (history.tried_checkpoint or not history.unsaved):
         raise stuck
     since = snapshot.now_ms if history.checkpointed_ms is None else history.checkpointed_ms
@@ -283,8 +288,8 @@ def next_plan(
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
 
-def _reading(snapshot: SourceSnapshot) -> Reading:
-    return Reading(
+def _activity(snapshot: SourceSnapshot) -> InputActivity:
+    return InputActivity(
         unread=[name for name, records in snapshot.backlog.items() if records],
         idle=[name for name, value in snapshot.progress.items() if all_idle({name: value}, snapshot.idle)],
         ended=snapshot.ended,
@@ -328,14 +333,7 @@ def _times(inputs: Inputs, progress: Mapping[str, InputProgress]) -> dict[str, I
     return {name: InputTime(value.watermark, max(seen[name], default=None)) for name, value in progress.items()}
 
 
-def _starved(bounds: Iterable[Bounds]) -> bool:
-    """Whether an input has records, all of them in partitions that we do not hold: the others wait for it, or their
-    rows would only fill the state."""
-    unread = [bound for bound in bounds if bound.start < bound.end_exclusive]
-    return {bound.partition.input for bound in unread} != {bound.partition.input for bound in unread if bound.held}
-
-
-def _settled(bound: Bounds, state: InputState) -> Bounds:
+def _unless_ended(bound: Bounds, state: InputState) -> Bounds:
     """An input that has ended stays ended (T7): what was added to it after that would meet a watermark of +infinity."""
     return replace(bound, end_exclusive=bound.start, final=True) if state.progress.ended else bound
 

@@ -11,7 +11,7 @@ from typing import Any
 from joinery_runtime.core.pipeline.sides import MARKS
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.segment import SegmentMeta
-from joinery_runtime.engine.hot_keys import Heat, KeyRows
+from joinery_runtime.engine.hot_keys import HotKeys, KeyRows
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan, partition_id
 
@@ -178,7 +178,7 @@ def epoch_report(
     *,
     parts: Mapping[str, StateSize],
     totals: Totals,
-    heat: Heat,
+    hot_keys: HotKeys,
     backlog: Mapping[str, int],
 ) -> EpochReport:
     return EpochReport(
@@ -194,9 +194,9 @@ def epoch_report(
         state_rows=sum(size.rows for size in parts.values()),
         state_bytes=sum(size.bytes for size in parts.values()),
         totals=totals,
-        hottest=heat.hottest,
-        too_hot=heat.too_hot,
-        warnings=heat.warnings,
+        hottest=hot_keys.hottest,
+        too_hot=hot_keys.too_hot,
+        warnings=hot_keys.warnings,
         parts=parts,
     )
 

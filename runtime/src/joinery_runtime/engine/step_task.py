@@ -1,4 +1,4 @@
-"""One step of one shard in one epoch: what is kept and what arrives go in, segments and rows come out."""
+"""One step of one shard in one epoch: takes what is kept and what arrives, gives segments and rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
 from joinery_runtime.core.table.segment import Run, SegmentMeta, merge
 from joinery_runtime.engine.cache import SegmentCache
-from joinery_runtime.engine.marks import MarkBook, marks_of_live, marks_run
+from joinery_runtime.engine.marks import MarkCache, marks_of_live, marks_run
 from joinery_runtime.engine.messages import EpochWork
 
 _EVERYWHERE = HashRange(0, HASH_SPACE - 1)
@@ -26,8 +26,8 @@ Groups = list[list[SegmentMeta]]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What a step did: the kernel's result, the runs to stage by part, merged and finished segments."""
+class StepOutcome:
+    """What a step made: the kernel's result, runs to stage by part, keys of segments that were merged or finished."""
 
     result: StepResult
     runs: Sequence[tuple[str, Run]] = ()
@@ -50,9 +50,9 @@ class StepTask:
     """A step and a shard. Segments of the broadcast side are seen whole by every shard and written by the first."""
 
     def __init__(
-        self, pipeline: Pipeline, step: StepSpec, shard: int, work: EpochWork, cache: SegmentCache, book: MarkBook
+        self, pipeline: Pipeline, step: StepSpec, shard: int, work: EpochWork, cache: SegmentCache, marks: MarkCache
     ) -> None:
-        self._pipeline, self._step, self._work, self._cache, self._book = pipeline, step, work, cache, book
+        self._pipeline, self._step, self._work, self._cache, self._mark_cache = pipeline, step, work, cache, marks
         self._sides = range(len(step.sides))
         self._owned = shard_range(shard, work.plan.shards)
         self._first = shard == 0
@@ -61,10 +61,10 @@ class StepTask:
         self._horizons = tuple(work.plan.horizons[side.part] for side in step.sides)
         self._loaded: dict[str, KeptRun] = {}
 
-    def run(self, arrivals: Arrivals, *, ordered: bool) -> Done | None:
+    def run(self, arrivals: Arrivals, *, ordered: bool) -> StepOutcome | None:
         """None: nothing arrived, nothing leaves, and there is nothing to rewrite."""
         rewrites = [rewrite for side in self._sides for rewrite in self._rewrites(side)]
-        mark_merges = {side: self._choose(side, self._marks[side], self._owned) for side in self._sides}
+        mark_merges = {side: self._segments_to_merge(side, self._marks[side], self._owned) for side in self._sides}
         closing = self._closing()
         idle = not closing and all(rows is None for rows in arrivals)
         if idle and not any((rewrites, *mark_merges.values(), self._finished_marks())):
@@ -72,7 +72,7 @@ class StepTask:
         result = StepResult.nothing(len(self._step.sides)) if idle else self._run(arrivals, closing, ordered=ordered)
         merged = [group for groups in mark_merges.values() for group in groups]
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
-        return Done(
+        return StepOutcome(
             result,
             [*self._added(result), *self._rewritten(result, rewrites), *self._marked(result, rewrites, mark_merges)],
             tuple(s.key for g in (*(r.group for r in rewrites if not r.shared), *merged) for s in g),
@@ -108,7 +108,7 @@ class StepTask:
         (whole,) = self._cache.get([meta])
         spec = self._step.sides[side]
         rows = slice(0, len(whole)) if spec.broadcast else whole.rows_in(self._owned)
-        marked = self._book.marked(meta, whole, self._marks[side])[rows] if spec.marks else None
+        marked = self._mark_cache.marked(meta, whole, self._marks[side])[rows] if spec.marks else None
         # Segments written before the job was edited may hold columns that are not stored any more.
         batch = whole.batch.select(spec.segment_schema().names)
         return KeptRun(meta.key, Run.view(batch.slice(rows.start, rows.stop - rows.start)), rows.start, marked)
@@ -131,7 +131,7 @@ class StepTask:
         if spec.broadcast and not self._first:
             return []
         owned = _EVERYWHERE if spec.broadcast else self._owned
-        groups = self._choose(side, self.sides[side], owned)
+        groups = self._segments_to_merge(side, self.sides[side], owned)
         merges = [_Rewrite(side, group, tuple(compaction.pieces(group, owned))) for group in groups]
         return merges + [_Rewrite(side, [meta], (owned,), shared=True) for meta in self._spanning(side)]
 
@@ -143,13 +143,13 @@ class StepTask:
             return []
         return [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
 
-    def _choose(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
+    def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
         kept_for = self._step.kind.kept_for_ms(side)
         return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._work.plan.checkpoint)
 
     def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
         for rewrite in rewrites:
-            runs = [_marked_too(self._kept_run(rewrite.side, m), result.marks[rewrite.side]) for m in rewrite.group]
+            runs = [_with_new_marks(self._kept_run(rewrite.side, m), result.marks[rewrite.side]) for m in rewrite.group]
             for piece in rewrite.pieces:
                 run = self._merge(rewrite.side, [kept.within(piece) for kept in runs])
                 if len(run):
@@ -157,14 +157,14 @@ class StepTask:
 
     def _merge(self, side: int, runs: Sequence[KeptRun]) -> Run:
         kept = self._step.kind.survivors(self._step, side, runs, self._horizons[side])
-        return merge([_with_column(rows) for rows in kept], by_offset=self._step.kind.sorts_by_offset(side))
+        return merge([_with_mark_column(rows) for rows in kept], by_offset=self._step.kind.sorts_by_offset(side))
 
     def _marked(
         self, result: StepResult, rewrites: Sequence[_Rewrite], mark_merges: Mapping[int, Groups]
     ) -> Iterator[tuple[str, Run]]:
         for side, spec in enumerate(self._step.sides):
             rewritten = {meta.key for rewrite in rewrites if rewrite.side == side for meta in rewrite.group}
-            gone = rewritten | {meta.key for meta in self.sides[side] if self._over(meta, result)}
+            gone = rewritten | {meta.key for meta in self.sides[side] if self._is_finished(meta, result)}
             rest = {key: rows for key, rows in result.marks[side].items() if key not in gone}
             run = marks_run(self._loaded.values(), rest)
             if run is not None:
@@ -175,21 +175,19 @@ class StepTask:
                 if len(kept):
                     yield spec.marks_part, kept
 
-    def _over(self, meta: SegmentMeta, result: StepResult) -> bool:
+    def _is_finished(self, meta: SegmentMeta, result: StepResult) -> bool:
         """Whether nothing is left of the segment: no shard has rows of it but this one, which needs none."""
         return meta.key in result.finished and self._owned.contains(meta.hash_min, meta.hash_max)
 
     def _finished_marks(self) -> set[str]:
-        """Segments of marks about nothing that is there any more; looked for now and then."""
+        """Segments of marks whose marked rows have all left the state; found at checkpoints only."""
         if not self._work.plan.checkpoint:
             return set()
-        live = [{meta.key for meta in side} for side in self.sides]
-        return {
-            meta.key for side in self._sides for meta in self._marks[side] if not self._book.refers_to(meta, live[side])
-        }
+        pairs = zip(self._marks, ({meta.key for meta in side} for side in self.sides), strict=True)
+        return {meta.key for marks, live in pairs for meta in marks if not self._mark_cache.refers_to(meta, live)}
 
 
-def _marked_too(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:
+def _with_new_marks(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:
     """With what this epoch has marked."""
     if kept.marked is None or kept.segment not in found:
         return kept
@@ -198,5 +196,5 @@ def _marked_too(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:
     return KeptRun(kept.segment, kept.run, kept.first, marked)
 
 
-def _with_column(kept: KeptRun) -> Run:
+def _with_mark_column(kept: KeptRun) -> Run:
     return kept.run if kept.marked is None else with_marks(kept.run, kept.marked)

@@ -21,12 +21,11 @@ from joinery_runtime.core.pipeline.step import StepResult
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
 from joinery_runtime.engine.cache import SegmentCache
-from joinery_runtime.engine.dead_letters import DeadLetters
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
-from joinery_runtime.engine.marks import MarkBook
+from joinery_runtime.engine.marks import MarkCache
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
-from joinery_runtime.engine.step_task import Arrivals, Done, StepTask
-from joinery_runtime.engine.tally import ReadReport, Tally
+from joinery_runtime.engine.read_report import DeadLetters, ReadCounter, ReadReport
+from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, SinkWriter
 from joinery_runtime.sources import Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
@@ -80,7 +79,7 @@ class Worker:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts, self._pipeline = parts, parts.pipeline
         self._cache = SegmentCache(parts.cache, parts.store, parts.job)
-        self._book = MarkBook(self._cache)
+        self._mark_cache = MarkCache(self._cache)
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were
 
@@ -94,32 +93,33 @@ class Worker:
         for planned in ranges:
             work.reach("reading")
             if planned.partition in work.gone:
-                yield work.plan.shards, Tally(planned).report(lost=planned.end_exclusive - planned.start)
+                yield work.plan.shards, ReadCounter(planned).report(lost=planned.end_exclusive - planned.start)
             else:
                 yield from self._read_range(planned, work.plan.shards)
 
     def _read_range(self, planned: Range, shards: int) -> Iterator[Sent]:
         name = planned.partition.input
         reader, decoder = self._parts.inputs.reader(name), self._parts.inputs.decoder(name)
-        tally = Tally(planned)
+        counter = ReadCounter(planned)
         waiting: list[pa.RecordBatch] = []
         for raw in reader.read(planned):
-            waiting.append(self._prepare(name, decoder, raw, tally))
+            waiting.append(self._prepare(name, decoder, raw, counter))
             if sum(batch.num_rows for batch in waiting) >= CUT_ROWS:
                 yield from self._blocks(name, waiting, shards)
                 waiting = []
         yield from self._blocks(name, waiting, shards)
-        yield shards, tally.report()
+        yield shards, counter.report()
 
-    def _prepare(self, name: str, decoder: Decoder, raw: RawBatch, tally: Tally) -> pa.RecordBatch:
+    def _prepare(self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter) -> pa.RecordBatch:
         intake = self._pipeline.intake(name)
         decoded = decoder.decode_batch(raw)
         offsets = raw.offsets[decoded.index]
-        rows = _one_batch(decoded.rows)
+        batches = decoded.rows.combine_chunks().to_batches()
+        rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=decoded.rows.schema)
         prepared = prepare(intake, rows, raw.partition.partition, offsets, self._parts.hasher, decoded.deleted)
         bad_time = decoded.index[prepared.bad_time]
         dead = DeadLetters.of(raw, decoded.bad, bad_time, intake.event_time)
-        tally.add(raw, prepared, dead)
+        counter.add(raw, prepared, dead)
         return prepared.rows
 
     def _blocks(self, name: str, batches: Sequence[pa.RecordBatch], shards: int) -> Iterator[Sent]:
@@ -166,15 +166,15 @@ class Worker:
     def _task(self, work: EpochWork, step: StepSpec, shard: int) -> StepTask:
         live = {s.key for s in work.segments}
         self._cache.retain(live, work.plan.epoch)
-        self._book.retain(live)
-        return StepTask(self._pipeline, step, shard, work, self._cache, self._book)
+        self._mark_cache.retain(live)
+        return StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache)
 
     def _summary(
         self,
         step: StepSpec,
         shard: int,
         blocks: Sequence[RowBlock],
-        done: Done,
+        done: StepOutcome,
         staged: tuple[SegmentMeta, ...],
         hottest: tuple[KeyRows, ...] | None,
     ) -> ShardSummary:
@@ -289,7 +289,10 @@ def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mappin
 def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:
     added, spec = result.added[side], step.sides[side]
     stored = len(added) if added is not None and (shard == 0 or not spec.broadcast) else 0
-    return PartCounts(stored, _lookups(step, side, result, shard))
+    # Arrivals of the other side that were looked up in this one; of sessions, those that looked up their own.
+    other = 1 - side if len(step.sides) > 1 else side
+    lookups = result.lookups[other] if shard == 0 or not step.sides[other].broadcast else 0
+    return PartCounts(stored, lookups)
 
 
 def _removed(step: StepSpec, result: StepResult) -> dict[str, int]:
@@ -297,14 +300,3 @@ def _removed(step: StepSpec, result: StepResult) -> dict[str, int]:
     if not step.kind.marked_rows_leave:
         return {}
     return {segment: len(rows) for marks in result.marks for segment, rows in marks.items()}
-
-
-def _lookups(step: StepSpec, side: int, result: StepResult, shard: int) -> int:
-    """Arrivals of the other side that were looked up in this one; of sessions those that looked for theirs."""
-    other = 1 - side if len(step.sides) > 1 else side
-    return result.lookups[other] if shard == 0 or not step.sides[other].broadcast else 0
-
-
-def _one_batch(rows: pa.Table) -> pa.RecordBatch:
-    batches = rows.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=rows.schema)

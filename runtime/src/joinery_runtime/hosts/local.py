@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary
 from joinery_runtime.engine.protocol import choose_attempts
-from joinery_runtime.engine.tally import ReadReport
+from joinery_runtime.engine.read_report import ReadReport
 from joinery_runtime.engine.worker import Block, Sent, Worker
 
 

@@ -73,7 +73,7 @@ def run_job(
     """
     job, caller = with_secrets(job), _Caller(listener, stop, warn, board)
     with ExitStack() as stack:
-        opened = _opened(job, stack, caller)
+        opened = _open_when_there(job, stack, caller)
         if opened is None:
             return
         run = _JobRun(opened, stack, master, caller)
@@ -88,7 +88,7 @@ def run_job(
             run.go(job, settle=False)
 
 
-def _opened(job: Job, stack: ExitStack, caller: _Caller) -> OpenStore | None:
+def _open_when_there(job: Job, stack: ExitStack, caller: _Caller) -> OpenStore | None:
     """The job's store; None if the stop came while it was waited for."""
     waits = Backoff(RECOVER_FIRST_S, RECOVER_LAST_S)
     while not caller.stop.is_set():
@@ -167,14 +167,18 @@ class _JobRun:
             listener = self._listening(job.name, idle, settle=settle)
             with self._stopped_while_starved():
                 run_until_stopped(
-                    lambda: Driver(who, pipeline, parts, _running_ms), planner, stop, listener, settle=settle
+                    lambda: Driver(who, pipeline, parts, lambda: time.monotonic_ns() // 1_000_000),
+                    planner,
+                    stop,
+                    listener,
+                    settle=settle,
                 )
 
     def _listening(self, name: str, idle: IdleClock, *, settle: bool) -> JobListener:
         board, listener = self._caller.board, self._caller.listener
         if board is None:
             return listener
-        return board.beside(listener, idle=idle.idle, savepoints=lambda: self.store.savepoints(name), settle=settle)
+        return board.recording(listener, idle=idle.idle, savepoints=lambda: self.store.savepoints(name), settle=settle)
 
     @contextmanager
     def _stopped_while_starved(self) -> Iterator[None]:
@@ -199,7 +203,3 @@ def _prepared(stack: ExitStack, sink: Sink, schema: object) -> Sink:
     stack.callback(sink.close)
     sink.prepare(schema)
     return sink
-
-
-def _running_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

@@ -28,7 +28,7 @@ from pyspark.errors import PySparkException
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.protocol import choose_attempts
-from joinery_runtime.engine.tally import ReadReport
+from joinery_runtime.engine.read_report import ReadReport
 from joinery_runtime.engine.worker import Block, Worker
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, Superseded
 from joinery_runtime.sources.base import Range
@@ -76,7 +76,9 @@ class SparkHost:
     def run(self, work: EpochWork) -> EpochOutcome:
         plan = work.plan
         results = self._results(work)
-        _raise_first_failure(results)
+        for result in results:
+            if isinstance(result, TaskFailure):
+                raise result.error
         summaries = [((s.step, s.shard), s) for s in results if isinstance(s, ShardSummary)]
         (read,) = (result for result in results if isinstance(result, ReadSummary))
         return EpochOutcome(read, choose_attempts(summaries, self._setup.steps, plan.shards))
@@ -93,7 +95,7 @@ class SparkHost:
 
     def _job_of(self, work: EpochWork) -> RDD[Any]:
         context, plan, setup = self._context, work.plan, self._setup
-        groups = deal(plan.ranges, context.defaultParallelism)
+        groups = balance_ranges(plan.ranges, context.defaultParallelism)
         context.setJobDescription(f"{self._job}: epoch {plan.epoch}")
         blocks = context.parallelize(groups, max(1, len(groups))).mapPartitions(lambda tasks: _read(setup, work, tasks))
         for step in range(setup.steps):
@@ -145,16 +147,13 @@ def _defaults(master: str) -> dict[str, str]:
     """What nobody has set; `master` is "" where nobody named one."""
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
     if not _submitted():
-        defaults["spark.driver.defaultJavaOptions"] = f"{_JIT} {_log_options(master)}"
+        logging = f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
+        defaults["spark.driver.defaultJavaOptions"] = f"{_JIT} {logging}"
         if not master:
             defaults["spark.master"] = master = "local[*,4]"
     if master.startswith("local["):
         defaults["spark.driver.host"] = "127.0.0.1"
     return defaults
-
-
-def _log_options(master: str) -> str:
-    return f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
 
 
 def _log_level(master: str) -> str:
@@ -204,16 +203,13 @@ def _submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def deal(ranges: Sequence[Range], hands: int) -> list[list[Range]]:
-    """The ranges dealt to at most `hands` read tasks of similar size, largest first."""
-    piles: list[list[Range]] = [[] for _ in range(min(hands, len(ranges)))]
+def balance_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
+    """The ranges of each read task, at most `most` tasks that read about as many records: the largest range goes first,
+    each to the task that has the fewest records so far."""
+    tasks: list[list[Range]] = [[] for _ in range(min(most, len(ranges)))]
     for planned in sorted(ranges, key=lambda r: (r.start - r.end_exclusive, r.partition)):
-        min(piles, key=_records).append(planned)
-    return piles
-
-
-def _records(pile: Sequence[Range]) -> int:
-    return sum(r.end_exclusive - r.start for r in pile)
+        min(tasks, key=lambda task: sum(r.end_exclusive - r.start for r in task)).append(planned)
+    return tasks
 
 
 # --- inside the tasks ------------------------------------------------------------------------------------------------
@@ -287,9 +283,3 @@ def _attempt() -> str:
     """Unique for ever: the same task may run twice, also at once (speculation), also as a zombie."""
     context = TaskContext.get()
     return f"{context.taskAttemptId() if context else 0}-{uuid.uuid4().hex[:12]}"
-
-
-def _raise_first_failure(results: Iterable[Result]) -> None:
-    for result in results:
-        if isinstance(result, TaskFailure):
-            raise result.error

@@ -2,13 +2,13 @@
 
 The steps and what they print are described in docs/trace.md. This runs the real driver, planner, worker and store;
 only the records come from the steps, and output rows go back to the caller in a defined order. Tasks run in this
-process, or on another `Stage`.
+process, or on another `TraceEnvironment`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -20,8 +20,8 @@ from joinery_runtime.engine.assembly import identity, input_clocks, plan_setting
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.hosts.trace_stage import Stage, in_order, local_stage
-from joinery_runtime.hosts.trace_steps import Step, StepLog, ToldIdleness, check_step, rows_by_input
+from joinery_runtime.hosts.trace_environment import TraceEnvironment, in_order, local_environment
+from joinery_runtime.hosts.trace_steps import ScriptedIdleness, Step, StepLog, check_step, rows_by_input
 from joinery_runtime.job import Job
 from joinery_runtime.state.store import StateStore
 
@@ -31,13 +31,13 @@ def run_trace(
     steps: Iterable[Step],
     store: StateStore,
     shards: int | None = None,
-    stage: Stage | None = None,
+    environment: TraceEnvironment | None = None,
     *,
     verbose: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """One result per step. Raises JoineryError naming the step that is not one. `store` must not know the job yet.
     `verbose` adds the watermarks that each join step hands on (rule N3)."""
-    with local_stage(store) if stage is None else nullcontext(stage) as opened:
+    with local_environment(store) if environment is None else nullcontext(environment) as opened:
         trace = _Trace(job, store, shards or job.spec.shards, opened)
         for number, step in enumerate(steps, start=1):
             check_step(number, step, job.inputs)
@@ -45,11 +45,11 @@ def run_trace(
 
 
 class _Trace:
-    def __init__(self, job: Job, store: StateStore, shards: int, stage: Stage) -> None:
-        self._job, self._store, self._shards, self._stage = job, store, shards, stage
+    def __init__(self, job: Job, store: StateStore, shards: int, environment: TraceEnvironment) -> None:
+        self._job, self._store, self._shards, self._environment = job, store, shards, environment
         self._pipeline = compile_job(job)
         self._logs = {side.name: StepLog(side) for side in job.inputs}
-        self._told = ToldIdleness(self._logs)
+        self._idleness = ScriptedIdleness(self._logs)
         self._restart()
 
     def step(self, step: Step) -> dict[str, Any]:
@@ -60,8 +60,8 @@ class _Trace:
             dead.update(report.dead)
             for name, counts in report.dropped.items():
                 late[name] += counts.get("late", 0)
-                dropped.setdefault(name, Counter()).update(_without_late(counts))
-        line = {"output": in_order(self._stage.output.take()), "watermarks": self._watermarks()}
+                dropped.setdefault(name, Counter()).update({r: n for r, n in counts.items() if r != "late"})
+        line = {"output": in_order(self._environment.output.take()), "watermarks": self._watermarks()}
         found = {name: dict(counts) for name, counts in dropped.items() if counts}
         return {**line, "late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
 
@@ -77,27 +77,24 @@ class _Trace:
             self._shards = step["rescale"]
             self._planner.rescale(self._shards)
             return []
-        self._tell(step)
+        self._take_in(step)
         reports = [self._epoch()]
         # T3: what this epoch's rows imply counts from the next one on, and a trace runs that one within the step.
-        while (plan := self._driver.plan(always=self._watermarks() != self._fixed())) is not None:
+        while (plan := self._driver.plan(always=self._watermarks() != self._committed_watermarks())) is not None:
             reports.append(self._driver.commit(plan, self._driver.run(plan), last=True))
         return reports
 
-    def _tell(self, step: Step) -> None:
+    def _take_in(self, step: Step) -> None:
         if "end" in step:
             for log in self._logs.values():
                 log.final = True
         for name in step.get("idle", ()):
-            self._told.tell(name, self._logs[name.partition("/")[0]])
+            self._idleness.mark_idle(name, self._logs[name.partition("/")[0]])
         for name, watermark in step.get("watermark", {}).items():
-            self._raise(name, watermark)
+            self._driver.state = self._driver.state.raised(name, watermark)
         for name, rows in rows_by_input(step).items():
             self._logs[name].append(rows)
-            self._told.spoke(name, rows)
-
-    def _raise(self, name: str, watermark: int) -> None:
-        self._driver.state = self._driver.state.raised(name, watermark)
+            self._idleness.mark_active(name, rows)
 
     def _epoch(self) -> EpochReport:
         plan = self._driver.plan(always=True)
@@ -107,21 +104,17 @@ class _Trace:
     def _restart(self) -> None:
         who = identity(self._job, self._pipeline, lambda _: None)
         settings = replace(plan_settings(self._job, who), shards=self._shards, max_records=2**62)
-        self._planner = Planner(settings, self._logs, input_clocks(self._job), self._told)
-        host = self._stage.host(self._job, self._logs)
-        dead = self._stage.dead_letters if self._job.spec.dead_letter else None
-        parts = DriverParts(self._store, self._planner, host, self._stage.output, dead)
+        self._planner = Planner(settings, self._logs, input_clocks(self._job), self._idleness)
+        host = self._environment.host(self._job, self._logs)
+        dead = self._environment.dead_letters if self._job.spec.dead_letter else None
+        parts = DriverParts(self._store, self._planner, host, self._environment.output, dead)
         self._driver = Driver(who, self._pipeline, parts, now_ms=lambda: 0)
         self._driver.recover()
 
-    def _fixed(self) -> dict[str, int | None]:
+    def _committed_watermarks(self) -> dict[str, int | None]:
         return {name: state.progress.watermark for name, state in self._driver.state.inputs.items()}
 
     def _watermarks(self) -> dict[str, int | None]:
         ended = tuple(name for name, log in self._logs.items() if log.final)
-        progress = self._planner.watermarks(self._driver.state.inputs, self._told.idle(), ended, 0)
+        progress = self._planner.watermarks(self._driver.state.inputs, self._idleness.idle(), ended, 0)
         return {name: value.watermark for name, value in progress.items()}
-
-
-def _without_late(counts: Mapping[str, int]) -> dict[str, int]:
-    return {reason: count for reason, count in counts.items() if reason != "late"}

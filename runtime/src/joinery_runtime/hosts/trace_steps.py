@@ -145,7 +145,7 @@ class StepLog(Exclusive):
         """Nothing is open."""
 
 
-class ToldIdleness:
+class ScriptedIdleness:
     """Inputs ("payments") or partitions ("payments/1") that a step called idle, until their next row. What a step says
     is the world outside, so a restart does not forget it."""
 
@@ -153,14 +153,14 @@ class ToldIdleness:
         self._logs = logs
         self._idle: dict[str, set[int] | None] = {}
 
-    def tell(self, name: str, log: StepLog) -> None:
+    def mark_idle(self, name: str, log: StepLog) -> None:
         _, slash, partition = name.partition("/")
         if slash:
             self._idle[log.name] = (self._idle.get(log.name) or set()) | {int(partition)}
         else:
             self._idle[log.name] = None
 
-    def spoke(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def mark_active(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         idle = self._idle.get(name)
         if not rows or name not in self._idle:
             return

@@ -1,4 +1,4 @@
-"""What a store may do, decided from facts alone: no database, no clock. Every store asks these same functions.
+"""What a store may do, decided from what is stored alone: no database, no clock. Every store asks these functions.
 
 A segment's life: staged -> live -> retired -> gone. A *retired* segment is one that a commit, a restore or a migration
 took out of the live set. Nothing but `sweep` removes rows: deleting a big blob takes Postgres 1 ms per MB (measured),
@@ -43,7 +43,7 @@ class SegmentStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class JobFacts:
+class StoredJob:
     """What is stored of a job: newest generation, last epoch number used, JSON texts of pending plan and definition,
     the epoch that the state stands on, the name of this life, and where the state was moved or is being moved to.
 
@@ -62,7 +62,7 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentFacts:
+class StoredSegment:
     """`generation` and `epoch` are those that the segment was staged under."""
 
     status: SegmentStatus
@@ -78,30 +78,30 @@ def no_job(job: str) -> StateError:
     )
 
 
-def require_owned(facts: JobFacts | None, job: str, generation: int | None) -> JobFacts:
-    """The facts of a job that is there, and that `generation` owns, if one is given. Raises Fenced, StateError."""
-    return require_job(facts, job) if generation is None else check_owner(facts, job, generation)
+def require_owned(stored: StoredJob | None, job: str, generation: int | None) -> StoredJob:
+    """The stored job, which is there, and which `generation` owns, if one is given. Raises Fenced, StateError."""
+    return require_job(stored, job) if generation is None else check_owner(stored, job, generation)
 
 
-def check_roll_back(facts: JobFacts, pin: Savepoint) -> bool:
+def check_roll_back(stored: StoredJob, pin: Savepoint) -> bool:
     """Whether the job was started anew since, so that all of the savepoint has to come back. Raises CommittedSince."""
-    if facts.committed != pin.committed:
+    if stored.committed != pin.committed:
         raise CommittedSince(
-            f"Job {facts.job} cannot simply be rolled back to savepoint {pin.name}",
-            facts=f"its state stands on epoch {facts.committed} by now, the savepoint's on {pin.committed}",
+            f"Job {stored.job} cannot simply be rolled back to savepoint {pin.name}",
+            facts=f"its state stands on epoch {stored.committed} by now, the savepoint's on {pin.committed}",
             todo="To go back all the same, restore the savepoint: output of the epochs since then will repeat",
         )
-    return facts.lineage != pin.lineage
+    return stored.lineage != pin.lineage
 
 
-def check_start_anew(facts: JobFacts, pin: Savepoint) -> bool:
+def check_start_anew(stored: StoredJob, pin: Savepoint) -> bool:
     """Whether there is something to drop; False: the job was started anew since this savepoint. Raises StateError."""
-    if facts.lineage != pin.lineage:
+    if stored.lineage != pin.lineage:
         return False
-    if facts.committed != pin.committed:
+    if stored.committed != pin.committed:
         raise StateError(
-            f"Savepoint {pin.name} does not keep the state of job {facts.job} that would be dropped",
-            facts=f"the savepoint's state stands on epoch {pin.committed}, the job's on {facts.committed}",
+            f"Savepoint {pin.name} does not keep the state of job {stored.job} that would be dropped",
+            facts=f"the savepoint's state stands on epoch {pin.committed}, the job's on {stored.committed}",
             todo="Create another savepoint and name that one",
         )
     return True
@@ -131,35 +131,35 @@ def name_keys(keys: Iterable[str]) -> str:
     return ", ".join(ordered[:_KEYS_IN_MESSAGE]) + (f" and {more} more" if more > 0 else "")
 
 
-def require_job(facts: JobFacts | None, job: str) -> JobFacts:
-    if facts is None:
+def require_job(stored: StoredJob | None, job: str) -> StoredJob:
+    if stored is None:
         raise no_job(job)
-    if facts.moved_to is not None:
-        raise moved(facts)
-    if facts.deleted:
+    if stored.moved_to is not None:
+        raise moved(stored)
+    if stored.deleted:
         raise no_job(job)
-    return facts
+    return stored
 
 
-def moved(facts: JobFacts) -> StateError:
-    if facts.deleted:
+def moved(stored: StoredJob) -> StateError:
+    if stored.deleted:
         return Moved(
-            f"The state of job {facts.job} was moved",
-            facts=f"it is at {facts.moved_to}",
+            f"The state of job {stored.job} was moved",
+            facts=f"it is at {stored.moved_to}",
             todo="Name that place in stateStore. To start anew here all the same: joinery state delete JOB --yes",
         )
     return StateError(
-        f"The state of job {facts.job} is being moved",
-        facts=f"to {facts.moved_to}; the move has not ended",
+        f"The state of job {stored.job} is being moved",
+        facts=f"to {stored.moved_to}; the move has not ended",
         todo="Repeat the same joinery state move, or give it up with joinery state move JOB --stay",
     )
 
 
-def check_owner(facts: JobFacts | None, job: str, generation: int) -> JobFacts:
+def check_owner(stored: StoredJob | None, job: str, generation: int) -> StoredJob:
     """Raises Fenced unless `generation` is the job's newest one."""
-    if facts is not None and facts.generation != generation:
-        raise fenced(job, generation, str(facts.generation))
-    return require_job(facts, job)
+    if stored is not None and stored.generation != generation:
+        raise fenced(job, generation, str(stored.generation))
+    return require_job(stored, job)
 
 
 def fenced(job: str, generation: int, by: str) -> Fenced:
@@ -170,12 +170,12 @@ def fenced(job: str, generation: int, by: str) -> Fenced:
     )
 
 
-def check_plan(facts: JobFacts | None, job: str, generation: int, plan: str, definition: str) -> bool:
+def check_plan(stored: StoredJob | None, job: str, generation: int, plan: str, definition: str) -> bool:
     """Whether the plan is to be written; False: it is there already. Both are JSON texts.
 
     A plan is for the next epoch, and one that is pending is never replaced by another: it may have been acted on.
     """
-    owner = check_owner(facts, job, generation)
+    owner = check_owner(stored, job, generation)
     _check_plan_epoch(job, json.loads(plan), owner.epoch + 1)
     if owner.plan is None:
         return True
@@ -190,9 +190,9 @@ def _pending(what: str) -> StateError:
     return StateError(what, facts="a pending plan is replayed as it stands", todo="Commit it first")
 
 
-def check_reset(facts: JobFacts | None, job: str, expected: Standing | None, *, drop_plan: bool) -> JobFacts:
+def check_reset(stored: StoredJob | None, job: str, expected: Standing | None, *, drop_plan: bool) -> StoredJob:
     """Offsets change between two plans, never under one: what a plan reads is part of it."""
-    existing = require_job(facts, job)
+    existing = require_job(stored, job)
     found = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
     if expected is not None and found != expected:
         raise StateError(
@@ -214,9 +214,9 @@ def _standing_text(at: Standing) -> str:
     return f"generation {at.generation}, epoch {at.epoch}{planned}"
 
 
-def check_claim(facts: JobFacts | None, job: str, expected: Standing) -> None:
+def check_claim(stored: StoredJob | None, job: str, expected: Standing) -> None:
     """An attempt of a fenced driver, or of an epoch that is over, claims nothing."""
-    existing = check_owner(facts, job, expected.generation)
+    existing = check_owner(stored, job, expected.generation)
     found = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
     if found != expected:
         raise Fenced(
@@ -232,10 +232,10 @@ def standing(generation: int, epoch: int, *, pending: bool) -> Standing:
 
 
 def check_commit(
-    facts: JobFacts | None, job: str, generation: int, commit: EpochCommit, named: Mapping[str, SegmentFacts]
+    stored: StoredJob | None, job: str, generation: int, commit: EpochCommit, named: Mapping[str, StoredSegment]
 ) -> None:
-    """`named` holds the facts of those segments in `commit.upserts` and `commit.deletes` that exist."""
-    owner = check_owner(facts, job, generation)
+    """`named` holds the existing ones of the segments in `commit.upserts` and `commit.deletes`."""
+    owner = check_owner(stored, job, generation)
     if commit.epoch != owner.epoch + 1:
         raise StateError(
             f"Job {job} cannot commit epoch {commit.epoch}",
@@ -263,25 +263,25 @@ def _check_plan_epoch(job: str, plan: Json, expected: int) -> None:
         )
 
 
-def committable(segment: SegmentFacts, generation: int, epoch: int) -> bool:
+def committable(segment: StoredSegment, generation: int, epoch: int) -> bool:
     """Whether the commit of `epoch` by `generation` may make it live."""
     return segment.status is SegmentStatus.STAGED and not sweepable(segment, generation, epoch - 1, pinned=False)
 
 
-def sweepable(segment: SegmentFacts, generation: int, committed_epoch: int, *, pinned: bool) -> bool:
+def sweepable(segment: StoredSegment, generation: int, committed_epoch: int, *, pinned: bool) -> bool:
     """Whether nothing can ever need it again, given the job's generation and last committed epoch."""
     if segment.status is SegmentStatus.STAGED:
         return segment.generation < generation or segment.epoch <= committed_epoch
     return segment.status is SegmentStatus.RETIRED and not pinned
 
 
-def readable(segment: SegmentFacts, *, pinned: bool) -> bool:
+def readable(segment: StoredSegment, *, pinned: bool) -> bool:
     return segment.status is SegmentStatus.LIVE or (segment.status is SegmentStatus.RETIRED and pinned)
 
 
-def staged_epoch(facts: JobFacts, meta: SegmentMeta) -> int:
+def staged_epoch(stored: StoredJob, meta: SegmentMeta) -> int:
     """The epoch a segment is staged under. Compaction may give a segment an older `meta.epoch`: it is not garbage."""
-    return max(meta.epoch, facts.epoch + 1)
+    return max(meta.epoch, stored.epoch + 1)
 
 
 def check_stage(job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> dict[str, tuple[SegmentMeta, bytes]]:
@@ -307,9 +307,9 @@ def different_bytes(job: str, key: str) -> StateError:
     )
 
 
-def epoch_after_reset(facts: JobFacts) -> int:
+def epoch_after_reset(stored: StoredJob) -> int:
     """The last epoch number used once the pending plan is dropped: output of that epoch may have gone out (M3)."""
-    return facts.epoch if facts.plan is None else facts.epoch + 1
+    return stored.epoch if stored.plan is None else stored.epoch + 1
 
 
 def oldest_logged_epoch(epoch: int) -> int:

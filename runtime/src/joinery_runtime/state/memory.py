@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from joinery_runtime.state import decisions
-from joinery_runtime.state.decisions import JobFacts, SegmentFacts, SegmentStatus, decode_optional, encode_json
+from joinery_runtime.state.decisions import SegmentStatus, StoredJob, StoredSegment, decode_optional, encode_json
 from joinery_runtime.state.migrations import check_chain, migrate_segment
 from joinery_runtime.state.store import (
     EpochCommit,
@@ -27,16 +27,11 @@ from joinery_runtime.state.store import (
 )
 
 
-def wall_clock() -> int:
-    """Milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class _Segment:
     meta: SegmentMeta
     blob: bytes
-    facts: SegmentFacts
+    stored: StoredSegment
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class _Logged:
 
 @dataclass(slots=True)
 class _Job:
-    facts: JobFacts
+    stored: StoredJob
     planned_at: int = 0
     signature: str | None = None
     offsets: dict[str, bytes] = field(default_factory=dict)
@@ -71,23 +66,23 @@ class _Job:
         return any(key in pin.keys for pin in self.pins.values())
 
     def live(self) -> dict[str, _Segment]:
-        return {key: item for key, item in sorted(self.segments.items()) if item.facts.status is SegmentStatus.LIVE}
+        return {key: item for key, item in sorted(self.segments.items()) if item.stored.status is SegmentStatus.LIVE}
 
     def set_status(self, keys: Iterable[str], status: SegmentStatus) -> None:
         for key in keys:
             item = self.segments[key]
-            self.segments[key] = replace(item, facts=replace(item.facts, status=status))
+            self.segments[key] = replace(item, stored=replace(item.stored, status=status))
 
     def make_live(self, keys: Iterable[str]) -> None:
         """Exactly these; what else was live is retired."""
         self.set_status(list(self.live()), SegmentStatus.RETIRED)
         self.set_status(keys, SegmentStatus.LIVE)
 
-    def named(self, keys: Iterable[str]) -> dict[str, SegmentFacts]:
-        return {key: self.segments[key].facts for key in keys if key in self.segments}
+    def named(self, keys: Iterable[str]) -> dict[str, StoredSegment]:
+        return {key: self.segments[key].stored for key in keys if key in self.segments}
 
     def trim_log(self) -> None:
-        oldest = decisions.oldest_logged_epoch(self.facts.epoch)
+        oldest = decisions.oldest_logged_epoch(self.stored.epoch)
         while (first := next(iter(self.log))) < oldest:
             del self.log[first]
 
@@ -98,49 +93,49 @@ class _Job:
 
     def record(self, now: int) -> JobRecord:
         return JobRecord(
-            job=self.facts.job,
-            lineage=self.facts.lineage,
-            generation=self.facts.generation,
-            epoch=self.facts.epoch,
+            job=self.stored.job,
+            lineage=self.stored.lineage,
+            generation=self.stored.generation,
+            epoch=self.stored.epoch,
             signature=decode_optional(self.signature),
-            definition=decode_optional(self.facts.definition),
-            plan=decode_optional(self.facts.plan),
-            planned_for_ms=0 if self.facts.plan is None else max(0, now - self.planned_at),
+            definition=decode_optional(self.stored.definition),
+            plan=decode_optional(self.stored.plan),
+            planned_for_ms=0 if self.stored.plan is None else max(0, now - self.planned_at),
             offsets=dict(self.offsets),
             segments=tuple(item.meta for item in self.live().values()),
-            committed=self.facts.committed,
+            committed=self.stored.committed,
         )
 
 
 class MemoryStore:
     """See `StateStore` for the contract. `clock` returns milliseconds since the epoch."""
 
-    def __init__(self, clock: Callable[[], int] = wall_clock) -> None:
+    def __init__(self, clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self._clock = clock
         self._lock = threading.RLock()
         self._jobs: dict[str, _Job] = {}
 
     def acquire(self, job: str) -> JobRecord:
         with self._lock:
-            entry = self._jobs.setdefault(job, _Job(JobFacts(job, 0, 0, None, None, False, 0, _new_lineage())))
-            entry.facts = replace(entry.facts, generation=entry.facts.generation + 1, deleted=False)
+            entry = self._jobs.setdefault(job, _Job(StoredJob(job, 0, 0, None, None, False, 0, _new_lineage())))
+            entry.stored = replace(entry.stored, generation=entry.stored.generation + 1, deleted=False)
             return entry.record(self._clock())
 
     def record(self, job: str) -> JobRecord | None:
         with self._lock:
             entry = self._jobs.get(job)
-            return None if entry is None or entry.facts.deleted else entry.record(self._clock())
+            return None if entry is None or entry.stored.deleted else entry.record(self._clock())
 
     def standing(self, job: str) -> Standing | None:
         with self._lock:
-            facts = self._facts(job)
-            if facts is None or facts.deleted:
+            stored = self._stored(job)
+            if stored is None or stored.deleted:
                 return None
-            return decisions.standing(facts.generation, facts.epoch, pending=facts.plan is not None)
+            return decisions.standing(stored.generation, stored.epoch, pending=stored.plan is not None)
 
     def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
         with self._lock:
-            decisions.check_claim(self._facts(job), job, expected)
+            decisions.check_claim(self._stored(job), job, expected)
             claims = self._jobs[job].claims
             fresh = name not in claims
             if fresh or claims[name] == instead_of:
@@ -153,16 +148,16 @@ class MemoryStore:
 
     def release_claims(self, job: str, generation: int) -> None:
         with self._lock:
-            decisions.check_owner(self._facts(job), job, generation)
+            decisions.check_owner(self._stored(job), job, generation)
             claims = self._jobs[job].claims
             claims |= dict.fromkeys(claims, "")
 
     def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
         text, under = encode_json(plan), encode_json(definition)
         with self._lock:
-            if decisions.check_plan(self._facts(job), job, generation, text, under):
+            if decisions.check_plan(self._stored(job), job, generation, text, under):
                 entry = self._jobs[job]
-                entry.facts = replace(entry.facts, plan=text, definition=under)
+                entry.stored = replace(entry.stored, plan=text, definition=under)
                 entry.planned_at = self._clock()
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
@@ -174,9 +169,9 @@ class MemoryStore:
                     raise decisions.different_bytes(job, key)
             for key in by_key.keys() - entry.segments.keys():
                 meta, blob = by_key[key]
-                epoch = decisions.staged_epoch(entry.facts, meta)
+                epoch = decisions.staged_epoch(entry.stored, meta)
                 entry.segments[key] = _Segment(
-                    meta, bytes(blob), SegmentFacts(SegmentStatus.STAGED, entry.facts.generation, epoch)
+                    meta, bytes(blob), StoredSegment(SegmentStatus.STAGED, entry.stored.generation, epoch)
                 )
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
@@ -187,7 +182,7 @@ class MemoryStore:
                 key
                 for key in wanted
                 if key not in entry.segments
-                or not decisions.readable(entry.segments[key].facts, pinned=entry.pinned(key))
+                or not decisions.readable(entry.segments[key].stored, pinned=entry.pinned(key))
             ]
             if gone:
                 raise decisions.missing_segments(job, gone, "not in the store")
@@ -200,7 +195,7 @@ class MemoryStore:
         with self._lock:
             entry = self._jobs.get(job)
             named = {} if entry is None else entry.named([*commit.upserts, *commit.deletes])
-            decisions.check_commit(self._facts(job), job, generation, commit, named)
+            decisions.check_commit(self._stored(job), job, generation, commit, named)
             for effect in commit.effects:
                 effect(None)
             # Nothing below can fail: the step is atomic.
@@ -210,8 +205,8 @@ class MemoryStore:
             entry.offsets |= commit.offsets
             entry.claims.clear()
             entry.signature = signature
-            entry.facts = replace(
-                entry.facts, epoch=commit.epoch, committed=commit.epoch, plan=next_plan, definition=definition
+            entry.stored = replace(
+                entry.stored, epoch=commit.epoch, committed=commit.epoch, plan=next_plan, definition=definition
             )
             entry.planned_at = now
             entry.log[commit.epoch] = _Logged(generation, plan, result, now)
@@ -225,18 +220,18 @@ class MemoryStore:
     def newest_epoch(self, job: str) -> EpochRecord | None:
         with self._lock:
             entry = self._jobs.get(job)
-            return (
-                None if entry is None or entry.facts.committed not in entry.log else entry.logged(entry.facts.committed)
-            )
+            if entry is None or entry.stored.committed not in entry.log:
+                return None
+            return entry.logged(entry.stored.committed)
 
     def sweep(self, job: str, generation: int) -> int:
         with self._lock:
-            facts = decisions.check_owner(self._facts(job), job, generation)
+            stored = decisions.check_owner(self._stored(job), job, generation)
             entry = self._jobs[job]
             garbage = [
                 key
                 for key, item in entry.segments.items()
-                if decisions.sweepable(item.facts, generation, facts.epoch, pinned=entry.pinned(key))
+                if decisions.sweepable(item.stored, generation, stored.epoch, pinned=entry.pinned(key))
             ]
             for key in garbage:
                 del entry.segments[key]
@@ -249,10 +244,10 @@ class MemoryStore:
                 raise decisions.savepoint_exists(job, name)
             metas = [item.meta for item in entry.live().values()]
             rows, size = sum(meta.rows for meta in metas), sum(meta.bytes for meta in metas)
-            facts, keys = entry.facts, frozenset(meta.key for meta in metas)
-            savepoint = Savepoint(name, facts.epoch, self._clock(), rows, size, facts.committed, facts.lineage)
+            stored, keys = entry.stored, frozenset(meta.key for meta in metas)
+            savepoint = Savepoint(name, stored.epoch, self._clock(), rows, size, stored.committed, stored.lineage)
             offsets, signature = dict(entry.offsets), entry.signature
-            entry.pins[name] = _Pin(savepoint, offsets, signature, keys, facts.definition)
+            entry.pins[name] = _Pin(savepoint, offsets, signature, keys, stored.definition)
             return savepoint
 
     def savepoints(self, job: str) -> list[Savepoint]:
@@ -270,29 +265,29 @@ class MemoryStore:
         with self._lock:
             entry = self._existing(job, generation)
             pin = self._pin(entry, name)
-            if decisions.check_roll_back(entry.facts, pin.savepoint):
+            if decisions.check_roll_back(entry.stored, pin.savepoint):
                 self._restore(entry, pin)
             else:
                 entry.make_live(pin.keys)
-                entry.facts = replace(entry.facts, generation=entry.facts.generation + 1)
+                entry.stored = replace(entry.stored, generation=entry.stored.generation + 1)
             entry.pins[name] = replace(pin, savepoint=replace(pin.savepoint, rolled_back=True))
             return entry.record(self._clock())
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._lock:
             entry = self._existing(job, generation)
-            if decisions.check_start_anew(entry.facts, self._pin(entry, name).savepoint):
+            if decisions.check_start_anew(entry.stored, self._pin(entry, name).savepoint):
                 entry.make_live(())
                 entry.offsets, entry.signature = {}, None
                 self._reset(entry)
-                entry.facts = replace(entry.facts, definition=None, lineage=_new_lineage())
+                entry.stored = replace(entry.stored, definition=None, lineage=_new_lineage())
             return entry.record(self._clock())
 
     def reset_offsets(
         self, job: str, offsets: Mapping[str, bytes], *, expected: Standing | None = None, drop_plan: bool = False
     ) -> JobRecord:
         with self._lock:
-            decisions.check_reset(self._facts(job), job, expected, drop_plan=drop_plan)
+            decisions.check_reset(self._stored(job), job, expected, drop_plan=drop_plan)
             entry = self._jobs[job]
             entry.offsets |= offsets
             self._reset(entry)
@@ -306,7 +301,7 @@ class MemoryStore:
 
     def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
         with self._lock:
-            decisions.check_owner(self._facts(job), job, generation)
+            decisions.check_owner(self._stored(job), job, generation)
             entry = self._jobs[job]
             live = entry.live()
             check_chain((item.meta.state_version for item in live.values()), target, chain)
@@ -314,46 +309,46 @@ class MemoryStore:
             new = [migrate_segment(item.meta, item.blob, target, chain, generation) for item in old]
             entry.set_status([item.meta.key for item in old], SegmentStatus.RETIRED)
             for item, (meta, blob) in zip(old, new, strict=True):
-                entry.segments[meta.key] = _Segment(meta, blob, replace(item.facts, status=SegmentStatus.LIVE))
+                entry.segments[meta.key] = _Segment(meta, blob, replace(item.stored, status=SegmentStatus.LIVE))
             return len(old)
 
     def delete_job(self, job: str) -> None:
         with self._lock:
             if job in self._jobs:
-                entry = self._jobs[job] = _Job(self._jobs[job].facts, claims=self._jobs[job].claims)
+                entry = self._jobs[job] = _Job(self._jobs[job].stored, claims=self._jobs[job].claims)
                 self._reset(entry)
-                entry.facts = replace(entry.facts, definition=None, deleted=True, committed=0, lineage=_new_lineage())
+                entry.stored = replace(entry.stored, definition=None, deleted=True, committed=0, lineage=_new_lineage())
 
     def close(self) -> None:
         """Does nothing: the state lives as long as the object."""
 
-    def _facts(self, job: str) -> JobFacts | None:
-        return self._jobs[job].facts if job in self._jobs else None
+    def _stored(self, job: str) -> StoredJob | None:
+        return self._jobs[job].stored if job in self._jobs else None
 
     def _existing(self, job: str, generation: int | None = None) -> _Job:
-        decisions.require_owned(self._facts(job), job, generation)
+        decisions.require_owned(self._stored(job), job, generation)
         return self._jobs[job]
 
     @staticmethod
     def _pin(entry: _Job, name: str) -> _Pin:
         if name not in entry.pins:
-            raise decisions.no_savepoint(entry.facts.job, name, sorted(entry.pins))
+            raise decisions.no_savepoint(entry.stored.job, name, sorted(entry.pins))
         return entry.pins[name]
 
     def _restore(self, entry: _Job, pin: _Pin) -> None:
         entry.make_live(pin.keys)
         entry.offsets, entry.signature = dict(pin.offsets), pin.signature
         self._reset(entry)
-        entry.facts = replace(
-            entry.facts, definition=pin.definition, committed=pin.savepoint.committed, lineage=pin.savepoint.lineage
+        entry.stored = replace(
+            entry.stored, definition=pin.definition, committed=pin.savepoint.committed, lineage=pin.savepoint.lineage
         )
 
     @staticmethod
     def _reset(entry: _Job) -> None:
         """Fences every running driver and drops the pending plan."""
-        facts = entry.facts
-        entry.facts = replace(
-            facts, generation=facts.generation + 1, epoch=decisions.epoch_after_reset(facts), plan=None
+        stored = entry.stored
+        entry.stored = replace(
+            stored, generation=stored.generation + 1, epoch=decisions.epoch_after_reset(stored), plan=None
         )
 
 

@@ -22,7 +22,7 @@ from joinery_runtime.errors import StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.connection import Connection, GuardedConnection
 from joinery_runtime.state.ddl import installed_version
-from joinery_runtime.state.decisions import JobFacts
+from joinery_runtime.state.decisions import StoredJob
 from joinery_runtime.state.postgres import PostgresStore
 
 _TABLES = ("jobs", "state", "offsets", "epochs", "savepoints", "savepoint_segments", "claims")
@@ -81,7 +81,7 @@ class MovableStore(PostgresStore):
     def contents(self, job: str) -> Moving:
         """Raises StateError if there is nothing to move."""
         with self._connection.session() as connection:
-            _present(self._facts(connection, job), job)
+            _present(self._stored(connection, job), job)
             counts = self._counts(connection, job)
             row = connection.execute(self._filled(_BYTES, "state"), {"job": job}).fetchone()
         assert row is not None, "an aggregate always has one row"
@@ -98,10 +98,10 @@ class MovableStore(PostgresStore):
         """All of it, or what is left to do of an interrupted move. Raises StateError; then it can be repeated."""
         self._require_another_place(target, job)
         with self._connection.session() as connection:
-            facts = _present(self._facts(connection, job), job)
-        if facts.moved_to not in (None, target.place):
-            raise decisions.moved(facts)
-        arrived = target._arrived(job, facts)
+            stored = _present(self._stored(connection, job), job)
+        if stored.moved_to not in (None, target.place):
+            raise decisions.moved(stored)
+        arrived = target._arrived(job, stored)
         if not arrived:
             self._depart(job, target.place)
             self._copy_all(target, job)
@@ -110,8 +110,8 @@ class MovableStore(PostgresStore):
     def stay(self, job: str) -> None:
         """Gives an unfinished move up: the job goes on here. Raises StateError if none is under way."""
         with self._connection.transaction() as connection:
-            facts = self._lock(connection, job)
-            if facts is None or facts.deleted or facts.moved_to is None:
+            stored = self._lock(connection, job)
+            if stored is None or stored.deleted or stored.moved_to is None:
                 raise StateError(f"No move of job {job} from {self.place} is under way")
             connection.execute(self._filled(_CLEAR_MOVED_TO, "jobs"), {"job": job})
 
@@ -126,13 +126,13 @@ class MovableStore(PostgresStore):
                 todo="Name another database or schema",
             )
 
-    def _arrived(self, job: str, from_there: JobFacts) -> bool:
+    def _arrived(self, job: str, from_there: StoredJob) -> bool:
         """Whether an interrupted move has brought all of it here. Raises StateError for another job of that name."""
         with self._connection.session() as connection:
-            facts = self._facts(connection, job)
-        if facts is None or facts.deleted:
+            stored = self._stored(connection, job)
+        if stored is None or stored.deleted:
             return False
-        if from_there.moved_to is not None and facts.lineage == from_there.lineage:
+        if from_there.moved_to is not None and stored.lineage == from_there.lineage:
             return True
         raise StateError(
             f"There is state of a job {job} at the target already",
@@ -198,10 +198,10 @@ class MovableStore(PostgresStore):
         return sql.SQL(statement).format(schema=schema, table=sql.Identifier(table), columns=columns, where=where)
 
 
-def _present(facts: JobFacts | None, job: str) -> JobFacts:
+def _present(stored: StoredJob | None, job: str) -> StoredJob:
     """Also while it is being moved. Raises StateError if there is no state here."""
-    if facts is None or (facts.deleted and facts.moved_to is None):
+    if stored is None or (stored.deleted and stored.moved_to is None):
         raise decisions.no_job(job)
-    if facts.deleted:
-        raise decisions.moved(facts)
-    return facts
+    if stored.deleted:
+        raise decisions.moved(stored)
+    return stored

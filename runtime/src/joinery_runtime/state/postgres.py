@@ -1,7 +1,7 @@
 """The StateStore in Postgres: blobs, offsets, plans and savepoints in one schema, each change one transaction.
 
-Every change of a job locks its row, gathers facts, asks `decisions`, then writes. Round trips to the server are what
-a small commit costs, so statements that don't wait for each other travel together (libpq's pipeline mode).
+Every change of a job locks its row, reads what is stored, asks `decisions`, then writes. Round trips to the server are
+what a small commit costs, so statements that don't wait for each other travel together (libpq's pipeline mode).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from joinery_runtime.state.connection import Connection, GuardedConnection
 from joinery_runtime.state.ddl import ensure_schema, installed_version
 from joinery_runtime.state.decisions import (
     BATCH,
-    JobFacts,
-    SegmentFacts,
     SegmentStatus,
+    StoredJob,
+    StoredSegment,
     by_bytes,
     decode_optional,
     encode_json,
@@ -86,7 +86,7 @@ class PostgresStore:
     def acquire(self, job: str) -> JobRecord:
         with self._connection.transaction() as connection:
             if not self._sql.run(connection, statements.ACQUIRE, job).rowcount:
-                decisions.require_job(self._facts(connection, job), job)
+                decisions.require_job(self._stored(connection, job), job)
             return self._record(connection, job)
 
     def record(self, job: str) -> JobRecord | None:
@@ -105,7 +105,7 @@ class PostgresStore:
                 generation=expected.generation, epoch=expected.epoch,
             ).fetchone()  # fmt: skip
             if row is None:
-                decisions.check_claim(self._facts(connection, job), job, expected)
+                decisions.check_claim(self._stored(connection, job), job, expected)
         assert row is not None, "a standing that is not there any more never comes back"
         holder, fresh = row
         return None if fresh else str(holder)
@@ -128,8 +128,8 @@ class PostgresStore:
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
         by_key = decisions.check_stage(job, segments)
         with self._connection.session() as connection:
-            facts = decisions.require_job(self._facts(connection, job), job)
-            self._segments.stage(connection, facts, by_key)
+            stored = decisions.require_job(self._stored(connection, job), job)
+            self._segments.stage(connection, stored, by_key)
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         wanted = list(dict.fromkeys(keys))
@@ -137,7 +137,7 @@ class PostgresStore:
             found = self._segments.read(connection, job, wanted)
             gone = [key for key in wanted if key not in found]
             if gone or not wanted:
-                decisions.require_job(self._facts(connection, job), job)
+                decisions.require_job(self._stored(connection, job), job)
         if gone:
             raise decisions.missing_segments(job, gone, "not in the store")
         return {key: found[key] for key in wanted}
@@ -146,8 +146,8 @@ class PostgresStore:
         texts = {name: encode_json(getattr(commit, name)) for name in ("plan", "result", "signature", "definition")}
         next_plan = None if commit.next_plan is None else encode_json(commit.next_plan)
         with self._connection.transaction() as connection:
-            facts, named = self._lock_with_segments(connection, job, [*commit.upserts, *commit.deletes])
-            decisions.check_commit(facts, job, generation, commit, named)
+            stored, named = self._lock_with_segments(connection, job, [*commit.upserts, *commit.deletes])
+            decisions.check_commit(stored, job, generation, commit, named)
             with connection.pipeline():
                 self._write_commit(connection, job, generation, commit, {**texts, "next_plan": next_plan})
             for effect in commit.effects:
@@ -164,8 +164,8 @@ class PostgresStore:
 
     def sweep(self, job: str, generation: int) -> int:
         with self._connection.session() as connection:
-            facts = decisions.check_owner(self._facts(connection, job), job, generation)
-            garbage = self._segments.garbage(connection, facts)
+            stored = decisions.check_owner(self._stored(connection, job), job, generation)
+            garbage = self._segments.garbage(connection, stored)
         removed = 0
         for batch in _batches(garbage, SWEEP_BATCH):
             with self._connection.session() as connection:  # one at a time, so that others get in between
@@ -186,16 +186,16 @@ class PostgresStore:
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
         with self._connection.transaction() as connection:
-            facts = decisions.require_job(self._lock(connection, job), job)
+            stored = decisions.require_job(self._lock(connection, job), job)
             self._pin(connection, job, name)
-            self._restore(connection, facts, name)
+            self._restore(connection, stored, name)
             return self._record(connection, job)
 
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._connection.transaction() as connection:
-            facts = decisions.require_owned(self._lock(connection, job), job, generation)
-            if decisions.check_roll_back(facts, self._pin(connection, job, name)):
-                self._restore(connection, facts, name)
+            stored = decisions.require_owned(self._lock(connection, job), job, generation)
+            if decisions.check_roll_back(stored, self._pin(connection, job, name)):
+                self._restore(connection, stored, name)
             else:
                 self._sql.run(connection, statements.RESTORE_SEGMENTS, job, name=name)
                 self._sql.run(connection, statements.FENCE, job)
@@ -204,12 +204,12 @@ class PostgresStore:
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._connection.transaction() as connection:
-            facts = decisions.require_owned(self._lock(connection, job), job, generation)
-            if decisions.check_start_anew(facts, self._pin(connection, job, name)):
+            stored = decisions.require_owned(self._lock(connection, job), job, generation)
+            if decisions.check_start_anew(stored, self._pin(connection, job, name)):
                 with connection.pipeline():
                     self._sql.run(connection, statements.RETIRE_LIVE, job)
                     self._sql.run(connection, statements.DELETE_OFFSETS, job)
-                    self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
+                    self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(stored))
                     self._sql.run(connection, statements.FORGET_JOB, job)
             return self._record(connection, job)
 
@@ -217,10 +217,10 @@ class PostgresStore:
         self, job: str, offsets: Mapping[str, bytes], *, expected: Standing | None = None, drop_plan: bool = False
     ) -> JobRecord:
         with self._connection.transaction() as connection:
-            facts = decisions.check_reset(self._lock(connection, job), job, expected, drop_plan=drop_plan)
+            stored = decisions.check_reset(self._lock(connection, job), job, expected, drop_plan=drop_plan)
             with connection.pipeline():
                 self._set_offsets(connection, job, offsets)
-                self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(facts))
+                self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(stored))
             return self._record(connection, job)
 
     def delete_savepoint(self, job: str, name: str) -> None:
@@ -231,20 +231,20 @@ class PostgresStore:
 
     def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
         with self._connection.transaction() as connection:
-            facts = decisions.check_owner(self._lock(connection, job), job, generation)
-            return self._segments.migrate(connection, facts, chain, target)
+            stored = decisions.check_owner(self._lock(connection, job), job, generation)
+            return self._segments.migrate(connection, stored, chain, target)
 
     def delete_job(self, job: str) -> None:
         with self._connection.transaction() as connection:
-            facts = self._lock(connection, job)
-            if facts is not None:
-                self._delete(connection, facts)
+            stored = self._lock(connection, job)
+            if stored is not None:
+                self._delete(connection, stored)
 
     def moved_to(self, job: str) -> str | None:
         """Where `state.moving` has moved the job, or is moving it, from here."""
         with self._connection.session() as connection:
-            facts = self._facts(connection, job)
-        return None if facts is None else facts.moved_to
+            stored = self._stored(connection, job)
+        return None if stored is None else stored.moved_to
 
     def close(self) -> None:
         self._connection.close()
@@ -253,29 +253,29 @@ class PostgresStore:
         """What a new connection begins with: the schema is as this release knows it."""
         ensure_schema(connection, self.schema)
 
-    def _facts(self, connection: Connection, job: str) -> JobFacts | None:
-        return _job_facts(job, self._sql.run(connection, statements.FACTS, job).fetchone())
+    def _stored(self, connection: Connection, job: str) -> StoredJob | None:
+        return _stored_job(job, self._sql.run(connection, statements.JOB, job).fetchone())
 
-    def _lock(self, connection: Connection, job: str) -> JobFacts | None:
-        """The job's facts; they stay true until the transaction ends."""
-        return _job_facts(job, self._sql.run(connection, statements.LOCK_JOB, job).fetchone())
+    def _lock(self, connection: Connection, job: str) -> StoredJob | None:
+        """Reads the job's row and locks it until the transaction ends."""
+        return _stored_job(job, self._sql.run(connection, statements.LOCK_JOB, job).fetchone())
 
     def _lock_with_segments(
         self, connection: Connection, job: str, keys: Sequence[str]
-    ) -> tuple[JobFacts | None, dict[str, SegmentFacts]]:
+    ) -> tuple[StoredJob | None, dict[str, StoredSegment]]:
         with connection.pipeline():
             locked = self._sql.run(connection, statements.LOCK_JOB, job)
             named = self._sql.run(connection, statements.NAMED, job, keys=_encoded(keys))
-        facts = {
-            key.decode(): SegmentFacts(SegmentStatus(status), *staged_under) for key, status, *staged_under in named
+        segments = {
+            key.decode(): StoredSegment(SegmentStatus(status), *staged_under) for key, status, *staged_under in named
         }
-        return _job_facts(job, locked.fetchone()), facts
+        return _stored_job(job, locked.fetchone()), segments
 
     def _found(self, connection: Connection, job: str) -> JobRecord | None:
         row = self._sql.run(connection, statements.RECORD, job).fetchone()
-        facts = self._facts(connection, job) if row is None or row[-1] is not None else None
-        if facts is not None and facts.moved_to is not None:
-            raise decisions.moved(facts)
+        stored = self._stored(connection, job) if row is None or row[-1] is not None else None
+        if stored is not None and stored.moved_to is not None:
+            raise decisions.moved(stored)
         return None if row is None else _record(job, row)
 
     def _record(self, connection: Connection, job: str) -> JobRecord:
@@ -310,22 +310,22 @@ class PostgresStore:
             raise decisions.no_savepoint(job, name, list(existing))
         return existing[name]
 
-    def _delete(self, connection: Connection, facts: JobFacts) -> None:
+    def _delete(self, connection: Connection, stored: StoredJob) -> None:
         with connection.pipeline():
-            self._sql.run(connection, statements.DELETE_SAVEPOINTS, facts.job)
-            self._sql.run(connection, statements.DELETE_STATE, facts.job)
-            self._sql.run(connection, statements.DELETE_OFFSETS, facts.job)
-            self._sql.run(connection, statements.DELETE_EPOCHS, facts.job)
-            self._sql.run(connection, statements.RESET, facts.job, epoch=decisions.epoch_after_reset(facts))
-            self._sql.run(connection, statements.MARK_DELETED, facts.job)
+            self._sql.run(connection, statements.DELETE_SAVEPOINTS, stored.job)
+            self._sql.run(connection, statements.DELETE_STATE, stored.job)
+            self._sql.run(connection, statements.DELETE_OFFSETS, stored.job)
+            self._sql.run(connection, statements.DELETE_EPOCHS, stored.job)
+            self._sql.run(connection, statements.RESET, stored.job, epoch=decisions.epoch_after_reset(stored))
+            self._sql.run(connection, statements.MARK_DELETED, stored.job)
 
-    def _restore(self, connection: Connection, facts: JobFacts, name: str) -> None:
+    def _restore(self, connection: Connection, stored: StoredJob, name: str) -> None:
         with connection.pipeline():
-            self._sql.run(connection, statements.RESTORE_SEGMENTS, facts.job, name=name)
-            self._sql.run(connection, statements.DELETE_OFFSETS, facts.job)
-            self._sql.run(connection, statements.RESTORE_OFFSETS, facts.job, name=name, version=CURRENT_STATE_VERSION)
-            self._sql.run(connection, statements.RESTORE_JOB, facts.job, name=name)
-            self._sql.run(connection, statements.RESET, facts.job, epoch=decisions.epoch_after_reset(facts))
+            self._sql.run(connection, statements.RESTORE_SEGMENTS, stored.job, name=name)
+            self._sql.run(connection, statements.DELETE_OFFSETS, stored.job)
+            self._sql.run(connection, statements.RESTORE_OFFSETS, stored.job, name=name, version=CURRENT_STATE_VERSION)
+            self._sql.run(connection, statements.RESTORE_JOB, stored.job, name=name)
+            self._sql.run(connection, statements.RESET, stored.job, epoch=decisions.epoch_after_reset(stored))
 
 
 def _encoded(keys: Iterable[str]) -> list[bytes]:
@@ -359,13 +359,13 @@ class SegmentTable:
     def __init__(self, sql: Statements) -> None:
         self._sql = sql
 
-    def stage(self, connection: Connection, facts: JobFacts, by_key: Mapping[str, tuple[SegmentMeta, bytes]]) -> None:
+    def stage(self, connection: Connection, stored: StoredJob, by_key: Mapping[str, tuple[SegmentMeta, bytes]]) -> None:
         try:
-            self._copy(connection, facts, by_key.values())
+            self._copy(connection, stored, by_key.values())
         except psycopg.errors.UniqueViolation:
             # A repeated call, after an answer that was lost.
-            stored = self._stored_equal(connection, facts.job, by_key)
-            self._copy(connection, facts, [item for key, item in by_key.items() if key not in stored])
+            there = self._stored_equal(connection, stored.job, by_key)
+            self._copy(connection, stored, [item for key, item in by_key.items() if key not in there])
 
     def read(self, connection: Connection, job: str, keys: Sequence[str]) -> dict[str, bytes]:
         """Blobs of live and of pinned segments; what is not there is left out."""
@@ -379,43 +379,43 @@ class SegmentTable:
         if keys:
             self._sql.run(connection, statements.SET_STATUS, job, keys=_encoded(keys), status=status.value)
 
-    def migrate(self, connection: Connection, facts: JobFacts, chain: Mapping[int, Migration], target: int) -> int:
+    def migrate(self, connection: Connection, stored: StoredJob, chain: Mapping[int, Migration], target: int) -> int:
         """How many live segments were rewritten. Raises IncompatibleState before any is."""
-        versions = self._sql.run(connection, statements.LIVE_VERSIONS, facts.job).fetchall()
+        versions = self._sql.run(connection, statements.LIVE_VERSIONS, stored.job).fetchall()
         check_chain((version for (version,) in versions), target, chain)
-        old = [(key, size) for key, size in self._sql.run(connection, statements.LIVE_BELOW, facts.job, target=target)]
+        old = [(key, size) for key, size in self._sql.run(connection, statements.LIVE_BELOW, stored.job, target=target)]
         for batch in by_bytes(old):
-            self._migrate_batch(connection, facts, batch, chain, target)
+            self._migrate_batch(connection, stored, batch, chain, target)
         return len(old)
 
-    def garbage(self, connection: Connection, facts: JobFacts) -> list[bytes]:
+    def garbage(self, connection: Connection, stored: StoredJob) -> list[bytes]:
         """Keys of what nothing can ever need again."""
         return [
             key
-            for key, status, staged_by, epoch, pinned in self._sql.run(connection, statements.NOT_LIVE, facts.job)
+            for key, status, staged_by, epoch, pinned in self._sql.run(connection, statements.NOT_LIVE, stored.job)
             if decisions.sweepable(
-                SegmentFacts(SegmentStatus(status), staged_by, epoch), facts.generation, facts.epoch, pinned=pinned
+                StoredSegment(SegmentStatus(status), staged_by, epoch), stored.generation, stored.epoch, pinned=pinned
             )
         ]
 
     def remove(self, connection: Connection, job: str, keys: list[bytes]) -> int:
         return self._sql.run(connection, statements.REMOVE, job, keys=keys).rowcount
 
-    def _copy(self, connection: Connection, facts: JobFacts, segments: Iterable[tuple[SegmentMeta, bytes]]) -> None:
+    def _copy(self, connection: Connection, stored: StoredJob, segments: Iterable[tuple[SegmentMeta, bytes]]) -> None:
         staged = (
-            (meta, blob, SegmentFacts(SegmentStatus.STAGED, facts.generation, decisions.staged_epoch(facts, meta)))
+            (meta, blob, StoredSegment(SegmentStatus.STAGED, stored.generation, decisions.staged_epoch(stored, meta)))
             for meta, blob in segments
         )
-        self._insert(connection, facts.job, staged)
+        self._insert(connection, stored.job, staged)
 
     def _insert(
-        self, connection: Connection, job: str, segments: Iterable[tuple[SegmentMeta, bytes, SegmentFacts]]
+        self, connection: Connection, job: str, segments: Iterable[tuple[SegmentMeta, bytes, StoredSegment]]
     ) -> None:
         with connection.cursor() as cursor, cursor.copy(self._sql[statements.STAGE]) as copy:
             copy.set_types(statements.STAGE_TYPES)
-            for meta, blob, facts in segments:
+            for meta, blob, segment in segments:
                 key, version = meta.key.encode(), meta.state_version
-                under = (facts.status.value, facts.generation, facts.epoch)
+                under = (segment.status.value, segment.generation, segment.epoch)
                 copy.write_row((job, key, blob, version, *under, Jsonb(asdict(meta))))
 
     def _stored_equal(
@@ -429,22 +429,22 @@ class SegmentTable:
         return {key.decode() for key, _, _ in stored}
 
     def _migrate_batch(
-        self, connection: Connection, facts: JobFacts, keys: list[bytes], chain: Mapping[int, Migration], target: int
+        self, connection: Connection, stored: StoredJob, keys: list[bytes], chain: Mapping[int, Migration], target: int
     ) -> None:
-        rows = self._sql.run(connection, statements.FOR_MIGRATION, facts.job, keys=keys, binary=True).fetchall()
-        self._sql.run(connection, statements.SET_STATUS, facts.job, keys=keys, status=SegmentStatus.RETIRED.value)
+        rows = self._sql.run(connection, statements.FOR_MIGRATION, stored.job, keys=keys, binary=True).fetchall()
+        self._sql.run(connection, statements.SET_STATUS, stored.job, keys=keys, status=SegmentStatus.RETIRED.value)
         rewritten = (
             (
-                *migrate_segment(SegmentMeta(**meta), blob, target, chain, facts.generation),
-                SegmentFacts(SegmentStatus.LIVE, *staged_under),
+                *migrate_segment(SegmentMeta(**meta), blob, target, chain, stored.generation),
+                StoredSegment(SegmentStatus.LIVE, *staged_under),
             )
             for meta, blob, *staged_under in rows
         )
-        self._insert(connection, facts.job, rewritten)
+        self._insert(connection, stored.job, rewritten)
 
 
-def _job_facts(job: str, row: tuple[Any, ...] | None) -> JobFacts | None:
-    return None if row is None else JobFacts(job, *row)
+def _stored_job(job: str, row: tuple[Any, ...] | None) -> StoredJob | None:
+    return None if row is None else StoredJob(job, *row)
 
 
 def _record(job: str, row: tuple[Any, ...]) -> JobRecord:

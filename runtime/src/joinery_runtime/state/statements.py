@@ -19,11 +19,11 @@ ON CONFLICT (pipeline_name) DO UPDATE SET generation = jobs.generation + 1, dele
 WHERE jobs.moved_to IS NULL
 """
 
-FACTS = """
+JOB = """
 SELECT generation, epoch, pending_plan::text, definition::text, deleted, committed, lineage::text, moved_to
 FROM {schema}.jobs WHERE pipeline_name = %(job)s
 """
-LOCK_JOB = FACTS + " FOR UPDATE"
+LOCK_JOB = JOB + " FOR UPDATE"
 
 STANDING = """
 SELECT generation, epoch, pending_plan IS NOT NULL FROM {schema}.jobs WHERE pipeline_name = %(job)s AND NOT deleted

@@ -28,7 +28,7 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """`how` it came about; "kept" is one of another epoch, that has done its service."""
+    """A savepoint and `how` it came about; "kept": it is of another epoch, and what it was made for is done."""
 
     savepoint: Savepoint
     how: Literal["created", "there already", "created anew", "kept"]

@@ -17,11 +17,10 @@ from joinery_runtime.engine.loop import JobListener, Progress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import Rates, StateSize, Totals
 from joinery_runtime.errors import JoineryError, StoreUnavailable
-from joinery_runtime.hosts.status.pulse import Pulse
 from joinery_runtime.state.store import Savepoint
 
 RATE_WINDOW_S = 30.0
-LOOK_EVERY_S = 1.0  # an idle loop turns four times in a second
+REFRESH_EVERY_S = 1.0  # an idle loop turns four times in a second
 SAVEPOINTS_EVERY_S = 30.0
 EPOCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -29,8 +28,35 @@ Idle = Callable[[], Mapping[str, Collection[str]]]
 Savepoints = Callable[[], Sequence[Savepoint]]
 
 
+class Liveness:
+    """Whether a job's loop still makes progress, from the thread that makes this object.
+
+    Progress is a turn of the loop, a committed epoch, a trouble that is reported and waited out (a store that is away,
+    missing executors), a step of the start, and, while an epoch runs, a Spark task that ended or an executor that came
+    or went. So an epoch may take as long as it needs, and an outage too. A loop is not alive once its thread has ended,
+    or once `stalled_after_s` have passed without progress. `running` is a clock in seconds that never goes back.
+    """
+
+    def __init__(self, stalled_after_s: float, running: Callable[[], float] = time.monotonic) -> None:
+        self._running, self._stalled_after = running, stalled_after_s
+        self._thread = threading.current_thread()
+        self._beat = running()
+
+    def beat(self) -> None:
+        self._beat = self._running()
+
+    def problem(self) -> str | None:
+        """Why it is not alive; None while it is."""
+        if not self._thread.is_alive():
+            return "the loop's thread has ended"
+        silent = self._running() - self._beat
+        if silent > self._stalled_after:
+            return f"nothing has moved for {silent:.0f} s"
+        return None
+
+
 @dataclass(frozen=True, slots=True)
-class Known:
+class JobSnapshot:
     """What the loop and Spark have told so far. Times are seconds since 1970; None: not known yet.
 
     `committed` epochs are all of this process, `own` those that were run under the job's present definition. `sides`
@@ -68,26 +94,26 @@ class Board:
         self,
         job: str,
         inputs: Sequence[str],
-        pulse: Pulse,
+        liveness: Liveness,
         wall: Callable[[], float] = time.time,
         running: Callable[[], float] = time.monotonic,
     ) -> None:
         self.job, self.inputs = job, tuple(inputs)
-        self.pulse = pulse
+        self.liveness = liveness
         self.wall, self._running = wall, running
         self.epoch_seconds = Histogram(
             "joinery_epoch_seconds", "Epochs from plan to commit.", buckets=EPOCH_BUCKETS_S, registry=None
         )
         self._lock = threading.Lock()
-        self._known = Known()
+        self._snapshot = JobSnapshot()
         self._rates = Rates(running(), RATE_WINDOW_S)
         self._driver: Driver | None = None
 
     # --- read -------------------------------------------------------------------------------------------------------
 
     @property
-    def known(self) -> Known:
-        return self._known
+    def snapshot(self) -> JobSnapshot:
+        return self._snapshot
 
     def rows_per_second(self) -> dict[str, float]:
         """Per input, over the last RATE_WINDOW_S."""
@@ -97,13 +123,15 @@ class Board:
 
     # --- write ------------------------------------------------------------------------------------------------------
 
-    def beside(self, listener: JobListener, *, idle: Idle, savepoints: Savepoints, settle: bool = False) -> JobListener:
+    def recording(
+        self, listener: JobListener, *, idle: Idle, savepoints: Savepoints, settle: bool = False
+    ) -> JobListener:
         """A listener for drivers that are about to recover: it keeps this board and passes everything on. `idle` names
         idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` they end what an
         earlier definition of the job planned, which shows nothing of the present one: the job is not ready yet."""
         self._change(ready=False)
-        looked = _Seldom(LOOK_EVERY_S, self._running)
-        asked = _Seldom(SAVEPOINTS_EVERY_S, self._running)
+        refresh = _Throttle(REFRESH_EVERY_S, self._running)
+        savepoints_due = _Throttle(SAVEPOINTS_EVERY_S, self._running)
 
         def started(driver: Driver) -> None:
             self._started(driver, ready=not settle)
@@ -118,10 +146,10 @@ class Board:
             listener.trouble(error, pause)
 
         def polled(driver: Driver) -> None:
-            self.pulse.beat()
-            if looked.due():
-                self._look(driver, idle())
-            if asked.due():
+            self.liveness.beat()
+            if refresh.due():
+                self._refresh(driver, idle())
+            if savepoints_due.due():
                 self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
             listener.polled(driver)
 
@@ -129,11 +157,11 @@ class Board:
 
     def trouble(self, error: JoineryError) -> None:
         """It is waited out. While the store is away, the job is not ready."""
-        self.pulse.beat()
+        self.liveness.beat()
         with self._lock:
-            known = self._known
-            ready = known.ready and not isinstance(error, StoreUnavailable)
-            self._known = replace(known, ready=ready, error=str(error), troubles=known.troubles + 1)
+            snapshot = self._snapshot
+            ready = snapshot.ready and not isinstance(error, StoreUnavailable)
+            self._snapshot = replace(snapshot, ready=ready, error=str(error), troubles=snapshot.troubles + 1)
 
     def spark(self, executors: int | None) -> None:
         """How many executors run; None where tasks run in the driver itself."""
@@ -167,8 +195,8 @@ class Board:
             self._rates.add(self._running(), progress.seconds, report.rows_in)
         self._change(
             epoch=report.epoch,
-            committed=self._known.committed + 1,
-            own=self._known.own + own,
+            committed=self._snapshot.committed + 1,
+            own=self._snapshot.own + own,
             committed_at=self.wall(),
             inputs=dict(driver.state.inputs),
             backlog=dict(report.backlog),
@@ -180,23 +208,23 @@ class Board:
             error=None,
         )
 
-    def _look(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
-        quiet = {name: _is_idle(state, idle.get(name, ())) for name, state in driver.state.inputs.items()}
+    def _refresh(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
+        quiet = {name: _all_idle(state, idle.get(name, ())) for name, state in driver.state.inputs.items()}
         self._change(backlog=dict(driver.backlog), idle=quiet, paused=dict(driver.paused))
 
     def _change(self, **changes: object) -> None:
-        self.pulse.beat()
+        self.liveness.beat()
         with self._lock:
-            self._known = replace(self._known, **changes)  # type: ignore[arg-type]
+            self._snapshot = replace(self._snapshot, **changes)  # type: ignore[arg-type]
 
 
-def _is_idle(state: InputState, idle: Collection[str]) -> bool:
+def _all_idle(state: InputState, idle: Collection[str]) -> bool:
     """An input is idle when all of its partitions are."""
     partitions = state.progress.highest
     return bool(partitions) and not state.progress.ended and all(partition in idle for partition in partitions)
 
 
-class _Seldom:
+class _Throttle:
     """True at the first call, and then once in `every` seconds."""
 
     def __init__(self, every: float, running: Callable[[], float]) -> None:

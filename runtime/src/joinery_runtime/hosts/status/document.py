@@ -10,7 +10,7 @@ from typing import Literal
 from joinery_runtime.core.pipeline.sides import SESSIONS
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.report import PartTotals
-from joinery_runtime.hosts.status.board import Board, Known
+from joinery_runtime.hosts.status.board import Board, JobSnapshot
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
 from joinery_runtime.job.model.duration import format_duration
@@ -23,33 +23,33 @@ LONGEST_NAME = 253  # characters: what `Word` holds; an earlier release made sav
 
 
 def driver_status(board: Board, revision: str = "") -> DriverStatus:
-    known, now = board.known, board.wall()
-    rates = board.rows_per_second() if known.ready else None
+    snapshot, now = board.snapshot, board.wall()
+    rates = board.rows_per_second() if snapshot.ready else None
     return DriverStatus(
         revision=revision,
-        ready=known.ready,
-        job_generation=known.generation,
-        epoch=known.epoch,
-        committed=known.own,
-        inputs=tuple(_input(known, name, rates, now) for name in board.inputs),
+        ready=snapshot.ready,
+        job_generation=snapshot.generation,
+        epoch=snapshot.epoch,
+        committed=snapshot.own,
+        inputs=tuple(_input(snapshot, name, rates, now) for name in board.inputs),
         rows_per_second=None if rates is None else round(sum(rates.values())),
-        rows_in=None if known.totals is None else sum(known.totals.rows_in.values()),
-        rows_out=None if known.totals is None else known.totals.rows_out,
-        late=None if known.totals is None else known.totals.late,
-        state_bytes=None if known.state is None else known.state.bytes,
-        sides=tuple(_sides(known)),
-        amplification=None if known.amplification is None else round(known.amplification, 3),
-        hottest_keys=tuple(HotKey(key=hot.key, rows=hot.rows) for hot in known.hottest),
-        too_hot=tuple(TooHot(step=hot.step + 1, key=hot.key, rows=hot.rows) for hot in known.too_hot),
-        paused=tuple(Paused(name=name, reason=reason) for name, reason in sorted(known.paused.items())),
-        last_savepoint=None if known.savepoint is None else _savepoint(known.savepoint),
-        last_error=None if known.error is None else known.error[:LONGEST_ERROR],
-        executors=known.executors,
+        rows_in=None if snapshot.totals is None else sum(snapshot.totals.rows_in.values()),
+        rows_out=None if snapshot.totals is None else snapshot.totals.rows_out,
+        late=None if snapshot.totals is None else snapshot.totals.late,
+        state_bytes=None if snapshot.state is None else snapshot.state.bytes,
+        sides=tuple(_sides(snapshot)),
+        amplification=None if snapshot.amplification is None else round(snapshot.amplification, 3),
+        hottest_keys=tuple(HotKey(key=hot.key, rows=hot.rows) for hot in snapshot.hottest),
+        too_hot=tuple(TooHot(step=hot.step + 1, key=hot.key, rows=hot.rows) for hot in snapshot.too_hot),
+        paused=tuple(Paused(name=name, reason=reason) for name, reason in sorted(snapshot.paused.items())),
+        last_savepoint=None if snapshot.savepoint is None else _savepoint(snapshot.savepoint),
+        last_error=None if snapshot.error is None else snapshot.error[:LONGEST_ERROR],
+        executors=snapshot.executors,
     )
 
 
-def watermark_of(known: Known, name: str) -> Watermark:
-    return known.inputs[name].progress.watermark if name in known.inputs else None
+def watermark_of(snapshot: JobSnapshot, name: str) -> Watermark:
+    return snapshot.inputs[name].progress.watermark if name in snapshot.inputs else None
 
 
 def behind_ms(watermark: Watermark, now: float) -> int | None:
@@ -59,24 +59,24 @@ def behind_ms(watermark: Watermark, now: float) -> int | None:
     return max(0, round(now * 1000) - watermark)
 
 
-def _input(known: Known, name: str, rates: dict[str, float] | None, now: float) -> InputStatus:
-    watermark = watermark_of(known, name)
+def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now: float) -> InputStatus:
+    watermark = watermark_of(snapshot, name)
     delay = behind_ms(watermark, now)
     return InputStatus(
         name=name,
-        lag=known.backlog.get(name),
+        lag=snapshot.backlog.get(name),
         watermark=_moment(watermark),
-        watermark_delay=None if delay is None else format_duration(_rounded(delay)),
+        watermark_delay=None if delay is None else format_duration(delay if delay < 10_000 else delay // 1000 * 1000),
         rows_per_second=None if rates is None else round(rates[name]),
-        idle=known.idle.get(name),
-        ended=known.inputs[name].progress.ended if name in known.inputs else None,
+        idle=snapshot.idle.get(name),
+        ended=snapshot.inputs[name].progress.ended if name in snapshot.inputs else None,
     )
 
 
-def _sides(known: Known) -> Iterator[SideStatus]:
-    for part, spec in known.sides.items():
-        size = known.parts.get(part)
-        counts = known.totals.parts.get(part, PartTotals()) if known.totals is not None else PartTotals()
+def _sides(snapshot: JobSnapshot) -> Iterator[SideStatus]:
+    for part, spec in snapshot.sides.items():
+        size = snapshot.parts.get(part)
+        counts = snapshot.totals.parts.get(part, PartTotals()) if snapshot.totals is not None else PartTotals()
         if size is not None:
             step, side = place_of(part)
             yield SideStatus(
@@ -88,11 +88,6 @@ def place_of(part: str) -> tuple[int, Side]:
     """The step (1 is the first) and the side that a part of the state is of."""
     name, _, step = part.partition(".")
     return int(step or 1), SIDES[name]
-
-
-def _rounded(ms: int) -> int:
-    """To whole seconds from ten seconds on."""
-    return ms if ms < 10_000 else ms // 1000 * 1000
 
 
 def _moment(watermark: Watermark) -> datetime | None:

@@ -1,5 +1,5 @@
 """Looks at Spark from a thread of its own while the loop waits for an epoch: how many executors run, whether tasks end,
-and a word when a job waits for executors that do not come."""
+and a warning when a job waits for executors that do not come."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pyspark import SparkContext
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.status.board import Board
 
-LOOK_EVERY_S = 5.0
+POLL_EVERY_S = 5.0
 PATIENCE_S = 60.0
 STOP_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ExecutorSample:
     """`executors` None: tasks run in the driver; `jobs` that run, `done` tasks of theirs that have ended."""
 
     executors: int | None
@@ -35,28 +35,28 @@ class Look:
         return self.executors == 0 and bool(self.jobs)
 
 
-class Hunger:
+class Starvation:
     """For how long a job has waited without a single executor. Times are seconds."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience = patience_s
         self._since: float | None = None
-        self._told: float | None = None
+        self._warned_at: float | None = None
 
-    def seconds(self, look: Look, now: float) -> float:
-        if not look.starved:
-            self._since = self._told = None
+    def seconds(self, sample: ExecutorSample, now: float) -> float:
+        if not sample.starved:
+            self._since = self._warned_at = None
             return 0.0
         if self._since is None:
             self._since = now
         return now - self._since
 
-    def word(self, look: Look, now: float) -> JoineryError | None:
+    def warning(self, sample: ExecutorSample, now: float) -> JoineryError | None:
         """What is to be said now: after the patience, and then each time it has passed again."""
-        waited = self.seconds(look, now)
-        if waited < self._patience or (self._told is not None and now - self._told < self._patience):
+        waited = self.seconds(sample, now)
+        if waited < self._patience or (self._warned_at is not None and now - self._warned_at < self._patience):
             return None
-        self._told = now
+        self._warned_at = now
         return EnvironmentProblem(
             f"no executors yet: the epoch has waited for {waited:.0f} s",
             facts="Spark has asked the cluster for executors, and none runs",
@@ -69,31 +69,31 @@ class SparkWatch:
 
     def __init__(self, context: SparkContext, board: Board, stop: Event, say: Callable[[str], None]) -> None:
         self._context, self._board, self._stop, self._say = context, board, stop, say
-        self._hunger = Hunger()
-        self._last: Look | None = None
+        self._starvation = Starvation()
+        self._last: ExecutorSample | None = None
         self.gave_up = False
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Once. Raises Py4JError or ConnectionError when the Java process is gone."""
-        look = look_at(self._context)
-        if look != self._last:
-            self._last = look
-            self._board.spark(look.executors)
-        word = self._hunger.word(look, now)
-        if word is not None:
-            self._board.trouble(word)
-            self._say(str(word))
-        if self._stop.is_set() and self._hunger.seconds(look, now) >= STOP_PATIENCE_S:
+        sample = sample_executors(self._context)
+        if sample != self._last:
+            self._last = sample
+            self._board.spark(sample.executors)
+        warning = self._starvation.warning(sample, now)
+        if warning is not None:
+            self._board.trouble(warning)
+            self._say(str(warning))
+        if self._stop.is_set() and self._starvation.seconds(sample, now) >= STOP_PATIENCE_S:
             self.gave_up = True
             self._context.cancelAllJobs()
 
     def run(self, closed: Event) -> None:
         while not closed.is_set():
             try:
-                self.look(time.monotonic())
+                self.poll(time.monotonic())
             except (Py4JError, ConnectionError):
                 return  # the loop meets the same, and says so
-            closed.wait(LOOK_EVERY_S)
+            closed.wait(POLL_EVERY_S)
 
 
 @contextmanager
@@ -105,15 +105,15 @@ def watched(watch: SparkWatch) -> Iterator[None]:
         yield
     finally:
         closed.set()
-        thread.join(LOOK_EVERY_S)
+        thread.join(POLL_EVERY_S)
 
 
-def look_at(context: SparkContext) -> Look:
+def sample_executors(context: SparkContext) -> ExecutorSample:
     tracker = context.statusTracker()
     jobs = tuple(sorted(tracker.getActiveJobsIds()))
     infos = [info for job in jobs if (info := tracker.getJobInfo(job)) is not None]
     stages = [stage for info in infos for at in info.stageIds if (stage := tracker.getStageInfo(at)) is not None]
-    return Look(_executors(context), jobs, sum(stage.numCompletedTasks for stage in stages))
+    return ExecutorSample(_executors(context), jobs, sum(stage.numCompletedTasks for stage in stages))
 
 
 def _executors(context: SparkContext) -> int | None:

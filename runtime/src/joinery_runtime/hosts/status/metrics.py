@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.report import Totals
-from joinery_runtime.hosts.status.board import Board, Known
+from joinery_runtime.hosts.status.board import Board, JobSnapshot
 from joinery_runtime.hosts.status.document import behind_ms, place_of, watermark_of
 
 
@@ -31,16 +31,16 @@ class _Families(Collector):
         self._board, self._revision = board, revision
 
     def collect(self) -> Iterator[Metric]:
-        board, known = self._board, self._board.known
+        board, snapshot = self._board, self._board.snapshot
         yield self._info()
-        yield _gauge("ready", "1 once the driver has recovered.", int(known.ready))
-        yield _counter("epochs_committed", "Epochs that this driver has committed.", known.committed)
-        yield _counter("troubles", "Troubles that this driver waited out.", known.troubles)
-        yield from _position(known)
-        yield from _inputs(board, known)
-        if known.totals is not None:
-            yield from _totals(board, known.totals)
-            yield from _sides(known, known.totals)
+        yield _gauge("ready", "1 once the driver has recovered.", int(snapshot.ready))
+        yield _counter("epochs_committed", "Epochs that this driver has committed.", snapshot.committed)
+        yield _counter("troubles", "Troubles that this driver waited out.", snapshot.troubles)
+        yield from _position(snapshot)
+        yield from _inputs(board, snapshot)
+        if snapshot.totals is not None:
+            yield from _totals(board, snapshot.totals)
+            yield from _sides(snapshot, snapshot.totals)
 
     def _info(self) -> Metric:
         info = GaugeMetricFamily("joinery_info", "What runs here; always 1.", labels=["name", "revision", "version"])
@@ -48,36 +48,36 @@ class _Families(Collector):
         return info
 
 
-def _position(known: Known) -> Iterator[Metric]:
-    state = known.state
-    facts = {
-        "generation": ("The driver's fencing generation.", known.generation),
-        "epoch": ("The last committed epoch.", known.epoch),
-        "last_commit_timestamp_seconds": ("When it was committed, as Unix time.", known.committed_at),
-        "executors": ("Executors that run; missing where tasks run in the driver.", known.executors),
+def _position(snapshot: JobSnapshot) -> Iterator[Metric]:
+    state = snapshot.state
+    gauges = {
+        "generation": ("The driver's fencing generation.", snapshot.generation),
+        "epoch": ("The last committed epoch.", snapshot.epoch),
+        "last_commit_timestamp_seconds": ("When it was committed, as Unix time.", snapshot.committed_at),
+        "executors": ("Executors that run; missing where tasks run in the driver.", snapshot.executors),
         "state_bytes": ("Stored bytes of the live segments.", None if state is None else state.bytes),
         "state_rows": ("Rows in the live segments.", None if state is None else state.rows),
         "state_segments": ("Live segments.", None if state is None else state.segments),
-        "hottest_key_rows": ("Rows of the key with the most.", known.hottest[0].rows if known.hottest else None),
-        "hot_keys": ("Keys with more rows than hotKeyWarning, ten at most.", len(known.too_hot)),
-        "amplification": ("Rows out per record in, of the newest epoch.", known.amplification),
+        "hottest_key_rows": ("Rows of the key with the most.", snapshot.hottest[0].rows if snapshot.hottest else None),
+        "hot_keys": ("Keys with more rows than hotKeyWarning, ten at most.", len(snapshot.too_hot)),
+        "amplification": ("Rows out per record in, of the newest epoch.", snapshot.amplification),
     }
-    for name, (text, value) in facts.items():
+    for name, (text, value) in gauges.items():
         if value is not None:
             yield _gauge(name, text, value)
 
 
-def _inputs(board: Board, known: Known) -> Iterator[Metric]:
+def _inputs(board: Board, snapshot: JobSnapshot) -> Iterator[Metric]:
     now = board.wall()
-    marks = {name: mark for name in board.inputs if (mark := watermark_of(known, name)) is not None}
-    times = {name: mark / 1000 for name, mark in marks.items() if mark != END_OF_TIME}
-    delays = {name: late / 1000 for name, mark in marks.items() if (late := behind_ms(mark, now)) is not None}
-    ended = {name: float(state.progress.ended) for name, state in known.inputs.items()}
-    yield _by_input("lag_records", "Records that are there and not read yet.", known.backlog)
+    watermarks = {name: at for name in board.inputs if (at := watermark_of(snapshot, name)) is not None}
+    times = {name: at / 1000 for name, at in watermarks.items() if at != END_OF_TIME}
+    delays = {name: ms / 1000 for name, at in watermarks.items() if (ms := behind_ms(at, now)) is not None}
+    ended = {name: float(state.progress.ended) for name, state in snapshot.inputs.items()}
+    yield _by_input("lag_records", "Records that are there and not read yet.", snapshot.backlog)
     yield _by_input("watermark_seconds", "The watermark, as Unix time.", times)
     yield _by_input("watermark_delay_seconds", "How far the watermark is behind the clock.", delays)
-    yield _by_input("input_idle", "1 while all partitions are idle.", known.idle)
-    yield _by_input("input_paused", "1 while a limit keeps it from being read.", _flags(board.inputs, known.paused))
+    yield _by_input("input_idle", "1 while all partitions are idle.", snapshot.idle)
+    yield _by_input("input_paused", "1 while a limit keeps it from being read.", _flags(board.inputs, snapshot.paused))
     yield _by_input("input_ended", "1 once it has been read to its end.", ended)
 
 
@@ -95,13 +95,13 @@ def _totals(board: Board, totals: Totals) -> Iterator[Metric]:
     yield from (read, dead, dropped)
 
 
-def _sides(known: Known, totals: Totals) -> Iterator[Metric]:
+def _sides(snapshot: JobSnapshot, totals: Totals) -> Iterator[Metric]:
     """By step (1 is the first) and side, which for sessions is called so."""
     labels = ["step", "side"]
     sizes = {"rows": "Rows in the live segments.", "bytes": "Stored bytes of the live segments."}
     for name, text in sizes.items():
         gauge = GaugeMetricFamily(f"joinery_side_{name}", text, labels=labels)
-        for part, size in known.parts.items():
+        for part, size in snapshot.parts.items():
             gauge.add_metric(_place(part), getattr(size, name))
         yield gauge
     for name, text in _SIDE_COUNTS.items():

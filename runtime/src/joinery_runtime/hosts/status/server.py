@@ -59,9 +59,9 @@ class _Pages:
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
             case "/healthz":
-                return _probe(self._board.pulse.problem())
+                return _probe(self._board.liveness.problem())
             case "/readyz":
-                return _probe(None if self._board.known.ready else "the driver has not recovered")
+                return _probe(None if self._board.snapshot.ready else "the driver has not recovered")
             case _:
                 return _text(404, "/status /metrics /healthz /readyz")
 

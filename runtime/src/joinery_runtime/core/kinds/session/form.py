@@ -286,7 +286,7 @@ def _inside_capped(elements: SortedElements) -> np.ndarray:
     capped = np.flatnonzero(elements.kind == _CAPPED)
     if not len(capped):
         return np.zeros(len(elements.start), dtype=bool)
-    # A nearest may lie inside another one: a session may grow over it.
+    # A capped session may lie inside another one: a session may grow over it.
     key = np.cumsum(elements.first)[capped]
     reach = pl.DataFrame({"key": key, "end": elements.end[capped]}).select(pl.col("end").cum_max().over("key"))
     end = np.zeros(len(elements.start), dtype=np.int64)

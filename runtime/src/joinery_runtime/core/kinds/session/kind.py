@@ -40,7 +40,7 @@ from joinery_runtime.job.model.duration import format_time
 
 @dataclass(frozen=True, slots=True)
 class SessionAggregation(SessionParameters, Kind):
-    """Sessions of one input, aggregated. A row of the state is a session, open or capped (kept to recognise late rows); it
+    """Sessions of one input, aggregated. A row of the state is a session, or the bounds of one that reached the cap; it
     is marked when another one has replaced it.
 
     A session goes out when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""

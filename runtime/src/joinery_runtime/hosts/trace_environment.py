@@ -25,20 +25,20 @@ from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.state.store import StateStore
 
 
-class Capture(Sink, Protocol):
+class CaptureSink(Sink, Protocol):
     """A sink whose visible rows can be taken back; they have ORDER_COLUMNS last."""
 
     def take(self) -> list[pa.Table]: ...
 
 
-class Stage(Protocol):
+class TraceEnvironment(Protocol):
     """Runs the tasks of a trace over the records of its steps; `output` and `dead_letters` are where they write."""
 
     @property
-    def output(self) -> Capture: ...
+    def output(self) -> CaptureSink: ...
 
     @property
-    def dead_letters(self) -> Capture: ...
+    def dead_letters(self) -> CaptureSink: ...
 
     def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host: ...
 
@@ -66,7 +66,7 @@ class StepInputs:
         return self._decoders[name]
 
 
-class Captured:
+class LocalCapture:
     """A sink that hands its rows back; both halves in one, as all tasks are in this process."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Captured:
     def prepare(self, schema: pa.Schema) -> None:
         """Takes any schema."""
 
-    def writer(self) -> Captured:
+    def writer(self) -> LocalCapture:
         return self
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
@@ -100,18 +100,18 @@ class Captured:
 
 
 @contextmanager
-def local_stage(store: StateStore) -> Iterator[Stage]:
+def local_environment(store: StateStore) -> Iterator[TraceEnvironment]:
     """All tasks in this process."""
     with tempfile.TemporaryDirectory(prefix="joinery-trace-") as cache:
-        yield _LocalStage(store, Path(cache))
+        yield _LocalEnvironment(store, Path(cache))
 
 
 @dataclass(frozen=True, slots=True)
-class _LocalStage:
+class _LocalEnvironment:
     store: StateStore
     cache: Path
-    output: Captured = field(default_factory=Captured)
-    dead_letters: Captured = field(default_factory=Captured)
+    output: LocalCapture = field(default_factory=LocalCapture)
+    dead_letters: LocalCapture = field(default_factory=LocalCapture)
 
     def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host:
         inputs, dead = StepInputs(job, logs), self.dead_letters if job.spec.dead_letter else None

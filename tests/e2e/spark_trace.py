@@ -1,5 +1,5 @@
-"""A stage for traces on real Spark: the steps' records, and the rows that tasks write, travel through a directory that
-driver and executors share. Task halves are picked up in the executors by their names, so this module must be
+"""Traces on real Spark: the steps' records, and the rows that tasks write, travel through a directory that driver and
+executors share. Task halves are picked up in the executors by their names, so this module must be
 importable there: `TASK_CONF`."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def unchanged(writer: SinkWriter) -> SinkWriter:
 
 
 @dataclass(frozen=True)
-class SparkStage:
+class SparkTrace:
     """`around` may put a writer of its own around the task half of the output."""
 
     context: SparkContext
