@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -40,9 +41,9 @@ class _Window(StepKind):
     """From where on a row is late."""
 
     @property
+    @abstractmethod
     def length(self) -> int:
         """How long after its own time a row's last window ends, at most; of a session that nothing extends."""
-        raise NotImplementedError
 
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
         waits = self.length + max(chain.lag.values())
@@ -52,8 +53,9 @@ class _Window(StepKind):
         return "window", self.text
 
     @property
+    @abstractmethod
     def text(self) -> str:
-        raise NotImplementedError
+        """The windows in words, as `explain` names them."""
 
     def kept_until(self, of: StepWords) -> tuple[str, str]:
         sign, end = self.last
