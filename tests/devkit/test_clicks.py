@@ -21,7 +21,7 @@ from joinery_devkit.clicks import (
     make,
     records,
 )
-from joinery_devkit.datagen import Made, kinds
+from joinery_devkit.datagen import GeneratedRecord, kinds
 from joinery_devkit.demo_sessions import EXAMPLE, SessionsOfClicks
 from joinery_devkit.topics import readable
 from joinery_runtime.job import SessionWindow, parse_job
@@ -36,12 +36,12 @@ def drawn() -> Clicks:
 
 
 @pytest.fixture(scope="module")
-def made() -> list[Made]:
+def made() -> list[GeneratedRecord]:
     return make(7, 20_000, 3)
 
 
 @pytest.fixture(scope="module")
-def job(made: list[Made]) -> SessionWindow:
+def job(made: list[GeneratedRecord]) -> SessionWindow:
     job = parse_job(SessionsOfClicks().job("b:1", "postgresql://", made), "demo.yaml")
     assert isinstance(job, SessionWindow)
     return job
@@ -111,13 +111,15 @@ def test_the_example_says_what_the_clicks_are_meant_against(job: SessionWindow) 
     assert job.spec.emit_retractions
 
 
-def test_every_kind_of_trouble_is_there(made: list[Made]) -> None:
+def test_every_kind_of_trouble_is_there(made: list[GeneratedRecord]) -> None:
     found = kinds(made)
     assert set(found) == {"usual", "slow", "late", "null_key", *MALFORMED}
     assert found["usual"] > 0.9 * len(made)
 
 
-def test_exactly_the_malformed_records_are_for_the_dead_letters(made: list[Made], job: SessionWindow) -> None:
+def test_exactly_the_malformed_records_are_for_the_dead_letters(
+    made: list[GeneratedRecord], job: SessionWindow
+) -> None:
     readings = [(record.kind, readable(job.spec.input, record.value)) for record in made]
     assert {kind for kind, columns in readings if columns is None} == MALFORMED
     assert not {kind for kind, columns in readings if columns is not None} & MALFORMED
@@ -125,7 +127,7 @@ def test_exactly_the_malformed_records_are_for_the_dead_letters(made: list[Made]
 
 
 def test_slow_clicks_are_in_time_whatever_the_epochs_and_late_ones_are_not(
-    made: list[Made], job: SessionWindow
+    made: list[GeneratedRecord], job: SessionWindow
 ) -> None:
     """The watermark of a partition is at most that of all records that were sent before."""
     highest = 0
@@ -142,13 +144,13 @@ def test_slow_clicks_are_in_time_whatever_the_epochs_and_late_ones_are_not(
         highest = max(highest, columns["ts"])
 
 
-def test_those_who_are_late_have_no_other_clicks(made: list[Made]) -> None:
+def test_those_who_are_late_have_no_other_clicks(made: list[GeneratedRecord]) -> None:
     late = [record.key for record in made if record.kind == "late"]
     assert len(late) == len(set(late))
     assert not set(late) & {record.key for record in made if record.kind != "late"}
 
 
-def test_the_job_ends_where_the_records_do(made: list[Made], job: SessionWindow) -> None:
+def test_the_job_ends_where_the_records_do(made: list[GeneratedRecord], job: SessionWindow) -> None:
     assert job.spec.input.kafka is not None
     assert job.spec.input.kafka.stop_at is not None
     assert sum(job.spec.input.kafka.stop_at.offsets.values()) == len(made)

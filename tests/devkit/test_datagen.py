@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from joinery_devkit.datagen import DELAY_MS, INTERVAL_MS, LATENESS_MS, MALFORMED, Kind, Made, kinds, make
+from joinery_devkit.datagen import DELAY_MS, INTERVAL_MS, LATENESS_MS, MALFORMED, GeneratedRecord, Kind, kinds, make
 from joinery_devkit.demo_joins import job_text
 from joinery_devkit.topics import milliseconds, readable
 from joinery_runtime.job import StreamJoin, parse_job
@@ -14,7 +14,7 @@ ORDERS = 20_000
 
 
 @pytest.fixture(scope="module")
-def made() -> list[Made]:
+def made() -> list[GeneratedRecord]:
     return make(7, ORDERS)
 
 
@@ -23,11 +23,11 @@ def job() -> StreamJoin:
     return parse_job(job_text("b:1", "postgresql://"), "demo.yaml")
 
 
-def of_kind(made: list[Made], kind: Kind) -> list[Made]:
+def of_kind(made: list[GeneratedRecord], kind: Kind) -> list[GeneratedRecord]:
     return [record for record in made if record.kind == kind]
 
 
-def event_time(record: Made) -> int:
+def event_time(record: GeneratedRecord) -> int:
     return milliseconds(json.loads(record.value or b"")["ts"])
 
 
@@ -36,23 +36,23 @@ def test_the_seed_decides() -> None:
     assert make(1, 500) != make(2, 500)
 
 
-def test_every_kind_of_trouble_is_there(made: list[Made]) -> None:
+def test_every_kind_of_trouble_is_there(made: list[GeneratedRecord]) -> None:
     found = kinds(made)
     assert set(found) == set(get_args(Kind))
     assert found["usual"] > 0.9 * len(made)
 
 
-def test_both_topics_meet_with_accidents(made: list[Made]) -> None:
+def test_both_topics_meet_with_accidents(made: list[GeneratedRecord]) -> None:
     for topic in ("orders", "payments"):
         assert {"usual", "slow", "late", "repeated"} <= {record.kind for record in made if record.topic == topic}
 
 
-def test_there_are_fewer_payments_than_orders(made: list[Made]) -> None:
+def test_there_are_fewer_payments_than_orders(made: list[GeneratedRecord]) -> None:
     payments = sum(record.topic == "payments" for record in made)
     assert ORDERS * 0.8 < payments < ORDERS * 0.9
 
 
-def test_exactly_the_malformed_records_are_for_the_dead_letters(made: list[Made], job: StreamJoin) -> None:
+def test_exactly_the_malformed_records_are_for_the_dead_letters(made: list[GeneratedRecord], job: StreamJoin) -> None:
     sides = {side.name: side for side in job.spec.inputs}
     dead = {record.kind for record in made if readable(sides[record.topic], record.value) is None}
     usable = {record.kind for record in made if readable(sides[record.topic], record.value) is not None}
@@ -60,7 +60,7 @@ def test_exactly_the_malformed_records_are_for_the_dead_letters(made: list[Made]
     assert not dead & usable
 
 
-def test_records_without_a_key_have_all_else(made: list[Made], job: StreamJoin) -> None:
+def test_records_without_a_key_have_all_else(made: list[GeneratedRecord], job: StreamJoin) -> None:
     sides = {side.name: side for side in job.spec.inputs}
     for record in of_kind(made, "null_key"):
         columns = readable(sides[record.topic], record.value)
@@ -68,31 +68,33 @@ def test_records_without_a_key_have_all_else(made: list[Made], job: StreamJoin) 
         assert [name for name, value in columns.items() if value is None] == ["order_id"]
 
 
-def test_they_come_in_the_order_of_sending_which_is_not_event_time(made: list[Made]) -> None:
+def test_they_come_in_the_order_of_sending_which_is_not_event_time(made: list[GeneratedRecord]) -> None:
     assert [r.arrival_ms for r in made] == sorted(r.arrival_ms for r in made)
     times = [event_time(record) for record in made if record.kind == "usual" and record.topic == "orders"]
     assert times != sorted(times)
 
 
-def test_usual_records_are_within_the_watermarks_delay_and_late_ones_beyond_all_bounds(made: list[Made]) -> None:
+def test_usual_records_are_within_the_watermarks_delay_and_late_ones_beyond_all_bounds(
+    made: list[GeneratedRecord],
+) -> None:
     assert all(r.arrival_ms - event_time(r) < DELAY_MS for r in of_kind(made, "usual"))
     reach = max(INTERVAL_MS[1], -INTERVAL_MS[0]) + LATENESS_MS + DELAY_MS
     assert all(r.arrival_ms - event_time(r) > reach for r in of_kind(made, "late"))
     assert all(DELAY_MS <= r.arrival_ms - event_time(r) < reach for r in of_kind(made, "slow"))
 
 
-def test_unmatched_payments_have_no_order(made: list[Made]) -> None:
+def test_unmatched_payments_have_no_order(made: list[GeneratedRecord]) -> None:
     ordered = {record.key for record in made if record.topic == "orders"}
     assert not ordered & {record.key for record in of_kind(made, "unmatched")}
 
 
-def test_payments_outside_come_after_the_interval(made: list[Made]) -> None:
+def test_payments_outside_come_after_the_interval(made: list[GeneratedRecord]) -> None:
     ordered_at = {r.key: event_time(r) for r in made if r.topic == "orders" and r.kind in {"usual", "slow", "late"}}
     outside = [r for r in of_kind(made, "outside") if r.key in ordered_at]
     assert outside
     assert all(event_time(r) - ordered_at[r.key] > INTERVAL_MS[1] for r in outside)
 
 
-def test_repeated_keys_repeat(made: list[Made]) -> None:
+def test_repeated_keys_repeat(made: list[GeneratedRecord]) -> None:
     keys = [record.key for record in made if record.topic == "orders"]
     assert all(keys.count(record.key) == 2 for record in of_kind(made, "repeated")[:20] if record.topic == "orders")

@@ -45,4 +45,4 @@ def test_it_finds_one_that_is_named(sources: Path, line: str, said: str) -> None
 
 def test_a_tree_without_kinds_is_an_error(tmp_path: Path) -> None:
     (only,) = problems(tmp_path)
-    assert "looks in the wrong place" in only
+    assert "reads the wrong folder" in only

@@ -13,7 +13,7 @@ import pytest
 
 from joinery_devkit.oracle import Oracle, Row, WatermarkOracle
 from joinery_devkit.topics import Record
-from joinery_devkit.verify import Verdict, verify
+from joinery_devkit.verify import JoinVerdict, verify
 from joinery_runtime.job import StreamJoin, parse_job
 
 JOB = """\
@@ -61,7 +61,7 @@ class Run:
     output: list[dict[str, Any]]
     dead: list[dict[str, Any]]
 
-    def verdict(self, of: StreamJoin | None = None, *, complete: bool = True) -> Verdict:
+    def verdict(self, of: StreamJoin | None = None, *, complete: bool = True) -> JoinVerdict:
         return verify(self.records, self.log, self.output, of or job(), dead_letters=self.dead, complete=complete)
 
 

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
 from joinery_devkit.topics import Record, read_topic, readable
-from joinery_devkit.verify import Verdict, verify
+from joinery_devkit.verify import JoinVerdict, verify
 from joinery_runtime.job import Job as AnyJob
 from joinery_runtime.job import StreamJoin, load_job
 from joinery_runtime.state.postgres import PostgresStore
@@ -202,7 +202,7 @@ def _nothing_is_open(bootstrap: str, topic: str) -> None:
     assert last_stable == end, f"{topic}: a transaction is open"
 
 
-def judge(job: StreamJoin, bootstrap: str, log: Sequence[Mapping[str, Any]], output: Any, dead: Any) -> Verdict:
+def judge(job: StreamJoin, bootstrap: str, log: Sequence[Mapping[str, Any]], output: Any, dead: Any) -> JoinVerdict:
     """Output and dead letters against the topics and the epoch log, by two oracles that share no code; every row and
     every dead letter must be there exactly once."""
     records = read_inputs(job, bootstrap)
@@ -213,7 +213,7 @@ def judge(job: StreamJoin, bootstrap: str, log: Sequence[Mapping[str, Any]], out
     return verdict
 
 
-def judge_topics(path: Path, job: Job, log: Sequence[Mapping[str, Any]]) -> Verdict:
+def judge_topics(path: Path, job: Job, log: Sequence[Mapping[str, Any]]) -> JoinVerdict:
     """The same, of a job with both outputs in Kafka."""
     output, dead = (topic_rows(job.bootstrap, f"{job.name}.{name}") for name in ("out", "dead"))
     return judge(load_job(path), job.bootstrap, log, output, dead)

@@ -139,7 +139,7 @@ def test_a_driver_that_lost_kafka_adds_nothing_when_it_is_back(
     with Feeder(broker.bootstrap, scene.job.name, seed=4) as feeder:
         first = scene.start()
         first.wait_for_more_epochs(4)
-        broker.proxies[0].bar(Connections(first).has)
+        broker.proxies[0].block(Connections(first).has)
         second = scene.start()
         second.wait_for_more_epochs(4)
         broker.restore()

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import numpy as np
 import polars as pl
 
-from joinery_devkit.datagen import Changes, Kind, Made, told_as
+from joinery_devkit.datagen import Changes, GeneratedRecord, Kind, encoded
 from joinery_runtime.job import parse_duration
 
 TOPIC = "clicks"
@@ -119,7 +119,7 @@ _SHARES = (0.0, 0.02, 0.0005, *(0.0002 for _ in _MALFORMED))
 _LATE_SHARE = 0.003
 
 
-def make(seed: int, clicks: int, partitions: int) -> list[Made]:
+def make(seed: int, clicks: int, partitions: int) -> list[GeneratedRecord]:
     """`clicks` clicks over an hour, in sending order, each with its partition; `kind` says what became of it.
 
     Those that are `slow` come after the watermark, but in time (S5): into sessions that have gone out already, between
@@ -130,21 +130,19 @@ def make(seed: int, clicks: int, partitions: int) -> list[Made]:
     shares = (1 - sum(_SHARES), *_SHARES[1:])
     kinds = chance.choices(_ACCIDENTS, shares, k=len(drawn))
     rows = zip(drawn.user.tolist(), drawn.page.tolist(), drawn.ts.tolist(), kinds, strict=True)
-    made = [_told(chance, f"u{user:06d}", page, ts, kind, partitions) for user, page, ts, kind in rows]
-    late = [_told(chance, f"late{n}", 1, ts, "late", partitions) for n, ts in enumerate(_late_times(chance, drawn))]
+    made = [_record(chance, f"u{user:06d}", page, ts, kind, partitions) for user, page, ts, kind in rows]
+    # In the first half of the hour, so that they arrive in the second one.
+    late_times = chance.sample(drawn.ts[: len(drawn) // 2].tolist(), int(_LATE_SHARE * len(drawn)))
+    late = [_record(chance, f"late{n}", 1, ts, "late", partitions) for n, ts in enumerate(late_times)]
     return sorted([*made, *late], key=lambda record: record.arrival_ms)
 
 
-def _late_times(chance: random.Random, drawn: Clicks) -> list[int]:
-    """In the first half of the hour, so that they arrive in the second one."""
-    first_half = drawn.ts[: len(drawn) // 2].tolist()
-    return chance.sample(first_half, int(_LATE_SHARE * len(drawn)))
-
-
-def _told(chance: random.Random, user: str, page: int, ts: int, kind: Kind, partitions: int) -> Made:
+def _record(chance: random.Random, user: str, page: int, ts: int, kind: Kind, partitions: int) -> GeneratedRecord:
     row = {"user_id": user, "page": f"/p{page}", "ts": ts}
-    value = told_as(row, kind, _CHANGES)
-    return Made(TOPIC, user.encode(), value, kind, ts + _way_ms(chance, kind), zlib.crc32(user.encode()) % partitions)
+    value = encoded(row, kind, _CHANGES)
+    return GeneratedRecord(
+        TOPIC, user.encode(), value, kind, ts + _delivery_ms(chance, kind), zlib.crc32(user.encode()) % partitions
+    )
 
 
 _CHANGES: Changes = {
@@ -154,9 +152,9 @@ _CHANGES: Changes = {
 }
 
 
-def _way_ms(chance: random.Random, kind: Kind) -> int:
+def _delivery_ms(chance: random.Random, kind: Kind) -> int:
     """From the event to the topic. What is sent by then is never more than DELAY_MS ahead of the watermark, so that
-    LATENESS_MS are left to those that are slow."""
+    those that are slow have LATENESS_MS."""
     if kind == "late":
         return GAP_MS + LATENESS_MS + DELAY_MS + chance.randrange(600_000, 1_200_000)
     if kind == "slow":

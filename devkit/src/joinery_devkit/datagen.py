@@ -58,7 +58,7 @@ ANY = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class GeneratedRecord:
     """One record to send; `arrival_ms` is event time's clock when it is sent, and what the records are sorted by. With
     `partition` ANY the producer decides, by the key."""
 
@@ -70,18 +70,18 @@ class Made:
     partition: int = ANY
 
 
-def make(seed: int, orders: int) -> list[Made]:
+def make(seed: int, orders: int) -> list[GeneratedRecord]:
     """`orders` orders and about 0.84 times as many payments, for topics `orders` and `payments`, in sending order."""
     chance = random.Random(seed)
-    made = [record for number in range(orders) for record in _story(chance, number, number * SPAN_MS // orders)]
+    made = [record for number in range(orders) for record in _order(chance, number, number * SPAN_MS // orders)]
     return sorted(made, key=lambda record: record.arrival_ms)
 
 
-def kinds(records: Iterable[Made]) -> Mapping[Kind, int]:
+def kinds(records: Iterable[GeneratedRecord]) -> Mapping[Kind, int]:
     return Counter(record.kind for record in records)
 
 
-def _story(chance: random.Random, number: int, after_ms: int) -> list[Made]:
+def _order(chance: random.Random, number: int, after_ms: int) -> list[GeneratedRecord]:
     """An order, perhaps twice, and its payments, perhaps none."""
     order_id, ts = f"O-{number:06d}", FIRST_ORDER_MS + after_ms
     order = {
@@ -91,24 +91,24 @@ def _story(chance: random.Random, number: int, after_ms: int) -> list[Made]:
         "currency": chance.choice(_CURRENCIES),
         "ts": ts,
     }
-    told = [_told(chance, "orders", order, ts, "usual")]
+    records = [_record(chance, "orders", order, ts, "usual")]
     if chance.random() < 0.01:
-        told.append(_told(chance, "orders", order, ts, "repeated"))
-    return [*told, *_payments(chance, order, ts)]
+        records.append(_record(chance, "orders", order, ts, "repeated"))
+    return [*records, *_payments(chance, order, ts)]
 
 
-def _payments(chance: random.Random, order: Mapping[str, Any], ordered_at: int) -> list[Made]:
-    fate = chance.random()
-    if fate < 0.18:
+def _payments(chance: random.Random, order: Mapping[str, Any], ordered_at: int) -> list[GeneratedRecord]:
+    draw = chance.random()
+    if draw < 0.18:
         return []
-    parts = 2 if fate > 0.97 else 1
-    kind: Kind = "outside" if fate < 0.21 else "unmatched" if fate < 0.22 else "usual"
+    parts = 2 if draw > 0.97 else 1
+    kind: Kind = "outside" if draw < 0.21 else "unmatched" if draw < 0.22 else "usual"
     return [_payment(chance, order, ordered_at, part, parts, kind) for part in range(parts)]
 
 
 def _payment(
     chance: random.Random, order: Mapping[str, Any], ordered_at: int, part: int, parts: int, kind: Kind
-) -> Made:
+) -> GeneratedRecord:
     # Clocks differ: some payments seem to come before their order.
     wait = int(min(chance.expovariate(1 / 45_000), INTERVAL_MS[1])) - chance.choice((0, 0, 0, 1_500))
     if kind == "outside":
@@ -123,15 +123,15 @@ def _payment(
         "ts": datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
     again: Kind = "repeated" if part else kind
-    return _told(chance, "payments", payment, ts, again)
+    return _record(chance, "payments", payment, ts, again)
 
 
-def _told(chance: random.Random, topic: str, row: Mapping[str, Any], ts: int, kind: Kind) -> Made:
+def _record(chance: random.Random, topic: str, row: Mapping[str, Any], ts: int, kind: Kind) -> GeneratedRecord:
     """The row as a record, which may meet with an accident of its own."""
     if kind == "usual":
         kind = _accident(chance)
     key = str(row["order_id"]).encode()
-    return Made(topic, key, told_as(row, kind, _CHANGES), kind, ts + _way_ms(chance, kind))
+    return GeneratedRecord(topic, key, encoded(row, kind, _CHANGES), kind, ts + _delivery_ms(chance, kind))
 
 
 def _accident(chance: random.Random) -> Kind:
@@ -151,7 +151,7 @@ _ACCIDENTS: Sequence[tuple[Kind, float]] = (
 )
 
 
-def _way_ms(chance: random.Random, kind: Kind) -> int:
+def _delivery_ms(chance: random.Random, kind: Kind) -> int:
     """From the event to the topic."""
     if kind == "late":
         return INTERVAL_MS[1] + LATENESS_MS + DELAY_MS + chance.randrange(2 * _MINUTE, 15 * _MINUTE)
@@ -163,7 +163,7 @@ def _way_ms(chance: random.Random, kind: Kind) -> int:
 Changes = Mapping[Kind, Mapping[str, Any]]  # columns that records of a kind have in place of their own
 
 
-def told_as(row: Mapping[str, Any], kind: Kind, changes: Changes) -> bytes | None:
+def encoded(row: Mapping[str, Any], kind: Kind, changes: Changes) -> bytes | None:
     """The row's record; its event time is the column `ts`."""
     text = json.dumps(_changed(row, kind, changes)).encode()
     if kind == "no_value":

@@ -2,9 +2,9 @@
 
     broker, Postgres -> records sent while `joinery run` takes them -> its end, or SIGTERM -> verdict
 
-What is played is one of `PLAYS`: joins of orders and payments, or sessions of clicks. The job runs as a process of its
-own, as a user would start it. What it wrote is then judged by code that shares nothing with the engine. Everything that
-was brought up is gone afterwards, also after Ctrl-C.
+It runs one of `SCENARIOS`: joins of orders and payments, or sessions of clicks. The job runs as a process of its own,
+as a user would start it. Code that shares nothing with the engine then judges what it wrote. Everything that was brought
+up is gone afterwards, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from psycopg.rows import dict_row
 from rich.console import Console
 from rich.syntax import Syntax
 
-from joinery_devkit.datagen import Made
+from joinery_devkit.datagen import GeneratedRecord
 from joinery_devkit.demo_joins import Joins
 from joinery_devkit.demo_process import RunningJob, Sender
 from joinery_devkit.demo_sessions import SessionsOfClicks
-from joinery_devkit.demo_view import Progress, Rows, Words, open_view, table_of
+from joinery_devkit.demo_view import Progress, Rows, Wording, open_view, table_of
 from joinery_devkit.environment import java_command
 from joinery_devkit.kafka import KafkaBroker, kafka_jars
 from joinery_devkit.processes import deadline_after
@@ -40,33 +40,33 @@ _STALLED_SECONDS = 150.0
 
 
 class Verdict(Protocol):
-    """Prints as what was found."""
+    """Its text says what was found."""
 
     @property
     def ok(self) -> bool: ...
 
 
-class Play(Protocol):
-    """What there is to be seen: topics with their partitions, records, and a job. `newest` asks for some rows of the
+class Scenario(Protocol):
+    """What the demo shows: topics with their partitions, records, and a job. `newest` asks for some rows of the
     job's `table`; `ends` says that the job comes to an end by itself when it has read all records."""
 
     name: str
     topics: Mapping[str, int]
-    words: Words
+    words: Wording
     newest: str
     table: str
     ends: bool
 
-    def records(self, seed: int, size: int) -> list[Made]: ...
+    def records(self, seed: int, size: int) -> list[GeneratedRecord]: ...
 
-    def job(self, bootstrap: str, dsn: str, records: Sequence[Made]) -> str:
+    def job(self, bootstrap: str, dsn: str, records: Sequence[GeneratedRecord]) -> str:
         """The job's file."""
         ...
 
     def judge(self, job_file: Path, bootstrap: str, table: Rows) -> Verdict: ...
 
 
-PLAYS: Mapping[str, Play] = {"joins": Joins(), "sessions": SessionsOfClicks()}
+SCENARIOS: Mapping[str, Scenario] = {"joins": Joins(), "sessions": SessionsOfClicks()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,38 +78,39 @@ class Size:
     seed: int
 
 
-def demo(console: Console, play: Play, size: Size) -> Verdict:
+def demo(console: Console, scenario: Scenario, size: Size) -> Verdict:
     """Runs it all and returns the verdict. Raises JoineryError."""
     began = time.monotonic()
     java_command()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-demo-")))
-        broker = _broker(stack, console, play, directory)
+        broker = _broker(stack, console, scenario, directory)
         console.print("Starting an embedded Postgres, for state, offsets and output")
         dsn = stack.enter_context(embedded_postgres(directory / "postgres"))
-        records = play.records(size.seed, size.records)
-        job_file = directory / f"{play.name}.yaml"
-        job_file.write_text(play.job(broker.bootstrap, dsn, records))
+        records = scenario.records(size.seed, size.records)
+        job_file = directory / f"{scenario.name}.yaml"
+        job_file.write_text(scenario.job(broker.bootstrap, dsn, records))
         _show(console, job_file)
         sender = Sender(broker.bootstrap, records, size.seconds)
         console.print(
-            f"Sending {len(records):,} records in {size.seconds:.0f} s, while `joinery run` {play.words.does} on Spark"
+            f"Sending {len(records):,} records in {size.seconds:.0f} s, "
+            f"while `joinery run` {scenario.words.does} on Spark"
         )
         with sender.running(), RunningJob(job_file, directory).running() as job:
-            _Show(console, play, dsn).watch(job, sender)
+            _DemoRun(console, scenario, dsn).watch(job, sender)
         if not console.is_terminal:  # there they are in sight already
-            console.print(table_of(f"The newest {play.words.title}", _query(dsn, play.newest)))
+            console.print(table_of(f"The newest {scenario.words.title}", _query(dsn, scenario.newest)))
         console.print("Reading the topics again, and comparing the output with what the rules demand")
-        verdict = play.judge(job_file, broker.bootstrap, _query(dsn, f"SELECT * FROM {play.table}"))
+        verdict = scenario.judge(job_file, broker.bootstrap, _query(dsn, f"SELECT * FROM {scenario.table}"))
         console.print(f"{verdict} ({time.monotonic() - began:.0f} s in all)", highlight=False, soft_wrap=True)
     return verdict
 
 
-def _broker(stack: ExitStack, console: Console, play: Play, directory: Path) -> KafkaBroker:
+def _broker(stack: ExitStack, console: Console, scenario: Scenario, directory: Path) -> KafkaBroker:
     console.print("Starting a Kafka broker (the first time ever, this downloads 60 MB)")
     kafka_jars()
     broker = stack.enter_context(KafkaBroker(directory / "kafka"))
-    for topic, partitions in play.topics.items():
+    for topic, partitions in scenario.topics.items():
         broker.create_topic(topic, partitions)
     return broker
 
@@ -124,16 +125,16 @@ def _show(console: Console, job_file: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Show:
+class _DemoRun:
     console: Console
-    play: Play
+    scenario: Scenario
     dsn: str
 
     def watch(self, job: RunningJob, sender: Sender) -> None:
         """Returns when the job has read all that was sent and has stopped."""
         progress = Progress()
         deadline = deadline_after(_STALLED_SECONDS)
-        with open_view(self.console, self.play.words) as view:
+        with open_view(self.console, self.scenario.words) as view:
             while not self._over(job, sender, progress):
                 before = progress.epoch
                 for event in job.events():
@@ -143,21 +144,19 @@ class _Show:
                     deadline = deadline_after(_STALLED_SECONDS)
                 elif time.monotonic() > deadline:
                     raise job.problem(f"has made no progress for {_STALLED_SECONDS:.0f} s")
-                view.update(progress, sender.sent, self._newest(progress))
+                newest = _query(self.dsn, self.scenario.newest) if self.console.is_terminal and progress.out else ()
+                view.update(progress, sender.sent, newest)
                 time.sleep(0.2)
-        if not self.play.ends:
+        if not self.scenario.ends:
             self.console.print("All is read: SIGTERM, the job stops after its epoch")
         job.stop()
 
     def _over(self, job: RunningJob, sender: Sender, progress: Progress) -> bool:
-        if self.play.ends:
+        if self.scenario.ends:
             return job.ended
         if job.ended:
             raise job.problem("ended by itself")
         return sender.done and progress.read.total() >= sender.sent
-
-    def _newest(self, progress: Progress) -> Rows:
-        return _query(self.dsn, self.play.newest) if self.console.is_terminal and progress.out else ()
 
 
 def _query(dsn: str, sql: str) -> Rows:
@@ -166,7 +165,7 @@ def _query(dsn: str, sql: str) -> Rows:
 
 
 def _interrupt(*_: object) -> None:
-    """Only the first one counts: what cleans up must not be interrupted, and none of its steps waits for ever.
+    """Only the first signal counts: the clean-up must not be interrupted, and none of its steps waits for ever.
 
     What comes after it is taken and not ignored (SIG_IGN): of two signals at once Python would tell the second one's
     handler that is gone, which ends a C call of the Kafka client with a SystemError.
@@ -179,7 +178,7 @@ def _interrupt(*_: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: verified; 1: not; 3: something is missing on this machine; 130: interrupted."""
     parser = argparse.ArgumentParser(prog="python -m joinery_devkit.demo", description="A verified streaming job")
-    parser.add_argument("--kind", choices=PLAYS, default="joins", help="what the job does (default: joins)")
+    parser.add_argument("--kind", choices=SCENARIOS, default="joins", help="what the job does (default: joins)")
     parser.add_argument("--records", type=int, default=60_000, help="how many orders or clicks (default: 60000)")
     parser.add_argument("--seconds", type=float, default=25.0, help="how long sending takes (default: 25)")
     parser.add_argument("--seed", type=int, default=1, help="of the records (default: 1)")
@@ -188,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
-        return 0 if demo(Console(), PLAYS[chosen.kind], size).ok else 1
+        return 0 if demo(Console(), SCENARIOS[chosen.kind], size).ok else 1
     except KeyboardInterrupt:
         print("joinery demo: interrupted, everything is cleaned up", file=sys.stderr)
         return 130

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from joinery_devkit import datagen
-from joinery_devkit.datagen import DELAY_MS, INTERVAL_MS, LATENESS_MS, Made
+from joinery_devkit.datagen import DELAY_MS, INTERVAL_MS, LATENESS_MS, GeneratedRecord
 from joinery_devkit.demo_process import epoch_log
-from joinery_devkit.demo_view import Rows, Words
+from joinery_devkit.demo_view import Rows, Wording
 from joinery_devkit.topics import read_topic
-from joinery_devkit.verify import Verdict, verify
+from joinery_devkit.verify import JoinVerdict, verify
 from joinery_runtime.job import StreamJoin, format_duration, load_job
 
 DEAD_LETTERS = "orders-payments.dead"
@@ -74,7 +74,7 @@ class Joins:
 
     name = "orders-payments"
     topics: Mapping[str, int] = {"orders": 3, "payments": 3, DEAD_LETTERS: 1}
-    words = Words(does="joins them", out="joined", title="joined rows")
+    words = Wording(does="joins them", out="joined", title="joined rows")
     newest = (
         "SELECT order_id, customer, ordered, method, paid, ordered_at, paid_at FROM joined "
         "ORDER BY paid_at DESC LIMIT 5"
@@ -82,13 +82,13 @@ class Joins:
     table = "joined"
     ends = False
 
-    def records(self, seed: int, size: int) -> list[Made]:
+    def records(self, seed: int, size: int) -> list[GeneratedRecord]:
         return datagen.make(seed, size)
 
-    def job(self, bootstrap: str, dsn: str, records: Sequence[Made]) -> str:
+    def job(self, bootstrap: str, dsn: str, records: Sequence[GeneratedRecord]) -> str:
         return job_text(bootstrap, dsn)
 
-    def judge(self, job_file: Path, bootstrap: str, table: Rows) -> Verdict:
+    def judge(self, job_file: Path, bootstrap: str, table: Rows) -> JoinVerdict:
         job = load_job(job_file)
         assert isinstance(job, StreamJoin)
         records = {side.name: read_topic(bootstrap, side.name) for side in job.inputs}

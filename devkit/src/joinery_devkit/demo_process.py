@@ -15,7 +15,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from joinery_devkit.datagen import Made
+from joinery_devkit.datagen import GeneratedRecord
 from joinery_devkit.processes import ChildProcess
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 
@@ -28,7 +28,7 @@ _EVERY_EPOCH = "1000000"
 class Sender:
     """Sends records in a thread of its own: a first share at once, the others at an even pace after `go`."""
 
-    def __init__(self, bootstrap: str, records: Sequence[Made], seconds: float) -> None:
+    def __init__(self, bootstrap: str, records: Sequence[GeneratedRecord], seconds: float) -> None:
         self._records, self._seconds = records, seconds
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "log_level": 0})
         self._go, self._stopping = Event(), Event()

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from joinery_devkit import clicks
-from joinery_devkit.datagen import Made
+from joinery_devkit.datagen import GeneratedRecord
 from joinery_devkit.demo_process import epoch_log
-from joinery_devkit.demo_view import Rows, Words
+from joinery_devkit.demo_view import Rows, Wording
 from joinery_devkit.topics import read_topic
 from joinery_devkit.verify_sessions import SessionVerdict, verify_sessions
 from joinery_runtime.job import SessionWindow, load_job
@@ -29,7 +29,7 @@ class SessionsOfClicks:
 
     name = "session-window"
     topics: Mapping[str, int] = {clicks.TOPIC: PARTITIONS, DEAD_LETTERS: 1}
-    words = Words(does="makes sessions of them", out="sessions out", title="sessions")
+    words = Wording(does="makes sessions of them", out="sessions out", title="sessions")
     newest = (
         "SELECT user_id, to_timestamp(window_start / 1000.0) AS began, to_timestamp(window_end / 1000.0) AS ended, "
         "events, first_page, pages FROM sessions ORDER BY window_end DESC LIMIT 5"
@@ -37,10 +37,10 @@ class SessionsOfClicks:
     table = "sessions"
     ends = True
 
-    def records(self, seed: int, size: int) -> list[Made]:
+    def records(self, seed: int, size: int) -> list[GeneratedRecord]:
         return clicks.make(seed, size, PARTITIONS)
 
-    def job(self, bootstrap: str, dsn: str, records: Sequence[Made]) -> str:
+    def job(self, bootstrap: str, dsn: str, records: Sequence[GeneratedRecord]) -> str:
         """The example with the addresses of these servers, and the end of its input."""
         document = yaml.safe_load(EXAMPLE.read_text())
         counts = Counter(record.partition for record in records)

@@ -23,7 +23,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Wording:
     """What the job does with the records, what rows are that have gone out, and those in its table."""
 
     does: str
@@ -73,7 +73,7 @@ class Progress:
 
 
 class View:
-    def __init__(self, console: Console, words: Words, live: Live | None) -> None:
+    def __init__(self, console: Console, words: Wording, live: Live | None) -> None:
         self._console, self._words, self._live = console, words, live
         self._line_at = time.monotonic() + _LINE_SECONDS
 
@@ -88,7 +88,7 @@ class View:
 
 
 @contextmanager
-def open_view(console: Console, words: Words) -> Iterator[View]:
+def open_view(console: Console, words: Wording) -> Iterator[View]:
     if not console.is_terminal:
         yield View(console, words, None)
         return
@@ -101,46 +101,48 @@ def table_of(title: str, rows: Rows) -> Table:
     for name in rows[0] if rows else ():
         table.add_column(name, no_wrap=True)
     for row in rows:
-        table.add_row(*map(_shown, row.values()))
+        table.add_row(
+            *(
+                each.astimezone(UTC).strftime("%H:%M:%S") if isinstance(each, datetime) else str(each)
+                for each in row.values()
+            )
+        )
     return table
 
 
-def _shown(value: object) -> str:
-    return value.astimezone(UTC).strftime("%H:%M:%S") if isinstance(value, datetime) else str(value)
-
-
-def _table(progress: Progress, words: Words, sent: int) -> Table:
+def _table(progress: Progress, words: Wording, sent: int) -> Table:
     read_rate, out_rate = progress.rates()
     table = Table(title=f"epoch {progress.epoch}, {progress.seconds * 1000:.0f} ms", title_justify="left")
     for heading in ("", "rows", "rows/s", "lag", "watermark"):
         table.add_column(heading, justify="left" if heading == "" else "right")
     table.add_row("sent to Kafka", f"{sent:,}", "", "", "")
-    for name, mark in progress.watermarks.items():
-        table.add_row(f"read from {name}", f"{progress.read[name]:,}", "", f"{progress.backlog[name]:,}", _clock(mark))
+    for name, watermark in progress.watermarks.items():
+        read, lag = f"{progress.read[name]:,}", f"{progress.backlog[name]:,}"
+        table.add_row(f"read from {name}", read, "", lag, _clock(watermark))
     table.add_row("read", f"{progress.read.total():,}", f"{read_rate:,.0f}", "", "")
     table.add_row(f"{words.out}, in Postgres", f"{progress.out:,}", f"{out_rate:,.0f}", "", "")
-    table.add_row("kept as state", f"{progress.state_rows:,}", "", "", "")
+    table.add_row("in the state", f"{progress.state_rows:,}", "", "", "")
     for reason, count in sorted(progress.dropped.items()):
         table.add_row(f"dropped: {reason}", f"{count:,}", "", "", "")
     table.add_row("dead letters", f"{progress.dead:,}", "", "", "")
     return table
 
 
-def _line(progress: Progress, words: Words, sent: int) -> str:
+def _line(progress: Progress, words: Wording, sent: int) -> str:
     if not progress.started:
         return "  Spark is starting"
-    marks = ", ".join(f"{name} {_clock(mark)}" for name, mark in progress.watermarks.items())
+    watermarks = ", ".join(f"{name} {_clock(watermark)}" for name, watermark in progress.watermarks.items())
     drops = "".join(f", {count:,} {reason}" for reason, count in sorted(progress.dropped.items()))
     if not progress.epoch:
         return f"  {sent:,} sent, the first epoch is running"
     return (
         f"  epoch {progress.epoch} ({progress.seconds * 1000:.0f} ms): {sent:,} sent, {progress.read.total():,} read, "
         f"{progress.out:,} {words.out}, state {progress.state_rows:,} rows{drops}, {progress.dead:,} dead letters; "
-        f"watermarks {marks}"
+        f"watermarks {watermarks}"
     )
 
 
-def _clock(mark: int | None) -> str:
-    if mark == END_OF_TIME:
+def _clock(watermark: int | None) -> str:
+    if watermark == END_OF_TIME:
         return "at the end"
-    return "-" if mark is None else datetime.fromtimestamp(mark / 1000, UTC).strftime("%H:%M:%S")
+    return "-" if watermark is None else datetime.fromtimestamp(watermark / 1000, UTC).strftime("%H:%M:%S")

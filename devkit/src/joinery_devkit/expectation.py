@@ -108,7 +108,9 @@ def expect(reading: Reading, log: Log, job: StreamJoin) -> Expectation:
         found = db.execute(_pairs_sql(join)).fetchall()
         dropped: dict[int, dict[str, dict[str, int]]] = {}
         for side in job.spec.inputs:
-            for epoch, reason, count in db.execute(_drops_sql(side)).fetchall():
+            table = _quoted(side.name)
+            drops = f"""SELECT "$epoch", "$drop", count(*) FROM {table} WHERE "$drop" IS NOT NULL GROUP BY ALL"""
+            for epoch, reason, count in db.execute(drops).fetchall():
                 dropped.setdefault(epoch, {}).setdefault(side.name, {})[reason] = count
     pairs = Counter(epoch for epoch, *_ in found)
     return Expectation([tuple(row) for _, *row in found], pairs, dropped)
@@ -145,11 +147,11 @@ def _source(column: OutputField) -> Reference:
 def _load(db: duckdb.DuckDBPyConnection, reading: Reading, log: Log, join: _Join) -> None:
     for side in join.inputs:
         _register(db, f"read {side.name}", _table(side, reading.rows[side.name]))
-    marks = [entry["plan"]["watermarks"] for entry in log]
+    watermarks = [entry["plan"]["watermarks"] for entry in log]
     plans = {
         "$epoch": pa.array([entry["epoch"] for entry in log], pa.int64()),
-        "left_wm": pa.array([mark[join.left.name] for mark in marks], pa.int64()),
-        "right_wm": pa.array([mark[join.right.name] for mark in marks], pa.int64()),
+        "left_wm": pa.array([each[join.left.name] for each in watermarks], pa.int64()),
+        "right_wm": pa.array([each[join.right.name] for each in watermarks], pa.int64()),
     }
     _register(db, "$plans", pa.table(plans))
 
@@ -197,10 +199,6 @@ def _own_predicate(join: _Join, side: Input) -> str:
     parts = condition.flatten() if isinstance(condition, exp.And) else iter([condition])
     own = [part for part in parts if {column.table for column in part.find_all(exp.Column)} == {side.name}]
     return " AND ".join(f"({part.sql(dialect='duckdb')})" for part in own) or "TRUE"
-
-
-def _drops_sql(side: Input) -> str:
-    return f"""SELECT "$epoch", "$drop", count(*) FROM {_quoted(side.name)} WHERE "$drop" IS NOT NULL GROUP BY ALL"""
 
 
 def _pairs_sql(join: _Join) -> str:

@@ -62,15 +62,11 @@ def _download(folder: Path, coordinates: Sequence[str], transitive: bool) -> Non
 
 def _with_maven(work: Path, jars: Path, coordinates: Sequence[str], transitive: bool) -> None:
     pom = work / "pom.xml"
-    pom.write_text(_pom(coordinates, transitive))
+    exclusions = "" if transitive else _EXCLUDE_ALL
+    pom.write_text(_POM.format(dependencies="".join(_pom_dependency(each, exclusions) for each in coordinates)))
     _run(
         ["mvn", "-B", "-q", "-Dstyle.color=never", "-f", str(pom), _COPY_GOAL, f"-DoutputDirectory={jars}"], coordinates
     )
-
-
-def _pom(coordinates: Sequence[str], transitive: bool) -> str:
-    exclusions = "" if transitive else _EXCLUDE_ALL
-    return _POM.format(dependencies="".join(_pom_dependency(each, exclusions) for each in coordinates))
 
 
 def _pom_dependency(coordinate: str, exclusions: str) -> str:
@@ -100,19 +96,17 @@ def _with_ivy(work: Path, jars: Path, coordinates: Sequence[str], transitive: bo
 
 
 def _ivy_module(coordinates: Sequence[str], transitive: bool) -> str:
-    wanted = "".join(_ivy_dependency(each, transitive) for each in coordinates)
+    reach = "compile(*),runtime(*),master(*)" if transitive else "master(*)"
+    wanted = "".join(
+        f'<dependency org="{group}" name="{artifact}" rev="{version}" conf="default->{reach}"/>'
+        for group, artifact, version in (each.split(":") for each in coordinates)
+    )
     return f"""<ivy-module version="2.0">
   <info organisation="dev.joinery" module="jars"/>
   <configurations><conf name="default"/></configurations>
   <dependencies>{wanted}</dependencies>
 </ivy-module>
 """
-
-
-def _ivy_dependency(coordinate: str, transitive: bool) -> str:
-    group, artifact, version = coordinate.split(":")
-    reach = "compile(*),runtime(*),master(*)" if transitive else "master(*)"
-    return f'<dependency org="{group}" name="{artifact}" rev="{version}" conf="default->{reach}"/>'
 
 
 def _ivy_jar(coordinates: Sequence[str]) -> Path:

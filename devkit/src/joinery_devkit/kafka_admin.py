@@ -96,7 +96,10 @@ class KafkaAdmin:
         return [_topics(AdminClient({"bootstrap.servers": each, **_IMPATIENT})) for each in addresses]
 
     def _led_everywhere(self, name: str, partitions: int) -> bool:
-        return all(name in topics and _led(topics[name]) == partitions for topics in self._topics_everywhere())
+        return all(
+            name in topics and sum(each.leader >= 0 for each in topics[name].partitions.values()) == partitions
+            for topics in self._topics_everywhere()
+        )
 
     def _await(self, otherwise: str, condition: Callable[[], bool]) -> None:
         deadline = deadline_after(_ADMIN_SECONDS)
@@ -111,7 +114,3 @@ class KafkaAdmin:
 def _topics(admin: Any) -> Mapping[str, Any]:
     topics: Mapping[str, Any] = admin.list_topics(timeout=_ADMIN_SECONDS).topics
     return topics
-
-
-def _led(topic: Any) -> int:
-    return sum(each.leader >= 0 for each in topic.partitions.values())

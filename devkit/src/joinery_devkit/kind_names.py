@@ -43,7 +43,7 @@ def problems(root: Path) -> Iterator[str]:
     """Lines as `core/x.py:12 names WindowJoin`."""
     names = kind_names(root)
     if len(names) < len(KINDS):
-        yield f"{root} has no kinds: this check looks in the wrong place"
+        yield f"{root} has no kinds: the check reads the wrong folder"
     for file in sorted(root.rglob("*.py")):
         where = file.relative_to(root)
         if not any(where.is_relative_to(place) for place in (*KINDS, *LISTS)):
@@ -60,10 +60,10 @@ def kind_names(root: Path) -> frozenset[str]:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.ClassDef)
     ]
-    known = set(BASES | {"Job"})
-    while more := {of.name for of in classes if of.name not in known and known & set(map(_last_name, of.bases))}:
-        known |= more
-    return frozenset(known - BASES - {"Job"})
+    kinds = set(BASES | {"Job"})
+    while more := {of.name for of in classes if of.name not in kinds and kinds & set(map(_last_name, of.bases))}:
+        kinds |= more
+    return frozenset(kinds - BASES - {"Job"})
 
 
 def _named(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:

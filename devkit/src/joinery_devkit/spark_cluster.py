@@ -108,7 +108,8 @@ class StandaloneCluster:
         while self._alive_workers() < self._workers_wanted:
             ended = [each for each in processes if not each.running()]
             if ended or time.monotonic() > deadline:
-                raise self._no_start(ended or processes)
+                tails = "\n".join(f"{each.log.name}:\n{each.log_tail()}" for each in ended or processes)
+                raise EnvironmentProblem("The Spark standalone cluster does not start", facts=tails)
             time.sleep(0.05)
 
     def _alive_workers(self) -> int:
@@ -120,16 +121,12 @@ class StandaloneCluster:
             return 0
         return sum(each["state"] == "ALIVE" for each in status["workers"])
 
-    def _no_start(self, culprits: list[ChildProcess]) -> EnvironmentProblem:
-        words = "\n".join(f"{each.log.name}:\n{each.log_tail()}" for each in culprits)
-        return EnvironmentProblem("The Spark standalone cluster does not start", facts=words)
-
     def _stop(self) -> None:
         # Executors are the workers' children, not ours: what outlives its worker has to be ended here.
-        leftovers = [child for pid in self.worker_pids() for child in _descendants(pid)]
+        orphans = [child for pid in self.worker_pids() for child in _descendants(pid)]
         for daemon in [*self._workers, *([self._master] if self._master else [])]:
             daemon.stop()
-        for process in leftovers:
+        for process in orphans:
             _end(process)
         self._workers, self._master = [], None
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from joinery_devkit.processes import free_port
 
 _CHUNK = 64 * 2**10
-_LOOK_SECONDS = 0.05  # how often the thread that accepts connections looks whether it is to end
+_POLL_SECONDS = 0.05  # how often the thread that accepts connections checks whether it must end
 
 
 class TcpProxy:
@@ -23,7 +23,7 @@ class TcpProxy:
     def __init__(self, target_port: int = 0, *, target_socket: Path | None = None) -> None:
         self.target_port, self.port = target_port, free_port()
         self._target_socket = target_socket
-        self._barred: Callable[[int], bool] = lambda _: False
+        self._blocked: Callable[[int], bool] = lambda _: False
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._passing = threading.Event()
@@ -56,17 +56,17 @@ class TcpProxy:
         else:
             self._shut()
 
-    def bar(self, client: Callable[[int], bool]) -> None:
-        """Does so to those clients alone whose own port `client` says yes to; each that comes later is asked about."""
+    def block(self, client: Callable[[int], bool]) -> None:
+        """Cuts off the clients alone whose own port `client` accepts, those that connect later too."""
         with self._lock:
-            self._barred = client
+            self._blocked = client
             for each in self._open:
                 if client(_peer_port(each)):
                     _hang_up(each)
 
     def restore(self) -> None:
-        """Undoes `cut` and `bar`; connections that these dropped stay dropped."""
-        self._barred = lambda _: False
+        """Undoes `cut` and `block`. Connections that these dropped stay dropped."""
+        self._blocked = lambda _: False
         self._passing.set()
         self.start()
 
@@ -87,7 +87,7 @@ class TcpProxy:
                 _hang_up(each)
 
     def _accept(self, door: socket.socket) -> None:
-        door.settimeout(_LOOK_SECONDS)
+        door.settimeout(_POLL_SECONDS)
         with door:
             while self._listening.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -102,7 +102,7 @@ class TcpProxy:
             return
         with self._lock:
             self._open |= {client, server}
-            if self._barred(_peer_port(client)):
+            if self._blocked(_peer_port(client)):
                 _hang_up(client)
         self._pumps = [each for each in self._pumps if each.is_alive()]
         self._pumps.append(_thread(self._pass_both_ways, client, server))

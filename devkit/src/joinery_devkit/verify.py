@@ -17,13 +17,19 @@ from typing import Any
 
 from joinery_devkit.expectation import Expectation, Log, Values, expect, read
 from joinery_devkit.topics import Record, milliseconds
-from joinery_devkit.verify_plan import dead_letter_problems, letters_once, named, range_problems, watermark_problems
+from joinery_devkit.verify_plan import (
+    dead_letter_problems,
+    dead_letters_exactly_once,
+    named,
+    range_problems,
+    watermark_problems,
+)
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import ColumnType, StreamJoin
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class JoinVerdict:
     """What came out. `pairs` and `dropped` (by reason) are what the rules demand, `dead_letters` counts the unusable
     records that were read, `unread` records in no epoch; `problems` are sentences with samples, none if all is well.
     """
@@ -60,7 +66,7 @@ def verify(
     *,
     dead_letters: Iterable[Mapping[str, Any]] | None = None,
     complete: bool = True,
-) -> Verdict:
+) -> JoinVerdict:
     """Judges a run of `job`, whose inputs are JSON in Kafka and whose watermarks hold when idle.
 
     `records` are all records per input, `log` the whole epoch log as `joinery state epochs` prints it, `output` and
@@ -82,11 +88,11 @@ def verify(
         *named("joined rows should not be there", extra, names),
         *named("joined rows came more than once", duplicates, names),
         *_count_problems(expectation, log),
-        *dead_letter_problems(reading, dead_letters, exactly_once=letters_once(job)),
+        *dead_letter_problems(reading, dead_letters, exactly_once=dead_letters_exactly_once(job)),
     ]
     if complete and reading.unread:
         problems.append(f"{reading.unread:,} records were never read")
-    return Verdict(
+    return JoinVerdict(
         pairs=len(expectation.rows),
         missing=missing.total(),
         extra=extra.total(),
@@ -104,13 +110,14 @@ def verify(
 
 def _output_row(row: Mapping[str, Any], job: StreamJoin) -> Values:
     try:
-        return tuple(_plain(column.type, row[column.name]) for column in job.output_columns)
+        return tuple(
+            milliseconds(row[column.name])
+            if column.type == ColumnType("timestamp") and row[column.name] is not None
+            else row[column.name]
+            for column in job.output_columns
+        )
     except KeyError as error:
         raise JoineryError(f"the output has no column {error}", facts=f"a row is {dict(row)}") from error
-
-
-def _plain(kind: ColumnType | None, value: Any) -> Any:
-    return milliseconds(value) if kind == ColumnType("timestamp") and value is not None else value
 
 
 def _count_problems(expectation: Expectation, log: Log) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[i
     return found
 
 
-def letters_once(job: Job) -> bool:
+def dead_letters_exactly_once(job: Job) -> bool:
     """Files never repeat, a topic only at least once."""
     return job.dead_letter_kafka is None or job.spec.delivery == "exactlyOnce"
 

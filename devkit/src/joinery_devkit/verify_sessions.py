@@ -20,7 +20,13 @@ from joinery_devkit import oracle
 from joinery_devkit.expectation import Log, Reading, Row, Values, read
 from joinery_devkit.oracle.session_rows import Identify, Output
 from joinery_devkit.topics import Record
-from joinery_devkit.verify_plan import dead_letter_problems, letters_once, named, range_problems, watermark_problems
+from joinery_devkit.verify_plan import (
+    dead_letter_problems,
+    dead_letters_exactly_once,
+    named,
+    range_problems,
+    watermark_problems,
+)
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import SessionWindow
 
@@ -83,7 +89,7 @@ def verify_sessions(
         *named("sessions are there more than once", Counter({k: n - 1 for k, n in got.items() if n > 1}), keys),
         *_wrong(there, expected, job, identify is not None),
         *_late_problems(late, log, job),
-        *dead_letter_problems(reading, dead_letters, exactly_once=letters_once(job)),
+        *dead_letter_problems(reading, dead_letters, exactly_once=dead_letters_exactly_once(job)),
     ]
     if reading.unread:
         problems.append(f"{reading.unread:,} records were never read")
@@ -93,16 +99,13 @@ def verify_sessions(
 
 def _only_what_is_known(job: SessionWindow) -> None:
     of = job.sessions
-    facts = [
+    final = job.spec.late_data == "drop" or job.spec.emit_retractions
+    unknown = [
         *(["it computes columns or filters rows"] if of.compute or of.where else []),
-        *(["ids that were replaced stay in its table: it emits no retractions"] if not _final(job) else []),
+        *(["ids that were replaced stay in its table: it emits no retractions"] if not final else []),
     ]
-    if facts:
-        raise JoineryError(f"job {job.name} cannot be judged by brute force", facts="; ".join(facts))
-
-
-def _final(job: SessionWindow) -> bool:
-    return job.spec.late_data == "drop" or job.spec.emit_retractions
+    if unknown:
+        raise JoineryError(f"job {job.name} cannot be judged by brute force", facts="; ".join(unknown))
 
 
 # --- which rows count -------------------------------------------------------------------------------------------------
@@ -111,11 +114,11 @@ def _final(job: SessionWindow) -> bool:
 def _judged(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[Row], Counter[int]]:
     """The rows that belong to sessions, and how many came too late by epoch (S4, S5)."""
     name, lateness, gap = job.spec.input.name, job.spec.allowed_lateness, job.sessions.gap
-    marks = {entry["epoch"]: entry["plan"]["watermarks"][name] for entry in log}
+    watermarks = {entry["epoch"]: entry["plan"]["watermarks"][name] for entry in log}
 
     def behind(row: Row, by_ms: int) -> bool:
-        mark = marks[row.epoch]
-        return mark is not None and row.ts < mark - by_ms
+        watermark = watermarks[row.epoch]
+        return watermark is not None and row.ts < watermark - by_ms
 
     late = [row for row in reading.rows[name] if behind(row, lateness)]
     if job.spec.late_data == "reopen":

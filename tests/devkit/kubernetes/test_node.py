@@ -9,8 +9,7 @@ import pytest
 
 from joinery_devkit.images.archive import oci_archive
 from joinery_devkit.kubernetes import packages
-from joinery_devkit.kubernetes.kubectl import Kubectl, wait_until
-from joinery_devkit.kubernetes.pods import log_of, phase, pod
+from joinery_devkit.kubernetes.kubectl import Kubectl, log_of, phase, pod, wait_until
 from joinery_devkit.kubernetes.providers import Cluster
 
 pytestmark = pytest.mark.node

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_devkit.kubernetes.pods import log_of, pod
+from joinery_devkit.kubernetes.kubectl import log_of, pod
 from joinery_devkit.kubernetes.providers import Cluster
 from joinery_devkit.topics import read_topic
 

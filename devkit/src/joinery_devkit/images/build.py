@@ -107,7 +107,7 @@ def stage(store: ImageStore, kind: str, name: str = "") -> str:
 
 
 def _assembled(store: ImageStore, kind: str) -> Path:
-    """The archive of all but our own code. Only the newest of each kind is kept."""
+    """The archive of all but our own code. Those of earlier inputs are removed."""
     target = store.folder / f"{kind}-{_inputs(store, kind)}.tar"
     if not target.is_file():
         part = target.with_suffix(".part")

@@ -20,7 +20,7 @@ def main() -> int:
     commands.add_parser("up", help="bring the node up; it stays until `down`, and tests use it")
     load = commands.add_parser("load", help="make the image of an OCI archive known to the node")
     load.add_argument("archive", type=Path)
-    commands.add_parser("down", help="end it and remove all that it kept, images too")
+    commands.add_parser("down", help="end it and remove all of its files, images too")
     commands.add_parser("status", help="say whether it is up; ends with 1 when it is not")
     arguments = parser.parse_args()
     try:
@@ -32,7 +32,9 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "build":
-        _build(arguments.tier)
+        if arguments.tier == "node":
+            packages.install(packages.ALL)  # those of the images and of tests as well, in one go
+        binaries.build(binaries.API_TIER if arguments.tier == "api" else binaries.WHOLE_NODE)
         return 0
     node = Node()
     if arguments.command == "down":
@@ -49,12 +51,6 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         _show(node)
     return 0
-
-
-def _build(tier: str) -> None:
-    if tier == "node":
-        packages.install(packages.ALL)  # those of the images and of tests as well, in one go
-    binaries.build(binaries.API_TIER if tier == "api" else binaries.WHOLE_NODE)
 
 
 def _up(node: Node) -> None:

@@ -25,7 +25,7 @@ from joinery_devkit.processes import ChildProcess, free_port
 from joinery_runtime.errors import EnvironmentProblem
 
 _START_SECONDS = 90.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 CONTROLLERS = (
     "garbage-collector-controller",
     "namespace-controller",
@@ -93,7 +93,7 @@ class ApiServer:
                     raise EnvironmentProblem(
                         "The tests' API server does not start", facts=f"{facts}; it said:\n{process.log_tail()}"
                     )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 def admin_context(plane: ControlPlane) -> ssl.SSLContext:

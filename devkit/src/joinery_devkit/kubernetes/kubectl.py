@@ -1,4 +1,4 @@
-"""A cluster as its clients see it: a kubeconfig, and kubectl run with it."""
+"""A cluster as its clients see it: a kubeconfig, kubectl run with it, and small pods for the cluster's own tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from joinery_devkit.kubernetes.certificates import write_kubeconfig
 
 Object = Mapping[str, Any]
 _TIMEOUT_SECONDS = 120.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class KubectlFailed(AssertionError):
@@ -107,9 +107,37 @@ def _is_established(crd: Mapping[str, Any]) -> bool:
 
 
 def wait_until(what: str, met: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Looks until `met` says so; a TimeoutError that names `what` when it has not after `seconds`."""
+    """Polls `met` until it is true. Raises TimeoutError that names `what` when it is not within `seconds`."""
     deadline = time.monotonic() + seconds
     while not met():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {seconds:.0f} s")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
+
+
+# Pods of one container that runs a command
+
+
+def pod(name: str, image: str, *command: str, labels: dict[str, str] | None = None, **container: Any) -> dict[str, Any]:
+    """`container` are further fields of the container."""
+    fields = {"name": "main", "image": image, "imagePullPolicy": "Never", "command": list(command), **container}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [fields]},
+    }
+
+
+def phase(kubectl: Kubectl, name: str, namespace: str) -> str:
+    found = kubectl.get("pod", name, namespace)
+    assert found is not None
+    return str(found["status"].get("phase"))
+
+
+def log_of(kubectl: Kubectl, name: str, namespace: str) -> str:
+    """The log of a pod, once it has ended well."""
+    wait_until("the pod ends", lambda: phase(kubectl, name, namespace) in ("Succeeded", "Failed"))
+    log = kubectl("logs", name, "-n", namespace)
+    assert phase(kubectl, name, namespace) == "Succeeded", log
+    return log

@@ -15,7 +15,7 @@ _CGROUPS = ("sys/fs/cgroup/kubepods", "sys/fs/cgroup/*/kubepods")
 _CGROUP_SECONDS = 10.0
 _KERNEL = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 _PROC = Path("/proc/sys")
-# Debian keeps some programs where a user's PATH does not look.
+# Debian has some programs in folders that a user's PATH lacks.
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
 
 
@@ -43,10 +43,6 @@ def add_link(link: str, namespace_of: int, host: str, node: str, networks: Seque
     run([*inside, "route", "add", "default", "via", host])
     for network in networks:
         run(["ip", "route", "add", network, "via", node])
-
-
-def has_link(link: str) -> bool:
-    return (Path("/sys/class/net") / link).exists()
 
 
 def pod_cgroups() -> list[Path]:

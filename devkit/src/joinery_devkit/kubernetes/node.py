@@ -16,16 +16,22 @@ from pathlib import Path
 from joinery_devkit.environment import cache_directory
 from joinery_devkit.kubernetes import binaries, machine, packages
 from joinery_devkit.kubernetes.api_server import admin_context, is_ready
-from joinery_devkit.kubernetes.base_images import base_images
 from joinery_devkit.kubernetes.control_plane import ADMIN, SERVICE_NETWORK
 from joinery_devkit.kubernetes.kubectl import Kubectl
-from joinery_devkit.kubernetes.node_plan import HOST_ADDRESS, NODE_ADDRESS, NODE_NAME, POD_NETWORK, NodePlan
+from joinery_devkit.kubernetes.node_plan import (
+    HOST_ADDRESS,
+    NODE_ADDRESS,
+    NODE_NAME,
+    POD_NETWORK,
+    NodePlan,
+    node_images,
+)
 from joinery_devkit.kubernetes.sandbox import Sandbox
 from joinery_runtime.errors import EnvironmentProblem
 
 _LINK = "joinery0"
 _START_SECONDS = 120.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _HIDDEN = ("/var/lib", "/var/log", "/run", "/var/run")  # the sandbox has its own of these
 
 
@@ -87,7 +93,7 @@ class Node:
         self._sandbox.connect(HOST_ADDRESS, NODE_ADDRESS, [POD_NETWORK, SERVICE_NETWORK])
         self._spawn(self._plan.first_services())
         self._wait("containerd", self._containerd_answers)
-        for archive in base_images(self.directory):
+        for archive in node_images(self.directory):
             self.load_image(archive)
             archive.unlink()
         context = admin_context(self._plan.plane)
@@ -128,12 +134,12 @@ class Node:
                 raise EnvironmentProblem(
                     "The tests' Kubernetes node does not start", facts=f"{facts}; its last words:\n{words}"
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 @contextmanager
 def node_cluster() -> Iterator[Node]:
-    """A node that is up: the one that `python -m joinery_devkit.kubernetes up` keeps, or one that ends with the block.
+    """A node that is up: the one of `python -m joinery_devkit.kubernetes up`, or one that ends with the block.
 
     Raises EnvironmentProblem when another process has one that is not kept.
     """

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import string
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from joinery_devkit.kubernetes.base_images import COREDNS_IMAGE, PAUSE_IMAGE
+from joinery_devkit.images.archive import oci_archive
 from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.kubernetes.certificates import Authority
 from joinery_devkit.kubernetes.control_plane import ControlPlane
 from joinery_devkit.kubernetes.packages import CNI_PROGRAMS
 
 NODE_NAME = "node1"
+PAUSE_IMAGE, COREDNS_IMAGE = "localhost/pause:1", "localhost/coredns:1"
 HOST_ADDRESS, NODE_ADDRESS = "10.200.0.1", "10.200.0.2"  # the two ends of the cable to the node
 POD_NETWORK = "10.244.0.0/24"
 _DNS_ADDRESS = "10.96.0.10"  # of the service network
@@ -98,3 +101,17 @@ class NodePlan:
         authority.client(_TO_KUBELET, "apiserver-to-kubelet", ["system:masters"])
         for client in (_KUBELET, _KUBE_PROXY):
             authority.kubeconfig(client, self.plane.url, self.plane.kubeconfig(client))
+
+
+def node_images(directory: Path) -> list[Path]:
+    """Archives, in `directory`, of the images that a node needs before its first pod."""
+    return [_image(PAUSE_IMAGE, "pause", directory), _image(COREDNS_IMAGE, "coredns", directory)]
+
+
+def _image(image: str, name: str, directory: Path) -> Path:
+    """The image that has one program in its root and starts it."""
+    with tempfile.TemporaryDirectory(dir=directory) as work:
+        layer = Path(work) / "layer"
+        layer.mkdir(mode=0o755)
+        shutil.copy(program(name), layer / name)
+        return oci_archive(image, directory / f"{name}.tar", [layer], entrypoint=[f"/{name}"])

@@ -65,7 +65,7 @@ def _alone() -> Iterator[None]:
 
 
 def _missing(packages: Mapping[str, str]) -> dict[str, str]:
-    # Debian keeps iptables and others where a user's PATH does not look.
+    # Debian has iptables and others in folders that a user's PATH lacks.
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     return {program: package for program, package in packages.items() if shutil.which(program, path=path) is None}
 

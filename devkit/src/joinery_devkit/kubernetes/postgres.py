@@ -22,7 +22,7 @@ from joinery_runtime.errors import EnvironmentProblem
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _USER = "postgres"
 _LOG_IN = "local all all trust\nhost all all 0.0.0.0/0 scram-sha-256\n"
 
@@ -75,7 +75,7 @@ def _set_password(process: ChildProcess, dsn: str, password: str) -> None:
                 raise EnvironmentProblem(
                     "The tests' Postgres does not start", facts=f"its last words:\n{process.log_tail()}"
                 ) from error
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 def _stop(process: ChildProcess) -> None:

@@ -77,7 +77,7 @@ def join_cluster(address: str) -> Cluster:
 
 @dataclass(frozen=True, slots=True)
 class ExistingCluster:
-    """One that somebody else looks after."""
+    """A cluster that somebody else runs."""
 
     kubeconfig: Path
 

@@ -25,7 +25,7 @@ from joinery_devkit.processes import ChildProcess, without_frames
 from joinery_runtime.errors import EnvironmentProblem
 
 _WAIT_SECONDS = 20.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _NAMESPACES = ("--mount", "--net", "--pid", "--ipc")
 
 
@@ -138,9 +138,8 @@ class Sandbox:
         if record is not None:
             if keeper := record.keeper.find():
                 keeper.kill()  # the kernel then ends `first`, and with it everything inside
-            wait_until(
-                "the node's namespaces end", lambda: record.first.find() is None and not machine.has_link(self._link)
-            )
+            link = Path("/sys/class/net") / self._link
+            wait_until("the node's namespaces end", lambda: record.first.find() is None and not link.exists())
         for service in self._services.values():
             service.wait(_WAIT_SECONDS)
         self._services.clear()
@@ -179,4 +178,4 @@ class Sandbox:
                     facts=self.last_words("sandbox") or f"not within {_WAIT_SECONDS:.0f} s",
                     todo="They need root and a Linux that lets it make namespaces",
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
