@@ -3,8 +3,8 @@
     broker, Postgres -> records sent while `joinery run` takes them -> its end, or SIGTERM -> verdict
 
 It runs one of `SCENARIOS`: joins of orders and payments, or sessions of clicks. The job runs as a process of its own,
-as a user would start it. Code that shares nothing with the engine then judges what it wrote. Everything that was brought
-up is gone afterwards, also after Ctrl-C.
+as a user would start it. Code that shares nothing with the engine then judges what it wrote. In the end, also after
+Ctrl-C, everything that was brought up is gone.
 """
 
 from __future__ import annotations
