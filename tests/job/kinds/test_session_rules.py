@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from budget import examples
 from job.chains import said_of
+from job.join.test_step_rules import JUNK, places
 from job.sessions import CLICKS, COUNT, document, in_sql, load, mistakes, of
-from job.test_step_rules import JUNK, places
 from joinery_runtime.job import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import takes
 

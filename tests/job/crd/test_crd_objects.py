@@ -15,12 +15,12 @@ from ruamel.yaml import YAML
 
 from budget import examples
 from job import chains
+from job.join.test_step_rules import GOOD_STEPS
 from job.resources import GOOD, edited
-from job.test_step_rules import GOOD_STEPS
 from joinery_runtime.job import StreamJoin, format_duration, parse_duration
 from joinery_runtime.job.crd import KINDS, Status, custom_resource_definition
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 TOPIC = "        topic: orders\n"
 STEP = "      lateData: drop\n"
 OUTPUT = "    postgres: {table: joined}\n"

@@ -186,14 +186,14 @@ def test_a_plan_of_the_job_is_replayed_after_the_sql_was_edited():
 
 
 def test_the_example_is_the_join_of_its_twin():
-    folder = Path(__file__).parents[2] / "examples"
+    folder = Path(__file__).parents[3] / "examples"
     sql, yaml = (load_job(folder / f"{name}.yaml") for name in ("orders-payments-sql", "orders-payments"))
     assert sql.joins == yaml.joins
     assert sql.select == yaml.select
 
 
 def test_what_expressions_take_is_the_same_after_the_sql_was_written_anew():
-    page = (Path(__file__).parents[2] / "docs" / "expressions.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "expressions.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.partition("|---|---|---|")[2].splitlines() if line.startswith("| ")]
     examples = [cells[-2].strip("`").replace("\\|", "|") for cells in rows]
     assert len(examples) >= 25

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from job.crd.test_crd_objects import SCHEMAS, stored, without_nothing, wrong
+from job.kinds.test_session_rules import GOOD, GOOD_SQL
 from job.sessions import CLICKS, document, in_sql, of, parsed
-from job.test_crd_objects import SCHEMAS, stored, without_nothing, wrong
-from job.test_session_rules import GOOD, GOOD_SQL
 from joinery_runtime.job import SessionWindow
 
 SPEC = SCHEMAS["SessionWindow"]["properties"]["spec"]

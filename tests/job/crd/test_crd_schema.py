@@ -20,7 +20,7 @@ from joinery_runtime.job.model.base import Model, PositiveDuration
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import Output
 
-FOLDER = Path(__file__).parents[2] / "crds"
+FOLDER = Path(__file__).parents[3] / "crds"
 Node = tuple[str, dict[str, Any]]
 LOGIC = ("allOf", "anyOf", "oneOf", "not")
 NUMBER_OR_TEXT = [{"type": "integer"}, {"type": "string"}]

@@ -14,14 +14,14 @@ from kubernetes.client.exceptions import ApiException
 from ruamel.yaml.error import YAMLError
 
 from job import chains, sessions
+from job.crd.test_crd_objects import ACCEPTED, EXAMPLES, REFUSED, SPEC, document
+from job.crd.test_session_crd import GOOD_OBJECTS
+from job.crd.test_session_crd import REFUSED as REFUSED_SESSIONS
+from job.crd.test_session_crd import SPEC as SESSION_SPEC
+from job.join.test_step_rules import BAD_STEPS, GOOD_STEPS
+from job.kinds.test_session_rules import BAD as BAD_SESSIONS
 from job.resources import edited
-from job.test_crd_objects import ACCEPTED, EXAMPLES, REFUSED, SPEC, document
 from job.test_load_bad import BAD, NOT_YET
-from job.test_session_crd import GOOD_OBJECTS
-from job.test_session_crd import REFUSED as REFUSED_SESSIONS
-from job.test_session_crd import SPEC as SESSION_SPEC
-from job.test_session_rules import BAD as BAD_SESSIONS
-from job.test_step_rules import BAD_STEPS, GOOD_STEPS
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_runtime.job.crd import KINDS, custom_resource_definition
 from joinery_runtime.job.model.resource import API_VERSION
