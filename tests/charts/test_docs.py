@@ -42,9 +42,9 @@ def test_every_command_of_the_plugin_is_told_and_no_other() -> None:
 
 def test_flux_looks_at_every_kind_in_the_same_way() -> None:
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", GITOPS, re.DOTALL)]
-    (looks,) = [block["spec"]["healthCheckExprs"] for block in blocks if "healthCheckExprs" in block.get("spec", {})]
-    assert [each.pop("kind") for each in looks] == [kind.name for kind in KINDS]
-    assert all(each == looks[0] for each in looks)
+    (checks,) = [block["spec"]["healthCheckExprs"] for block in blocks if "healthCheckExprs" in block.get("spec", {})]
+    assert [each.pop("kind") for each in checks] == [kind.name for kind in KINDS]
+    assert all(each == checks[0] for each in checks)
 
 
 def test_values_that_are_named_exist() -> None:

@@ -23,7 +23,7 @@ SETTINGS = Settings(runtime_image="joinery-runtime:1")
 
 @dataclass
 class World:
-    """A job and its pods; `look` is one reconcile whose status and new pods are kept."""
+    """A job and its pods; `step` is one reconcile whose status and new pods are kept."""
 
     kind: ResourceKind
     resource: dict[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class World:
         self.resource["spec"] |= spec
         self.resource["metadata"]["generation"] += 1
 
-    def look(self) -> str:
+    def step(self) -> str:
         self.now += timedelta(seconds=1)
         children = Children(deepcopy(self.pods), deepcopy(self.config_maps), {})
         of = (self.kind, deepcopy(self.resource), children, {}, None, self.now, SETTINGS)
@@ -89,57 +89,57 @@ def world(request: pytest.FixtureRequest) -> World:
 
 @pytest.fixture
 def running(world: World) -> World:
-    world.look()
-    world.look()
+    world.step()
+    world.step()
     world.ready("-driver-1")
-    world.look()
+    world.step()
     return world
 
 
 def test_from_the_first_look_to_running(world: World) -> None:
     assert health(world.resource)["status"] == "Progressing"
-    assert world.look() == "Progressing"
+    assert world.step() == "Progressing"
     world.ready("-driver-1")
-    assert world.look() == "Healthy"
+    assert world.step() == "Healthy"
     assert world.status.phase == "Running"
 
 
 def test_an_edit_is_progressing_from_the_start_and_degraded_when_it_is_refused(running: World) -> None:
     running.edit(shards=16)
     assert health(running.resource)["status"] == "Progressing"
-    assert running.look() == "Progressing"
+    assert running.step() == "Progressing"
     refused = StateCheck(fits=False, refused=("keys differ",), target_version=1)
     running.ended("-check-", refused, 1)
-    assert running.look() == "Degraded"
+    assert running.step() == "Degraded"
     assert running.status.phase == "Running"
     assert health(running.resource)["message"] == "IncompatibleState: keys differ"
 
 
 def test_an_invalid_edit_is_degraded_though_the_driver_runs(running: World) -> None:
     running.edit(shards="many")
-    assert running.look() == "Degraded"
+    assert running.step() == "Degraded"
     assert health(running.resource)["message"].startswith("Invalid: ")
     assert running.status.phase == "Running"
 
 
 def test_a_driver_that_fails_is_degraded(running: World) -> None:
     running.ended("-driver-1", Ending(outcome="failed", error="no broker", kind="SourceError"), 1)
-    assert running.look() == "Degraded"
+    assert running.step() == "Degraded"
 
 
 def test_a_driver_that_has_finished_is_healthy(running: World) -> None:
     running.ended("-driver-1", Ending(outcome="finished"), 0)
-    assert running.look() == "Healthy"
+    assert running.step() == "Healthy"
     assert running.status.phase == "Finished"
 
 
 def test_suspension(running: World) -> None:
     running.edit(suspend=True)
-    assert running.look() == "Progressing"
+    assert running.step() == "Progressing"
     running.pods.clear()
-    assert running.look() == "Suspended"
+    assert running.step() == "Suspended"
     running.edit(suspend=False)
-    assert running.look() == "Progressing"
+    assert running.step() == "Progressing"
 
 
 def test_a_job_whose_state_is_another_kinds_is_degraded(running: World) -> None:
@@ -148,6 +148,6 @@ def test_a_job_whose_state_is_another_kinds_is_degraded(running: World) -> None:
     second = World(other)
     second.resource["metadata"]["creationTimestamp"] = BEGIN.isoformat()
     second.name_conflicts = (running.resource,)
-    assert second.look() == "Degraded"
+    assert second.step() == "Degraded"
     assert health(second.resource)["message"].startswith("StateTaken: ")
-    assert running.look() == "Healthy"
+    assert running.step() == "Healthy"

@@ -1,4 +1,4 @@
-"""A running job looked into over HTTP, as the operator, Prometheus and the kubelet do, and what it leaves behind."""
+"""A running job observed over HTTP, as the operator, Prometheus and the kubelet do, and what it leaves behind."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from joinery_runtime.hosts.spark import DEFAULT_CONF, WORKER_ENVIRONMENT
 
 MODULE = DEFAULT_CONF["spark.python.daemon.module"]
 
-LOOK = f"""
+THREADS_PROGRAM = f"""
 import os, sys
 import {MODULE} as daemon
 daemon.load()
 threads = [open(f"/proc/self/task/{{task}}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-assert len(threads) > 1, "or this looks in the wrong place"
+assert len(threads) > 1, "or this counts the wrong threads"
 assert not set(threads) - {{threads[0], "jemalloc_bg_thd", "polars-ooc-clea"}}, threads
 ours = {{"joinery_runtime.hosts.stores", "joinery_runtime.hosts.worker_builder"}}
 assert ours | {{"numpy.ma", "polars", "pyarrow.compute", "pyspark.worker"}} <= set(sys.modules)
@@ -27,7 +27,7 @@ assert ours | {{"numpy.ma", "polars", "pyarrow.compute", "pyspark.worker"}} <= s
 
 def test_none_of_its_threads_are_missed_in_a_fork() -> None:
     """What they are is told in the module."""
-    subprocess.run([sys.executable, "-c", LOOK], check=True, env=WORKER_ENVIRONMENT)
+    subprocess.run([sys.executable, "-c", THREADS_PROGRAM], check=True, env=WORKER_ENVIRONMENT)
 
 
 INSTALLED = f"""

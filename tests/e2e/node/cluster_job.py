@@ -162,7 +162,7 @@ class ClusterJob:
         self.work.judge(self.manifest, self.log.entries(), self.folder)
 
     def told(self) -> str:
-        """What a person would look at first."""
+        """What a person would read first."""
         listed = self.kubectl("get", "pods", "-n", self.namespace, "-o", "wide")
         described = self.kubectl("get", "joinery", "-n", self.namespace, "-o", "yaml")
         logs = [self._tail(pod) for pod in self.kubectl.names("pods", self.namespace, "joinery.dev/role=driver")]

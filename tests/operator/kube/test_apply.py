@@ -136,7 +136,7 @@ def test_a_child_is_repaired(world):
     assert world.store.get(POD) is None
 
 
-def test_finalizers_are_set_on_the_resource_that_was_looked_at_only(world):
+def test_finalizers_are_set_on_the_resource_that_was_observed_only(world):
     patched = world.act(SetFinalizers(("joinery.dev/state",)))
     assert world.server.get("StreamJoin", "shop", "orders")["metadata"]["finalizers"] == ["joinery.dev/state"]
     with pytest.raises(ResourceChanged):
@@ -154,14 +154,14 @@ def test_the_last_finalizer_lets_a_resource_go(world):
     assert world.store.get(JOB) is None
 
 
-@pytest.mark.parametrize("there", ["itself", "nothing", "a namesake"])
+@pytest.mark.parametrize("there", ["itself", "nothing", "another of its name"])
 def test_what_could_not_be_deleted_is_looked_at(world, monkeypatch, there):
     """A 409 says that something has changed, not that the object is gone."""
     pod = world.server.add(world.pod(owner_reference(world.job)))
     world.store.put(pod, "Pod")
     if there != "itself":
         world.server.remove("Pod", "shop", "a")
-    if there == "a namesake":
+    if there == "another of its name":
         world.server.add(world.pod(owner_reference(world.job)))
 
     async def refused(*_):

@@ -118,7 +118,7 @@ def pod_of(resource):
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}}
 
 
-def test_a_child_that_is_gone_leads_to_a_look_at_its_job(world):
+def test_a_child_that_is_gone_leads_to_a_reconcile_of_its_job(world):
     world.told(world.server.add(pod_of(world.job)))
     world.server.remove("Pod", "shop", POD.name)
     world.audit()

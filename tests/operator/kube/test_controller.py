@@ -39,13 +39,13 @@ def test_what_was_there_before_it_started_is_brought_about():
 
 
 def test_nothing_is_decided_before_all_is_known():
-    """Else a driver that is not listed yet would look as if it were gone."""
+    """Else a driver that is not listed yet would be taken for deleted."""
     server = MemoryServer()
     server.add(job())
-    looked = []
+    observed_pods = []
 
     def decide(observed):
-        looked.append(dict(observed.children.pods))
+        observed_pods.append(dict(observed.children.pods))
         return reconcile(observed)
 
     async def first():
@@ -59,7 +59,7 @@ def test_nothing_is_decided_before_all_is_known():
     asyncio.run(first())
     calls = len(server.calls)
     asyncio.run(second())
-    assert list(looked[0]) == ["orders-driver-1"]
+    assert list(observed_pods[0]) == ["orders-driver-1"]
     assert all(call.startswith("GET") for call in server.calls[calls:])
 
 
@@ -273,7 +273,7 @@ def test_closing_lets_looks_end_and_begins_no_new_ones():
     assert server.names("Event") != []
 
 
-def test_a_look_that_hangs_is_told_to_the_liveness_probe():
+def test_a_reconcile_that_hangs_is_reported_by_the_liveness_probe():
     server = MemoryServer()
     now = [0.0]
 

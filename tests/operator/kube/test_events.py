@@ -178,7 +178,7 @@ def log_lines():
 
 
 def test_log_lines_are_json_those_of_kopf_too_and_quiet(log_lines):
-    structlog.get_logger("joinery-operator").info("a look", job="shop/orders")
+    structlog.get_logger("joinery-operator").info("a reconcile", job="shop/orders")
     logging.getLogger("kopf.objects").info("Handler 'x' succeeded.")
     logging.getLogger("kopf.objects").warning("something is wrong")
     try:
@@ -186,7 +186,7 @@ def test_log_lines_are_json_those_of_kopf_too_and_quiet(log_lines):
     except ZeroDivisionError:
         structlog.get_logger("joinery-operator").exception("failed")
     ours, kopfs, failed = log_lines()
-    assert (ours["event"], ours["job"], ours["level"]) == ("a look", "shop/orders", "info")
+    assert (ours["event"], ours["job"], ours["level"]) == ("a reconcile", "shop/orders", "info")
     assert (kopfs["event"], kopfs["level"], kopfs["logger"]) == ("something is wrong", "warning", "kopf.objects")
     assert "ZeroDivisionError: told" in failed["exception"]
 

@@ -36,10 +36,10 @@ def test_they_are_of_other_kinds_with_this_name_in_this_namespace():
 
 @pytest.mark.parametrize("how", ["changed", "gone", "gone unseen"])
 def test_what_happens_to_one_is_looked_at_for_the_other(how):
-    server, looks = MemoryServer(), []
+    server, reconciled = MemoryServer(), []
 
     def decide(observed):
-        looks.append((observed.resource["kind"], [each["kind"] for each in observed.name_conflicts]))
+        reconciled.append((observed.resource["kind"], [each["kind"] for each in observed.name_conflicts]))
         return reconcile(observed)
 
     async def run():
@@ -47,8 +47,8 @@ def test_what_happens_to_one_is_looked_at_for_the_other(how):
             server.add(resource_of(kind))
         async with controller_on(server, decide) as controller:
             await settled(controller)
-            assert (SECOND.name, [FIRST.name]) in looks
-            looks.clear()
+            assert (SECOND.name, [FIRST.name]) in reconciled
+            reconciled.clear()
             if how == "changed":
                 await tell(
                     controller, server.change(FIRST.name, "shop", "orders", lambda each: each["spec"].update(shards=9))
@@ -59,4 +59,4 @@ def test_what_happens_to_one_is_looked_at_for_the_other(how):
             await settled(controller)
 
     asyncio.run(run())
-    assert (SECOND.name, [FIRST.name] if how == "changed" else []) in looks
+    assert (SECOND.name, [FIRST.name] if how == "changed" else []) in reconciled

@@ -65,7 +65,7 @@ class Simulation(RuleBasedStateMachine):
             self._calm_step()
 
     @rule(killed_after=st.none() | st.integers(0, 4))
-    def look(self, killed_after: int | None) -> None:
+    def reconcile_once(self, killed_after: int | None) -> None:
         if self.cluster.resource is not None:
             self._note()
             with contextlib.suppress(Killed):
