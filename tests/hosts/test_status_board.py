@@ -297,9 +297,7 @@ def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> N
     scene.driver.backlog["orders"] = 5
     scene.idle = {"orders": ("o/0",), "payments": ("p/0",)}
     scene.listener.polled(scene.driver)
-    assert scene.status.inputs[0].lag == 0, (
-        "an idle loop turns often, and asks for the lag once in a while"
-    )
+    assert scene.status.inputs[0].lag == 0, "an idle loop turns often, and asks for the lag once in a while"
     scene.now += REFRESH_EVERY_S
     scene.listener.polled(scene.driver)
     assert [(i.lag, i.idle) for i in scene.status.inputs] == [(5, False), (0, True)]
