@@ -20,7 +20,7 @@ from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup
-from joinery_runtime.hosts.stores import PostgresAddress
+from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
 from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter, Takeover
@@ -41,7 +41,7 @@ class SparkTrace:
     """`around` may put a writer of its own around the task half of the output."""
 
     context: SparkContext
-    store: PostgresAddress
+    store: PostgresStoreAddress
     directory: Path
     around: Around = unchanged
     output: Files = field(init=False)
@@ -121,7 +121,7 @@ class Files:
 @dataclass(frozen=True)
 class BuildWorker:
     job: Job
-    store: PostgresAddress
+    store: PostgresStoreAddress
     records: Path
     output: SinkWriter
     dead_letters: SinkWriter | None

@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from e2e.spark_trace import TASK_CONF, SparkTrace
 from joinery_devkit.spark_cluster import spark_home
 from joinery_runtime.hosts.spark import start_context
-from joinery_runtime.hosts.stores import PostgresAddress
+from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import Job, StreamJoin, parse_job
 from joinery_runtime.state.postgres import PostgresStore
@@ -35,19 +35,19 @@ def context() -> Iterator[SparkContext]:
 
 
 @pytest.fixture(scope="module")
-def address(postgres_dsn: str) -> PostgresAddress:
-    return PostgresAddress(postgres_dsn, "spark_traces")
+def address(postgres_dsn: str) -> PostgresStoreAddress:
+    return PostgresStoreAddress(postgres_dsn, "spark_traces")
 
 
 @pytest.fixture(scope="module")
-def store(address: PostgresAddress) -> Iterator[PostgresStore]:
+def store(address: PostgresStoreAddress) -> Iterator[PostgresStore]:
     store = PostgresStore(address.dsn, address.schema)
     yield store
     store.close()
 
 
 @pytest.fixture
-def environment(context: SparkContext, address: PostgresAddress, tmp_path: Path) -> SparkTrace:
+def environment(context: SparkContext, address: PostgresStoreAddress, tmp_path: Path) -> SparkTrace:
     return SparkTrace(context, address, tmp_path)
 
 

@@ -10,7 +10,7 @@ import pytest
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.errors import AggregateError, ExpressionError, JoineryError, RecordError
 from joinery_runtime.hosts.run import _Caller, _JobRun
-from joinery_runtime.hosts.shared_memory import MemoryAddress
+from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
 from joinery_runtime.hosts.stores import OpenStore
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
@@ -46,7 +46,7 @@ def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryE
     known = store.record("visits")
     assert known is not None
     caller = _Caller(JobListener(print, print, print), Event(), print, None)
-    run = Failing(OpenStore(store, MemoryAddress("127.0.0.1", 1, b"")), ExitStack(), None, caller)
+    run = Failing(OpenStore(store, MemoryStoreAddress("127.0.0.1", 1, b"")), ExitStack(), None, caller)
     with pytest.raises(JoineryError) as caught:
         run.settle(parse_job(JOB, "visits.yaml"), known)
     assert "sum(amount)" in caught.value.facts

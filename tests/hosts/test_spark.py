@@ -22,7 +22,7 @@ from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
 from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, WorkerSetup, start_context
-from joinery_runtime.hosts.stores import PostgresAddress
+from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.sources.base import PartitionRef, Range
@@ -136,12 +136,12 @@ SHARDS = 3
 
 
 @pytest.fixture(scope="module")
-def address(postgres_dsn: str) -> PostgresAddress:
-    return PostgresAddress(postgres_dsn, "host_tests")
+def address(postgres_dsn: str) -> PostgresStoreAddress:
+    return PostgresStoreAddress(postgres_dsn, "host_tests")
 
 
 @pytest.fixture(scope="module")
-def store(address: PostgresAddress) -> Iterator[PostgresStore]:
+def store(address: PostgresStoreAddress) -> Iterator[PostgresStore]:
     store = PostgresStore(address.dsn, address.schema)
     yield store
     store.close()
@@ -167,7 +167,7 @@ def check_state(job: StreamJoin, store: PostgresStore) -> None:
     "around", [FailsAfterwards, WaitsForTheOther], ids=["a task that failed once", "a task that ran twice at once"]
 )
 def test_attempts_leave_rows_and_state_once(
-    around: Any, context: SparkContext, address: PostgresAddress, store: PostgresStore, tmp_path: Path
+    around: Any, context: SparkContext, address: PostgresStoreAddress, store: PostgresStore, tmp_path: Path
 ) -> None:
     job = parse_job(JOB.format(name=around.__name__.lower()), "job.yaml")
     environment = SparkTrace(context, address, tmp_path, partial(around, directory=tmp_path / "attempts"))

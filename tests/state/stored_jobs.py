@@ -32,7 +32,7 @@ from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, 
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.local import LocalHost
-from joinery_runtime.hosts.stores import PostgresAddress
+from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
@@ -189,7 +189,7 @@ class Shared:
 def running(name: str, dsn: str, cache: Path) -> Iterator[Run]:
     """A driver that has recovered. Files are named as from the working directory, so every run has the same job."""
     job = parse_job(JOBS[name], f"{name}.yaml")
-    pipeline, address = compile_job(job), PostgresAddress(dsn, SCHEMA)
+    pipeline, address = compile_job(job), PostgresStoreAddress(dsn, SCHEMA)
     who = identity(job, pipeline, lambda _: None)
     with ExitStack() as stack:
         store = PostgresStore(dsn, SCHEMA)

@@ -123,7 +123,12 @@ class Planner:
             self._history = self._history.saw(snapshot.bounds)
             first_ends, paused = self._history.first_ends, self.status.paused
             shares = read_shares(state.inputs, snapshot, self._settings, first_ends, paused, self._densities)
-            ranges = [self._range(bound, count) for bound, count in shares]
+            ranges = [
+                self._sources[bound.partition.input].cut(bound, count)
+                if count
+                else Range(bound.partition, bound.start, bound.start)
+                for bound, count in shares
+            ]
         plan, self._history = next_plan(state, snapshot, ranges, pauses, self._settings, self._history, always=always)
         return plan
 
@@ -144,11 +149,6 @@ class Planner:
             progress=self.watermarks(_with_partitions(inputs, there), idle, ended, now_ms),
             now_ms=now_ms,
         )
-
-    def _range(self, bound: Bounds, count: int) -> Range:
-        if count:
-            return self._sources[bound.partition.input].cut(bound, count)
-        return Range(bound.partition, bound.start, bound.start)
 
     def check_sources(self, inputs: Inputs) -> None:
         """Asks every source once: a missing topic or lost records show, and consumer groups are joined, while other

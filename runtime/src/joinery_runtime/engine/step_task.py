@@ -164,7 +164,13 @@ class StepTask:
     ) -> Iterator[tuple[str, Run]]:
         for side, spec in enumerate(self._step.sides):
             rewritten = {meta.key for rewrite in rewrites if rewrite.side == side for meta in rewrite.group}
-            gone = rewritten | {meta.key for meta in self.sides[side] if self._is_finished(meta, result)}
+            # No other shard has rows of these segments, and this one needs none of them any more.
+            finished = {
+                meta.key
+                for meta in self.sides[side]
+                if meta.key in result.finished and self._owned.contains(meta.hash_min, meta.hash_max)
+            }
+            gone = rewritten | finished
             rest = {key: rows for key, rows in result.marks[side].items() if key not in gone}
             run = marks_run(self._loaded.values(), rest)
             if run is not None:
@@ -174,10 +180,6 @@ class StepTask:
                 kept = merge(marks_of_live(self._cache.get(group), live))
                 if len(kept):
                     yield spec.marks_part, kept
-
-    def _is_finished(self, meta: SegmentMeta, result: StepResult) -> bool:
-        """Whether nothing is left of the segment: no shard has rows of it but this one, which needs none."""
-        return meta.key in result.finished and self._owned.contains(meta.hash_min, meta.hash_max)
 
     def _finished_marks(self) -> set[str]:
         """Segments of marks whose marked rows have all left the state; found at checkpoints only."""

@@ -143,7 +143,10 @@ class Worker:
         mine = [block for block in listed if isinstance(block, RowBlock) and block.step == number]
         yield from ((shard, block) for block in listed if not isinstance(block, RowBlock) or block.step != number)
         step = self._pipeline.steps[number]
-        task = self._task(work, step, shard)
+        live = {s.key for s in work.segments}
+        self._cache.retain(live, work.plan.epoch)
+        self._mark_cache.retain(live)
+        task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache)
         hottest = self._hottest(work, step, shard, task)
         last = step is self._pipeline.last
         done = task.run(_arrivals(mine, len(step.sides)), ordered=self._parts.ordered or not last)
@@ -162,12 +165,6 @@ class Worker:
             handed = [*self._hand_on(number + 1, done.result, work.plan.shards)]
             yield from handed
             yield work.plan.shards, replace(summary, rows_handed=sum(block.count for _, block in handed))
-
-    def _task(self, work: EpochWork, step: StepSpec, shard: int) -> StepTask:
-        live = {s.key for s in work.segments}
-        self._cache.retain(live, work.plan.epoch)
-        self._mark_cache.retain(live)
-        return StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache)
 
     def _summary(
         self,

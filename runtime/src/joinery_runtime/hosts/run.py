@@ -39,7 +39,7 @@ from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, stop_context
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.status.executors import SparkWatch, watched
-from joinery_runtime.hosts.stores import OpenStore, PostgresAddress, open_store
+from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, under_definition
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
@@ -142,8 +142,8 @@ class _JobRun:
                 sink.close()
 
     @property
-    def _table_store(self) -> PostgresAddress | None:
-        return self._address if isinstance(self._address, PostgresAddress) else None
+    def _table_store(self) -> PostgresStoreAddress | None:
+        return self._address if isinstance(self._address, PostgresStoreAddress) else None
 
     def go(self, job: Job, *, settle: bool) -> None:
         """Runs the job's epochs; with `settle` only those that are planned already. Nothing is begun after a stop."""

@@ -99,7 +99,9 @@ def _text(file: Path) -> str:
 
 
 def _directory(ref: SecretRef) -> Path:
-    places = [root / ref.name for root in _roots()]
+    chosen = os.environ.get("JOINERY_SECRETS")
+    home = Path(os.environ.get("JOINERY_HOME", Path.home() / ".joinery"))
+    places = [root / ref.name for root in ([Path(chosen)] if chosen else [_IN_A_POD, home / "secrets"])]
     found = next((place for place in places if place.is_dir()), None)
     if found is None:
         raise EnvironmentProblem(
@@ -108,10 +110,3 @@ def _directory(ref: SecretRef) -> Path:
             todo="Make it with one file per key, or set JOINERY_SECRETS to the folder that holds it",
         )
     return found
-
-
-def _roots() -> list[Path]:
-    chosen = os.environ.get("JOINERY_SECRETS")
-    if chosen:
-        return [Path(chosen)]
-    return [_IN_A_POD, Path(os.environ.get("JOINERY_HOME", Path.home() / ".joinery")) / "secrets"]

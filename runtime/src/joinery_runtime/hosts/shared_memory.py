@@ -18,7 +18,7 @@ _PUBLIC = ("stage", "read_segments", "claim")  # the methods of `TaskStore`
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryAddress:
+class MemoryStoreAddress:
     host: str
     port: int
     key: bytes = field(repr=False)
@@ -36,7 +36,7 @@ class MemoryAddress:
 
 
 @contextmanager
-def serve(store: MemoryStore) -> Iterator[tuple[MemoryStore, MemoryAddress]]:
+def serve(store: MemoryStore) -> Iterator[tuple[MemoryStore, MemoryStoreAddress]]:
     class Server(BaseManager):
         pass
 
@@ -44,10 +44,10 @@ def serve(store: MemoryStore) -> Iterator[tuple[MemoryStore, MemoryAddress]]:
         return store
 
     Server.register("store", get, exposed=_PUBLIC)
-    address = MemoryAddress(_own_address(), 0, secrets.token_bytes(32))
+    address = MemoryStoreAddress(_own_address(), 0, secrets.token_bytes(32))
     server = Server((address.host, 0), address.key).get_server()
     threading.Thread(target=server.serve_forever, daemon=True, name="joinery-memory-store").start()
-    yield store, MemoryAddress(address.host, cast(tuple[str, int], server.address)[1], address.key)
+    yield store, MemoryStoreAddress(address.host, cast(tuple[str, int], server.address)[1], address.key)
 
 
 def _own_address() -> str:

@@ -107,14 +107,10 @@ class SparkHost:
 
 
 def _cause(error: Exception) -> str:
-    if isinstance(error, Py4JJavaError):
-        return _python_cause(str(error.java_exception.getMessage()))
-    return "the driver's Java process is gone"
-
-
-def _python_cause(message: str) -> str:
-    """The last line of the Python traceback inside a Spark failure, or its first line."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    """The last line of the Python traceback inside a Spark failure, or the failure's first line."""
+    if not isinstance(error, Py4JJavaError):
+        return "the driver's Java process is gone"
+    lines = [line.strip() for line in str(error.java_exception.getMessage()).splitlines() if line.strip()]
     errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception")) and "Traceback" not in line]
     return (errors or lines or ["no message"])[-1 if errors else 0]
 

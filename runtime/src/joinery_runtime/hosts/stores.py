@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from joinery_runtime.errors import StateError
-from joinery_runtime.hosts.shared_memory import MemoryAddress, serve
+from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
 from joinery_runtime.job import Job
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.memory import MemoryStore
@@ -23,7 +23,7 @@ MEMORY_WARNING = (
 
 
 @dataclass(frozen=True, slots=True)
-class PostgresAddress:
+class PostgresStoreAddress:
     """Where tasks find the store."""
 
     dsn: str = field(repr=False)
@@ -38,7 +38,7 @@ class OpenStore:
     """The driver's store, and the address that tasks connect to (which pickles)."""
 
     store: StateStore
-    address: PostgresAddress | MemoryAddress
+    address: PostgresStoreAddress | MemoryStoreAddress
 
 
 def embedded_directory() -> Path:
@@ -58,12 +58,12 @@ def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
         case "postgres":
             assert spec.postgres is not None
             assert spec.postgres.dsn is not None, "with_secrets fills it in"
-            with _postgres(job, PostgresAddress(spec.postgres.dsn, spec.postgres.schema_name)) as opened:
+            with _postgres(job, PostgresStoreAddress(spec.postgres.dsn, spec.postgres.schema_name)) as opened:
                 yield opened
         case "embedded":
             with (
                 embedded_postgres(embedded_directory()) as dsn,
-                _postgres(job, PostgresAddress(dsn, "joinery")) as opened,
+                _postgres(job, PostgresStoreAddress(dsn, "joinery")) as opened,
             ):
                 yield opened
         case unknown:
@@ -74,7 +74,7 @@ def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
 
 
 @contextmanager
-def _postgres(job: Job, address: PostgresAddress) -> Iterator[OpenStore]:
+def _postgres(job: Job, address: PostgresStoreAddress) -> Iterator[OpenStore]:
     store = PostgresStore(address.dsn, address.schema)
     try:
         store.record(job.name)

@@ -81,11 +81,6 @@ class _Job:
     def named(self, keys: Iterable[str]) -> dict[str, StoredSegment]:
         return {key: self.segments[key].stored for key in keys if key in self.segments}
 
-    def trim_log(self) -> None:
-        oldest = decisions.oldest_logged_epoch(self.stored.epoch)
-        while (first := next(iter(self.log))) < oldest:
-            del self.log[first]
-
     def logged(self, epoch: int) -> EpochRecord:
         line = self.log[epoch]
         plan, result = json.loads(line.plan), json.loads(line.result)
@@ -210,7 +205,9 @@ class MemoryStore:
             )
             entry.planned_at = now
             entry.log[commit.epoch] = _Logged(generation, plan, result, now)
-            entry.trim_log()
+            oldest = decisions.oldest_logged_epoch(commit.epoch)
+            while (first := next(iter(entry.log))) < oldest:
+                del entry.log[first]
 
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
         with self._lock:

@@ -92,14 +92,12 @@ class AsOfJoin(Join):
         rows = work.arrivals[LEFT]
         if rows is None:
             return None, None
-        waits = _joinable(rows) & ~self._grace_is_over(rows.column(TS).to_numpy(), work.horizons[LEFT].now)
+        now = work.horizons[LEFT].now
+        waits = _joinable(rows) & (self.grace > 0)
+        if now is not None:
+            waits &= rows.column(TS).to_numpy() > now
         at_once = _sorted(rows.filter(pa.array(~waits)), PARTITION, OFFSET)
         return at_once, _stored(step, LEFT, rows.filter(pa.array(waits)))
-
-    def _grace_is_over(self, ts: np.ndarray, now: int | None) -> np.ndarray:
-        if self.grace == 0:
-            return np.ones(len(ts), dtype=bool)
-        return np.zeros(len(ts), dtype=bool) if now is None else ts <= now
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -415,6 +413,7 @@ def _superseded_before(step: StepSpec, rows: Selection) -> np.ndarray:
 
 
 def _last_of_their_keys(keys: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """bool[n]: whether no other row of the same key has a higher rank."""
     highest = np.full(len(keys), -1)
     np.maximum.at(highest, keys, ranks)
     return np.asarray(ranks == highest[keys])

@@ -24,7 +24,8 @@ def horizons(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Hori
     for step in pipeline.steps:
         lows = {**lows, **step.kind.lowest_times(step, times)}
         for name, now in step.kind.horizons(step, times, lows).items():
-            found[name] = _risen(floors.get(name), now)
+            floor = floors.get(name)  # a horizon never goes back
+            found[name] = Horizon(floor, floor if now is None else max(now, now if floor is None else floor))
         lows = _handed_on(pipeline, step, lows, found)
     return found
 
@@ -53,12 +54,6 @@ def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Low
         lows = _handed_on(pipeline, step, {**lows, **step.kind.lowest_times(step, times)}, final)
         handed_on.append(lows)
     return handed_on
-
-
-def _risen(floor: int | None, now: int | None) -> Horizon:
-    if now is None or (floor is not None and floor > now):
-        return Horizon(floor, floor)
-    return Horizon(floor, now)
 
 
 def _handed_on(pipeline: Pipeline, step: StepSpec, lows: Lows, found: Horizons) -> Lows:

@@ -113,11 +113,7 @@ def sample_executors(context: SparkContext) -> ExecutorSample:
     jobs = tuple(sorted(tracker.getActiveJobsIds()))
     infos = [info for job in jobs if (info := tracker.getJobInfo(job)) is not None]
     stages = [stage for info in infos for at in info.stageIds if (stage := tracker.getStageInfo(at)) is not None]
-    return ExecutorSample(_executors(context), jobs, sum(stage.numCompletedTasks for stage in stages))
-
-
-def _executors(context: SparkContext) -> int | None:
     scala: Any = context._jsc.sc()
-    if scala.isLocal():
-        return None
-    return max(0, int(scala.getExecutorMemoryStatus().size()) - 1)  # the driver is listed too
+    # The driver is listed among the executors.
+    executors = None if scala.isLocal() else max(0, int(scala.getExecutorMemoryStatus().size()) - 1)
+    return ExecutorSample(executors, jobs, sum(stage.numCompletedTasks for stage in stages))

@@ -86,14 +86,11 @@ class ShownSession:
     def line(self) -> str:
         place = f"{format_time(self.start)} to {format_time(self.last)}, id {self.session_id}"
         if self.capped:
-            return f"mark of a session that reached maxDuration, {place}: {self._dropping()}"
+            until = f"rows inside it are dropped until {self._above(self.timers.forgotten_above(self.last))}"
+            rest = "forgotten with the next epoch" if self.goes else until
+            return f"mark of a session that reached maxDuration, {place}: it went out; {rest}"
         values = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.aggregates.items())
         return f"session {place}: {values}{'; ' if values else ''}{self._coming()}"
-
-    def _dropping(self) -> str:
-        if self.goes:
-            return "it went out; forgotten with the next epoch"
-        return f"it went out; rows inside it are dropped until {self._above(self.timers.forgotten_above(self.last))}"
 
     def _coming(self) -> str:
         out, forgotten = self.timers.goes_out_above(self.last), self.timers.forgotten_above(self.last)
