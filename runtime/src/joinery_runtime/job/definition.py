@@ -18,12 +18,6 @@ from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.resource import Job
 
-_TARGETS = {"output", "dead_letter"}
-_JOIN = {"inputs", "joins", "select", *_TARGETS}
-_SESSIONS = {
-    *("input", "group_by", "gap", "max_duration", "compute", "where", "aggregates"),
-    *("late_data", "allowed_lateness", "emit_retractions", "limits", *_TARGETS),
-}
 _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
 # Says how a place is reached, not which one, or what to do when it fails or grows too large: where the job still has
 # the place, what it says now is right.
@@ -34,22 +28,14 @@ _ANY_JOB = TypeVar("_ANY_JOB", bound=Job)
 def definition(job: Job) -> dict[str, Any]:
     """JSON without secrets; equal for jobs that make the same rows of the same plan. Defaults are left out, so that a
     release with more of them finds the definitions of an earlier one equal; SQL counts as the fields that it says."""
-    included = _SESSIONS if isinstance(job, SessionWindow) else _JOIN
-    spec = job.spec.model_copy(update=_said(job))
-    parts = spec.model_dump(mode="json", by_alias=True, include=included, exclude_defaults=True)
-    document: dict[str, Any] = json.loads(json.dumps(_without(_SECRET, parts)))
+    spec = job.spec.model_copy(update=job.without_sql)
+    fields = spec.model_dump(mode="json", by_alias=True, include=set(_defining(job)), exclude_defaults=True)
+    document: dict[str, Any] = json.loads(json.dumps(_without(_SECRET, fields)))
     return document
 
 
-def _said(job: Job) -> dict[str, Any]:
-    """What the job's fields or its SQL say, by the names of the fields."""
-    match job:
-        case StreamJoin():
-            return {"joins": job.joins, "select": job.select}
-        case SessionWindow():
-            return dict(job.sessions)
-        case _:
-            raise TypeError(f"no definition of {job.kind}")
+def _defining(job: Job) -> Set[str]:
+    return job.row_fields | {"output", "dead_letter"}
 
 
 def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -71,9 +57,16 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
         for part in ("output", "deadLetter")
         if part in stored
     }
-    kept = {key: value for key, value in spec.items() if key not in _ALIASES}
-    with_settings = _sessions(job, spec, stored) if isinstance(job, SessionWindow) else _join(job, spec, stored)
-    document["spec"] = {**kept, **_dead_letter(spec), **stored, **targets, **with_settings}
+    replaced = {to_camel(name) for name in (*_defining(job), "sql")}
+    others = {key: value for key, value in spec.items() if key not in replaced}
+    match job:
+        case StreamJoin():
+            with_settings = _join(job, spec, stored)
+        case SessionWindow():
+            with_settings = _sessions(job, spec, stored)
+        case _:
+            raise TypeError(f"no definition of {job.kind}")
+    document["spec"] = {**others, **_dead_letter(spec), **stored, **targets, **with_settings}
     try:
         return type(job).model_validate(document)
     except ValidationError as error:
@@ -84,10 +77,9 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
         ) from error
 
 
-def _join(job: Job, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
     """The stored inputs with their settings, and the stored steps with the limits that the job has now: a limit that
     stops a plan can be raised to end it."""
-    assert isinstance(job, StreamJoin), "the other kind is asked for first"
     now = {side["name"]: side for side in spec["inputs"]}
     inputs = [_with_settings(side, now.get(side["name"])) for side in stored["inputs"]]
     limits = {
@@ -110,9 +102,6 @@ def _sessions(job: SessionWindow, spec: Mapping[str, Any], stored: Mapping[str, 
     return {"input": _with_settings(stored["input"], now), "aggregates": aggregates, "limits": None, **caps}
 
 
-_ALIASES = {to_camel(name) for name in (*_JOIN, *_SESSIONS, "sql")}
-
-
 def _without(names: Set[str], value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without(names, inner) for key, inner in value.items() if key not in names}
@@ -126,11 +115,11 @@ def _with_settings(stored: Mapping[str, Any], now: Any) -> dict[str, Any]:
     merged = dict(stored)
     for kind, inner in stored.items():
         same = now.get(kind) if isinstance(now, Mapping) else None
-        if isinstance(inner, Mapping) and isinstance(same, Mapping) and _is_place(inner, same):
+        if isinstance(inner, Mapping) and isinstance(same, Mapping) and _same_place(inner, same):
             merged[kind] = {**_without(_HOW, inner), **{key: same[key] for key in _HOW if key in same}}
     return merged
 
 
-def _is_place(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _same_place(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether both are the same topic, table or file. Another topic may be another cluster's."""
     return all(stored.get(key) == now.get(key) for key in ("topic", "topicPattern", "table", "path"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,8 @@ class StreamJoinSpec(JobSpec):
 
 class StreamJoin(Job):
     """A valid chain of joins. Constructing one in Python applies the same rules as loading a file."""
+
+    row_fields: ClassVar[frozenset[str]] = frozenset({"inputs", "joins", "select"})
 
     kind: Literal["StreamJoin"] = "StreamJoin"
     spec: StreamJoinSpec
@@ -59,6 +61,10 @@ class StreamJoin(Job):
         """`spec.select`, or what `spec.sql` says in its place."""
         sql = self._from_sql
         return self.spec.select if sql is None else tuple(SelectItem.model_validate(item) for item in sql.select)
+
+    @property
+    def without_sql(self) -> dict[str, Any]:
+        return {"joins": self.joins, "select": self.select}
 
     @property
     def _from_sql(self) -> Translation | None:

@@ -77,6 +77,8 @@ class Job(Model):
     that `spec` has not, but might be thought to have, why not."""
 
     no_fields: ClassVar[Mapping[str, str]] = {}
+    row_fields: ClassVar[frozenset[str]]
+    """The fields of `spec` that decide which rows an epoch makes."""
 
     api_version: Literal["joinery.dev/v1alpha1"] = API_VERSION
     kind: str
@@ -94,6 +96,11 @@ class Job(Model):
     @abstractmethod
     def inputs(self) -> tuple[Input, ...]:
         """In the job's order."""
+
+    @property
+    @abstractmethod
+    def without_sql(self) -> dict[str, Any]:
+        """The fields in whose place `sql` may stand, as they or the SQL say them."""
 
     @property
     @abstractmethod

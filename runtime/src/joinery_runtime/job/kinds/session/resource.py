@@ -62,6 +62,13 @@ class SessionWindow(Job):
 
     no_fields: ClassVar[Mapping[str, str]] = _NO_FIELDS
 
+    row_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("input", "group_by", "gap", "max_duration", "compute", "where", "aggregates"),
+            *("late_data", "allowed_lateness", "emit_retractions", "limits"),
+        }
+    )
+
     kind: Literal["SessionWindow"] = "SessionWindow"
     spec: SessionWindowSpec
 
@@ -81,6 +88,10 @@ class SessionWindow(Job):
         side = self.spec.input
         table = SqlInput(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
         return Sessions.model_validate(translate_sessions(self.spec.sql, table).fields)
+
+    @property
+    def without_sql(self) -> dict[str, Any]:
+        return dict(self.sessions)
 
     @property
     def has_expressions(self) -> bool:
