@@ -12,7 +12,7 @@ from joinery_runtime.engine.worker import Block, Sent, Worker
 
 
 class LocalHost:
-    """Implements `engine.host.Host` with one worker. Attempts are numbered, so runs are repeatable."""
+    """Implements `engine.driver.Host` with one worker. Attempts are numbered, so runs are repeatable."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

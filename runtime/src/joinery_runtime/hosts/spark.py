@@ -68,7 +68,7 @@ class WorkerSetup:
 
 
 class SparkHost:
-    """Implements `engine.host.Host` on a Spark context."""
+    """Implements `engine.driver.Host` on a Spark context."""
 
     def __init__(self, context: SparkContext, setup: WorkerSetup, job: str) -> None:
         self._context, self._setup, self._job = context, setup, job

@@ -35,7 +35,7 @@ JOINABLE_FIELD = pa.field(JOINABLE, pa.bool_(), nullable=False)
 MARK_FIELD = pa.field(MARK, pa.bool_(), nullable=False)
 DELETED_FIELD = pa.field(DELETED, pa.bool_(), nullable=False)
 
-# In segments of sessions, see `core.session_state`.
+# In segments of sessions, see `core.kinds.session.change`.
 START, EMITTED, FORCED = "$start", "$emitted", "$forced"
 SESSION_FIELDS: tuple[pa.Field, ...] = (
     pa.field(START, pa.int64(), nullable=False),
