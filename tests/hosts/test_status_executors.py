@@ -101,14 +101,14 @@ class Scene:
 @pytest.mark.slow
 def test_a_job_without_executors_is_told_and_a_stop_ends_it(bare: SparkContext) -> None:
     with Scene(bare) as scene:
-        scene.watch.sample(1_000)
+        scene.watch.poll(1_000)
         assert (scene.board.snapshot.executors, scene.said) == (0, [])
-        scene.watch.sample(1_000 + PATIENCE_S)
+        scene.watch.poll(1_000 + PATIENCE_S)
         assert scene.board.snapshot.error == scene.said[0]
         assert "no executors yet: the epoch has waited for 60 s" in scene.said[0]
         assert not scene.watch.gave_up
         scene.stop.set()
-        scene.watch.sample(1_000 + PATIENCE_S + STOP_PATIENCE_S)
+        scene.watch.poll(1_000 + PATIENCE_S + STOP_PATIENCE_S)
         assert scene.watch.gave_up
         scene._epoch.join(WAIT_S)
         assert scene.error is not None
