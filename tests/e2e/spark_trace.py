@@ -23,7 +23,7 @@ from joinery_runtime.hosts.spark import SparkHost, WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter, Takeover
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, SinkWriter, Takeover
 from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.sources.base import Range, RawBatch
 
@@ -168,11 +168,12 @@ class FileOfRows:
 
     directory: Path
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         self.directory.mkdir(parents=True, exist_ok=True)
-        with pa.ipc.new_file(self.directory / str(attempt.id), rows.schema) as file:
-            file.write_table(rows)
-        return {"attempt": str(attempt.id), "rows": rows.num_rows}
+        table = pa.Table.from_batches(rows.to_batches())
+        with pa.ipc.new_file(self.directory / str(attempt.id), table.schema) as file:
+            file.write_table(table)
+        return {"attempt": str(attempt.id), "rows": table.num_rows}
 
 
 def first_time(marker: Path) -> bool:

@@ -83,8 +83,8 @@ class SimProducer:
     def begin(self) -> None:
         """With `send`."""
 
-    def send(self, topic: str, messages: Sequence[dict[str, Any]], group: str, mark: EpochMarker) -> None:
-        rows = [tuple(json.loads(message["value"]).values()) for message in messages]
+    def send(self, topic: str, chunks: Iterable[Sequence[dict[str, Any]]], group: str, mark: EpochMarker) -> None:
+        rows = [tuple(json.loads(message["value"]).values()) for messages in chunks for message in messages]
         place = f"{self._topic.topic}.send"
         call(place, IN_TASK, lambda: self._topic.send(self.name, self._owner, rows, (group, mark)), _no_answer)
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 from engine.sim_kafka import SimTopic
 from engine.sim_process import FAILURES, IN_TASK, call
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_producers import Producers
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite
 
-Rows = tuple[tuple[Any, ...], ...]
+StagedRows = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(slots=True)
@@ -36,10 +36,10 @@ class SimSink:
     def __init__(self, name: str, spawn: Callable[[str, Callable[[], None]], None]) -> None:
         self.name = name
         self.attempts: set[str] = set()
-        self.staged: dict[AttemptId, Rows] = {}
-        self.partial: dict[AttemptId, Rows] = {}
+        self.staged: dict[AttemptId, StagedRows] = {}
+        self.partial: dict[AttemptId, StagedRows] = {}
         self.table: list[tuple[Any, ...]] = []
-        self.files: dict[str, Rows] = {}
+        self.files: dict[str, StagedRows] = {}
         self.topic = self.topic_type(name, spawn)
         self.names = PartNames("simulated", dead_letters=name == "dead")
 
@@ -97,19 +97,20 @@ class SimWriter:
     def __init__(self, sink: SimSink) -> None:
         self._sink, self._producers = sink, Producers()
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         receipt = call(f"{self._sink.name}.write", IN_TASK, lambda: self._stage(attempt.id, rows), sink_error)
         if self._sink.with_topic:
             topic: Any = self._sink.topic
             PartWrite(topic, self._sink.names, attempt, rows, self._producers).run()
         return receipt
 
-    def _stage(self, attempt: AttemptId, rows: pa.Table) -> Receipt:
+    def _stage(self, attempt: AttemptId, rows: Rows) -> Receipt:
         sink = self._sink
         assert str(attempt) not in sink.attempts, f"attempt {attempt} is not unique"
         sink.attempts.add(str(attempt))
-        sink.staged[attempt] = sink.partial[attempt] = tuple(tuple(row.values()) for row in rows.to_pylist())
-        return {"attempt": str(attempt), "rows": rows.num_rows}
+        listed = [row for batch in rows.to_batches() for row in batch.to_pylist()]
+        sink.staged[attempt] = sink.partial[attempt] = tuple(tuple(row.values()) for row in listed)
+        return {"attempt": str(attempt), "rows": len(listed)}
 
 
 def sink_error() -> SinkError:

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from e2e.spark_trace import first_time
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.worker import Block, ReadReport, RowBlock
-from joinery_runtime.sinks.base import Attempt, Receipt, SinkWriter
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, SinkWriter
 from joinery_runtime.sources.base import Range
 
 PATIENCE_S = 300
@@ -64,7 +62,7 @@ class FailsAfterwards:
     writer: SinkWriter
     directory: Path
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         receipt = self.writer.write(attempt, rows)
         if first_time(self.directory / f"{attempt.id.epoch}-{attempt.id.shard}"):
             raise OSError("the machine is on fire")
@@ -78,7 +76,7 @@ class WaitsForTheOther:
     writer: SinkWriter
     directory: Path
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         if attempt.id.shard == 0:
             second = self.directory / f"{attempt.id.epoch}-second"
             if first_time(self.directory / f"{attempt.id.epoch}-first"):

@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from core.step_runs import Ran, ran
 from joinery_runtime.core.kinds.asof import AsOfJoin
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepWork
 from joinery_runtime.core.table.segment import merge
 
 TIME = pa.timestamp("ms", "UTC")
@@ -90,12 +91,12 @@ class Shard:
         *,
         now: int | None = None,
         history: int | None = None,
-    ) -> StepResult:
+    ) -> Ran:
         """`now` is the stream's horizon, `history` the table's; None: as before."""
         self.horizons = [_risen(old, new) for old, new in zip(self.horizons, (now, history), strict=True)]
         arrivals = (self._trades(trades), self._rates(rates))
         left, right = self.horizons
-        result = self.step.kind.run(self.step, StepWork(arrivals, self.runs, (left, right), ordered=self.ordered))
+        result = ran(self.step.kind.run(self.step, StepWork(arrivals, self.runs, (left, right), ordered=self.ordered)))
         for side, kept in enumerate(result.added):
             if kept is not None:
                 assert kept.batch.schema == self.step.sides[side].segment_schema()
@@ -135,7 +136,7 @@ def _risen(old: Horizon, new: int | None) -> Horizon:
     return Horizon(old.now, old.now if new is None else new)
 
 
-def rows_of(result: StepResult) -> list[Row]:
+def rows_of(result: Ran) -> list[Row]:
     """The output in its order."""
     rows = [row for batch in result.output for row in batch.cast(_plain(batch.schema)).to_pylist()]
     return [(row["currency"], row["amount"], row["rate"], row["rated_at"]) for row in rows]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from core.step_runs import Ran, ran
 from job.resources import job
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.kinds import interval as join
@@ -16,7 +17,7 @@ from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.pipeline.prepare import prepare
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepWork
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.core.table.sort import Ranges, list_pairs
 
@@ -53,7 +54,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def found(result: StepResult) -> int:
+def found(result: Ran) -> int:
     return sum(batch.num_rows for batch in result.output)
 
 
@@ -63,7 +64,7 @@ def test_only_rows_that_are_near_in_time_are_compared(looked_at: list[int], kept
     left, right = rows_of(step, LEFT, HOUR), rows_of(step, RIGHT, HOUR + 10 * SPACING_MS)
     state = [KeptRun("s", Run.sort(left))] if kept else []
     arrivals = (None, right) if kept else (left, right)
-    result = step.kind.run(step, StepWork(arrivals, (state, []), (Horizon(), Horizon())))
+    result = ran(step.kind.run(step, StepWork(arrivals, (state, []), (Horizon(), Horizon()))))
     assert found(result) == result.matches == ROWS - 10
     assert sum(looked_at) == ROWS - 10
 
@@ -71,7 +72,7 @@ def test_only_rows_that_are_near_in_time_are_compared(looked_at: list[int], kept
 def test_no_pair_is_compared_where_no_times_fit(looked_at: list[int]) -> None:
     step = step_of(1, SPACING_MS - 1)
     sides = (rows_of(step, LEFT, HOUR), rows_of(step, RIGHT, HOUR))
-    result = step.kind.run(step, StepWork(sides, ([], []), (Horizon(), Horizon())))
+    result = ran(step.kind.run(step, StepWork(sides, ([], []), (Horizon(), Horizon()))))
     assert (found(result), looked_at) == (0, [])
     assert result.lookups == (ROWS, ROWS)
 
@@ -82,4 +83,16 @@ def test_the_rows_behind_the_horizon_are_not_compared(looked_at: list[int]) -> N
     newest = HOUR + (ROWS - 3) * SPACING_MS
     arriving = rows_of(step, RIGHT, HOUR).slice(0, 5)
     work = StepWork((None, arriving), ([kept], []), (Horizon(None, newest), Horizon()))
-    assert found(step.kind.run(step, work)) == sum(looked_at) == 5 * 3
+    assert found(ran(step.kind.run(step, work))) == sum(looked_at) == 5 * 3
+
+
+def test_a_product_of_rows_is_never_in_memory_whole() -> None:
+    """2,000 x 2,000 rows that all match are 4 M rows from 4,000."""
+    step = step_of(-HOUR * 1_000, HOUR * 1_000)
+    sides = (rows_of(step, LEFT, HOUR).slice(0, 2_000), rows_of(step, RIGHT, HOUR).slice(0, 2_000))
+    before, peak, count = pa.total_allocated_bytes(), 0, 0
+    for batch in step.kind.run(step, StepWork(sides, ([], []), (Horizon(), Horizon()))):
+        count += batch.num_rows
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert count == 2_000 * 2_000
+    assert peak < 64 << 20

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from core.kinds.window_steps import Joined, Row, Shard, in_trace_order, one_hash, window_step
+from core.step_runs import ran
 from joinery_runtime.core.kinds import cells
 from joinery_runtime.core.kinds import rows as core_rows
 from joinery_runtime.core.kinds.grouping import distinguish_keys
@@ -164,7 +165,7 @@ def test_the_order_of_a_trace() -> None:
     shard = Shard(window_step(GAP, "full"))
     shard.epoch(None, [Row("a", 5, 1), Row("b", 1, 2)], [Row("a", 4, 11), Row("c", 3, 12)])
     work = shard.work(20, [Row(None, 50, 3)], ordered=True)
-    rows = in_trace_order(shard.step.kind.run(shard.step, work))
+    rows = in_trace_order(ran(shard.step.kind.run(shard.step, work)))
     assert rows == [(2, None, 1), (None, 12, 3), (1, 11, 4), (3, None, 50)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from core.kinds.window_steps import Joined, Row, Shard, in_trace_order, one_hash, outcome, window_step
+from core.step_runs import ran
 from joinery_runtime.core.kinds import cells, window
 from joinery_runtime.core.kinds import rows as core_rows
 from joinery_runtime.core.kinds.window import WindowJoin
@@ -167,7 +168,7 @@ def test_the_order_of_a_trace() -> None:
     shard = Shard(window_step(HOPPING, "full"))
     shard.epoch(None, [Row("a", 45, 1), Row("b", 41, 2)], [Row("a", 44, 11)])
     work = shard.work(60, [Row(None, 50, 3)], ordered=True)
-    rows = in_trace_order(shard.step.kind.run(shard.step, work))
+    rows = in_trace_order(ran(shard.step.kind.run(shard.step, work)))
     # By the left row's time: of 41, then 45 with its partner; what was padded on arrival comes last, window by window.
     assert rows == [(2, None, 0), (1, 11, 0), (3, None, 20), (3, None, 40)]
 
@@ -211,7 +212,7 @@ def test_an_epoch_without_anything() -> None:
 
 
 def test_wide_rows_of_a_hot_key_go_out_in_batches_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_rows, "MAX_TEXT_BYTES", 2_000)
+    monkeypatch.setattr(core_rows, "MAX_BYTES", 2_000)
     shard = Shard(window_step(HOUR, "inner"))
     left, right = ([Row("a" * 10, v % 60, v) for v in range(of, of + 30)] for of in (0, 1000))
     shard.epoch(None, left, right)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from core.step_runs import Ran, ran
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon, KeptRun, StepWork, with_marks
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, merge
 
@@ -96,11 +97,11 @@ class Shard:
         self.step, self.hasher = step, hasher
         self.segments: tuple[list[Segment], list[Segment]] = ([], [])
         self.before: int | None = None
-        self.last = StepResult()
+        self.last = Ran()
         self._named = 0
 
     def epoch(self, now: int | None, left: Sequence[Row] = (), right: Sequence[Row] = ()) -> Counter[Joined]:
-        self.last = self.step.kind.run(self.step, self.work(now, left, right))
+        self.last = ran(self.step.kind.run(self.step, self.work(now, left, right)))
         self.before = now
         for side in SIDES:
             self._commit(side)
@@ -155,7 +156,7 @@ class Shard:
         self.segments[side].append(Segment(f"s{self._named}", run, marked, 10 * self._named))
 
 
-def outcome(step: StepSpec, result: StepResult) -> Counter[Joined]:
+def outcome(step: StepSpec, result: Ran) -> Counter[Joined]:
     rows: Counter[Joined] = Counter()
     for batch in result.output:
         assert batch.schema == step.output_schema()
@@ -163,7 +164,7 @@ def outcome(step: StepSpec, result: StepResult) -> Counter[Joined]:
     return rows
 
 
-def in_trace_order(result: StepResult) -> list[tuple[int | None, int | None, int]]:
+def in_trace_order(result: Ran) -> list[tuple[int | None, int | None, int]]:
     """Left v, right v and window start of each row, in the order of a trace."""
     rows = pa.Table.from_batches(result.output).sort_by([(name, "ascending") for name in ORDER_COLUMNS]).to_pylist()
     return [(row["l_v"], row["r_v"], row["window_start"]) for row in rows]

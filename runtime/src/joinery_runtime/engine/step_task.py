@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepWork, with_marks
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepRun, StepWork, with_marks
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
 from joinery_runtime.core.table.segment import Run, SegmentMeta, merge
@@ -61,15 +61,18 @@ class StepTask:
         self._horizons = tuple(work.plan.horizons[side.part] for side in step.sides)
         self._loaded: dict[str, KeptRun] = {}
 
-    def run(self, arrivals: Arrivals, *, ordered: bool) -> StepOutcome | None:
-        """None: nothing arrived, nothing leaves, and there is nothing to rewrite."""
+    def run(self, arrivals: Arrivals, *, ordered: bool) -> Generator[pa.RecordBatch, None, StepOutcome | None]:
+        """The rows that the kernel makes, then what it did. None: nothing arrived, nothing leaves, and there is nothing
+        to rewrite. May be called again, and makes the same rows."""
         rewrites = [rewrite for side in self._sides for rewrite in self._rewrites(side)]
         mark_merges = {side: self._segments_to_merge(side, self._marks[side], self._owned) for side in self._sides}
         closing = self._closing()
         idle = not closing and all(rows is None for rows in arrivals)
         if idle and not any((rewrites, *mark_merges.values(), self._finished_marks())):
             return None
-        result = StepResult.nothing(len(self._step.sides)) if idle else self._run(arrivals, closing, ordered=ordered)
+        result = StepResult.nothing(len(self._step.sides))
+        if not idle:
+            result = yield from self._run(arrivals, closing, ordered=ordered)
         merged = [group for groups in mark_merges.values() for group in groups]
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
         return StepOutcome(
@@ -81,7 +84,7 @@ class StepTask:
 
     # --- what the kernel gets -----------------------------------------------------------------------------------------
 
-    def _run(self, arrivals: Arrivals, closing: bool, *, ordered: bool) -> StepResult:
+    def _run(self, arrivals: Arrivals, closing: bool, *, ordered: bool) -> StepRun:
         arrived = tuple(rows is not None for rows in arrivals)
         kept = tuple(
             self.kept_runs(side) if self._step.kind.needs_state(self._step, side, arrived, closing=closing) else []

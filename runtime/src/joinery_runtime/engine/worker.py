@@ -7,10 +7,10 @@ collect  the read reports, dead letters and summaries of earlier steps -> ReadSu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -21,18 +21,16 @@ from joinery_runtime.core.pipeline.step import StepResult
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
 from joinery_runtime.engine.cache import SegmentCache
+from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.marks import MarkCache
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
 from joinery_runtime.engine.read_report import DeadLetters, ReadCounter, ReadReport
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
-from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, SinkWriter
+from joinery_runtime.sinks.base import Attempt, AttemptId, SinkWriter
 from joinery_runtime.sources import Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
 from joinery_runtime.state.store import Standing, TaskStore
-
-# Rows gathered before they are cut into shards: fewer, larger blocks.
-CUT_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +99,9 @@ class Worker:
         name = planned.partition.input
         reader, decoder = self._parts.inputs.reader(name), self._parts.inputs.decoder(name)
         counter = ReadCounter(planned)
-        waiting: list[pa.RecordBatch] = []
-        for raw in reader.read(planned):
-            waiting.append(self._prepare(name, decoder, raw, counter))
-            if sum(batch.num_rows for batch in waiting) >= CUT_ROWS:
-                yield from self._blocks(name, waiting, shards)
-                waiting = []
-        yield from self._blocks(name, waiting, shards)
+        prepared = (self._prepare(name, decoder, raw, counter) for raw in reader.read(planned))
+        for rows in in_chunks(batch for batch in prepared if batch.num_rows):
+            yield from self._blocks(name, rows, shards)
         yield shards, counter.report()
 
     def _prepare(self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter) -> pa.RecordBatch:
@@ -122,69 +116,80 @@ class Worker:
         counter.add(raw, prepared, dead)
         return prepared.rows
 
-    def _blocks(self, name: str, batches: Sequence[pa.RecordBatch], shards: int) -> Iterator[Sent]:
-        filled = [batch for batch in batches if batch.num_rows]
-        if not filled:
-            return
+    def _blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
         place = self._pipeline.input(name)
         if self._pipeline.intake(name).placement is Placement.EVERYWHERE:
-            block = _block(place.step, place.side, concat(filled))
+            block = _block(place.step, place.side, rows)
             yield from ((shard, block) for shard in range(shards))
         else:
-            for shard, rows in cut_by_shard(concat(filled), shards):
-                yield shard, _block(place.step, place.side, rows)
+            for shard, cut in cut_by_shard(rows, shards):
+                yield shard, _block(place.step, place.side, cut)
 
     # --- step -------------------------------------------------------------------------------------------------------
 
     def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
         """Runs step `number`: what the next one needs, blocks of later steps, and last the step's summary, for the
         partition of the reports."""
-        listed = list(blocks)
-        mine = [block for block in listed if isinstance(block, RowBlock) and block.step == number]
-        yield from ((shard, block) for block in listed if not isinstance(block, RowBlock) or block.step != number)
         step = self._pipeline.steps[number]
+        arrived = _Arrived(len(step.sides))
+        for block in blocks:
+            if isinstance(block, RowBlock) and block.step == number:
+                arrived.take(block)
+            else:
+                yield shard, block
+        arrivals = arrived.rows()
         live = {s.key for s in work.segments}
         self._cache.retain(live, work.plan.epoch)
         self._mark_cache.retain(live)
         task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache)
         hottest = self._hottest(work, step, shard, task)
         last = step is self._pipeline.last
-        done = task.run(_arrivals(mine, len(step.sides)), ordered=self._parts.ordered or not last)
-        if done is None:
+        attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
+
+        def make() -> Generator[pa.RecordBatch, None, _Ended | None]:
+            """What is staged is durable before any output of the shard can be visible."""
+            done = yield from task.run(arrivals, ordered=self._parts.ordered or not last)
+            if done is None:
+                return None
+            staged = self._stage(attempt_id, done.runs)
+            work.reach("staged")
+            return _Ended(done, staged)
+
+        rows = MadeRows(make)
+        written, handed = None, 0
+        if not last:
+            handed = yield from self._hand_on(number + 1, rows, work.plan.shards)
+        elif rows.any():
+            written = self._parts.output.write(self._attempt(work, attempt_id), rows)
+        ended = rows.result()
+        if ended is None:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
             return
-        attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
-        staged = self._stage(attempt_id, done.runs)
-        work.reach("staged")
-        summary = self._summary(step, shard, mine, done, staged, hottest)
+        summary = self._summary(step, shard, arrived, ended, hottest)
         if last:
-            rows_out, receipt = self._write(self._attempt(work, attempt_id), done.result)
             work.reach("output-written")
-            yield work.plan.shards, replace(summary, rows_out=rows_out, receipt=receipt)
+            yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
         else:
-            handed = [*self._hand_on(number + 1, done.result, work.plan.shards)]
-            yield from handed
-            yield work.plan.shards, replace(summary, rows_handed=sum(block.count for _, block in handed))
+            yield work.plan.shards, replace(summary, rows_handed=handed)
 
     def _summary(
         self,
         step: StepSpec,
         shard: int,
-        blocks: Sequence[RowBlock],
-        done: StepOutcome,
-        staged: tuple[SegmentMeta, ...],
+        arrived: _Arrived,
+        ended: _Ended,
         hottest: tuple[KeyRows, ...] | None,
     ) -> ShardSummary:
-        result = done.result
+        done, result = ended.done, ended.done.result
         # Every shard gets the rows of a broadcast side; they are counted once.
-        counted = [block for block in blocks if shard == 0 or not step.sides[block.side].broadcast]
+        counted = [side for side, spec in enumerate(step.sides) if shard == 0 or not spec.broadcast]
         return ShardSummary(
             step=step.number,
             shard=shard,
-            rows_in=sum(block.count for block in counted if block.read),
-            rows_taken=sum(block.count for block in counted if not block.read),
+            rows_in=sum(arrived.read[side] for side in counted),
+            rows_taken=sum(arrived.joined[side] for side in counted),
             dropped=_dropped(step, result, shard),
-            staged=staged,
+            staged=ended.staged,
             replaced=done.replaced,
             finished=done.finished,
             hottest=hottest,
@@ -203,14 +208,17 @@ class Worker:
         counter.retain({s.key for s in work.segments})
         return counter.count([(side, kept) for side in range(len(step.sides)) for kept in task.kept_runs(side)])
 
-    def _hand_on(self, number: int, result: StepResult, shards: int) -> Iterator[tuple[int, RowBlock]]:
-        intake = self._pipeline.steps[number].sides[LEFT].intake
-        for batch in _gathered(result.output):
+    def _hand_on(self, number: int, made: MadeRows[Any], shards: int) -> Generator[Sent, None, int]:
+        """Blocks for the next step; returns how many rows they hold."""
+        intake, handed = self._pipeline.steps[number].sides[LEFT].intake, 0
+        for batch in made.to_batches():
             partitions, offsets = (batch.column(name).to_numpy() for name in ("$order_partition", "$order_offset"))
             rows = batch.select(intake.schema.names)
             prepared = prepare_joined(intake, rows, partitions, offsets, self._parts.hasher)
             for shard, cut in cut_by_shard(prepared, shards):
                 yield shard, _block(number, LEFT, cut, read=False)
+            handed += prepared.num_rows
+        return handed
 
     def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run]]) -> tuple[SegmentMeta, ...]:
         staged: list[tuple[SegmentMeta, bytes]] = []
@@ -232,47 +240,46 @@ class Worker:
 
         return Attempt(attempt, work.lineage, claim, work.reach)
 
-    def _write(self, attempt: Attempt, result: StepResult) -> tuple[int, Receipt | None]:
-        if not result.output:
-            return 0, None
-        rows = pa.Table.from_batches(result.output)
-        return rows.num_rows, self._parts.output.write(attempt, rows)
-
     # --- collect ----------------------------------------------------------------------------------------------------
 
     def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
         listed = list(reports)
         reads = tuple(sorted((report.read for report in listed), key=lambda read: read.partition))
-        dead = [decode(report.dead) for report in listed if report.dead is not None]
+        dead = [report.dead for report in listed if report.dead is not None]
         if not dead or self._parts.dead_letters is None:
             return ReadSummary(reads)
         attempt_id = AttemptId(work.generation, work.plan.epoch, work.plan.shards, attempt)
-        return ReadSummary(
-            reads, self._parts.dead_letters.write(self._attempt(work, attempt_id), pa.Table.from_batches(dead))
-        )
+        rows = MadeRows(lambda: sliced(map(decode, dead)))
+        return ReadSummary(reads, self._parts.dead_letters.write(self._attempt(work, attempt_id), rows))
 
 
-def _arrivals(blocks: Iterable[RowBlock], sides: int) -> Arrivals:
-    batches: list[list[pa.RecordBatch]] = [[] for _ in range(sides)]
-    for block in blocks:
-        batches[block.side].append(decode(block.rows))
-    return tuple(concat(of) if of else None for of in batches)
+class _Arrived:
+    """What has come for a step, by side: rows, and how many of them were read and how many the step before made."""
+
+    def __init__(self, sides: int) -> None:
+        self.read, self.joined = [0] * sides, [0] * sides
+        self._batches: list[list[pa.RecordBatch]] = [[] for _ in range(sides)]
+
+    def take(self, block: RowBlock) -> None:
+        self._batches[block.side].append(decode(block.rows))
+        (self.read if block.read else self.joined)[block.side] += block.count
+
+    def rows(self) -> Arrivals:
+        """All of it, once: the blocks are let go, or a shard's arrivals would be in memory twice."""
+        batches, self._batches = self._batches, []
+        return tuple(concat(of) if of else None for of in batches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A step that has made all of its rows, and the segments that it has staged."""
+
+    done: StepOutcome
+    staged: tuple[SegmentMeta, ...]
 
 
 def _block(step: int, side: int, rows: pa.RecordBatch, *, read: bool = True) -> RowBlock:
     return RowBlock(step, side, encode(rows, compression=None), rows.num_rows, read)
-
-
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of about CUT_ROWS or more: a step has one for each run that it has probed."""
-    waiting: list[pa.RecordBatch] = []
-    for batch in batches:
-        waiting.append(batch)
-        if sum(rows.num_rows for rows in waiting) >= CUT_ROWS:
-            yield concat(waiting)
-            waiting = []
-    if waiting:
-        yield concat(waiting)
 
 
 def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:

@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -248,13 +249,15 @@ def _read(setup: WorkerSetup, work: EpochWork, tasks: Iterable[Sequence[Range]])
 def _step(
     setup: WorkerSetup, work: EpochWork, step: int, index: int, blocks: Iterable[tuple[int, Block | TaskFailure]]
 ) -> Iterator[tuple[int, Result]]:
-    received = [block for _, block in blocks]
-    failure = next((block for block in received if isinstance(block, TaskFailure)), None)
+    received: deque[Block] = deque()
     try:
-        if failure is not None:
-            raise failure.error
-        good = [block for block in received if not isinstance(block, TaskFailure)]
-        yield from _stepped(_worker(setup), work, step, (index - 1) % (work.plan.shards + 1), good)
+        for _, block in blocks:
+            if isinstance(block, TaskFailure):
+                raise block.error
+            received.append(block)
+        # Taken out one by one: what the worker has decoded is not kept here too.
+        handed = (received.popleft() for _ in range(len(received)))
+        yield from _stepped(_worker(setup), work, step, (index - 1) % (work.plan.shards + 1), handed)
     except Superseded:
         raise  # Spark tries the task again, or takes the attempt that was quicker
     except JoineryError as error:
@@ -263,7 +266,7 @@ def _step(
 
 
 def _stepped(
-    worker: Worker, work: EpochWork, step: int, number: int, blocks: Sequence[Block]
+    worker: Worker, work: EpochWork, step: int, number: int, blocks: Iterator[Block]
 ) -> Iterator[tuple[int, Result]]:
     """A shard's rows, or the partition of the reports, which waits for the last step's."""
     if number < work.plan.shards:
@@ -271,8 +274,13 @@ def _stepped(
     elif step < worker.steps - 1:
         yield from ((number, block) for block in blocks)
     else:
-        yield number, worker.collect(work, [b for b in blocks if isinstance(b, ReadReport)], _attempt())
-        yield from ((number, block) for block in blocks if isinstance(block, ShardSummary))
+        reports: list[ReadReport] = []
+        for block in blocks:
+            if isinstance(block, ReadReport):
+                reports.append(block)
+            else:
+                yield number, block
+        yield number, worker.collect(work, reports, _attempt())
 
 
 def _attempt() -> str:

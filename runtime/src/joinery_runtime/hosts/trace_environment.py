@@ -20,7 +20,7 @@ from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
 from joinery_runtime.sinks import rows_to_json
-from joinery_runtime.sinks.base import Attempt, Receipt, Sink, Takeover
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Sink, Takeover
 from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.state.store import StateStore
 
@@ -72,9 +72,10 @@ class LocalCapture:
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
-        self._tables.append(rows)
-        return {"attempt": str(attempt.id), "rows": rows.num_rows}
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+        table = pa.Table.from_batches(rows.to_batches())
+        self._tables.append(table)
+        return {"attempt": str(attempt.id), "rows": table.num_rows}
 
     def take(self) -> list[pa.Table]:
         tables, self._tables = self._tables, []

@@ -8,7 +8,7 @@ must be idempotent). A receipt that is never named stays invisible and is swept 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,10 +66,19 @@ class Takeover:
     pending_for_ms: int = 0
 
 
+class Rows(Protocol):
+    """All rows of an attempt. A table is one; those of a step are made while they are read."""
+
+    def to_batches(self) -> Iterable[pa.RecordBatch]:
+        """Batches of one schema, each small enough to be held in memory in several forms: all of them together are not.
+        May be called again, and gives the same rows."""
+        ...
+
+
 class SinkWriter(Protocol):
     """Task half. Pickles; used by one task at a time."""
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError, and Superseded
         when another attempt of the same shard took over: then the task is to be tried again."""
         ...

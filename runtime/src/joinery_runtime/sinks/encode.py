@@ -19,12 +19,12 @@ _PLAIN = (
 )
 
 
-def json_lines(rows: pa.Table) -> bytes:
+def json_lines(rows: pa.Table | pa.RecordBatch) -> bytes:
     """All rows, each followed by a newline."""
     frame = pl.DataFrame(rows) if rows.num_rows else pl.DataFrame()
     return frame.with_columns(*_PLAIN).write_ndjson().encode() if frame.height else b""
 
 
-def rows_to_json(rows: pa.Table) -> list[bytes]:
+def rows_to_json(rows: pa.Table | pa.RecordBatch) -> list[bytes]:
     """One JSON object per row. A newline inside a text is escaped, so splitting at newlines is safe."""
     return json_lines(rows).split(b"\n")[:-1]

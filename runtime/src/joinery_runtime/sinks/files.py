@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.encode import json_lines
 
 _STAGING = ".staging"
@@ -27,18 +27,21 @@ class FileWriter:
 
     directory: str
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+        count = 0
         path = Path(self.directory, _STAGING, f"{attempt.id}.jsonl")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                file.write(json_lines(rows))
+                for batch in rows.to_batches():
+                    file.write(json_lines(batch))
+                    count += batch.num_rows
                 file.flush()
                 os.fsync(file.fileno())
             _sync(path.parent)
         except OSError as error:
             raise _problem(path, error) from error
-        return {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": rows.num_rows}
+        return {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count}
 
 
 class FileSink:

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks import kafka_target
-from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_target import KafkaTarget, LastError, as_messages, enqueue
 
 
@@ -52,14 +52,17 @@ class KafkaWriter:
 
     target: KafkaTarget
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+        count = 0
         try:
-            self._send(_client(self.target), as_messages(rows, self.target.key))
+            for batch in rows.to_batches():
+                self._send(_client(self.target), as_messages(batch, self.target.key))
+                count += batch.num_rows
         except SinkError:
             with _clients_lock:  # an idempotent producer that lost rows may refuse all others
                 _clients.pop(_client_key(self.target), None)
             raise
-        return {"attempt": str(attempt.id), "rows": rows.num_rows}
+        return {"attempt": str(attempt.id), "rows": count}
 
     def _send(self, client: _Client, messages: list[dict[str, Any]]) -> None:
         failures: list[KafkaError] = []

@@ -7,13 +7,13 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
-from joinery_runtime.errors import SinkError
+from joinery_runtime.errors import JoineryError, SinkError
 from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_target import KafkaTarget, LastError, enqueue, repeat
@@ -79,11 +79,16 @@ class OwningProducer:
         with self._aborting():
             self._producer.begin_transaction()
 
-    def send(self, topic: str, messages: Sequence[dict[str, Any]], group: str, marker: EpochMarker) -> None:
-        """Returns when the broker has the topic's rows and the group's marker, which nobody sees yet."""
-        deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
+    def send(self, topic: str, chunks: Iterable[Sequence[dict[str, Any]]], group: str, marker: EpochMarker) -> None:
+        """Returns when the broker has the topic's rows and the group's marker, which nobody sees yet. `chunks` are made
+        while they are sent: an error that they raise ends the transaction too."""
         with self._aborting():
-            unsent = enqueue(self._producer, topic, messages, deadline)
+            unsent = 0
+            for messages in chunks:
+                unsent = enqueue(self._producer, topic, messages, time.monotonic() + kafka_target.DELIVERY_SECONDS)
+                if unsent:
+                    break
+            deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
             if not unsent:
                 offsets, metadata = [marker.committed(topic)], _group_metadata(group)
                 self._repeat(  # the rows are on their way meanwhile
@@ -92,7 +97,6 @@ class OwningProducer:
                 )
             unsent += self._flush(deadline)
             if unsent:
-                self._abort()
                 raise self._target.too_slow(unsent, self._errors)
 
     def _flush(self, deadline: float) -> int:
@@ -132,6 +136,9 @@ class OwningProducer:
                 raise Disowned(error.args[0].str()) from error
             self._abort()
             raise self._problem("rows were not written", error.args[0]) from error
+        except JoineryError:
+            self._abort()
+            raise
 
     def _abort(self) -> None:
         """So that readers need not wait for the next attempt."""

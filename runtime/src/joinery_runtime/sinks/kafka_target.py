@@ -86,8 +86,10 @@ class KafkaTarget:
 
     def producer_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """For a producer; the job's properties go over `defaults`, and both over what all producers have."""
-        # Fewer, larger requests: a task waits for all of its rows anyway.
-        shared = {"linger.ms": 5, "batch.size": 2**20, "queue.buffering.max.messages": 500_000}
+        # Fewer, larger requests: a task waits for all of its rows anyway. The queue holds what one chunk of rows makes
+        # and the next; librdkafka's own limit, 1 GiB, would be most of a task's memory.
+        queue = {"queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 64 * 2**10}
+        shared = {"linger.ms": 5, "batch.size": 2**20, **queue}
         own = {"enable.idempotence": True, "delivery.report.only.error": True}
         return {**self.client_settings({**shared, **defaults}), **own}
 
@@ -192,7 +194,7 @@ def _not_queued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [message for message, _ in errors]
 
 
-def as_messages(rows: pa.Table, key: Sequence[str]) -> list[dict[str, Any]]:
+def as_messages(rows: pa.Table | pa.RecordBatch, key: Sequence[str]) -> list[dict[str, Any]]:
     values = rows_to_json(rows)
     if not key:
         return [{"value": value} for value in values]

@@ -24,10 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from joinery_runtime.errors import Fenced, SinkError, Superseded
-from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_target import KafkaTarget, as_messages
@@ -66,7 +64,7 @@ class KafkaTransactionsWriter:
     target: KafkaTarget
     names: PartNames
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         return PartWrite(self.target, self.names, attempt, rows, PRODUCERS).run()
 
 
@@ -77,7 +75,7 @@ class PartWrite:
     target: KafkaTarget
     names: PartNames
     attempt: Attempt
-    rows: pa.Table
+    rows: Rows
     producers: Producers = field(repr=False)
 
     @property
@@ -85,8 +83,6 @@ class PartWrite:
         return self.names.of(self.attempt.id.shard)
 
     def run(self) -> Receipt:
-        if not self.rows.num_rows:
-            return self._receipt()
         for producer in self._candidates():
             try:
                 return self._with(producer)
@@ -94,7 +90,7 @@ class PartWrite:
                 cause = error
         # Another attempt of this epoch, or a newer driver, took this one's id over.
         if self._is_written_within(_SUCCESSOR_SECONDS):
-            return self._receipt(repeated=True)
+            return self._repeated()
         raise self._lost(str(cause)) from cause
 
     def _candidates(self) -> Iterator[OwningProducer]:
@@ -115,16 +111,22 @@ class PartWrite:
 
     def _steps(self, producer: OwningProducer) -> Receipt:
         if not self._claim(producer):
-            return self._receipt(repeated=True)
+            return self._repeated()
         producer.begin()
         self.attempt.reach("transaction-begun")
-        messages = as_messages(self.rows, self.target.key)
+        sent: list[int] = []
+
+        def chunks() -> Iterator[list[dict[str, Any]]]:
+            for batch in self.rows.to_batches():
+                sent.append(batch.num_rows)
+                yield as_messages(batch, self.target.key)
+
         marker = EpochMarker(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
-        producer.send(self.target.topic, messages, self.name, marker)
+        producer.send(self.target.topic, chunks(), self.name, marker)
         self.attempt.reach("transaction-sent")
         producer.commit()
         self.attempt.reach("transaction-committed")
-        return self._receipt()
+        return {"attempt": str(self.attempt.id), "rows": sum(sent)}
 
     def _claim(self, producer: OwningProducer) -> bool:
         """Whether the part is this attempt's to write; False: another one has written it."""
@@ -171,9 +173,9 @@ class PartWrite:
             todo="The task is tried again",
         )
 
-    def _receipt(self, *, repeated: bool = False) -> Receipt:
-        receipt = {"attempt": str(self.attempt.id), "rows": self.rows.num_rows}
-        return {**receipt, "repeated": True} if repeated else receipt
+    def _repeated(self) -> Receipt:
+        rows = sum(batch.num_rows for batch in self.rows.to_batches())
+        return {"attempt": str(self.attempt.id), "rows": rows, "repeated": True}
 
 
 class KafkaTransactionsSink:

@@ -17,6 +17,7 @@ import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -26,7 +27,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from joinery_runtime.errors import SinkError, StoreUnavailable
-from joinery_runtime.sinks.base import Attempt, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
@@ -63,20 +64,25 @@ class PostgresWriter:
     dsn: str = field(repr=False)
     staging: Staging
 
-    def write(self, attempt: Attempt, rows: pa.Table) -> Receipt:
-        columns = [ATTEMPT, ROW, *rows.schema.names]
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+        count, batches = 0, iter(rows.to_batches())
+        first = next(batches, None)
+        if first is None:
+            return {"attempt": str(attempt.id), "rows": 0}
+        columns = [ATTEMPT, ROW, *first.schema.names]
         copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
             self.staging.table(attempt.id.epoch), names(columns)
         )
-        lines = _csv(str(attempt.id), rows)
         try:
             connection = _connections.get(self.dsn)
             with connection.transaction(), connection.cursor().copy(copy) as stream:
-                stream.write(lines)
+                for batch in chain([first], batches):
+                    stream.write(_csv(str(attempt.id), batch, count))
+                    count += batch.num_rows
         except psycopg.Error as error:
             _connections.drop(self.dsn)
             raise _problem("The output rows cannot be staged", error) from error
-        return {"attempt": str(attempt.id), "rows": rows.num_rows}
+        return {"attempt": str(attempt.id), "rows": count}
 
 
 class PostgresSink:
@@ -182,11 +188,11 @@ class _Connections(threading.local):
 _connections = _Connections()
 
 
-def _csv(attempt: str, rows: pa.Table) -> bytes:
-    """Rows as CSV behind their attempt and row number: nulls empty, empty text quoted."""
+def _csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
+    """Rows as CSV behind their attempt and row number, from `first` on: nulls empty, empty text quoted."""
     frame = pl.DataFrame(rows).select(
         pl.lit(attempt).alias(ATTEMPT),
-        pl.int_range(pl.len()).alias(ROW),
+        (first + pl.int_range(pl.len())).alias(ROW),
         cs.all(),
     )
     plain = frame.with_columns(

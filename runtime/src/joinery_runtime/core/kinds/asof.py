@@ -34,7 +34,7 @@ from joinery_runtime.core.kinds.rows import (
 from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Lows, Times, Watermark, earlier
 from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
@@ -63,21 +63,23 @@ class AsOfJoin(Join):
     def allowed_lateness(self) -> int:
         return 0
 
-    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+    def run(self, step: StepSpec, work: StepWork) -> StepRun:
         """Looks up every stream row that goes out in this epoch. Nothing of the stream is dropped as late (A3)."""
         taken, expired = _take_in(step, work)
         runs = [*(kept.run for kept in work.kept[RIGHT]), *([taken] if taken is not None else [])]
         at_once, held = self._arriving(step, work)
         going = [(rows, closing) for rows, closing in ((_due(work), True), (at_once, False)) if rows is not None]
-        joined = [
-            _join(step, work, part, runs, closing=closing) for rows, closing in going for part in _cut(rows, runs)
-        ]
+        lookups = matches = 0
+        for part, closing in ((part, closing) for rows, closing in going for part in _cut(rows, runs)):
+            joined = _join(step, work, part, runs, closing=closing)
+            lookups, matches = lookups + joined.lookups, matches + joined.matches
+            if joined.rows.num_rows:
+                yield joined.rows
         return StepResult(
-            output=[one.rows for one in joined if one.rows.num_rows],
             added=(held, taken),
             dropped=({}, {"expired": expired} if expired else {}),
-            lookups=(sum(one.lookups for one in joined), 0),
-            matches=sum(one.matches for one in joined),
+            lookups=(lookups, 0),
+            matches=matches,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:

@@ -48,35 +48,35 @@ class Members:
 
 
 class WindowOutput:
-    """Collects what a window step puts out. `batches` hold at most MAX_ROWS rows each; `lookups` counts, per side, rows
-    once per window that closed, `matches` the pairs."""
+    """Makes the rows that a window step puts out, in batches of at most MAX_ROWS. `lookups` counts, per side, rows once
+    per window that closed, `matches` the pairs."""
 
     def __init__(self, step: StepSpec, *, ordered: bool) -> None:
         self._step, self._ordered = step, ordered
-        self.batches: list[pa.RecordBatch] = []
         self.lookups = [0, 0]
         self.matches = 0
 
-    def close(self, members: tuple[Members, Members]) -> None:
+    def close(self, members: tuple[Members, Members]) -> Iterator[pa.RecordBatch]:
         """Every pair of a cell, then the preserved rows that met none in it."""
         met = [np.zeros(len(m), dtype=bool) for m in members]
         for positions in _candidates(members[LEFT].cell, members[RIGHT].cell):
-            self._match(members, positions, met)
+            yield from self._match(members, positions, met)
         for side in SIDES:
             self.lookups[side] += len(members[side])
             if self._step.sides[side].preserved:
-                self._pad(side, members[side], np.flatnonzero(~met[side]))
+                of, alone = members[side], np.flatnonzero(~met[side])
+                yield from self._pad(side, of.rows.where(alone), of.start[alone], of.end[alone], None)
 
-    def pad_arrivals(self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> None:
+    def pad_arrivals(self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> Iterator[pa.RecordBatch]:
         """Rows that cannot match go out at once (O2), in the windows [start, end)."""
-        self._emit(_padded(side, rows, start, end), side)
+        return self._pad(side, rows, start, end, side)
 
     def _match(
         self,
         members: tuple[Members, Members],
         positions: tuple[np.ndarray, np.ndarray],
         met: Sequence[np.ndarray],
-    ) -> None:
+    ) -> Iterator[pa.RecordBatch]:
         left, right = (members[side].rows.where(positions[side]) for side in SIDES)
         of, at = members[LEFT], positions[LEFT]
         candidates = Pairs(left, right, (of.start[at], of.end[at]))
@@ -85,21 +85,20 @@ class WindowOutput:
             for side in SIDES:
                 met[side][positions[side][sure]] = True
             self.matches += len(sure)
-            self._emit(candidates.where(sure), None)
+            if len(sure):
+                yield self._rows(candidates.where(sure), None)
 
-    def _pad(self, side: int, members: Members, alone: np.ndarray) -> None:
-        self._emit(_padded(side, members.rows.where(alone), members.start[alone], members.end[alone]), None)
+    def _pad(
+        self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray, arrived: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        for some in bounded(self._step, replace(Pairs.of(side, rows, None), windows=(start, end))):
+            yield self._rows(some, arrived)
 
-    def _emit(self, pairs: Pairs, arrived: int | None) -> None:
-        for some in bounded(self._step, pairs):
-            rows = project(self._step, some)
-            if self._ordered:
-                rows = in_closing_order(rows, some) if arrived is None else in_arrival_order(rows, arrived, some)
-            self.batches.append(rows)
-
-
-def _padded(side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> Pairs:
-    return replace(Pairs.of(side, rows, None), windows=(start, end))
+    def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
+        rows = project(self._step, pairs)
+        if not self._ordered:
+            return rows
+        return in_closing_order(rows, pairs) if arrived is None else in_arrival_order(rows, arrived, pairs)
 
 
 def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

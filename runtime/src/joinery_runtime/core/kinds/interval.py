@@ -27,7 +27,7 @@ from joinery_runtime.core.kinds.rows import (
 from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
 from joinery_runtime.core.pipeline.spec import Distance, StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, clamp, earlier
 from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
@@ -71,12 +71,13 @@ class IntervalJoin(Join):
         """A row of `side` at ts matches rows of the other in [ts + first, ts + second]."""
         return (self.lower, self.upper) if side == LEFT else (-self.upper, -self.lower)
 
-    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+    def run(self, step: StepSpec, work: StepWork) -> StepRun:
         """Closes what lies behind the horizons, then takes the arrivals: left first, then right (J2)."""
         epoch = _IntervalEpoch(self, step, work)
-        output = [*epoch.closings(), *epoch.arrive(LEFT), *epoch.arrive(RIGHT)]
+        yield from epoch.closings()
+        yield from epoch.arrive(LEFT)
+        yield from epoch.arrive(RIGHT)
         return StepResult(
-            output=output,
             added=(epoch.added(LEFT), epoch.added(RIGHT)),
             marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
             dropped=(epoch.dropped(LEFT), epoch.dropped(RIGHT)),
@@ -252,8 +253,8 @@ class _IntervalEpoch:
         if horizon.before is not None:
             leaves &= rows.run.ts >= horizon.before
         assert rows.matched is not None, "rows of preserved sides have marks"
-        padded = Pairs.of(side, Selection(rows.run.batch, np.flatnonzero(leaves & ~rows.matched)), None)
-        yield from self._emit(padded, None)
+        alone = np.flatnonzero(leaves & ~rows.matched)
+        yield from self._padded(side, Selection(rows.run.batch, alone), None)
 
     def arrive(self, side: int) -> Iterator[pa.RecordBatch]:
         """Matches of one side's arrivals with what is kept of the other, and what is padded at once (O2)."""
@@ -269,11 +270,10 @@ class _IntervalEpoch:
     def _pad_at_once(self, side: int, new: _Arrivals) -> Iterator[pa.RecordBatch]:
         if new.unjoinable is not None:
             rows = Selection(new.unjoinable, np.arange(new.unjoinable.num_rows))
-            yield from self._emit(Pairs.of(side, rows, None), side)
+            yield from self._padded(side, rows, side)
         if new.joinable is not None:
             alone = ~self._may_match_later(side) & ~_found(new.joinable)
-            rows = Selection(new.joinable.run.batch, np.flatnonzero(alone))
-            yield from self._emit(Pairs.of(side, rows, None), side)
+            yield from self._padded(side, Selection(new.joinable.run.batch, np.flatnonzero(alone)), side)
 
     def _probe(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[pa.RecordBatch]:
         for pairs in (piece for found in self._find(side, new, other) for piece in bounded(self._step, found)):
@@ -281,14 +281,18 @@ class _IntervalEpoch:
             self._note(side, new, found)
             self._note(1 - side, other, found)
             self.matches += len(found)
-            yield from self._emit(found, side)
+            if len(found):
+                yield self._rows(found, side)
 
-    def _emit(self, pairs: Pairs, arrived: int | None) -> Iterator[pa.RecordBatch]:
-        if len(pairs):
-            rows = project(self._step, pairs)
-            if self._work.ordered:
-                rows = in_closing_order(rows, pairs) if arrived is None else in_arrival_order(rows, arrived, pairs)
-            yield rows
+    def _padded(self, side: int, rows: Selection, arrived: int | None) -> Iterator[pa.RecordBatch]:
+        for chunk in bounded(self._step, Pairs.of(side, rows, None)):
+            yield self._rows(chunk, arrived)
+
+    def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
+        rows = project(self._step, pairs)
+        if not self._work.ordered:
+            return rows
+        return in_closing_order(rows, pairs) if arrived is None else in_arrival_order(rows, arrived, pairs)
 
     def _note(self, side: int, rows: _JoinableRows, pairs: Pairs) -> None:
         selected = pairs.side(side)

@@ -20,10 +20,9 @@ from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
 from joinery_runtime.core.table.columns import JOINABLE, MARK_FIELD, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run
 
-# Rows and bytes of text projected at once: they bound the memory of a key that matches with very many rows, and a text
-# column of Arrow ends at 2 GiB.
-MAX_ROWS = 1 << 20
-MAX_TEXT_BYTES = 256 << 20
+# Rows and bytes projected at once: what a key holds in memory that matches with very many rows.
+MAX_ROWS = 1 << 16
+MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Pairs:
 
 
 def bounded(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
-    """The pairs in pieces of at most MAX_ROWS, whose text columns hold about MAX_TEXT_BYTES together (one pair may be
+    """The pairs in pieces of at most MAX_ROWS, whose stored columns hold about MAX_BYTES together (one pair may be
     more)."""
     return (pairs.where(piece) for piece in pieces(step, pairs))
 
@@ -84,24 +83,25 @@ def pieces(step: StepSpec, pairs: Pairs) -> Iterator[np.ndarray]:
     for first in range(0, len(pairs), MAX_ROWS):
         piece = np.arange(first, min(first + MAX_ROWS, len(pairs)))
         some = pairs.where(piece)
-        text = np.cumsum(sum((_text_bytes(s, some.side(i)) for i, s in enumerate(step.sides)), np.zeros(len(some))))
-        edges = np.flatnonzero(np.diff(text // MAX_TEXT_BYTES)) + 1
+        size = np.cumsum(sum((_row_bytes(s, some.side(i)) for i, s in enumerate(step.sides)), np.zeros(len(some))))
+        edges = np.flatnonzero(np.diff(size // MAX_BYTES)) + 1
         yield from np.split(piece, edges)
 
 
 def rows_at_once(batches: Iterable[pa.RecordBatch]) -> int:
-    """How many rows of the widest of these batches make up MAX_TEXT_BYTES, at most MAX_ROWS."""
+    """How many rows of the widest of these batches make up MAX_BYTES, at most MAX_ROWS."""
     widths = [batch.nbytes // batch.num_rows for batch in batches if batch.num_rows]
-    return max(1, min(MAX_ROWS, MAX_TEXT_BYTES // max([1, *map(int, widths)])))
+    return max(1, min(MAX_ROWS, MAX_BYTES // max([1, *map(int, widths)])))
 
 
-def _text_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
-    """Bytes of text and binary values of each row (one zero where there are no rows)."""
+def _row_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
+    """Bytes of the stored columns of each row (one zero where there are no rows)."""
     if rows is None:
         return np.zeros(1)
     columns = [rows.batch.column(name) for name in side.intake.stored]
-    texts = (c for c in columns if pa.types.is_string(c.type) or pa.types.is_binary(c.type))
-    return sum((_lengths(column, rows.index) for column in texts), np.zeros(len(rows)))
+    texts = [c for c in columns if pa.types.is_string(c.type) or pa.types.is_binary(c.type)]
+    fixed = sum(c.type.bit_width for c in columns if c not in texts) / 8
+    return sum((_lengths(column, rows.index) for column in texts), np.full(len(rows), fixed))
 
 
 def _lengths(column: pa.Array, index: np.ndarray) -> np.ndarray:

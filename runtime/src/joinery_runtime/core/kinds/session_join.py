@@ -7,7 +7,7 @@ drop are looked at. No I/O, no clock, no randomness: the same work gives the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, cast
 
@@ -21,7 +21,7 @@ from joinery_runtime.core.kinds.rows import Selection, gather, run_to_add, split
 from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import Lows, Times, earlier
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
@@ -55,12 +55,11 @@ class SessionWindowJoin(Join):
     def marks_rows(self, *, preserved: bool) -> bool:
         return True
 
-    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+    def run(self, step: StepSpec, work: StepWork) -> StepRun:
         epoch = _SessionJoinEpoch(self, step, work)
-        epoch.close()
-        left, right = epoch.arrive()
+        yield from epoch.close()
+        left, right = yield from epoch.arrive()
         return StepResult(
-            output=epoch.out.batches,
             added=(left[0], right[0]),
             marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
             finished=epoch.finished(),
@@ -162,7 +161,7 @@ class _SessionJoinEpoch:
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def close(self) -> Iterator[pa.RecordBatch]:
         """GapSessions whose last row is too far behind the horizon go out."""
         if self._open_from is None:
             return
@@ -170,15 +169,15 @@ class _SessionJoinEpoch:
         hashes = _distinct([run.hash[(run.ts < self._open_from) & ~gone] for run, gone in runs])
         for piece in cut_by_hash(self._open_rows(hashes)):
             if any(len(rows) for side in SIDES for rows in piece[side]):
-                self._close_piece(piece, self._open_from)
+                yield from self._close_piece(piece, self._open_from)
 
-    def _close_piece(self, piece: Sides, open_from: int) -> None:
+    def _close_piece(self, piece: Sides, open_from: int) -> Iterator[pa.RecordBatch]:
         sessions = form(self._step, [(side, rows) for side in SIDES for rows in piece[side]], self._gap)
         of_left, of_right = np.split(sessions.number, [sum(len(rows) for rows in piece[LEFT])])
         closed = sessions.last < open_from
         left = self._leave(LEFT, piece[LEFT], of_left, sessions, closed)
         right = self._leave(RIGHT, piece[RIGHT], of_right, sessions, closed)
-        self.out.close((left, right))
+        return self.out.close((left, right))
 
     def _leave(
         self, side: int, rows: Sequence[Selection], number: np.ndarray, sessions: GapSessions, closed: np.ndarray
@@ -192,10 +191,11 @@ class _SessionJoinEpoch:
 
     # --- arrivals -----------------------------------------------------------------------------------------------------
 
-    def arrive(self) -> tuple[Accepted, Accepted]:
+    def arrive(self) -> Generator[pa.RecordBatch, None, tuple[Accepted, Accepted]]:
         split = [self._split(side) for side in SIDES]
         late = self._late([joinable for joinable, _ in split])
-        left, right = (self._take(side, *split[side], late[side]) for side in SIDES)
+        left = yield from self._take(LEFT, *split[LEFT], late[LEFT])
+        right = yield from self._take(RIGHT, *split[RIGHT], late[RIGHT])
         return left, right
 
     def _split(self, side: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -205,18 +205,20 @@ class _SessionJoinEpoch:
             rows = pa.RecordBatch.from_pylist([], schema=spec.intake.prepared_schema())
         return split_joinable(spec, rows)
 
-    def _take(self, side: int, joinable: pa.RecordBatch, alone: pa.RecordBatch, late: np.ndarray) -> Accepted:
+    def _take(
+        self, side: int, joinable: pa.RecordBatch, alone: pa.RecordBatch, late: np.ndarray
+    ) -> Generator[pa.RecordBatch, None, Accepted]:
         alone_late = self._before_open(alone)
-        self._pad(side, alone, np.flatnonzero(~alone_late))
+        yield from self._pad(side, alone, np.flatnonzero(~alone_late))
         count = int(late.sum()) + int(alone_late.sum())
         kept = run_to_add(self._step.sides[side], joinable.filter(pa.array(~late)))
         return kept, {"late": count} if count else {}
 
-    def _pad(self, side: int, alone: pa.RecordBatch, rows: np.ndarray) -> None:
+    def _pad(self, side: int, alone: pa.RecordBatch, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
         """Rows that cannot match go out at once (O2), each in a session of its own."""
         chosen = Selection(alone, rows)
         ts = chosen.numbers(TS)
-        self.out.pad_arrivals(side, chosen, ts, ts)
+        return self.out.pad_arrivals(side, chosen, ts, ts)
 
     def _before_open(self, rows: pa.RecordBatch) -> np.ndarray:
         """bool[n]: a session that ended with this row would be closed."""

@@ -6,7 +6,7 @@ that arrives is in its open windows only. No I/O, no clock, no randomness: the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, cast
 
@@ -20,7 +20,7 @@ from joinery_runtime.core.kinds.rows import MAX_ROWS, Selection, run_to_add, spl
 from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Lows, Times, clamp
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
@@ -54,14 +54,14 @@ class WindowJoin(Join):
         said = cast(Tumbling | Hopping, step.matching)
         return cls(said.size, said.slide, step.allowed_lateness)
 
-    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+    def run(self, step: StepSpec, work: StepWork) -> StepRun:
         out = WindowOutput(step, ordered=work.ordered)
-        _close(self, step, work, out)
-        kept, dropped = zip(*(_arrive(self, step, work, side, out) for side in SIDES), strict=True)
+        yield from _close(self, step, work, out)
+        left = yield from _arrive(self, step, work, LEFT, out)
+        right = yield from _arrive(self, step, work, RIGHT, out)
         return StepResult(
-            output=out.batches,
-            added=kept,
-            dropped=dropped,
+            added=(left[0], right[0]),
+            dropped=(left[1], right[1]),
             lookups=(out.lookups[LEFT], out.lookups[RIGHT]),
             matches=out.matches,
         )
@@ -126,14 +126,14 @@ class WindowJoin(Join):
 # --- closing ----------------------------------------------------------------------------------------------------------
 
 
-def _close(kind: WindowJoin, step: StepSpec, work: StepWork, out: WindowOutput) -> None:
+def _close(kind: WindowJoin, step: StepSpec, work: StepWork, out: WindowOutput) -> Iterator[pa.RecordBatch]:
     closing = kind.closing(work.horizons[LEFT])
     if closing is None:
         return
     left, right = ([_in_windows(kind, kept.run, closing) for kept in work.kept[side]] for side in SIDES)
     for piece in cut_by_hash((left, right)):
         for members in _members(kind, step, piece, closing):
-            out.close(members)
+            yield from out.close(members)
 
 
 def _in_windows(kind: WindowJoin, run: Run, numbers: Numbers) -> Selection:
@@ -199,14 +199,14 @@ def _side(kind: WindowJoin, batch: pa.RecordBatch, held: tuple[np.ndarray, np.nd
 
 def _arrive(
     kind: WindowJoin, step: StepSpec, work: StepWork, side: int, out: WindowOutput
-) -> tuple[Run | None, Mapping[str, int]]:
+) -> Generator[pa.RecordBatch, None, tuple[Run | None, Mapping[str, int]]]:
     """What is kept of a side's arrivals, and how many were dropped by reason."""
     rows, spec, closed = work.arrivals[side], step.sides[side], work.horizons[LEFT].now
     if rows is None:
         return None, {}
     late = _late(kind, side, rows, closed)
     joinable, alone = split_joinable(spec, rows.filter(pa.array(~late)))
-    _pad(kind, side, alone, closed, out)
+    yield from _pad(kind, side, alone, closed, out)
     return run_to_add(spec, joinable), {"late": int(late.sum())} if late.any() else {}
 
 
@@ -218,11 +218,13 @@ def _late(kind: WindowJoin, side: int, rows: pa.RecordBatch, closed: int | None)
     return np.asarray(ts < kind.keep_from(side, closed))
 
 
-def _pad(kind: WindowJoin, side: int, alone: pa.RecordBatch, closed: int | None, out: WindowOutput) -> None:
+def _pad(
+    kind: WindowJoin, side: int, alone: pa.RecordBatch, closed: int | None, out: WindowOutput
+) -> Iterator[pa.RecordBatch]:
     """Rows that cannot match go out once per window that is still open (O2, W3)."""
     first, last = kind.windows_of(alone.column(TS).to_numpy())
     open_from = BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1
     first = np.maximum(first, clamp(open_from))
     for row, number in list_pairs((np.arange(len(first)), first, last + 1), MAX_ROWS):
         start = number * kind.slide
-        out.pad_arrivals(side, Selection(alone, row), start, start + kind.size)
+        yield from out.pad_arrivals(side, Selection(alone, row), start, start + kind.size)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, Summary, ToJson
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.sides import LEFT, MARKS, RIGHT, Intake, OutputColumn, SideSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
 
@@ -44,8 +44,8 @@ class Kind(ABC):
     # --- running ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def run(self, step: StepSpec, work: StepWork) -> StepResult:
-        """The step of one shard in one epoch; the same arguments give the same rows."""
+    def run(self, step: StepSpec, work: StepWork) -> StepRun:
+        """The step of one shard in one epoch; the same arguments give the same rows, however often."""
 
     @abstractmethod
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,7 +91,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`output` are batches of the step's output schema (bounded in size), with ORDER_COLUMNS if they were asked for.
+    """What a step leaves once all of its rows are made.
 
     `added` are the arrivals that join the state, sorted, with `$mark` where the part has marks. `marks` gives, per side
     and segment, the row numbers in the segment (int64) that are marked from now on. `finished` names segments of which
@@ -99,7 +99,6 @@ class StepResult:
     `lookups` arrivals that were looked up in the other side, `matches` the pairs that came of it.
     """
 
-    output: Sequence[pa.RecordBatch] = ()
     added: tuple[Run | None, ...] = (None, None)
     marks: tuple[Mapping[str, np.ndarray], ...] = field(default=({}, {}))
     finished: frozenset[str] = frozenset()
@@ -110,6 +109,11 @@ class StepResult:
     @classmethod
     def nothing(cls, sides: int) -> StepResult:
         return cls(added=(None,) * sides, marks=({},) * sides, dropped=({},) * sides, lookups=(0,) * sides)
+
+
+StepRun = Generator[pa.RecordBatch, None, StepResult]
+"""A step's rows as they are made: batches of its output schema, with ORDER_COLUMNS if they were asked for, each of
+bounded size, since a hot key makes many more rows than fit in memory. The result comes after the last one."""
 
 
 def with_marks(run: Run, marked: np.ndarray) -> Run:

@@ -56,7 +56,7 @@ def _untied(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...])
 # --- search -----------------------------------------------------------------------------------------------------------
 
 # Pairs listed at once: bounds the memory of a key that matches with very many rows.
-MAX_PAIRS = 1 << 20
+MAX_PAIRS = 1 << 16
 
 Ranges = tuple[np.ndarray, np.ndarray, np.ndarray]
 

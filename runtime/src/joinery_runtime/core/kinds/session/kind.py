@@ -7,7 +7,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.grouping import expand_ranges
+from joinery_runtime.core.kinds.rows import rows_at_once
 from joinery_runtime.core.kinds.session.change import Folding, change, rows_to_add
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
 from joinery_runtime.core.kinds.session.report import SessionCounts, ShownSession, shown_sessions
@@ -29,6 +30,7 @@ from joinery_runtime.core.pipeline.step import (
     Horizons,
     KeptRun,
     StepResult,
+    StepRun,
     StepWork,
 )
 from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
@@ -48,10 +50,10 @@ class SessionAggregation(SessionParameters, Kind):
     marked_rows_leave: ClassVar[bool] = True
     summary_columns: ClassVar[tuple[str, ...]] = SessionCounts.COLUMNS
 
-    def run(self, step: StepSpec, work: StepWork) -> StepResult:
+    def run(self, step: StepSpec, work: StepWork) -> StepRun:
         epoch = _SessionEpoch(self, step, work)
-        epoch.complete()
-        epoch.arrive()
+        yield from epoch.complete()
+        yield from epoch.arrive()
         return epoch.result()
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -118,7 +120,6 @@ class _SessionEpoch:
 
     def result(self) -> StepResult:
         return StepResult(
-            output=self._out.batches,
             added=(self._added,),
             marks=(self._kept.marks(),),
             finished=self._kept.finished(),
@@ -126,11 +127,12 @@ class _SessionEpoch:
             lookups=(self._looked_up,),
         )
 
-    def complete(self) -> None:
+    def complete(self) -> Iterator[pa.RecordBatch]:
         """What the horizons have passed since the last epoch goes out, unless it has (S4, S5), and is forgotten."""
         now = self._complete.now
         if now is not None and now != self._complete.before:
-            self._out.emit(self._kept.where(self._completes), CLOSING)
+            for rows, chosen in self._kept.where(self._completes):
+                yield from self._out.emit(rows, chosen, CLOSING)
         self._kept.forget(self._horizon.now)
 
     def _completes(self, rows: pa.RecordBatch) -> np.ndarray:
@@ -140,7 +142,7 @@ class _SessionEpoch:
             complete &= last >= before
         return np.asarray(complete & ~_flags(rows, EMITTED) & ~_flags(rows, FORCED))
 
-    def arrive(self) -> None:
+    def arrive(self) -> Iterator[pa.RecordBatch]:
         if self._rows is None:
             return
         # Unlike numpy's `unique`, Arrow's costs the same however often each hash is there.
@@ -151,8 +153,8 @@ class _SessionEpoch:
             return
         changed = change(self._side, self._kind, arrived, self._complete.now)
         if self._kind.retracts:
-            self._out.emit(kept.batch.filter(pa.array(changed.retracted)), ARRIVAL, retracted=True)
-        self._out.emit(changed.rows.filter(pa.array(changed.goes_out)), ARRIVAL)
+            yield from self._out.emit(kept.batch, changed.retracted, ARRIVAL, retracted=True)
+        yield from self._out.emit(changed.rows, changed.goes_out, ARRIVAL)
         self._kept.leave(kept, changed.replaced)
         self._added = rows_to_add(self._kind, changed.rows)
 
@@ -190,10 +192,10 @@ class StoredSessions:
         if before is not None:
             self._there = [there & (run.run.ts >= before) for run, there in self._runs()]
 
-    def where(self, chosen: Callable[[pa.RecordBatch], np.ndarray]) -> pa.RecordBatch:
-        """What is there, of the rows that are chosen (bool per row of a batch)."""
-        rows = [np.flatnonzero(there & chosen(run.run.batch)) for run, there in self._runs()]
-        return self._found(rows).batch
+    def where(self, chosen: Callable[[pa.RecordBatch], np.ndarray]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+        """Batches of n rows, and bool[n]: which of them are there and chosen."""
+        for run, there in self._runs():
+            yield run.run.batch, there & chosen(run.run.batch)
 
     def of(self, hashes: np.ndarray) -> FoundSessions:
         """What is there of keys with these hashes (uint64, sorted, distinct)."""
@@ -243,12 +245,17 @@ class SessionOutput:
         self._retracts, self._schema, self._ordered = of.retracts, step.output_schema(), ordered
         self._folding = Folding(of.aggregates)
         self._keys = step.sides[0].intake.keys
-        self.batches: list[pa.RecordBatch] = []
 
-    def emit(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool = False) -> None:
-        """Rows of the state that go out; `phase` is CLOSING or ARRIVAL."""
-        if not sessions.num_rows:
-            return
+    def emit(
+        self, stored: pa.RecordBatch, chosen: np.ndarray, phase: int, *, retracted: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """The n rows of the state that bool[n] chooses go out; `phase` is CLOSING or ARRIVAL."""
+        rows, at_once = np.flatnonzero(chosen), rows_at_once([stored])
+        for first in range(0, len(rows), at_once):
+            sessions = stored.take(pa.array(rows[first : first + at_once]))
+            yield self._rows(sessions, phase, retracted=retracted)
+
+    def _rows(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
         keys = [sessions.column(name) for name in self._keys]
         columns = [
             *keys,
@@ -259,7 +266,7 @@ class SessionOutput:
             *([pa.repeat(pa.scalar(retracted), sessions.num_rows)] if self._retracts else []),
         ]
         rows = pa.record_batch(columns, schema=self._schema)
-        self.batches.append(_with_order(rows, sessions, phase, retracted=retracted) if self._ordered else rows)
+        return _with_order(rows, sessions, phase, retracted=retracted) if self._ordered else rows
 
 
 def _with_order(rows: pa.RecordBatch, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:

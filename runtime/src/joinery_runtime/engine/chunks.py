@@ -1,0 +1,87 @@
+"""Rows in chunks of bounded size, made while they are read: no table of all rows of a shard is ever in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import chain
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+from joinery_runtime.core.table.segment import concat
+
+# A chunk holds at most so many rows and bytes, unless a single batch has more: what is dear once per chunk is cheap per
+# row, and a task's memory is a few chunks.
+MAX_ROWS = 65_536
+MAX_BYTES = 16 << 20
+
+T = TypeVar("T")
+
+
+def in_chunks(batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
+    """The same rows in fewer batches, and the same result: a step makes a small one for each run that it has probed."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration as end:
+            if waiting:
+                yield concat(waiting)
+            result: T = end.value
+            return result
+        if waiting and (rows + batch.num_rows > MAX_ROWS or size + batch.nbytes > MAX_BYTES):
+            yield concat(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+
+
+def sliced(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
+    """The same rows in batches of about MAX_BYTES and at most MAX_ROWS, by the mean size of each batch's rows."""
+    for batch in batches:
+        size = max(1, batch.nbytes // max(1, batch.num_rows))
+        at_once = max(1, min(MAX_ROWS, MAX_BYTES // size))
+        for first in range(0, batch.num_rows, at_once):
+            yield batch.slice(first, at_once)
+
+
+class MadeRows(Generic[T]):
+    """Rows for a sink (`sinks.base.Rows`) that are made while they are read, and made again if they are read again.
+    `make` gives the batches and then a result, which is what `result` returns."""
+
+    def __init__(self, make: Callable[[], Generator[pa.RecordBatch, None, T]]) -> None:
+        self._make = make
+        self._begun: Iterator[pa.RecordBatch] | None = None
+        self._results: list[T] = []
+        self.count = 0
+
+    def any(self) -> bool:
+        """Whether there is a row. What was made to find out is what `to_batches` begins with."""
+        batches = self._batches()
+        first = next(batches, None)
+        self._begun = None if first is None else chain([first], batches)
+        return first is not None
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        begun, self._begun = self._begun, None
+        return self._batches() if begun is None else begun
+
+    def result(self) -> T:
+        """Makes the rest of the rows if nobody has read them to the end; `count` says how many there are."""
+        if not self._results:
+            for _ in self.to_batches():
+                """Only the result is wanted: a replayed epoch's rows may be in the output already."""
+        return self._results[0]
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        self.count = 0
+        made = in_chunks(self._make())
+        while True:
+            try:
+                batch = next(made)
+            except StopIteration as end:
+                self._results.append(end.value)
+                return
+            self.count += batch.num_rows
+            yield batch
