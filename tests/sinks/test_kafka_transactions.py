@@ -176,11 +176,6 @@ def test_rows_and_mark_go_together_and_only_once(output) -> None:
     assert output.visible() == [1, 2, 3]
 
 
-def test_no_rows_need_no_transaction_and_no_claim(output) -> None:
-    assert output.sink.writer().write(output.attempt(), rows()) == {"attempt": "1-1-0-a", "rows": 0}
-    assert (output.mark(), output.claims) == (None, {})
-
-
 def test_shards_have_marks_of_their_own(output) -> None:
     writer = output.sink.writer()
     for shard in range(3):

@@ -67,7 +67,7 @@ class Takeover:
 
 
 class Rows(Protocol):
-    """All rows of an attempt. A table is one; those of a step are made while they are read."""
+    """All rows of an attempt: at least one. Tables are such; those of a step are made while they are read."""
 
     def to_batches(self) -> Iterable[pa.RecordBatch]:
         """Batches of one schema, each small enough to be held in memory in several forms: all of them together are not.
