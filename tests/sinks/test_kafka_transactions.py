@@ -403,7 +403,7 @@ def test_attempts_that_keep_taking_it_from_one_another(output) -> None:
 WEEKS = 15 * 24 * 3_600_000  # milliseconds; the test's broker keeps marks for 7 days
 
 
-def test_marks_that_may_have_expired(output) -> None:
+def test_markers_that_may_have_expired(output) -> None:
     output.write_epoch(3, rows(1))
     output.write(output.attempt(3, shard=1, lineage="of a store that was lost"), rows(1))
     output.claims[output.names.of(0)] = output.claims[output.names.of(1)]
@@ -413,8 +413,8 @@ def test_marks_that_may_have_expired(output) -> None:
         output.take_over(**old)
     text = str(refused.value)
     assert f"Output topic {output.topic}: it cannot be told whether epoch 3 was written" in text
-    assert f"360 h old, the brokers keep marks for 168 h, and there is none for {output.job}-1" in text
-    assert f"{output.job}-0" not in text, "any mark of ours shows that the shard's has not expired"
+    assert f"360 h old, the brokers keep markers for 168 h, and there is none for {output.job}-1" in text
+    assert f"{output.job}-0" not in text, "any marker of ours shows that the shard's has not expired"
     assert f"{output.job}-2" not in text, "nobody claimed it"
     assert "delivery: atLeastOnce" in text
     output.claims = claims

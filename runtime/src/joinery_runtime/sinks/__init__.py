@@ -3,16 +3,16 @@
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Sink, SinkWriter, Takeover
 from joinery_runtime.sinks.dead_letters import DEAD_LETTER_SCHEMA, dead_letter_rows
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
-from joinery_runtime.sinks.factory import PostgresAddress, dead_letter_sink, sink_for
+from joinery_runtime.sinks.factory import StoreDatabase, dead_letter_sink, sink_for
 
 __all__ = [
     "DEAD_LETTER_SCHEMA",
     "Attempt",
     "AttemptId",
-    "PostgresAddress",
     "Receipt",
     "Sink",
     "SinkWriter",
+    "StoreDatabase",
     "Takeover",
     "dead_letter_rows",
     "dead_letter_sink",

@@ -23,7 +23,7 @@ from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
 
 
-class PostgresAddress(Protocol):
+class StoreDatabase(Protocol):
     """A state store in Postgres, as tasks reach it too: libpq's DSN and the schema of Joinery's tables."""
 
     @property
@@ -32,7 +32,7 @@ class PostgresAddress(Protocol):
     def schema(self) -> str: ...
 
 
-def sink_for(job: Job, store: PostgresAddress | None) -> Sink:
+def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
     """The sink of the job's output; `store` None: the state is not in Postgres."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
@@ -46,7 +46,7 @@ def sink_for(job: Job, store: PostgresAddress | None) -> Sink:
             raise _no_sink("output", unknown)
 
 
-def _postgres(table: TargetTable, job: Job, store: PostgresAddress | None) -> Sink:
+def _postgres(table: TargetTable, job: Job, store: StoreDatabase | None) -> Sink:
     if store is None:
         raise SinkError(
             f"The output table {table.name} needs the state in Postgres too",

@@ -12,9 +12,10 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import SinkError
+from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
-from joinery_runtime.sinks.kafka_target import KafkaTarget, LastError, as_messages, enqueue
+from joinery_runtime.sinks.kafka_target import KafkaTarget, as_messages, enqueue
 
 
 class _Client:

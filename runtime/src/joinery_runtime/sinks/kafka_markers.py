@@ -18,7 +18,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, LastError, repeat
+from joinery_runtime.kafka_errors import LastError
+from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, repeat
 
 _PARTITION = 0
 _UNKNOWN_RETENTION_MS = 24 * 3_600_000  # assumed where the brokers do not say; Kafka's default was that until 2.0

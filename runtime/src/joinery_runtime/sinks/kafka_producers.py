@@ -14,9 +14,10 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from joinery_runtime.errors import JoineryError, SinkError
+from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.kafka_markers import EpochMarker
-from joinery_runtime.sinks.kafka_target import KafkaTarget, LastError, enqueue, repeat
+from joinery_runtime.sinks.kafka_target import KafkaTarget, enqueue, repeat
 
 _MAX_IDLE = 4  # idle producers per process, one for each set of settings: each has four threads and three connections
 _CALL_SECONDS = 10.0  # one call; it is repeated until the deadline

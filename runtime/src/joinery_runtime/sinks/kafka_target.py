@@ -17,6 +17,7 @@ import stamina
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import SinkError
+from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks.encode import rows_to_json
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
@@ -24,8 +25,6 @@ DELIVERY_SECONDS = 60.0  # how long all rows of an attempt may take
 _TURN_SECONDS = 1.0  # how often a wait is checked for an error that time does not heal
 _NEWS_SECONDS = 2.0  # how much later one broker may hear of a new topic than another
 _BATCH = 10_000  # records that are handed to the client at a time
-
-_REFUSED_LOGIN = {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION}
 
 # By default stamina tells of every trial on standard output, where `joinery run` prints JSON lines.
 stamina.instrumentation.set_on_retry_hooks(())
@@ -41,28 +40,6 @@ _OWNED = {
 # Even at log_level 0 librdkafka prints to standard error that it was fenced, which is an exception here anyway.
 _SILENT = logging.Logger("librdkafka")
 _SILENT.addHandler(logging.NullHandler())
-
-
-class LastError:
-    """The newest error that a client reported by the way: why it gets no answer."""
-
-    def __init__(self) -> None:
-        self._error: KafkaError | None = None
-
-    def __call__(self, error: KafkaError) -> None:
-        if self._error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # which says less than the others
-            self._error = error
-
-    def forget(self) -> None:
-        self._error = None
-
-    @property
-    def denied(self) -> KafkaError | None:
-        """An error that waiting does not heal."""
-        return self._error if self._error is not None and self._error.code() in _REFUSED_LOGIN else None
-
-    def __str__(self) -> str:
-        return self._error.str() if self._error is not None else "no answer at all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from joinery_runtime.errors import SourceError
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.kafka_client import MISSING, UNANSWERED, Cluster, LastError, callbacks, connect
+from joinery_runtime.sources.kafka_client import MISSING, UNANSWERED, Cluster, LoggedErrors, callbacks, connect
 
 _ANSWER_SECONDS = 15.0  # how long a broker may take to answer
 _SETTLE_SECONDS = 5.0  # how long a partition may be without a leader that knows it
@@ -52,7 +52,7 @@ class KafkaAdmin:
     """All methods raise SourceError when the broker does not answer, refuses the login or denies the access."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self._errors = cluster, LastError()
+        self._cluster, self._errors = cluster, LoggedErrors()
         settings = {**cluster.plain_properties, "bootstrap.servers": cluster.bootstrap_servers}
         self._client = connect(AdminClient, {**settings, **callbacks(self._errors)}, cluster)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import KafkaInput
+from joinery_runtime.kafka_errors import LastError
 
 logger = logging.getLogger("joinery.kafka")
 
@@ -107,31 +108,18 @@ class Cluster:
         return f"{self.topics}, bootstrapServers {self.bootstrap_servers}"
 
 
-class LastError:
-    """The newest error that a client reported by the way: why it gets no answer."""
+class LoggedErrors(LastError):
+    """Logs each error that differs from the one before; missing rights do not heal by waiting either."""
 
-    def __init__(self) -> None:
-        self._error: KafkaError | None = None
+    permanent: ClassVar[frozenset[int]] = frozenset(_DENIED)
 
     def __call__(self, error: KafkaError) -> None:
         if self._error is None or error.code() != self._error.code():
             logger.warning("kafka: %s", error.str())
-        if self._error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # which says less than the others
-            self._error = error
-
-    def forget(self) -> None:
-        self._error = None
-
-    @property
-    def denied(self) -> KafkaError | None:
-        """An error that waiting does not heal."""
-        return self._error if self._error is not None and self._error.code() in _DENIED else None
-
-    def __str__(self) -> str:
-        return self._error.str() if self._error is not None else "no answer at all"
+        super().__call__(error)
 
 
-def consumer_settings(cluster: Cluster, errors: LastError) -> dict[str, Any]:
+def consumer_settings(cluster: Cluster, errors: LoggedErrors) -> dict[str, Any]:
     """Settings of a consumer that reads committed records at assigned offsets and leaves no trace in the cluster."""
     return {
         # Never joined or committed to; the client insists on a name.
@@ -157,7 +145,7 @@ def consumer_settings(cluster: Cluster, errors: LastError) -> dict[str, Any]:
     }
 
 
-def member_settings(cluster: Cluster, group: str, errors: LastError) -> dict[str, Any]:
+def member_settings(cluster: Cluster, group: str, errors: LoggedErrors) -> dict[str, Any]:
     """Settings of a consumer that joins a group and never fetches. The group's name and the member's own are `group`
     (`<job>.<input>`) unless the job names them."""
     classic = cluster.properties.get("group.protocol", "classic") == "classic"
@@ -183,7 +171,7 @@ def member_settings(cluster: Cluster, group: str, errors: LastError) -> dict[str
     }
 
 
-def callbacks(errors: LastError) -> dict[str, Any]:
+def callbacks(errors: LoggedErrors) -> dict[str, Any]:
     """Settings that send a client's errors to `errors` instead of, many times a second, to standard error."""
     return {"error_cb": errors, "log_level": 0}
 

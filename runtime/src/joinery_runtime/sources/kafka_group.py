@@ -16,7 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from joinery_runtime.errors import Fenced, JoineryError
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.kafka_client import Cluster, LastError, connect, logger, member_settings
+from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, connect, logger, member_settings
 
 HOLD_SECONDS = 30.0  # how long a rebalance waits for a running epoch
 _POLL_SECONDS = 0.1
@@ -47,7 +47,7 @@ class GroupMember:
     def __init__(self, cluster: Cluster, name: str, hold_seconds: float = HOLD_SECONDS) -> None:
         properties = cluster.properties
         self._cluster = cluster
-        self._errors = LastError()
+        self._errors = LoggedErrors()
         self._settings = {**member_settings(cluster, name, self._errors), "on_commit": self._published}
         self._group, self._instance = self._settings["group.id"], self._settings.get("group.instance.id", "")
         self._incremental = (

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
-from joinery_runtime.sources.kafka_client import UNANSWERED, Cluster, LastError, connect, consumer_settings
+from joinery_runtime.sources.kafka_client import UNANSWERED, Cluster, LoggedErrors, connect, consumer_settings
 
 _BATCH = 10_000  # records that one call takes from the client
 _POLL_SECONDS = 0.05
@@ -61,7 +61,7 @@ class _PartitionReader:
 
     def __init__(self, cluster: Cluster, partition: PartitionRef, *, skip: bool, keyed: bool) -> None:
         self._cluster, self._partition, self._skip, self._keyed = cluster, partition, skip, keyed
-        self._errors = LastError()
+        self._errors = LoggedErrors()
         self._consumer = connect(Consumer, consumer_settings(cluster, self._errors), cluster)
         self._ahead: list[_Fetched] = []  # fetched and not yet asked for
         self._position = -1  # where the next range is expected to start
