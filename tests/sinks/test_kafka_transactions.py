@@ -19,14 +19,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.errors import Fenced, SinkError, Superseded
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
 from joinery_runtime.sinks.base import Attempt, Receipt
 from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
-from joinery_runtime.sinks.kafka_producers import Producers
+from joinery_runtime.sinks.kafka_producers import OwningProducer, Producers
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite, take_over
 from sinks.rows import LINEAGE, attempt, takeover
@@ -223,6 +223,36 @@ def test_rows_that_the_broker_refuses_and_writing_after_that(kafka_broker) -> No
     assert output.visible() == [1]
     output.write(output.attempt(2, name="b"), rows(2), process)
     assert output.visible() == [1, 2]
+
+
+class RefusedWhileTheMarkerIsSent:
+    """A client whose rows are refused between the two requests that send a marker: its call then says no more than
+    "Erroneous state"."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def send_offsets_to_transaction(self, *_: Any) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while len(self) and time.monotonic() < deadline:
+            self._producer.poll(0.05)
+        raise KafkaException(KafkaError(KafkaError._STATE, txn_requires_abort=True))
+
+
+def test_a_refusal_while_the_marker_is_sent_is_named(kafka_broker) -> None:
+    name = next(_names)
+    kafka_broker.create_topic(name, config={"max.message.bytes": "2000"})
+    producer = OwningProducer(KafkaTarget(name, kafka_broker.bootstrap), f"job-{name}")
+    producer._producer = RefusedWhileTheMarkerIsSent(producer._producer)
+    producer.begin()
+    with pytest.raises(SinkError, match=rf"Output topic {name}: rows were not written: .*too large"):
+        producer.send(name, [[{"value": b"x" * 10_000}]], f"job-{name}-0", EpochMarker(1, LINEAGE, 1))
 
 
 def test_a_shard_that_moves_between_workers_to_and_fro_keeps_both_producers(output) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import JoineryError, SinkError
 from joinery_runtime.kafka_errors import LastError
@@ -36,6 +36,7 @@ _DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _SETTINGS = {
     # The broker ends a transaction that nobody goes on with after this; until then it holds back `read_committed`
     # readers of its partitions, unless the next attempt comes first.
@@ -60,6 +61,7 @@ class OwningProducer:
     def __init__(self, target: KafkaTarget, name: str) -> None:
         self.name = name
         self._target, self._errors = target, LastError()
+        self._refused: KafkaError | None = None
         settings = {**target.producer_settings(_SETTINGS), "transactional.id": name}
         self._producer: Producer = target.connect(Producer, settings, self._errors)
         self._meet_brokers()
@@ -86,7 +88,8 @@ class OwningProducer:
         with self._aborting():
             unsent = 0
             for messages in chunks:
-                unsent = enqueue(self._producer, topic, messages, time.monotonic() + kafka_target.DELIVERY_SECONDS)
+                deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
+                unsent = enqueue(self._producer, topic, messages, deadline, self._note_refusal)
                 if unsent:
                     break
             deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
@@ -99,6 +102,11 @@ class OwningProducer:
             unsent += self._flush(deadline)
             if unsent:
                 raise self._target.too_slow(unsent, self._errors)
+
+    def _note_refusal(self, error: KafkaError | None, _: Message) -> None:
+        """Keeps why the first row was refused: calls after it say no more than that the transaction has failed."""
+        if error is not None and self._refused is None and error.code() not in _PURGED:
+            self._refused = error
 
     def _flush(self, deadline: float) -> int:
         """Rows that are not written yet at the deadline. The client's own `flush` goes on with callbacks after it
@@ -179,6 +187,7 @@ class OwningProducer:
     def _problem(self, what: str, error: KafkaError) -> SinkError:
         with contextlib.suppress(KafkaException):
             self._producer.poll(0)  # for what the client has to say
+        error = self._refused or error
         facts = f"transactional id {self.name}: {error.str()}"
         if error.code() in _DENIED:
             todo = "Allow this user to write with transactional ids, and to read groups, that start with the job's name"
