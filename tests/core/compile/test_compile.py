@@ -211,3 +211,22 @@ def test_a_bad_computed_column_names_its_place() -> None:
     with pytest.raises(JobError) as caught:
         compiled([{"column": "o.id"}, {"expression": "o.note + 1", "as": "sum"}])
     assert [problem.path for problem in caught.value.problems] == ["spec.select[1].expression"]
+
+
+def test_an_interval_goes_out_as_milliseconds() -> None:
+    pipeline = compiled([{"expression": "o.ts - TIMESTAMP '2024-01-01'", "as": "lag"}])
+    assert pipeline.output_schema() == pa.schema([("lag", pa.int64())])
+
+
+def test_a_type_that_no_column_can_hold_names_its_place() -> None:
+    wide = "0.12345678901234567890 * 0.12345678901234567890"
+    with pytest.raises(JobError) as caught:
+        compiled([{"column": "o.id"}, {"expression": wide, "as": "wide"}])
+    assert [problem.path for problem in caught.value.problems] == ["spec.select[1].expression"]
+    assert "40 digits after the point" in caught.value.problems[0].message
+
+
+def test_expressions_of_one_input_that_can_fail_are_checked_where_it_is_read() -> None:
+    made = ["o.id", "UPPER(o.note)", "CAST(o.note AS INT)", "o.amount * p.paid", "TRY_CAST(p.oid AS INT)"]
+    pipeline = compiled([{"expression": text, "as": f"c{n}"} for n, text in enumerate(made)])
+    assert [[of.text for of in side.intake.checked] for side in pipeline.last.sides] == [["CAST(o.note AS INT)"], []]

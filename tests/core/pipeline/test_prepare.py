@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joinery_runtime.core.pipeline.expression import parse_expression
-from joinery_runtime.core.pipeline.prepare import EVENT_TIME_MAX, EVENT_TIME_MIN, Prepared, cut_by_shard, prepare
+from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
+from joinery_runtime.core.pipeline.prepare import Prepared, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.keyhash import key_hash, shard_range
 
@@ -59,15 +60,48 @@ def test_the_sides_own_predicate_filters_where_it_is_not_true() -> None:
 def test_an_event_time_that_is_null_or_out_of_range_is_reported_and_moves_nothing() -> None:
     times = [None, EVENT_TIME_MIN - 1, EVENT_TIME_MIN, EVENT_TIME_MAX, EVENT_TIME_MAX + 1, 2**63 - 1, -(2**63)]
     found = prepared([{"ts": ts} for ts in times])
-    assert found.bad_time.tolist() == [0, 1, 4, 5, 6]
+    assert list(found.bad) == [0, 1, 4, 5, 6]
     assert found.rows.column("$offset").to_pylist() == [42, 43]
     assert (found.lowest, found.highest) == (EVENT_TIME_MIN, EVENT_TIME_MAX)
 
 
 def test_a_bad_time_in_a_row_that_would_be_dropped_is_still_reported() -> None:
     found = prepared([{"ts": None, "k": None}, {"k": None}])
-    assert found.bad_time.tolist() == [0]
+    assert list(found.bad) == [0]
     assert found.dropped == {"null_key": 1}
+
+
+def test_a_row_on_which_the_predicate_fails_is_reported_and_moves_time() -> None:
+    rows = [{"ts": None}, {"v": "5"}, {"v": "x", "ts": 900}, {"v": "0"}, {"v": "y", "k": None}, {"v": "7"}]
+    found = prepared(rows, predicate="CAST(o.v AS INT) > 3")
+    assert {position: "CAST(o.v AS INT)" in reason for position, reason in found.bad.items()} == {
+        0: False,
+        2: True,
+        4: True,
+    }
+    assert found.rows.column("$offset").to_pylist() == [41, 45]
+    assert found.dropped == {"filtered": 1}
+    assert found.highest == 900
+
+
+@pytest.mark.parametrize("preserved", [False, True])
+def test_a_row_on_which_an_expression_of_the_output_fails_is_reported_where_it_goes_on(*, preserved: bool) -> None:
+    of = replace(
+        intake(predicate="o.v <> 'skip'"), preserved=preserved, checked=(parse_expression("CAST(o.v AS INT) + 1"),)
+    )
+    batch = pa.RecordBatch.from_pylist(
+        [{"k": 1, "x": 0.5, "ts": 100, "v": v} for v in ("1", "skip", "x", "3", "2147483648")], schema=SCHEMA
+    )
+    found = prepare(of, batch, 3, np.arange(40, 45))
+    assert list(found.bad) == ([1, 2, 4] if preserved else [2, 4])
+    assert found.rows.column("$offset").to_pylist() == [40, 43]
+
+
+def test_what_a_step_made_is_no_record_and_a_predicate_that_fails_is_not_true() -> None:
+    of = intake(predicate="CAST(o.v AS INT) > 3")
+    batch = pa.RecordBatch.from_pylist([{"k": 1, "ts": 100, "v": v} for v in ("5", "x")], schema=SCHEMA)
+    rows = prepare_joined(of, batch, np.zeros(2, dtype=np.int64), np.arange(2))
+    assert rows.column("$offset").to_pylist() == [0]
 
 
 @pytest.mark.parametrize("rows", [[], [{"ts": None}], [{"k": None}]])

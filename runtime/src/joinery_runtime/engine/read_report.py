@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.prepare import Prepared
@@ -27,21 +26,19 @@ class DeadLetters:
     first: str
 
     @classmethod
-    def of(cls, raw: RawBatch, bad: Sequence[BadRecord], bad_time: np.ndarray, event_time: str) -> DeadLetters:
-        """The undecodable records of a batch and those (by position) whose event time cannot be used."""
-        reason = f"event time {event_time!r} is null or outside the years 0001 to 9999"
-        faults = sorted([(b.index, b.reason) for b in bad] + [(int(i), reason) for i in bad_time])
+    def of(cls, raw: RawBatch, bad: Sequence[BadRecord]) -> DeadLetters:
+        faults = sorted(bad, key=lambda record: record.index)
         place = raw.partition
-        offsets = [int(raw.offsets[i]) for i, _ in faults]
+        offsets = [int(raw.offsets[record.index]) for record in faults]
         rows = dead_letter_rows(
             input_name=place.input,
             topic=place.topic,
             partition=place.partition,
             offsets=offsets,
-            reasons=[reason for _, reason in faults],
-            values=raw.values.take(pa.array([i for i, _ in faults], pa.int64())),
+            reasons=[record.reason for record in faults],
+            values=raw.values.take(pa.array([record.index for record in faults], pa.int64())),
         )
-        first = f"{place.topic}/{place.partition} offset {offsets[0]}: {faults[0][1]}" if faults else ""
+        first = f"{place.topic}/{place.partition} offset {offsets[0]}: {faults[0].reason}" if faults else ""
         return cls(len(faults), rows, first)
 
 

@@ -28,7 +28,7 @@ from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, 
 from joinery_runtime.engine.read_report import DeadLetters, ReadCounter, ReadReport
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
 from joinery_runtime.sinks.base import Attempt, AttemptId, SinkWriter
-from joinery_runtime.sources import Decoder
+from joinery_runtime.sources import BadRecord, Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
 from joinery_runtime.state.store import Standing, TaskStore
 
@@ -111,9 +111,8 @@ class Worker:
         batches = decoded.rows.combine_chunks().to_batches()
         rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=decoded.rows.schema)
         prepared = prepare(intake, rows, raw.partition.partition, offsets, self._parts.hasher, decoded.deleted)
-        bad_time = decoded.index[prepared.bad_time]
-        dead = DeadLetters.of(raw, decoded.bad, bad_time, intake.event_time)
-        counter.add(raw, prepared, dead)
+        unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
+        counter.add(raw, prepared, DeadLetters.of(raw, [*decoded.bad, *unusable]))
         return prepared.rows
 
     def _blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:

@@ -17,10 +17,10 @@ from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
     Expression,
     check_predicate,
+    column_type,
     conjunction,
     conjuncts,
     parse_expression,
-    type_of,
 )
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
@@ -163,7 +163,13 @@ class _JoinCompiler:
             table=of.kind.right_is_table and side == RIGHT,
             placement=_placement(of.step, inputs),
             chained=chained,
+            checked=() if chained else self._checked(time),
         )
+
+    def _checked(self, name: str) -> tuple[Expression, ...]:
+        """Expressions of the output that one record decides."""
+        made = [output.expression for output in self._output if output.expression is not None]
+        return tuple(of for of in made if {ref.input for ref in of.columns} == {name} and of.may_fail)
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -216,10 +222,10 @@ class _JoinCompiler:
     def _computed(self, number: int, text: str) -> tuple[Expression, pa.DataType]:
         try:
             expression = parse_expression(text)
-            kind = type_of(expression, self._schemas)
+            kind = column_type(expression, self._schemas)
         except ExpressionError as error:
             raise self._error(f"spec.select[{number}].expression", error) from error
-        return expression, pa.string() if pa.types.is_null(kind) else kind
+        return expression, kind
 
     def _predicate(self, number: int, text: str) -> Expression:
         try:

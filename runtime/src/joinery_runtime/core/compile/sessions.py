@@ -9,7 +9,7 @@ import pyarrow as pa
 from joinery_runtime.core.aggregates import AggregateCall, accumulator
 from joinery_runtime.core.kinds.session.change import state_schema
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
-from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression, type_of
+from joinery_runtime.core.pipeline.expression import Expression, check_predicate, column_type, parse_expression
 from joinery_runtime.core.pipeline.sides import SESSIONS, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, type_name
@@ -102,14 +102,9 @@ class _SessionCompiler:
     def _compute(self, number: int, name: str, text: str) -> _ComputedColumn:
         try:
             expression = parse_expression(text, self._input.name)
-            kind = type_of(expression, {self._input.name: self._declared})
+            kind = column_type(expression, {self._input.name: self._declared})
         except ExpressionError as error:
             raise self._error(f"spec.compute[{number}].expression", str(error)) from error
-        kind = pa.string() if pa.types.is_null(kind) else kind
-        if type_name(kind) is None:
-            raise self._error(
-                f"spec.compute[{number}].expression", f"{text!r} gives {kind}, which no column can hold; add a CAST"
-            )
         return _ComputedColumn(name, expression, kind)
 
     def _error(self, path: str, message: str) -> JobError:

@@ -150,7 +150,7 @@ def residual(step: StepSpec, pairs: Pairs) -> np.ndarray:
     if step.residual is None:
         return np.ones(len(pairs), dtype=bool)
     mask = step.residual.mask(lambda ref: resolve(step, pairs, ref), len(pairs))
-    return np.array(mask.to_numpy(zero_copy_only=False))
+    return np.array(mask.values.to_numpy(zero_copy_only=False))
 
 
 def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
@@ -164,7 +164,7 @@ def project(step: StepSpec, pairs: Pairs) -> pa.RecordBatch:
     columns = [
         _column(step, pairs, c.side, c.column)
         if c.expression is None
-        else c.expression.evaluate(lambda ref: resolve(step, pairs, ref), len(pairs)).cast(c.type)
+        else c.expression.evaluate(lambda ref: resolve(step, pairs, ref), len(pairs)).values.cast(c.type)
         for c in step.output
     ]
     if pairs.windows is not None:

@@ -1,57 +1,62 @@
 """From decoded rows to prepared rows: event time, key hash, one-sided predicate, only the columns that are stored.
 
 What does not go on is counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4). Rows
-whose event time is null or out of range are reported for the dead-letter output (T8). What the step before made goes
-through `prepare_joined`: it is nobody's record any more, a NULL time there only matches nothing (N4).
+whose event time is null or out of range, and rows on which an expression fails, are reported for the dead-letter output
+(T8). What the step before made goes through `prepare_joined`: it is nobody's record any more, a NULL time there only
+matches nothing (N4), and a predicate that fails there is not true (J1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.pipeline.expression import Evaluated, Expression
+from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import Intake, Placement
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash, shard_starts, spread_hash
-
-# RFC 3339's years 0001 to 9999: one corrupt event time must not move the watermark past everything.
-EVENT_TIME_MIN = -62_135_596_800_000
-EVENT_TIME_MAX = 253_402_300_799_999
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """`rows` go on; `lowest` and `highest` are event times of all readable rows, also of those that were dropped;
-    `dropped` counts by reason; `bad_time` lists positions (int64) whose event time cannot be used."""
+    `dropped` counts by reason; `bad` gives the positions that cannot be used, and why."""
 
     rows: pa.RecordBatch
     lowest: int | None
     highest: int | None
     dropped: dict[str, int] = field(default_factory=dict)
-    bad_time: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    bad: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodedRows:
-    """n decoded rows of an input, or of the step before, with event times and places. `deleted` is bool[n], for a
-    table."""
+    """n decoded rows of an input, or of the step before, with event times and places. `positions` are those in the
+    batch that came in, `deleted` is bool[n], for a table."""
 
     user: pa.RecordBatch
     times: pa.Array  # int64
     partitions: np.ndarray
     offsets: np.ndarray
+    positions: np.ndarray
     deleted: np.ndarray | None = None
 
     def where(self, chosen: np.ndarray) -> _DecodedRows:
         if chosen.all():
             return self
         keep = pa.array(chosen)
-        deleted = self.deleted[chosen] if self.deleted is not None else None
         return _DecodedRows(
-            self.user.filter(keep), self.times.filter(keep), self.partitions[chosen], self.offsets[chosen], deleted
+            self.user.filter(keep),
+            self.times.filter(keep),
+            self.partitions[chosen],
+            self.offsets[chosen],
+            self.positions[chosen],
+            self.deleted[chosen] if self.deleted is not None else None,
         )
 
 
@@ -68,11 +73,14 @@ def prepare(
     times = rows.column(intake.event_time).cast(pa.int64())
     values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
     usable = np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
-    all_rows = _DecodedRows(rows, times, np.full(len(offsets), partition, dtype=np.int32), offsets, deleted)
-    read = all_rows.where(usable)
+    places = np.full(len(offsets), partition, dtype=np.int32)
+    every = _DecodedRows(rows, times, places, offsets, np.arange(len(offsets)), deleted)
+    read = every.where(usable)
     span = pc.min_max(read.times).as_py()
-    prepared, dropped = _prepared(intake, read, hasher)
-    return Prepared(prepared, span["min"], span["max"], dropped, np.flatnonzero(~usable))
+    reason = f"event time {intake.event_time!r} is null or outside the years 0001 to 9999"
+    bad = dict.fromkeys(np.flatnonzero(~usable).tolist(), reason)
+    prepared, dropped = _prepared(intake, read, hasher, bad)
+    return Prepared(prepared, span["min"], span["max"], dropped, bad)
 
 
 def prepare_joined(
@@ -80,7 +88,8 @@ def prepare_joined(
 ) -> pa.RecordBatch:
     """What a step made, for the next one's left side; places are those of the rows that arrived last."""
     times = rows.column(intake.event_time).cast(pa.int64())
-    return _prepared(intake, _DecodedRows(rows, times, partitions.astype(np.int32), offsets), hasher)[0]
+    joined = _DecodedRows(rows, times, partitions.astype(np.int32), offsets, np.arange(len(offsets)))
+    return _prepared(intake, joined, hasher, None)[0]
 
 
 def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
@@ -93,12 +102,18 @@ def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: Ke
     return hashes if joinable.all() else np.where(joinable, hashes, spread_hash(rows.partitions, rows.offsets))
 
 
-def _prepared(intake: Intake, rows: _DecodedRows, hasher: KeyHash) -> tuple[pa.RecordBatch, dict[str, int]]:
-    joinable, dropped = _joinable(intake, rows)
+def _prepared(
+    intake: Intake, rows: _DecodedRows, hasher: KeyHash, bad: dict[int, str] | None
+) -> tuple[pa.RecordBatch, dict[str, int]]:
+    """`bad` takes in the rows on which an expression fails; None: they are nobody's records."""
+    rows, passes = _passing(intake, rows, bad)
+    joinable, dropped = _joinable(intake, rows, passes)
     if not intake.preserved:
         rows = rows.where(joinable)
         joinable = joinable[joinable]
-    rows = replace(rows, user=_with_computed(intake, rows.user))
+    if bad is not None and (intake.computed or intake.checked):
+        rows, fine = _with_computed(intake, rows, bad)
+        joinable = joinable[fine]
     columns = [
         pa.array(_hashes(intake, rows, joinable, hasher)),
         pc.fill_null(rows.times, 0),
@@ -111,31 +126,55 @@ def _prepared(intake: Intake, rows: _DecodedRows, hasher: KeyHash) -> tuple[pa.R
     return pa.record_batch(columns, schema=intake.prepared_schema()), {} if intake.preserved else dropped
 
 
-def _with_computed(intake: Intake, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """With the columns that expressions make of the others, for rows that go on."""
-    if not intake.computed:
-        return rows
-    made = [
-        expression.evaluate(lambda ref: rows.column(ref.column), rows.num_rows).cast(intake.schema.field(name).type)
-        for name, expression in intake.computed
-    ]
-    return pa.record_batch([*rows.columns, *made], schema=intake.schema)
+def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> tuple[_DecodedRows, np.ndarray]:
+    """bool[n]: the rows for which the side's own predicate is true; without those on which it fails."""
+    if intake.predicate is None:
+        return rows, np.ones(len(rows.offsets), dtype=bool)
+    user = rows.user
+    found = intake.predicate.mask(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
+    passes = found.values.to_numpy(zero_copy_only=False)
+    if bad is None:
+        return rows, passes
+    fine = _note(rows, [found], bad)
+    return rows.where(fine), passes[fine]
+
+
+def _with_computed(intake: Intake, rows: _DecodedRows, bad: dict[int, str]) -> tuple[_DecodedRows, np.ndarray]:
+    """With the columns that expressions make of the others, without the rows on which one fails; bool[n] says which do
+    not."""
+    user = rows.user
+
+    def evaluated(expression: Expression) -> Evaluated:
+        return expression.evaluate(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
+
+    made = [evaluated(expression) for _, expression in intake.computed]
+    fine = _note(rows, [*made, *map(evaluated, intake.checked)], bad)
+    if made:
+        names = [name for name, _ in intake.computed]
+        columns = [of.values.cast(intake.schema.field(name).type) for name, of in zip(names, made, strict=True)]
+        rows = replace(rows, user=pa.record_batch([*user.columns, *columns], schema=intake.schema))
+    return rows.where(fine), fine
+
+
+def _note(rows: _DecodedRows, evaluated: Sequence[Evaluated], bad: dict[int, str]) -> np.ndarray:
+    """Adds the rows that failed to `bad`, with their first reason; bool[n]: the others."""
+    fine = np.ones(len(rows.offsets), dtype=bool)
+    for found in evaluated:
+        for row, reason in found.failed.items():
+            bad.setdefault(int(rows.positions[row]), reason)
+            fine[row] = False
+    return fine
 
 
 def _deleted(rows: _DecodedRows) -> np.ndarray:
     return rows.deleted if rows.deleted is not None else np.zeros(len(rows.offsets), dtype=bool)
 
 
-def _joinable(intake: Intake, rows: _DecodedRows) -> tuple[np.ndarray, dict[str, int]]:
+def _joinable(intake: Intake, rows: _DecodedRows, passes: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
     """bool[n]: the rows that may match something, and how many may not, by reason."""
-    user = rows.user
     has_key = rows.times.is_valid().to_numpy(zero_copy_only=False)
     for name in () if intake.grouped else intake.keys:
-        has_key = has_key & _not_null(user.column(name))
-    passes = np.ones(user.num_rows, dtype=bool)
-    if intake.predicate is not None:
-        mask = intake.predicate.mask(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
-        passes = mask.to_numpy(zero_copy_only=False)
+        has_key = has_key & _not_null(rows.user.column(name))
     counts = {"null_key": int((~has_key).sum()), "filtered": int((has_key & ~passes).sum())}
     return has_key & passes, {reason: count for reason, count in counts.items() if count}
 

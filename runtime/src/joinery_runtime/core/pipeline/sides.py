@@ -39,7 +39,9 @@ class Intake:
     `stored` the user columns that go on, `predicate` what only this side can decide. `preserved`: rows that cannot
     match go on, with `$joinable` false. `table`: rows are versions and carry `$deleted`. `chained`: what comes in was
     made by the step before, with columns called `<input>.<column>`. `computed` are columns of the schema, its last
-    ones, that expressions make of the others. `grouped`: keys are groups, where NULL and NaN are values like others.
+    ones, that expressions make of the others; `checked` are expressions of the output that read nothing but this input:
+    a record for which one cannot be computed is told here, where it still is one record. `grouped`: keys are groups,
+    where NULL and NaN are values like others.
     """
 
     schema: pa.Schema
@@ -52,6 +54,7 @@ class Intake:
     placement: Placement = Placement.BY_KEY
     chained: bool = False
     computed: tuple[tuple[str, Expression], ...] = ()
+    checked: tuple[Expression, ...] = ()
     grouped: bool = False
 
     def name_of(self, ref: ColumnRef) -> str:

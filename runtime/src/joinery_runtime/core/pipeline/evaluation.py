@@ -1,0 +1,366 @@
+"""What an expression's syntax tree gives for rows of Arrow columns, and on which of them it fails.
+
+A whole batch is computed at once, every part for all rows. Only when a value of some row cannot be computed (an
+overflow, a text that is no number) the batch is computed once more with care: then `AND`, `OR`, `CASE` and `COALESCE`
+compute what they guard for the rows that need it, and an operator looks for the rows on which it fails. These have a
+reason then; all others have their values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from joinery_runtime.core.pipeline import operators
+from joinery_runtime.core.pipeline.operators import DURATION, TIMESTAMP, Value, alike, as_column, boolean, text
+from joinery_runtime.errors import ExpressionError
+
+Resolve = Callable[[str, str], Value]  # an input and its column
+
+_MAY_FAIL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Abs, exp.Cast, exp.Case, exp.Coalesce)
+_PIECES = 16  # a piece on which an operator fails is cut into so many
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`count` rows whose columns `resolve` gives. `failed` collects the reasons of rows that have no value, by their
+    `positions` (int64[count]) in the batch; None: an operator that fails on a row raises ArrowInvalid."""
+
+    resolve: Resolve
+    count: int
+    positions: np.ndarray | None = None
+    failed: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def careful(self) -> bool:
+        return self.positions is not None
+
+    def with_care(self) -> Rows:
+        return Rows(self.resolve, self.count, np.arange(self.count), self.failed)
+
+    def where(self, chosen: pa.BooleanArray) -> Rows:
+        assert self.positions is not None, "rows are only picked with care"
+        kept = self.positions[chosen.to_numpy(zero_copy_only=False)]
+
+        def resolve(name: str, column: str) -> Value:
+            return self.resolve(name, column).filter(chosen)
+
+        return Rows(resolve, len(kept), kept, self.failed)
+
+    def fail(self, row: int, reason: str) -> None:
+        assert self.positions is not None, "reasons are only collected with care"
+        self.failed.setdefault(int(self.positions[row]), reason)
+
+
+def evaluate(node: exp.Expr, resolve: Resolve, count: int) -> tuple[Value, dict[int, str]]:
+    """An array of `count` values, or a scalar for all rows; and why rows have none (what stands there means nothing).
+    Raises ArrowException for types that do not fit, which rows do not matter for, and ExpressionError."""
+    rows = Rows(resolve, count)
+    try:
+        return _value(node, rows), {}
+    except pa.ArrowInvalid:
+        if not count:
+            raise
+        return _value(node, rows.with_care()), rows.failed
+
+
+def is_known(node: exp.Expr) -> bool:
+    """Whether a node of this type has a value."""
+    return isinstance(node, exp.Column) or type(node) in _BINARY or type(node) in _UNARY or type(node) in _SPECIAL
+
+
+def may_fail(node: exp.Expr) -> bool:
+    """Whether it may have no value for a row."""
+    return any(isinstance(part, _MAY_FAIL) and not isinstance(part, exp.TryCast) for part in node.walk())
+
+
+def _value(node: exp.Expr, rows: Rows) -> Value:
+    kind = type(node)
+    if isinstance(node, exp.Column):
+        return rows.resolve(node.table, node.name)
+    if (binary := _BINARY.get(kind)) is not None:
+        return _apply(rows, binary, _value(node.this, rows), _value(node.expression, rows))
+    if (unary := _UNARY.get(kind)) is not None:
+        return _apply(rows, unary, _value(node.this, rows))
+    return _SPECIAL[kind](node, rows)
+
+
+# --- rows that fail, and rows that are not needed ---------------------------------------------------------------------
+
+
+def _apply(rows: Rows, function: Callable[..., Value], *values: Value, null: bool = False) -> Value:
+    """The function's values; with care, NULL where it fails, and the row has a reason unless `null`."""
+    if not rows.careful and not null:
+        return function(*values)
+    try:
+        return function(*values)
+    except pa.ArrowInvalid:
+        if all(isinstance(value, pa.Scalar) for value in values):
+            return _constant(function, values, null=null)
+        return pa.concat_arrays(_pieces(rows, function, values, 0, _length(values), null=null))
+
+
+def _constant(function: Callable[..., Value], values: tuple[Value, ...], *, null: bool) -> Value:
+    if not null:
+        return function(*values)
+    empty = function(*(pa.array([], value.type) for value in values))
+    return pa.scalar(None, empty.type)
+
+
+def _length(values: tuple[Value, ...]) -> int:
+    return next(len(value) for value in values if not isinstance(value, pa.Scalar))
+
+
+def _pieces(
+    rows: Rows, function: Callable[..., Value], values: tuple[Value, ...], start: int, stop: int, *, null: bool
+) -> list[pa.Array]:
+    def piece(first: int, last: int) -> list[Value]:
+        return [value if isinstance(value, pa.Scalar) else value.slice(first, last - first) for value in values]
+
+    try:
+        return [function(*piece(start, stop))]
+    except pa.ArrowInvalid as error:
+        if stop - start == 1:
+            if not null:
+                rows.fail(start, first_line(error))
+            return [pa.nulls(1, function(*piece(0, 0)).type)]
+    step = -(-(stop - start) // _PIECES)
+    edges = range(start, stop, step)
+    return [
+        made for first in edges for made in _pieces(rows, function, values, first, min(first + step, stop), null=null)
+    ]
+
+
+def _where(needed: Value, node: exp.Expr, rows: Rows) -> Value:
+    """The node's values for the rows that need them (boolean, never NULL); NULL or anything for the others."""
+    if not rows.careful:
+        return _value(node, rows)
+    chosen = pa.repeat(needed, rows.count) if isinstance(needed, pa.Scalar) else needed
+    value = _value(node, rows.where(chosen))
+    if isinstance(value, pa.Scalar):
+        return value
+    taken = chosen.to_numpy(zero_copy_only=False)
+    return value.take(pa.array(np.cumsum(taken) - 1, mask=~taken))
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _true(value: Value) -> Value:
+    return pc.fill_null(boolean(value), False)
+
+
+def _and(node: exp.Expr, rows: Rows) -> Value:
+    left = boolean(_value(node.this, rows))
+    return pc.and_kleene(left, boolean(_where(pc.fill_null(left, True), node.expression, rows)))
+
+
+def _or(node: exp.Expr, rows: Rows) -> Value:
+    left = boolean(_value(node.this, rows))
+    return pc.or_kleene(left, boolean(_where(pc.invert(pc.fill_null(left, False)), node.expression, rows)))
+
+
+def _case(node: exp.Expr, rows: Rows) -> Value:
+    of = _value(node.this, rows) if node.this is not None else None
+    rest: Value = pa.scalar(True)
+    taken: list[Value] = []
+    values: list[Value] = []
+    for branch in node.args["ifs"]:
+        condition = _where(rest, branch.this, rows)
+        if of is not None:
+            condition = pc.equal(*alike(of, condition))
+        taken.append(pc.and_(rest, _true(condition)))
+        values.append(_where(taken[-1], branch.args["true"], rows))
+        rest = pc.and_not(rest, taken[-1])
+    default = node.args.get("default")
+    values.append(_where(rest, default, rows) if default is not None else pa.scalar(None))
+    *chosen, found = [_apply(rows, as_column, value) for value in alike(*values)]
+    for condition, value in zip(reversed(taken), reversed(chosen), strict=True):
+        found = pc.if_else(condition, value, found)
+    return found
+
+
+def _coalesce(node: exp.Expr, rows: Rows) -> Value:
+    values = [_value(node.this, rows)]
+    missing = pc.is_null(values[0])
+    for part in node.expressions:
+        values.append(_where(missing, part, rows))
+        missing = pc.and_(missing, pc.is_null(values[-1]))
+    values = [_apply(rows, as_column, value) for value in alike(*values)]
+    return pc.coalesce(*values)
+
+
+# --- the other nodes --------------------------------------------------------------------------------------------------
+
+
+def _literal(node: exp.Expr, _: Rows) -> Value:
+    written = str(node.this)
+    if node.args["is_string"]:
+        return pa.scalar(written)
+    if written.isdigit() and int(written) < 2**63:
+        return pa.scalar(int(written), pa.int64())
+    # 1.10 is exact in SQL, 1e3 is not.
+    return pa.scalar(float(written), pa.float64()) if "e" in written.lower() else pa.scalar(Decimal(written))
+
+
+def _is(node: exp.Expr, rows: Rows) -> Value:
+    value, wanted = _value(node.this, rows), node.expression
+    if isinstance(wanted, exp.Null):
+        return pc.is_null(value)
+    return pc.fill_null(pc.equal(boolean(value), _value(wanted, rows)), False)
+
+
+def _in(node: exp.Expr, rows: Rows) -> Value:
+    value = _value(node.this, rows)
+    answer = pa.scalar(False)
+    for option in node.expressions:
+        answer = pc.or_kleene(answer, pc.equal(*alike(value, _value(option, rows))))
+    return answer
+
+
+def _between(node: exp.Expr, rows: Rows) -> Value:
+    value = _value(node.this, rows)
+    low, high = _value(node.args["low"], rows), _value(node.args["high"], rows)
+    return pc.and_kleene(pc.greater_equal(*alike(value, low)), pc.less_equal(*alike(value, high)))
+
+
+def _like(node: exp.Expr, rows: Rows) -> Value:
+    pattern = node.expression
+    if not (isinstance(pattern, exp.Literal) and pattern.is_string):
+        raise ExpressionError(f"{node.sql()!r}", facts="the pattern of LIKE must be a string literal")
+    matched = pc.match_like(text(_value(node.this, rows)), pattern.name, ignore_case=isinstance(node, exp.ILike))
+    return pc.invert(matched) if node.args.get("negate") else matched
+
+
+def _cast(node: exp.Expr, rows: Rows) -> Value:
+    target = node.args["to"]
+    if target.this in _DATETIME_TYPES and isinstance(node.this, exp.Literal):
+        return _time_literal(node.this.name, target)
+    kind = _cast_type(node, target)
+    return _apply(
+        rows, lambda value: operators.cast(value, kind), _value(node.this, rows), null=isinstance(node, exp.TryCast)
+    )
+
+
+def _cast_type(node: exp.Expr, target: exp.DataType) -> pa.DataType:
+    if target.this == exp.DataType.Type.DECIMAL:
+        precision, scale = [*(int(part.name) for part in target.expressions), 0, 0][:2]
+        if not target.expressions:
+            precision = operators.PRECISION
+        if 1 <= precision <= operators.PRECISION and 0 <= scale <= precision:
+            return pa.decimal128(precision, scale)
+        raise ExpressionError(f"{node.sql()!r}", facts="a decimal(p,s) has 1 <= p <= 38 and 0 <= s <= p")
+    if target.this not in _CASTS or target.expressions:
+        raise ExpressionError(f"{node.sql()!r}", facts=f"cannot cast to {target.sql()}")
+    return _CASTS[target.this]
+
+
+def _time_literal(written: str, target: exp.DataType) -> Value:
+    try:
+        if target.this == exp.DataType.Type.DATE:
+            return pa.scalar(date.fromisoformat(written), pa.date32())
+        moment = datetime.fromisoformat(written)
+    except ValueError as error:
+        raise ExpressionError(f"{written!r} is not a {target.sql()}", facts="expected ISO 8601") from error
+    return pa.scalar(moment if moment.tzinfo else moment.replace(tzinfo=UTC), TIMESTAMP)
+
+
+_NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?")
+_UNIT_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
+
+
+def _interval(node: exp.Expr, _: Rows) -> Value:
+    unit = str(node.args["unit"]).upper().removesuffix("S") if node.args.get("unit") else ""
+    if unit not in _UNIT_MS:
+        raise ExpressionError(f"{node.sql()!r}", facts=f"the unit must be one of {', '.join(_UNIT_MS)}")
+    if not isinstance(node.this, exp.Literal) or not _NUMBER.fullmatch(node.this.name):
+        raise ExpressionError(f"{node.sql()!r}", facts="the length of an interval must be a number")
+    milliseconds = Decimal(node.this.name) * _UNIT_MS[unit]
+    if abs(milliseconds) > operators.EVENT_TIME_MAX - operators.EVENT_TIME_MIN:
+        raise ExpressionError(f"{node.sql()!r}", facts="an interval is shorter than 10,000 years")
+    return pa.scalar(int(milliseconds), DURATION)
+
+
+def _substring(node: exp.Expr, rows: Rows) -> Value:
+    first = _whole(node, "start") - 1
+    if first < 0:
+        raise ExpressionError(f"{node.sql()!r}", facts="SUBSTRING counts from 1")
+    stop = first + _whole(node, "length") if node.args.get("length") else None
+    return pc.utf8_slice_codeunits(text(_value(node.this, rows)), first, stop)
+
+
+def _whole(node: exp.Expr, argument: str) -> int:
+    value = node.args.get(argument)
+    if not isinstance(value, exp.Literal) or not value.name.isdigit():
+        raise ExpressionError(f"{node.sql()!r}", facts=f"its {argument} must be a whole number written out")
+    return int(value.name)
+
+
+_DATETIME_TYPES = {
+    exp.DataType.Type.DATE,
+    exp.DataType.Type.TIMESTAMP,
+    exp.DataType.Type.TIMESTAMPTZ,
+    exp.DataType.Type.TIMESTAMPNTZ,
+}
+_CASTS = {
+    exp.DataType.Type.INT: pa.int32(),
+    exp.DataType.Type.BIGINT: pa.int64(),
+    exp.DataType.Type.FLOAT: pa.float32(),
+    exp.DataType.Type.DOUBLE: pa.float64(),
+    exp.DataType.Type.VARCHAR: pa.string(),
+    exp.DataType.Type.TEXT: pa.string(),
+    exp.DataType.Type.BOOLEAN: pa.bool_(),
+}
+
+_BINARY: dict[type[exp.Expr], Callable[[Value, Value], Value]] = {
+    exp.EQ: operators.comparison(pc.equal),
+    exp.NEQ: operators.comparison(pc.not_equal),
+    exp.LT: operators.comparison(pc.less),
+    exp.LTE: operators.comparison(pc.less_equal),
+    exp.GT: operators.comparison(pc.greater),
+    exp.GTE: operators.comparison(pc.greater_equal),
+    exp.Add: operators.add,
+    exp.Sub: operators.subtract,
+    exp.Mul: operators.multiply,
+    exp.Div: operators.divide,
+    exp.Mod: operators.remainder,
+    exp.DPipe: operators.concat,
+}
+_UNARY: dict[type[exp.Expr], Callable[[Value], Value]] = {
+    exp.Paren: lambda value: value,
+    exp.Not: lambda value: pc.invert(boolean(value)),
+    exp.Neg: operators.negate,
+    exp.Abs: operators.absolute,
+    exp.Lower: lambda value: pc.utf8_lower(text(value)),
+    exp.Upper: lambda value: pc.utf8_upper(text(value)),
+    exp.Length: lambda value: pc.utf8_length(text(value)),
+    exp.Trim: lambda value: pc.utf8_trim_whitespace(text(value)),
+}
+_SPECIAL: dict[type[exp.Expr], Callable[[Any, Rows], Value]] = {
+    exp.Literal: _literal,
+    exp.Boolean: lambda node, _: pa.scalar(bool(node.this)),
+    exp.Null: lambda _node, _: pa.scalar(None),
+    exp.And: _and,
+    exp.Or: _or,
+    exp.Is: _is,
+    exp.In: _in,
+    exp.Between: _between,
+    exp.Like: _like,
+    exp.ILike: _like,
+    exp.Case: _case,
+    exp.Coalesce: _coalesce,
+    exp.Cast: _cast,
+    exp.TryCast: _cast,
+    exp.Interval: _interval,
+    exp.Substring: _substring,
+}

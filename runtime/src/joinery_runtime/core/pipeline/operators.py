@@ -1,0 +1,265 @@
+"""The operators of expressions over Arrow values: which types meet, what they give, and the kernel.
+
+Each function takes arrays or scalars. What it gives depends on the types alone, so that evaluating an expression over
+no rows tells its type. A type that an operator does not take raises ArrowTypeError or ArrowNotImplementedError, a value
+that it cannot take ArrowInvalid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Value: TypeAlias = Any  # pa.Array or pa.Scalar: pyarrow ships no types
+
+TIMESTAMP = pa.timestamp("ms", "UTC")
+DURATION = pa.duration("ms")
+# RFC 3339's years 0001 to 9999, in milliseconds since 1970: what all who may read a time later can represent, and one
+# corrupt event time must not move the watermark past everything.
+EVENT_TIME_MIN, EVENT_TIME_MAX = -62_135_596_800_000, 253_402_300_799_999
+PRECISION = 38  # of a column's decimals; what is wider is an intermediate value
+_WIDEST = 76  # decimal256
+_DIGITS = {pa.int32(): 10, pa.int64(): 19}
+
+
+# --- types that meet --------------------------------------------------------------------------------------------------
+
+
+def alike(*values: Value) -> list[Value]:
+    """The values with one type, exactly: what is compared, or may stand for each other. Integers and decimals meet as
+    decimals (of up to 76 digits), both with doubles as doubles; a date is a timestamp at midnight UTC."""
+    kind = reduce(_common, (value.type for value in values))
+    return [converted(value, kind) for value in values]
+
+
+def as_column(value: Value) -> Value:
+    """A decimal that is too wide for a column as one of 38 digits; ArrowInvalid for a value that has more."""
+    kind = value.type
+    if not pa.types.is_decimal(kind) or kind.precision <= PRECISION:
+        return value
+    if kind.scale > PRECISION:
+        raise pa.ArrowTypeError(f"the result has {kind.scale} digits after the point, and {PRECISION} is the most")
+    return value.cast(pa.decimal128(PRECISION, kind.scale))
+
+
+def converted(value: Value, kind: pa.DataType) -> Value:
+    """A value of `_common`'s arguments as `_common`'s result."""
+    if value.type == kind:
+        return value
+    if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
+        return value.cast(pa.decimal256(_WIDEST, kind.scale)).cast(kind)  # Arrow converts 19 digits at once or none
+    return value.cast(kind, safe=not pa.types.is_floating(kind))  # a large integer as the double next to it
+
+
+def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if is_number(one) and is_number(other):
+        return _common_number(one, other)
+    if {one, other} == {pa.date32(), TIMESTAMP}:
+        return TIMESTAMP
+    raise pa.ArrowTypeError(f"{named(one)} and {named(other)} do not go together")
+
+
+def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    if pa.types.is_floating(one) or pa.types.is_floating(other):
+        return pa.float64()
+    if pa.types.is_integer(one) and pa.types.is_integer(other):
+        return pa.int64()
+    (digits, scale), (other_digits, other_scale) = _shape(one), _shape(other)
+    highest = max(scale, other_scale)
+    precision = min(max(digits - scale, other_digits - other_scale) + highest, _WIDEST)
+    return _decimal(precision)(precision, highest)
+
+
+def _shape(kind: pa.DataType) -> tuple[int, int]:
+    """Precision and scale of an integer or decimal type."""
+    return (kind.precision, kind.scale) if pa.types.is_decimal(kind) else (_DIGITS[kind], 0)
+
+
+def _decimal(precision: int) -> Callable[[int, int], pa.DataType]:
+    """Arrow's type, of precision and scale, that has room for numbers of so many digits."""
+    return pa.decimal128 if precision <= PRECISION else pa.decimal256  # type: ignore[no-any-return]
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def named(kind: pa.DataType) -> str:
+    """A type in a user's words."""
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    simple = {pa.bool_(): "boolean", pa.date32(): "date", TIMESTAMP: "timestamp", DURATION: "an interval"}
+    return simple.get(kind, str(kind))
+
+
+def boolean(value: Value) -> Value:
+    return _only(value, pa.bool_())
+
+
+def text(value: Value) -> Value:
+    return _only(value, pa.string())
+
+
+def _only(value: Value, kind: pa.DataType) -> Value:
+    if pa.types.is_null(value.type):
+        return value.cast(kind)
+    if value.type != kind:
+        raise pa.ArrowTypeError(f"expected {named(kind)}, found {named(value.type)}")
+    return value
+
+
+def _double(value: Value) -> Value:
+    if not (is_number(value.type) or pa.types.is_null(value.type)):
+        raise pa.ArrowTypeError(f"expected a number, found {named(value.type)}")
+    return value.cast(pa.float64(), safe=False)
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def comparison(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda left, right: function(*alike(left, right))
+
+
+def add(left: Value, right: Value) -> Value:
+    return _sum(pc.add_checked, left, right)
+
+
+def subtract(left: Value, right: Value) -> Value:
+    if _is_time(left.type) and _is_time(right.type):
+        return pc.subtract_checked(left.cast(TIMESTAMP), right.cast(TIMESTAMP))
+    if pa.types.is_duration(left.type) and _is_time(right.type):
+        raise pa.ArrowTypeError("a time cannot be taken off an interval")
+    return _sum(pc.subtract_checked, left, right)
+
+
+def _sum(function: Callable[[Value, Value], Value], left: Value, right: Value) -> Value:
+    times = [value for value in (left, right) if _is_time(value.type)]
+    if len(times) == 1:
+        moved = function(*(v.cast(TIMESTAMP if _is_time(v.type) else _span(v.type)) for v in (left, right)))
+        return _in_years(moved)
+    if len(times) == 2:
+        raise pa.ArrowTypeError("two times cannot be added")
+    left, right = alike(left, right)
+    if pa.types.is_decimal(left.type):
+        # The sum has one digit more, for which the widest type has no room: 75 are enough for what fits a column.
+        precision, scale = left.type.precision, left.type.scale
+        kind = _decimal(precision + 1)(min(precision, _WIDEST - 1), scale)
+        return as_column(function(left.cast(kind), right.cast(kind)))
+    return function(left, right)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def _span(kind: pa.DataType) -> pa.DataType:
+    if not (pa.types.is_duration(kind) or pa.types.is_null(kind)):
+        raise pa.ArrowTypeError(f"an interval goes with a time, found {named(kind)}")
+    return DURATION
+
+
+def _in_years(times: Value) -> Value:
+    span = pc.min_max(times.cast(pa.int64()))
+    lowest, highest = span["min"].as_py(), span["max"].as_py()
+    if lowest is not None and (lowest < EVENT_TIME_MIN or highest > EVENT_TIME_MAX):
+        raise pa.ArrowInvalid("the time is outside the years 1 to 9999")
+    return times
+
+
+def multiply(left: Value, right: Value) -> Value:
+    if not (is_number(left.type) and is_number(right.type)):
+        return _scaled(left, right)
+    kinds = (left.type, right.type)
+    if any(map(pa.types.is_floating, kinds)) or not any(map(pa.types.is_decimal, kinds)):
+        return pc.multiply_checked(*alike(left, right))
+    (digits, scale), (other_digits, other_scale) = map(_shape, kinds)
+    precision = digits + other_digits + 1
+    # Only two full decimals are one digit too wide together, and what fits a column has far fewer.
+    other_digits -= max(0, precision - _WIDEST)
+    kind = _decimal(precision)
+    product = pc.multiply_checked(
+        converted(left, kind(digits, scale)), converted(right, kind(other_digits, other_scale))
+    )
+    return as_column(product)
+
+
+def _scaled(left: Value, right: Value) -> Value:
+    """An interval times an integer; else there must be a NULL."""
+    kinds = {left.type, right.type}
+    if DURATION in kinds and all(kind == DURATION or pa.types.is_integer(kind) for kind in kinds) and len(kinds) == 2:
+        return pc.multiply_checked(*(v.cast(DURATION if v.type == DURATION else pa.int64()) for v in (left, right)))
+    known = [kind for kind in kinds if not pa.types.is_null(kind)]
+    if any(not is_number(kind) for kind in known):
+        raise pa.ArrowTypeError(f"{named(left.type)} and {named(right.type)} cannot be multiplied")
+    return multiply(*alike(left, right)) if known else left
+
+
+def divide(left: Value, right: Value) -> Value:
+    return pc.divide(_double(left), _null_if_zero(_double(right)))
+
+
+def remainder(left: Value, right: Value) -> Value:
+    """With the dividend's sign: of doubles C's fmod, which is exact."""
+    if any(pa.types.is_floating(value.type) for value in (left, right)):
+        return _fmod(_double(left), _null_if_zero(_double(right)))
+    if any(pa.types.is_decimal(value.type) for value in (left, right)):
+        raise pa.ArrowTypeError("the remainder takes integers and doubles, not decimals; CAST them")
+    left, right = alike(*(v.cast(pa.int64()) if pa.types.is_null(v.type) else v for v in (left, right)))
+    # The divisor's sign does not count, and the lowest integer / -1 would overflow.
+    divisor = _null_if_zero(pc.abs(right))
+    return pc.subtract(left, pc.multiply(pc.divide(left, divisor), divisor))
+
+
+def _fmod(left: Value, right: Value) -> Value:
+    scalars = isinstance(left, pa.Scalar) and isinstance(right, pa.Scalar)
+    dividend, divisor = (pa.array([v.as_py()], pa.float64()) if isinstance(v, pa.Scalar) else v for v in (left, right))
+    with np.errstate(invalid="ignore"):
+        made = np.fmod(dividend.to_numpy(zero_copy_only=False), divisor.to_numpy(zero_copy_only=False))
+    known = pc.and_(pc.is_valid(left), pc.is_valid(right))
+    found = pc.if_else(known, pa.array(made), pa.scalar(None, pa.float64()))
+    return found[0] if scalars else found
+
+
+def _null_if_zero(value: Value) -> Value:
+    zero = pa.scalar(0).cast(value.type)
+    return pc.if_else(pc.equal(value, zero), pa.scalar(None, value.type), value)
+
+
+def negate(value: Value) -> Value:
+    return value if pa.types.is_null(value.type) else pc.negate_checked(value)
+
+
+def absolute(value: Value) -> Value:
+    return value if pa.types.is_null(value.type) else pc.abs_checked(value)
+
+
+def concat(left: Value, right: Value) -> Value:
+    both = alike(left, right)
+    if not pa.types.is_binary(both[0].type):
+        both = [text(value) for value in both]
+    return pc.binary_join_element_wise(*both, "")
+
+
+# --- CAST -------------------------------------------------------------------------------------------------------------
+
+
+def cast(value: Value, kind: pa.DataType) -> Value:
+    """ArrowInvalid for a value that does not fit; a double takes the nearest number."""
+    if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
+        return converted(value, kind)
+    if not pa.types.is_floating(kind):
+        return value.cast(kind)
+    number = value.cast(kind, safe=not is_number(value.type))
+    if pa.types.is_float64(value.type) and pc.any(pc.and_(pc.is_finite(value), pc.is_inf(number))).as_py():
+        raise pa.ArrowInvalid(f"the number does not fit {kind}")
+    return number

@@ -1,0 +1,236 @@
+"""A row on which an expression fails has a reason, and its neighbours have their values; what is guarded is computed
+for the rows that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from budget import examples
+from joinery_runtime.core.pipeline.expression import Evaluated, check_predicate, parse_expression
+from joinery_runtime.errors import ExpressionError
+
+SCHEMA = pa.schema([("i", pa.int64()), ("s", pa.string()), ("b", pa.bool_())])
+LARGEST = 2**63 - 1
+Row = dict[str, Any]
+
+
+def evaluated(text: str, *rows: Row) -> Evaluated:
+    batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=SCHEMA)
+    return parse_expression(text).evaluate(lambda ref: batch.column(ref.column), len(rows))
+
+
+def test_a_row_that_fails_is_named_with_the_expression_and_the_cause() -> None:
+    found = evaluated("CAST(o.s AS BIGINT) + o.i", {"s": "1", "i": 1}, {"s": "x", "i": 1}, {"s": "2", "i": LARGEST})
+    assert found.values.to_pylist() == [2, None, None]
+    assert found.failed == {
+        1: "cannot evaluate 'CAST(o.s AS BIGINT) + o.i': Failed to parse string: 'x' as a scalar of type int64",
+        2: "cannot evaluate 'CAST(o.s AS BIGINT) + o.i': overflow",
+    }
+
+
+def test_few_bad_rows_of_many_are_found() -> None:
+    bad = {0, 1, 4_095, 4_096, 9_999}
+    found = evaluated("o.i + 1", *({"i": LARGEST if n in bad else n} for n in range(10_000)))
+    assert set(found.failed) == bad
+    assert found.values.to_pylist() == [None if n in bad else n + 1 for n in range(10_000)]
+
+
+def test_a_row_that_fails_is_not_in_the_mask() -> None:
+    batch = pa.RecordBatch.from_pylist([{"i": LARGEST}, {"i": 1}], schema=SCHEMA)
+    found = parse_expression("(o.i + 1 > 0) IS NOT TRUE OR TRUE").mask(lambda ref: batch.column(ref.column), 2)
+    assert found.values.to_pylist() == [False, True]
+    assert list(found.failed) == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("o.b AND CAST(o.s AS INT) = 7", False),
+        ("NOT o.b OR CAST(o.s AS INT) = 7", True),
+        ("CASE WHEN o.b THEN CAST(o.s AS INT) ELSE 0 END", 0),
+        ("CASE WHEN o.b THEN CAST(o.s AS INT) END", None),
+        ("CASE WHEN NOT o.b THEN 1 WHEN CAST(o.s AS INT) = 7 THEN 2 END", 1),
+        ("CASE o.s WHEN 'x' THEN 1 WHEN CAST(CAST(o.s AS INT) AS VARCHAR) THEN 2 END", 1),
+        ("COALESCE(o.i, CAST(o.s AS INT))", 5),
+        ("TRY_CAST(o.s AS INT)", None),
+        ("COALESCE(TRY_CAST(o.s AS INT), -1)", -1),
+        ("o.b AND (o.i > 0 OR CAST(o.s AS INT) = 7)", False),
+    ],
+)
+def test_what_is_guarded_does_not_fail(text: str, wanted: Any) -> None:
+    """Beside a row that needs it, and so computes it."""
+    found = evaluated(text, {"i": 5, "s": "x", "b": False}, {"i": None, "s": "7", "b": True})
+    assert found.failed == {}
+    assert found.values[0].as_py() == wanted
+    assert found.values[1].as_py() in {True, 7, 2}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CAST(o.s AS INT) = 7 AND o.b",
+        "CAST(o.s AS INT) = 7 OR NOT o.b",
+        "CASE WHEN CAST(o.s AS INT) = 7 THEN 1 ELSE 0 END",
+        "COALESCE(CAST(o.s AS INT), o.i)",
+        "o.i IN (5, CAST(o.s AS INT))",
+    ],
+)
+def test_what_comes_first_is_guarded_by_nothing(text: str) -> None:
+    assert list(evaluated(text, {"i": 5, "s": "x", "b": False}, {"i": 7, "s": "7", "b": True}).failed) == [0]
+
+
+@pytest.mark.parametrize(
+    "text", ["CAST('x' AS INT) = o.i", "9223372036854775807 + 1 = o.i", "o.b AND CAST('x' AS INT) = 1"]
+)
+def test_a_constant_that_fails_is_refused_before_any_row_is_read(text: str) -> None:
+    with pytest.raises(ExpressionError, match="cannot evaluate"):
+        check_predicate(parse_expression(text), {"o": SCHEMA})
+
+
+def test_a_constant_that_try_cast_cannot_read_is_null() -> None:
+    assert evaluated("TRY_CAST('x' AS INT)", {}, {}).values.to_pylist() == [None, None]
+
+
+# --- against a reference that takes one row at a time -----------------------------------------------------------------
+
+
+class Failed(Exception):
+    pass
+
+
+Node = tuple[str, Callable[[Row], Any]]  # SQL, and what it is on a row
+
+
+def whole(value: int | None) -> int | None:
+    if value is not None and not -(2**63) <= value <= LARGEST:
+        raise Failed
+    return value
+
+
+def cast(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.removeprefix("-").isdigit():
+        raise Failed
+    return whole(int(text))
+
+
+def try_cast(text: str | None) -> int | None:
+    try:
+        return cast(text)
+    except Failed:
+        return None
+
+
+def arithmetic(operator: str, left: Node, right: Node) -> Node:
+    def value(row: Row) -> int | None:
+        a, b = left[1](row), right[1](row)
+        return None if a is None or b is None else whole(a + b if operator == "+" else a * b)
+
+    return f"({left[0]} {operator} {right[0]})", value
+
+
+def comparison(left: Node, right: Node) -> Node:
+    def value(row: Row) -> bool | None:
+        a, b = left[1](row), right[1](row)
+        return None if a is None or b is None else a < b
+
+    return f"({left[0]} < {right[0]})", value
+
+
+def logic(operator: str, left: Node, right: Node) -> Node:
+    decides = operator == "OR"
+
+    def value(row: Row) -> bool | None:
+        a = left[1](row)
+        if a is decides:
+            return a
+        b = right[1](row)
+        return b if b is decides or a is not None else None
+
+    return f"({left[0]} {operator} {right[0]})", value
+
+
+def case(condition: Node, then: Node, other: Node) -> Node:
+    def value(row: Row) -> int | None:
+        chosen = then if condition[1](row) else other
+        found: int | None = chosen[1](row)
+        return found
+
+    return f"CASE WHEN {condition[0]} THEN {then[0]} ELSE {other[0]} END", value
+
+
+def coalesce(first: Node, second: Node) -> Node:
+    def value(row: Row) -> int | None:
+        found: int | None = first[1](row)
+        return second[1](row) if found is None else found
+
+    return f"COALESCE({first[0]}, {second[0]})", value
+
+
+LEAVES: list[Node] = [
+    ("o.i", lambda row: row["i"]),
+    ("3", lambda _: 3),
+    ("9223372036854775807", lambda _: LARGEST),
+    ("CAST(o.s AS BIGINT)", lambda row: cast(row["s"])),
+    ("TRY_CAST(o.s AS BIGINT)", lambda row: try_cast(row["s"])),
+]
+
+
+@st.composite
+def numbers(draw: st.DrawFn, depth: int = 3) -> Node:
+    shape = draw(st.sampled_from(["leaf", "+", "*", "case", "coalesce"])) if depth else "leaf"
+    if shape == "leaf":
+        return draw(st.sampled_from(LEAVES))
+    first, second = draw(numbers(depth - 1)), draw(numbers(depth - 1))
+    if shape == "case":
+        return case(draw(conditions(depth - 1)), first, second)
+    return coalesce(first, second) if shape == "coalesce" else arithmetic(shape, first, second)
+
+
+@st.composite
+def conditions(draw: st.DrawFn, depth: int) -> Node:
+    shape = draw(st.sampled_from(["column", "<", "AND", "OR"])) if depth else "column"
+    if shape == "column":
+        return "o.b", lambda row: row["b"]
+    if shape == "<":
+        return comparison(draw(numbers(depth - 1)), draw(numbers(depth - 1)))
+    return logic(shape, draw(conditions(depth - 1)), draw(conditions(depth - 1)))
+
+
+table = st.lists(
+    st.fixed_dictionaries(
+        {
+            "i": st.none() | st.sampled_from([0, 1, -2, LARGEST, -LARGEST - 1]),
+            "s": st.none() | st.sampled_from(["7", "-1", "x", "", str(2**63), "1.5"]),
+            "b": st.none() | st.booleans(),
+        }
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def alone(node: Node, row: Row) -> Any:
+    try:
+        return node[1](row)
+    except Failed:
+        return Failed
+
+
+@settings(max_examples=examples(600), deadline=None)
+@given(numbers(), table)
+def test_every_row_has_the_value_or_the_failure_that_it_has_alone(node: Node, rows: list[Row]) -> None:
+    try:
+        check_predicate(parse_expression(f"({node[0]}) IS NULL"), {"o": SCHEMA})
+    except ExpressionError:
+        return  # a constant that always fails
+    found = evaluated(node[0], *rows)
+    values = [Failed if n in found.failed else value for n, value in enumerate(found.values.to_pylist())]
+    assert values == [alone(node, row) for row in rows]
