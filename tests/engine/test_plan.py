@@ -38,6 +38,7 @@ PLAN = EpochPlan(
     horizons={"left": Horizon(), "right": Horizon(None, 5), "left.2": Horizon(4, END_OF_TIME)},
     highest={"orders": 1_700_000_000_010, "payments": None},
     tables_read=("payments",),
+    max_future={"orders": 86_400_000},
 )
 
 watermarks = st.none() | st.integers(-(2**53), 2**53) | st.just(END_OF_TIME)
@@ -59,6 +60,7 @@ plans = st.builds(
     horizons=st.dictionaries(names, st.builds(Horizon, watermarks, watermarks), max_size=2),
     highest=st.dictionaries(names, watermarks, max_size=2),
     tables_read=st.lists(names, max_size=2).map(tuple),
+    max_future=st.dictionaries(names, st.integers(0, 2**53), max_size=2),
 )
 
 
@@ -89,11 +91,12 @@ THIRD = {
     "highest": {"orders": 1_700_000_000_010, "payments": None},
     "tables_read": ["payments"],
 }
-BEFORE_THIRD = replace(PLAN, horizons={}, highest={}, tables_read=())
+SINCE_THIRD = {"max_future": {"orders": 86_400_000}}  # a plan without it takes any event time
+BEFORE_THIRD = replace(PLAN, horizons={}, highest={}, tables_read=(), max_future={})
 
 
 def test_the_stored_form_of_a_plan_is_fixed() -> None:
-    assert PLAN.to_json() == {"format": 3, **FIRST, **SECOND, **THIRD}
+    assert PLAN.to_json() == {"format": 3, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}
 
 
 @pytest.mark.parametrize(
@@ -101,9 +104,10 @@ def test_the_stored_form_of_a_plan_is_fixed() -> None:
     [
         ({"format": 1, **FIRST}, replace(BEFORE_THIRD, stops={}, topic_ids={})),
         ({"format": 2, **FIRST, **SECOND}, BEFORE_THIRD),
-        ({"format": 3, **FIRST, **SECOND, **THIRD}, PLAN),
+        ({"format": 3, **FIRST, **SECOND, **THIRD}, replace(PLAN, max_future={})),
+        ({"format": 3, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}, PLAN),
     ],
-    ids=["format-1", "format-2", "format-3"],
+    ids=["format-1", "format-2", "format-3", "format-3-with-maxFuture"],
 )
 def test_a_stored_plan_is_read(stored: dict[str, object], plan: EpochPlan) -> None:
     assert EpochPlan.from_json(json.loads(json.dumps(stored))) == plan

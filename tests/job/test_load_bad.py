@@ -131,6 +131,8 @@ BAD = [
     (("eventTime: ts", "eventTime: tss"), "spec.inputs[0].eventTime", "did you mean 'ts'?", 17),
     (("eventTime: ts", "eventTime: order_id"), "spec.inputs[0].eventTime", "is string; event time must be", 17),
     (("delay: 10s", "delay: -1s"), "spec.inputs[0].watermark.delay", "must be at least 0", 18),
+    (("delay: 10s", "maxFuture: -1s"), "spec.inputs[0].watermark.maxFuture", "must not be negative; write 'off'", 18),
+    (("delay: 10s", "maxFuture: 1d"), "spec.inputs[0].watermark.maxFuture", "write hours: 24h, or off", 18),
     (("delay: 10s", "onIdle: wait"), "spec.inputs[0].watermark.onIdle", "write hold or advance", 18),
     # the step
     (("right: payments", "right: paymnets"), "spec.joins[0].right", "did you mean 'payments'?", 30),

@@ -98,6 +98,10 @@ OUTPUT = "    postgres: {table: joined}"
             {"a.b": "SSL", "c": "5", "d": "true"},
         ),
         (("format: json", "format: csv"), lambda j: first(j).format, "csv"),
+        (("delay: 10s", "delay: 10s"), lambda j: first(j).watermark.max_future, 86_400_000),
+        (("delay: 10s", "maxFuture: 36h"), lambda j: first(j).watermark.max_future, 129_600_000),
+        (("delay: 10s", 'maxFuture: "off"'), lambda j: first(j).watermark.max_future, None),
+        (("delay: 10s", "maxFuture: off"), lambda j: first(j).watermark.max_future, None),
         (("delay: 10s", "delay: 2m, idleTimeout: 0"), lambda j: first(j).watermark.idle_timeout, 0),
         (
             ("delay: 10s", "explicit: true, onIdle: advance"),

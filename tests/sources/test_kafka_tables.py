@@ -127,10 +127,19 @@ def test_keys_and_timestamps_stay_with_their_records_across_ranges(broker: Kafka
     assert rows(found) == [(number, number, None, T + number, True) for number in range(total)]
 
 
-def test_a_plain_input_reads_neither_keys_nor_timestamps(broker: KafkaAdmin, topic: str) -> None:
+def test_a_plain_input_reads_no_keys(broker: KafkaAdmin, topic: str) -> None:
     send(broker, topic, [(b"7", upsert(7, 1.5, 10), T)])
     plain = table_input(broker, topic).model_copy(update={"table": None})
     ((raw, decoded),) = decoded_batches(plain, topic, (0, 1))
     assert raw.keys is None
-    assert raw.timestamps is None
     assert decoded.deleted is None
+
+
+@pytest.mark.parametrize("padding", [0, 2_000], ids=["small records", "large records"])
+def test_timestamps_of_chosen_records(broker: KafkaAdmin, topic: str, padding: int) -> None:
+    send(broker, topic, [(None, b" " * padding + upsert(n, 1.5, 10), T + n) for n in range(6)])
+    plain = table_input(broker, topic).model_copy(update={"table": None})
+    for raw, _ in decoded_batches(plain, topic, (0, 2), (2, 6)):
+        assert raw.timestamps is not None
+        chosen = np.arange(len(raw.offsets))[::-1]
+        assert raw.timestamps(chosen).tolist() == (T + raw.offsets[chosen]).tolist()

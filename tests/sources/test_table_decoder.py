@@ -40,7 +40,7 @@ def raw(records: Sequence[tuple[bytes | None, bytes | None, int]]) -> RawBatch:
         np.arange(len(records)) + 100,
         pa.array(values, pa.binary()),
         pa.array(keys, pa.binary()),
-        np.array(times, np.int64),
+        np.array(times, np.int64).__getitem__,
     )
 
 

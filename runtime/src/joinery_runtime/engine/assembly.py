@@ -29,6 +29,9 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
         fingerprint=fingerprint(identity.signature),
         tables=frozenset(side.name for side in job.inputs if side.table is not None),
         limits=state_limits(job),
+        max_future={
+            side.name: side.watermark.max_future for side in job.inputs if side.watermark.max_future is not None
+        },
     )
 
 

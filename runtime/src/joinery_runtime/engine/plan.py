@@ -29,7 +29,8 @@ class EpochPlan:
     per partition the records that the broker had deleted before they were read (`onDataLoss: continue`). `stops` and
     `topic_ids` (by input, then topic; "" for one that is no more) are what this plan is the first to know. `horizons`
     say, per part of the state, what the epoch closes; `highest` is the highest event time per input that earlier epochs
-    have read; `tables_read` names the tables that have been read to their first end with this epoch (A4)."""
+    have read; `tables_read` names the tables that have been read to their first end with this epoch (A4). `max_future`
+    is by input how far ahead an event time may be (ms, T11); inputs that are not named take any."""
 
     epoch: int
     shards: int
@@ -45,6 +46,7 @@ class EpochPlan:
     horizons: Mapping[str, Horizon] = field(default_factory=dict)
     highest: Mapping[str, int | None] = field(default_factory=dict)
     tables_read: tuple[str, ...] = ()
+    max_future: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def times(self) -> dict[str, InputTime]:
@@ -74,6 +76,7 @@ class EpochPlan:
             "horizons": {part: [horizon.before, horizon.now] for part, horizon in self.horizons.items()},
             "highest": dict(self.highest),
             "tables_read": list(self.tables_read),
+            "max_future": dict(self.max_future),
         }
 
     @classmethod
@@ -94,6 +97,7 @@ class EpochPlan:
             horizons={part: Horizon(*bounds) for part, bounds in doc.get("horizons", {}).items()},
             highest=dict(doc.get("highest", {})),
             tables_read=tuple(doc.get("tables_read", [])),
+            max_future=dict(doc.get("max_future", {})),
         )
 
 

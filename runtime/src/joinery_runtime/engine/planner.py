@@ -26,6 +26,7 @@ class PlanSettings:
     checkpoint_interval_ms: int
     fingerprint: str
     tables: frozenset[str] = frozenset()  # inputs that are changelogs
+    max_future: Mapping[str, int] = field(default_factory=dict)  # by input, ms (T11)
     limits: StateLimits = field(default_factory=StateLimits)
 
 
@@ -284,6 +285,7 @@ def next_plan(
         horizons=horizons,
         highest={name: time.highest for name, time in now.items()},
         tables_read=_tables_read(bounds, ranges, inputs, settings.tables, history.first_ends),
+        max_future=settings.max_future,
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 

@@ -27,6 +27,7 @@ class DeadLetters:
 
     @classmethod
     def of(cls, raw: RawBatch, bad: Sequence[BadRecord]) -> DeadLetters:
+        """`bad` are records of the batch, in any order."""
         faults = sorted(bad, key=lambda record: record.index)
         place = raw.partition
         offsets = [int(raw.offsets[record.index]) for record in faults]

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from joinery_runtime.core.pipeline.future import FutureRows
 from joinery_runtime.core.pipeline.prepare import cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
@@ -25,6 +26,7 @@ from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.marks import MarkCache
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
+from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import DeadLetters, ReadCounter, ReadReport
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
 from joinery_runtime.sinks.base import Attempt, AttemptId, SinkWriter
@@ -93,24 +95,32 @@ class Worker:
             if planned.partition in work.gone:
                 yield work.plan.shards, ReadCounter(planned).report(lost=planned.end_exclusive - planned.start)
             else:
-                yield from self._read_range(planned, work.plan.shards)
+                yield from self._read_range(planned, work.plan)
 
-    def _read_range(self, planned: Range, shards: int) -> Iterator[Sent]:
-        name = planned.partition.input
+    def _read_range(self, planned: Range, plan: EpochPlan) -> Iterator[Sent]:
+        name, shards = planned.partition.input, plan.shards
         reader, decoder = self._parts.inputs.reader(name), self._parts.inputs.decoder(name)
         counter = ReadCounter(planned)
-        prepared = (self._prepare(name, decoder, raw, counter) for raw in reader.read(planned))
+        most = plan.max_future.get(name)
+        future = None if most is None else FutureRows(most, plan.watermarks[name])
+        prepared = (self._prepare(name, decoder, raw, counter, future) for raw in reader.read(planned))
         for rows in in_chunks(batch for batch in prepared if batch.num_rows):
             yield from self._blocks(name, rows, shards)
         yield shards, counter.report()
 
-    def _prepare(self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter) -> pa.RecordBatch:
+    def _prepare(
+        self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter, future: FutureRows | None
+    ) -> pa.RecordBatch:
         intake = self._pipeline.intake(name)
         decoded = decoder.decode_batch(raw)
         offsets = raw.offsets[decoded.index]
         batches = decoded.rows.combine_chunks().to_batches()
         rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=decoded.rows.schema)
-        prepared = prepare(intake, rows, raw.partition.partition, offsets, self._parts.hasher, decoded.deleted)
+        of_all = raw.timestamps
+        timestamps = None if of_all is None else lambda at: of_all(decoded.index[at])
+        prepared = prepare(
+            intake, rows, raw.partition.partition, offsets, self._parts.hasher, decoded.deleted, future, timestamps
+        )
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         counter.add(raw, prepared, DeadLetters.of(raw, [*decoded.bad, *unusable]))
         return prepared.rows

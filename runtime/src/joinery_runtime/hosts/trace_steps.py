@@ -18,6 +18,8 @@ from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range,
 
 Step = Mapping[str, Any]
 MAX_SHARDS = 4096
+PARTITION = "$partition"
+TIMESTAMP = "$timestamp"  # of the Kafka record
 
 
 def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
@@ -59,7 +61,11 @@ def rows_by_input(step: Step) -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 
 def _are_rows(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(row, dict) and _count(row.get("$partition", 0)) for row in value)
+    return isinstance(value, list) and all(isinstance(row, dict) and _has_place(row) for row in value)
+
+
+def _has_place(row: Mapping[str, Any]) -> bool:
+    return _count(row.get(PARTITION, 0)) and _count(row.get(TIMESTAMP, 0), most=2**63 - 1)
 
 
 def _count(value: object, least: int = 0, most: int = 2**31 - 1) -> bool:
@@ -117,12 +123,13 @@ class StepLog(Exclusive):
     def __init__(self, side: Input) -> None:
         self.name = side.name
         self.final = False
-        self.partitions: dict[int, list[bytes]] = {}
+        self.partitions: dict[int, list[tuple[bytes, int]]] = {}  # values and Kafka timestamps (-1: none)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
-            value = {key: v for key, v in row.items() if key != "$partition"}
-            self.partitions.setdefault(row.get("$partition", 0), []).append(json.dumps(value).encode())
+            value = {key: v for key, v in row.items() if key not in (PARTITION, TIMESTAMP)}
+            record = json.dumps(value).encode(), row.get(TIMESTAMP, -1)
+            self.partitions.setdefault(row.get(PARTITION, 0), []).append(record)
 
     def refs(self) -> list[PartitionRef]:
         return [PartitionRef(self.name, self.name, p) for p in sorted(self.partitions) or [0]]
@@ -137,9 +144,11 @@ class StepLog(Exclusive):
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
 
     def read(self, planned: Range) -> Iterator[RawBatch]:
-        values = self.partitions.get(planned.partition.partition, [])[planned.start : planned.end_exclusive]
+        records = self.partitions.get(planned.partition.partition, [])[planned.start : planned.end_exclusive]
         offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
-        yield RawBatch(planned.partition, offsets, pa.array(values, pa.binary()))
+        values = pa.array([value for value, _ in records], pa.binary())
+        timestamps = np.array([timestamp for _, timestamp in records], dtype=np.int64)
+        yield RawBatch(planned.partition, offsets, values, timestamps=timestamps.__getitem__)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -165,7 +174,7 @@ class ScriptedIdleness:
         if not rows or name not in self._idle:
             return
         every = {ref.partition for ref in self._logs[name].refs()}
-        self._idle[name] = (every if idle is None else idle) - {row.get("$partition", 0) for row in rows}
+        self._idle[name] = (every if idle is None else idle) - {row.get(PARTITION, 0) for row in rows}
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
         """Steps say what is idle; positions do not."""

@@ -133,9 +133,11 @@ def _watermark(side: Input) -> str:
     if mark.explicit:
         return "watermark: raised only by the steps of `joinery trace`"
     idle = f"idle after {format_duration(mark.idle_timeout)}" if mark.idle_timeout else "never idle"
+    most = mark.max_future
+    ahead = "any event time is taken" if most is None else f"{format_duration(most)} ahead at most (maxFuture)"
     return (
         f"watermark: highest event time - {format_duration(mark.delay)}, lowest over its partitions; {idle}; "
-        f"when all inputs are idle: {mark.on_idle}"
+        f"when all inputs are idle: {mark.on_idle}; {ahead}"
     )
 
 

@@ -7,7 +7,7 @@ often it is asked. What the driver plans is what the tasks read: nothing is deci
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,23 +78,24 @@ class RawBatch:
     """Undecoded records of one partition, in offset order.
 
     `values` and `keys` are binary arrays of n records (null where the record has none), `offsets` is int64[n].
-    `timestamps`, int64[n], are those of the Kafka records, in milliseconds (negative where a record has none). Keys and
-    timestamps are only there for table inputs, and only from Kafka. `lost` counts offsets of the range that the broker
-    had deleted (`onDataLoss: continue`); n is 0 then.
+    `timestamps` gives those of the Kafka records at these positions (int64), in milliseconds (int64, negative where a
+    record has none); from files there are none. Keys are only there for table inputs, and only from Kafka. `lost`
+    counts offsets of the range that the broker had deleted (`onDataLoss: continue`); n is 0 then.
     """
 
     partition: PartitionRef
     offsets: np.ndarray
     values: pa.BinaryArray
     keys: pa.BinaryArray | None = None
-    timestamps: np.ndarray | None = None
+    timestamps: Callable[[np.ndarray], np.ndarray] | None = None
     lost: int = 0
 
     def part(self, start: int, stop: int | None = None) -> RawBatch:
         """The records at these positions of the batch (as of a slice)."""
         cut = slice(start, stop)
         keys = None if self.keys is None else self.keys[cut]
-        timestamps = None if self.timestamps is None else self.timestamps[cut]
+        of_all = self.timestamps
+        timestamps = None if of_all is None else lambda at: of_all(at + start)
         return RawBatch(self.partition, self.offsets[cut], self.values[cut], keys, timestamps)
 
 

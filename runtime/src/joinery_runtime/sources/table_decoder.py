@@ -89,7 +89,7 @@ class TableDecoder:
         """Deletions by the records at these places of the batch; `index` counts within these."""
         assert raw.keys is not None, "the reader of a table input gives keys"
         assert raw.timestamps is not None, "the reader of a table input gives timestamps"
-        keys, times = raw.keys.take(pa.array(places)), raw.timestamps[places]
+        keys, times = raw.keys.take(pa.array(places)), raw.timestamps(places)
         index = np.arange(len(places), dtype=np.int64)
         present, index, keyless = set_aside(keys, index, keys.is_null(), f"{_TOMBSTONE} without a record key")
         found = _at(self._keys.decode(present), index)

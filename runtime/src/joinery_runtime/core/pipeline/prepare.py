@@ -1,9 +1,10 @@
 """From decoded rows to prepared rows: event time, key hash, one-sided predicate, only the columns that are stored.
 
-What does not go on is counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4). Rows
-whose event time is null or out of range, and rows on which an expression fails, are reported for the dead-letter output
-(T8). What the step before made goes through `prepare_joined`: it is nobody's record any more, a NULL time there only
-matches nothing (N4), and a predicate that fails there is not true (J1).
+What does not go on is counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4),
+`future` (T11). Rows whose event time is null, out of range or too far ahead (T11), and rows on which an expression
+fails, are reported for the dead-letter output (T8). What the step before made goes through `prepare_joined`: it is
+nobody's record any more, a NULL time there only matches nothing (N4), and a predicate that fails there is not true
+(J1).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.pipeline.expression import Evaluated, Expression
+from joinery_runtime.core.pipeline.future import FutureRows, Timestamps
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import Intake, Placement
 from joinery_runtime.core.table.columns import HASH
@@ -67,20 +69,36 @@ def prepare(
     offsets: np.ndarray,
     hasher: KeyHash = key_hash,
     deleted: np.ndarray | None = None,
+    future: FutureRows | None = None,
+    timestamps: Timestamps | None = None,
 ) -> Prepared:
     """`rows` are n decoded rows of the input's schema, `offsets` int64[n] their places in `partition`; `deleted` is
-    bool[n] for a table (None: none of them deletes)."""
+    bool[n] for a table (None: none of them deletes). `future` finds those that are too far ahead (None: none is), also
+    of their Kafka `timestamps`, if they have any."""
     times = rows.column(intake.event_time).cast(pa.int64())
     values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
     usable = np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
+    ahead = {} if future is None else _ahead(future, intake.event_time, values, usable, timestamps)
+    known = usable.copy()
+    known[list(ahead)] = False
     places = np.full(len(offsets), partition, dtype=np.int32)
     every = _DecodedRows(rows, times, places, offsets, np.arange(len(offsets)), deleted)
-    read = every.where(usable)
+    read = every.where(known)
     span = pc.min_max(read.times).as_py()
     reason = f"event time {intake.event_time!r} is null or outside the years 0001 to 9999"
-    bad = dict.fromkeys(np.flatnonzero(~usable).tolist(), reason)
+    bad = dict.fromkeys(np.flatnonzero(~usable).tolist(), reason) | ahead
     prepared, dropped = _prepared(intake, read, hasher, bad)
-    return Prepared(prepared, span["min"], span["max"], dropped, bad)
+    counted = {**dropped, "future": len(ahead)} if ahead else dropped
+    return Prepared(prepared, span["min"], span["max"], counted, bad)
+
+
+def _ahead(
+    future: FutureRows, event_time: str, times: np.ndarray, usable: np.ndarray, timestamps: Timestamps | None
+) -> dict[int, str]:
+    """By position, why rows are too far ahead."""
+    places = np.flatnonzero(usable)
+    found = future.find(times[places], None if timestamps is None else lambda at: timestamps(places[at]))
+    return {int(places[at]): future.reason(event_time, int(times[places[at]]), of) for at, of in found.items()}
 
 
 def prepare_joined(

@@ -56,6 +56,23 @@ def not_yet(what: str, *values: object, todo: str = "") -> Any:
     return BeforeValidator(refuse)
 
 
+def _duration_or_off(value: Any) -> int | None:
+    """YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
+    if value is False or value == OFF:
+        return None
+    try:
+        ms = parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {OFF}") from error
+    if ms < 0:
+        raise ValueError(f"must not be negative; write {OFF!r} for no limit")
+    return ms
+
+
+def _format_duration_or_off(ms: int | None) -> str:
+    return OFF if ms is None else format_duration(ms)
+
+
 def _column_type(value: Any) -> ColumnType:
     if isinstance(value, ColumnType):
         return value
@@ -91,6 +108,7 @@ def _resolve(path: str, info: ValidationInfo) -> str:
     return str(Path(base, path)) if base is not None else path
 
 
+OFF = "off"
 Int = Annotated[int, Strict()]
 Bool = Annotated[bool, Strict()]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -101,6 +119,12 @@ Duration = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
 PositiveDuration = Annotated[Duration, Field(ge=0)]
+DurationOrOff = Annotated[
+    int | None,
+    BeforeValidator(_duration_or_off),
+    PlainSerializer(_format_duration_or_off, when_used="json"),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
 ByteCount = Annotated[
     int,
     BeforeValidator(parse_bytes),

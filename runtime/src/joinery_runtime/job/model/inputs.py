@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Stri
 
 from joinery_runtime.job.model.base import (
     Bool,
+    DurationOrOff,
     EpochMs,
     FilePath,
     Int,
@@ -114,12 +115,14 @@ class Column(Model):
 
 
 class Watermark(Model):
-    """How an input's watermark moves (docs/semantics.md#time). `idle_timeout` 0 switches idleness off; with
-    `explicit` only the steps of `joinery trace` raise it."""
+    """How an input's watermark moves (docs/semantics.md#time). `idle_timeout` 0 switches idleness off. A record whose
+    event time is more than `max_future` ahead goes to the dead letters and moves nothing; "off" takes any. With
+    `explicit` only the steps of `joinery trace` raise the watermark."""
 
     delay: PositiveDuration = 0
     idle_timeout: PositiveDuration = 60_000
     on_idle: Literal["hold", "advance"] = "hold"
+    max_future: DurationOrOff = 24 * 3_600_000
     explicit: Bool = False
 
 

@@ -1,0 +1,73 @@
+"""Rows whose event time is too far ahead to be true (rule T11): a corrupt one would move the watermark past every row
+that is still to come, for ever.
+
+What they are ahead of is in the records and in the plan, so a replay finds the same rows; no clock is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, Watermark, clamp
+from joinery_runtime.job.model.duration import format_duration, format_time
+
+Timestamps = Callable[[np.ndarray], np.ndarray]
+"""The Kafka timestamps (int64, ms, negative: none) of the rows at these positions (int64)."""
+
+
+class FutureRows:
+    """Judges the rows of one range, batch by batch in their order.
+
+    Where the range's first row has a Kafka timestamp, a row is `future` when its event time is more than
+    `max_future_ms` ahead of its own record's timestamp and of the first one's; so the others' timestamps, which are
+    dear to ask for, are looked at only where an event time is ahead of the first one's. Else a row is compared with
+    the input's `watermark` in the plan and with the highest event time before it in the range, if there is a watermark.
+    """
+
+    def __init__(self, max_future_ms: int, watermark: Watermark) -> None:
+        self._most, self._reached = max_future_ms, watermark
+        self._first: int | None = None  # the Kafka timestamp of the first row, once there was one; negative: none
+
+    def find(self, times: np.ndarray, timestamps: Timestamps | None) -> dict[int, int]:
+        """`times` are int64[n]. By position, what the rows that are `future` are ahead of."""
+        if not len(times):
+            return {}
+        if self._first is None:
+            self._first = -1 if timestamps is None else int(timestamps(np.zeros(1, dtype=np.int64))[0])
+        if timestamps is not None and self._first >= 0:
+            return self._by_timestamps(times, self._first, timestamps)
+        return {} if self._reached is None else self._by_what_was_reached(times, self._reached)
+
+    def reason(self, event_time: str, ts: int, ahead_of: int) -> str:
+        """For the dead letter of a row at `ts`; `event_time` names its column."""
+        by_kafka = self._first is not None and self._first >= 0
+        what = "its record's Kafka timestamp" if by_kafka else "what the input has reached"
+        return (
+            f"future: event time {event_time!r} is {format_time(ts)}, more than watermark.maxFuture "
+            f"({format_duration(self._most)}) ahead of {what}, {format_time(ahead_of)}"
+        )
+
+    def _by_timestamps(self, times: np.ndarray, first: int, timestamps: Timestamps) -> dict[int, int]:
+        ahead = np.flatnonzero(times > first + self._most)
+        if not len(ahead):
+            return {}
+        stamps = np.maximum(timestamps(ahead), first)
+        found = times[ahead] - self._most > stamps
+        return dict(zip(ahead[found].tolist(), stamps[found].tolist(), strict=True))
+
+    def _by_what_was_reached(self, times: np.ndarray, reached: int) -> dict[int, int]:
+        ahead = np.flatnonzero(times > clamp(reached + self._most))
+        others = times.copy()
+        others[ahead] = BEGIN_OF_TIME
+        highest = np.maximum.accumulate(others)
+        found: dict[int, int] = {}
+        for row in ahead.tolist():
+            reached = max(reached, int(highest[row]))
+            if times[row] > clamp(reached + self._most):
+                found[row] = reached
+            else:
+                reached = int(times[row])
+        self._reached = max(reached, int(highest[-1]))
+        return found
