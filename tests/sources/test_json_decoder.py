@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from budget import examples
@@ -71,6 +71,12 @@ def reason(arrow: pa.DataType, written: str | bytes) -> str:
         (pa.string(), r'"\u00e9\ud83d\ude00\n"', "é😀\n"),
         (pa.string(), r'"\\ud83d"', r"\ud83d"),
         (pa.string(), "12", "12"),
+        (pa.string(), "1.10", "1.10"),
+        (pa.string(), "12345678901234567890.5", "12345678901234567890.5"),
+        (pa.string(), "-0", "-0"),
+        (pa.string(), "1E+3", "1E+3"),
+        (pa.string(), '"1.10"', "1.10"),
+        (pa.string(), "true", "true"),
         (pa.string(), '{"b": [1]}', '{"b": [1]}'),
         (pa.binary(), '"/wA="', b"\xff\x00"),
         (pa.decimal128(20, 4), "0.1", Decimal("0.1000")),
@@ -329,6 +335,49 @@ def test_records_decode_the_same_however_they_are_cut_into_batches(
     assert whole.rows.to_pylist() == [row for _, part in parts for row in part.rows.to_pylist()]
     assert whole.index.tolist() == [start + i for start, part in parts for i in part.index.tolist()]
     assert [bad.index for bad in whole.bad] == [start + bad.index for start, part in parts for bad in part.bad]
+
+
+# --- numbers in string columns keep their text ------------------------------------------------------------------------
+
+number_texts = st.from_regex(r"\A-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?\Z")
+quoted = st.text('ab1-9"\\{}[],: é\n', max_size=6).map(json.dumps)
+scalars = number_texts | quoted | st.sampled_from(["true", "false", "null"])
+spaces = st.sampled_from(["", " "])
+
+
+@st.composite
+def json_objects(draw: st.DrawFn, depth: int = 1) -> str:
+    """An object as text, with names that repeat, have escapes, or look like a value's end."""
+    names = ["a", "\u00e9", 'q"', "b", "{a"]
+    members = []
+    for name in draw(st.lists(st.sampled_from(names), max_size=4)):
+        written = draw(st.sampled_from([json.dumps(name), json.dumps(name, ensure_ascii=False), '"\\u0061"']))
+        value = draw(scalars | (json_objects(depth - 1) if depth else scalars))
+        members.append(f"{draw(spaces)}{written}{draw(spaces)}:{draw(spaces)}{value}{draw(spaces)}")
+    return "{" + ",".join(members) + "}"
+
+
+class AsWritten(str):
+    pass
+
+
+AS_WRITTEN = json.JSONDecoder(
+    parse_float=AsWritten, parse_int=AsWritten, object_pairs_hook=lambda pairs: dict(reversed(pairs)), strict=False
+)
+
+
+@settings(max_examples=examples(500), deadline=None)
+@given(st.lists(json_objects(), min_size=1, max_size=6))
+@example(['{"x": {"a": 1.10}, "a": 2.20}', '{"a": "3.30", "x": {"a": 1.0}}'])
+@example(['{"\\u0061": 1.10}', '{"a": 1.0, "a": 2.0}', '{"b": "\\"a\\": 5", "a": "6"}'])
+def test_a_number_in_a_string_column_keeps_its_text(records: list[str]) -> None:
+    schema = pa.schema({name: pa.string() for name in ("a", "\u00e9", 'q"', "{a")})
+    decoded = decode(schema, *(record.encode() for record in records))
+    assert not decoded.bad
+    for record, row in zip(records, decoded.rows.to_pylist(), strict=True):
+        for name, value in AS_WRITTEN.decode(record).items():
+            if name in row and isinstance(value, str):
+                assert row[name] == value
 
 
 @settings(max_examples=examples(400), deadline=None)
