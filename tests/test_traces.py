@@ -216,6 +216,7 @@ def _check_line(line: Mapping[str, Any], expected: Expected, trace: Trace, place
     _check_if_said(line["watermarks"], expected.watermarks, place)
     _check_if_said(line["stepWatermarks"], expected.step_watermarks and list(expected.step_watermarks), place)
     _check_if_said(line.get("dropped", {}), expected.dropped, place)
+    _check_if_said(line.get("after_eviction", {}), expected.after_eviction, place)
 
 
 def _check_if_said(shown: object, expected: object | None, place: str) -> None:

@@ -147,3 +147,21 @@ def test_hottest_keys_are_told_once_there_is_state_and_then_by_checkpoints(world
     (checkpoint,) = epochs(driver)
     assert [(key.key, key.rows) for key in checkpoint.hottest] == [("k=cold", 7), ("k=hot", 3)]
     assert (checkpoint.amplification, checkpoint.too_hot) == (None, ())
+
+
+def test_rows_that_come_late_and_rows_that_come_after_their_partners_are_counted_apart(world: World) -> None:
+    """The job is one inner step of [-40, 80] with delays of 5 and 3; watermarks are 1,995 and 1,997."""
+    for name, ts in (("orders", 2_000), ("payments", 2_000)):
+        add(world, name, "a", ts)
+        if name == "orders":
+            add(world, name, "a", ts, partition=1)
+    driver = started(world)
+    epochs(driver)
+    for ts in (1_995, 1_994, 1_915, 1_914, 1_900):
+        add(world, "orders", "b", ts)
+    (report,) = epochs(driver)
+    assert report.after_eviction == {"orders": 2}
+    assert report.dropped == {"orders": {"late": 2}}
+    assert report.totals.behind == {"orders": 95}, "a delay of 95 ms more would have kept all of them"
+    again = started(world)
+    assert again.state.totals == report.totals

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 END = 2**63 - 1
 
 _TRACE = {"about", "source", "covers", "differs", "spark", "anyCut", "kind", "job", "steps", "refused"}
-_EXPECT = {"output", "late", "dropped", "watermarks", "stepWatermarks", "dead", "fails"}
+_EXPECT = {"output", "late", "dropped", "watermarks", "stepWatermarks", "dead", "after_eviction", "fails"}
 _SCHEMA = {"k": "string", "v": "string", "ts": "timestamp"}
 _ENDS = {"output": {"file": {"path": "unused-output.jsonl"}}, "stateStore": {"memory": {}}}
 
@@ -30,9 +30,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What one step prints. `watermarks`, `step_watermarks` (one per join) and `dropped` (by input and reason, without
-    late rows) are None where the trace does not say; inputs that `late` and `dead` leave out have 0. With `fails` the
-    step raises an error whose text holds all of these fragments."""
+    """What one step prints. `watermarks`, `step_watermarks` (one per join), `dropped` (by input and reason, without
+    late rows) and `after_eviction` are None where the trace does not say; inputs that `late` and `dead` leave out have
+    0. With `fails` the step raises an error whose text holds all of these fragments."""
 
     output: tuple[Row, ...] = ()
     late: Mapping[str, int] | None = None
@@ -40,6 +40,7 @@ class Expected:
     watermarks: Mapping[str, int | None] | None = None
     step_watermarks: tuple[Mapping[str, int | None], ...] | None = None
     dead: Mapping[str, int] | None = None
+    after_eviction: Mapping[str, int] | None = None
     fails: tuple[str, ...] = ()
 
 
@@ -133,6 +134,7 @@ def _step(raw: Mapping[str, Any], place: str, complete: Callable[[Row], Row]) ->
         watermarks=_watermarks(expect.get("watermarks")),
         step_watermarks=_step_watermarks(expect.get("stepWatermarks")),
         dead=expect.get("dead"),
+        after_eviction=expect.get("after_eviction"),
         fails=tuple(expect.get("fails", ())),
     )
     return Step({key: value for key, value in raw.items() if key != "expect"}, expected)

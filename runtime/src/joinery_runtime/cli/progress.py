@@ -89,6 +89,7 @@ class JsonProgress:
             watermarks=dict(report.watermarks),
             backlog=dict(report.backlog),
             dropped={name: dict(counts) for name, counts in report.dropped.items()},
+            after_eviction=dict(report.after_eviction),
             dead={name: count for name, count in report.dead.items() if count},
             lost=dict(report.lost),
             segments=report.segments,

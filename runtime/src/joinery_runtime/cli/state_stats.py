@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from joinery_runtime.cli.common import size_text
@@ -101,6 +101,7 @@ class Stats:
     store: str
     schema_version: int | None
     summary: Summary | None = None
+    after_eviction: Mapping[str, int] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         record = self.record
@@ -112,6 +113,7 @@ class Stats:
             "committed": record.committed,
             "planned": planned,
             "watermarks": dict(self.watermarks),
+            "after_eviction": dict(self.after_eviction),
             "sides": [asdict(side) for side in self.sides],
             **({} if self.summary is None else self.summary.document()),
             "savepoints": [savepoint_document(savepoint) for savepoint in self.savepoints],
@@ -127,6 +129,8 @@ class Stats:
             yield f"epoch {record.plan['epoch']} is planned and not committed, since {since}"
         for name, watermark in self.watermarks.items():
             yield f"watermark of {name}: {format_time(watermark)}"
+            if self.after_eviction.get(name):
+                yield f"  {self.after_eviction[name]:,} rows of it came when partners of them may have been gone"
         if self.summary is not None:
             yield from self.summary.lines()
         for side in self.sides:
@@ -165,4 +169,5 @@ def stats(job: Job, store: StateStore) -> Stats:
     place, version = (store.place, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
     sides = side_stats(after, record, totals, state_limits(job).caps)
     summary = None if rows is None else step.kind.summary(step, rows, after.outlook)
-    return Stats(record, after.watermarks, sides, store.savepoints(job.name), place, version, summary)
+    pins = store.savepoints(job.name)
+    return Stats(record, after.watermarks, sides, pins, place, version, summary, totals.after_eviction)

@@ -94,7 +94,9 @@ class ShardSummary:
     those for the output. `dropped` counts per input and reason; `staged` segments are new, `replaced` ones are merged
     into them, of `finished` ones no row of this shard is needed any more. `hottest` are the keys with the most rows in
     the state before the epoch, None where they were not counted. `removed` counts, by segment, rows that are no longer
-    part of the state although the segment goes on (sessions that went out or were replaced).
+    part of the state although the segment goes on (sessions that went out or were replaced). `after_eviction` counts
+    per input rows that were accepted when partners of them may have been gone; `behind` says per input with late rows
+    how far the furthest was behind its watermark (ms).
     """
 
     step: int
@@ -112,6 +114,8 @@ class ShardSummary:
     parts: Mapping[str, PartCounts] = field(default_factory=dict)
     matches: int = 0
     removed: Mapping[str, int] = field(default_factory=dict)
+    after_eviction: Mapping[str, int] = field(default_factory=dict)
+    behind: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

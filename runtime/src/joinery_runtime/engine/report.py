@@ -86,7 +86,8 @@ class Totals:
     """Counts since the job's state began. They travel from one epoch's result to the next, so they outlive drivers.
 
     `dropped` counts per input and reason (`late` is one), `dead` per input, `lost` over all inputs, `parts` per part of
-    the state.
+    the state. `after_eviction` counts per input rows that were taken when partners of them may have left the state
+    already; `behind` is how far, per input, the row that came latest was behind the watermark, if rows were late (ms).
     """
 
     rows_in: Mapping[str, int] = field(default_factory=dict)
@@ -95,6 +96,8 @@ class Totals:
     dead: Mapping[str, int] = field(default_factory=dict)
     lost: int = 0
     parts: Mapping[str, PartTotals] = field(default_factory=dict)
+    after_eviction: Mapping[str, int] = field(default_factory=dict)
+    behind: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def late(self) -> int:
@@ -115,6 +118,8 @@ class Totals:
                 part: self.parts.get(part, PartTotals()).after(found, *rows[part])
                 for part, found in part_counts(outcome, rows).items()
             },
+            after_eviction=_sum(self.after_eviction, _after_eviction(outcome)),
+            behind=_furthest(self.behind, *(summary.behind for summary in outcome.shards.values())),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -125,6 +130,8 @@ class Totals:
             "dead": dict(self.dead),
             "lost": self.lost,
             "parts": {part: asdict(totals) for part, totals in self.parts.items()},
+            "after_eviction": dict(self.after_eviction),
+            "behind": dict(self.behind),
         }
 
     @classmethod
@@ -143,10 +150,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """One committed epoch in numbers. `dropped` counts per input and reason, `backlog` records still unread per input,
-    `watermarks` are those that were in force, `lost` records that the broker had deleted, per partition; `hottest`
-    keys are as of the newest count, `too_hot` those with more rows than `hotKeyWarning`, `warnings` what is to be said
-    of them for the first time; `parts` is the size of each part of the state."""
+    """One committed epoch in numbers. `dropped` counts per input and reason, `after_eviction` per input, `backlog`
+    records still unread per input, `watermarks` are those that were in force, `lost` records that the broker had
+    deleted, per partition; `hottest` keys are as of the newest count, `too_hot` those with more rows than
+    `hotKeyWarning`, `warnings` what is to be said of them for the first time; `parts` is the size of each part of the
+    state."""
 
     epoch: int
     rows_in: Mapping[str, int]
@@ -164,6 +172,7 @@ class EpochReport:
     too_hot: tuple[KeyRows, ...] = ()
     warnings: tuple[str, ...] = ()
     parts: Mapping[str, StateSize] = field(default_factory=dict)
+    after_eviction: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def amplification(self) -> float | None:
@@ -198,6 +207,7 @@ def epoch_report(
         too_hot=hot_keys.too_hot,
         warnings=hot_keys.warnings,
         parts=parts,
+        after_eviction=_after_eviction(outcome),
     )
 
 
@@ -248,6 +258,19 @@ def _lost(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
     counts = Counter(plan.lost)
     counts.update({partition_id(r.partition): r.lost for r in outcome.read.partitions if r.lost})
     return dict(counts)
+
+
+def _after_eviction(outcome: EpochOutcome) -> Counter[str]:
+    """Per input, rows that were accepted when partners of them may have been gone (T10)."""
+    counts: Counter[str] = Counter()
+    for summary in outcome.shards.values():
+        counts.update(summary.after_eviction)
+    return counts
+
+
+def _furthest(*behind: Mapping[str, int]) -> dict[str, int]:
+    names = {name for each in behind for name in each}
+    return {name: max(each[name] for each in behind if name in each) for name in names}
 
 
 def _dropped(outcome: EpochOutcome) -> dict[str, Counter[str]]:

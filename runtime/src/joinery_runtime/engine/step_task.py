@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepRun, StepWork, with_marks
 from joinery_runtime.core.table import compaction
+from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
 from joinery_runtime.core.table.segment import Run, SegmentMeta, merge
 from joinery_runtime.engine.cache import SegmentCache
@@ -27,12 +28,18 @@ Groups = list[list[SegmentMeta]]
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step made: the kernel's result, runs to stage by part, keys of segments that were merged or finished."""
+    """What a step made: the kernel's result, runs to stage by part, keys of segments that were merged or finished.
+
+    `after_eviction` counts, per side, rows that were accepted when partners of them may have left the state (T10);
+    `behind` is how far the row that is furthest behind its input's watermark is, of sides with late rows (ms).
+    """
 
     result: StepResult
     runs: Sequence[tuple[str, Run]] = ()
     replaced: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
+    after_eviction: Mapping[int, int] = field(default_factory=dict)
+    behind: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,35 @@ class StepTask:
             [*self._added(result), *self._rewritten(result, rewrites), *self._marked(result, rewrites, mark_merges)],
             tuple(s.key for g in (*(r.group for r in rewrites if not r.shared), *merged) for s in g),
             tuple(sorted(result.finished | shared | self._finished_marks())),
+            after_eviction=self._after_eviction(arrivals, result),
+            behind=self._behind(arrivals, result),
         )
+
+    # --- rows that come late ------------------------------------------------------------------------------------------
+
+    def _after_eviction(self, arrivals: Arrivals, result: StepResult) -> dict[int, int]:
+        """Every late row is older than those that are counted here, so what remains was accepted."""
+        found: dict[int, int] = {}
+        for side, rows in self._records(arrivals):
+            complete = self._step.kind.complete_from(self._step, side, self._horizons)
+            if complete is not None:
+                older = int((rows.column(TS).to_numpy() < complete).sum())
+                found[side] = older - result.dropped[side].get("late", 0)
+        return {side: count for side, count in found.items() if count > 0}
+
+    def _behind(self, arrivals: Arrivals, result: StepResult) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for side, rows in self._records(arrivals):
+            watermark = self._work.plan.watermarks[self._step.sides[side].time]
+            if watermark is not None and result.dropped[side].get("late"):
+                found[side] = watermark - int(rows.column(TS).to_numpy().min())
+        return found
+
+    def _records(self, arrivals: Arrivals) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """What came of inputs; rows of the step before are nobody's records (N2)."""
+        for side, rows in enumerate(arrivals):
+            if rows is not None and rows.num_rows and not self._step.sides[side].intake.chained:
+                yield side, rows
 
     # --- what the kernel gets -----------------------------------------------------------------------------------------
 

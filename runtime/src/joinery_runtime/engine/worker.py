@@ -205,6 +205,8 @@ class Worker:
             parts={side.part: _counts(step, i, result, shard) for i, side in enumerate(step.sides)},
             matches=result.matches,
             removed=_removed(step, result),
+            after_eviction={step.sides[side].time: n for side, n in done.after_eviction.items() if side in counted},
+            behind={step.sides[side].time: ms for side, ms in done.behind.items()},
         )
 
     def _hottest(self, work: EpochWork, step: StepSpec, shard: int, task: StepTask) -> tuple[KeyRows, ...] | None:

@@ -56,14 +56,17 @@ class _Trace:
         late: Counter[str] = Counter(dict.fromkeys(self._logs, 0))
         dead: Counter[str] = Counter(dict.fromkeys(self._logs, 0))
         dropped: dict[str, Counter[str]] = {}
+        after_eviction: Counter[str] = Counter()
         for report in self._apply(step):
             dead.update(report.dead)
+            after_eviction.update(report.after_eviction)
             for name, counts in report.dropped.items():
                 late[name] += counts.get("late", 0)
                 dropped.setdefault(name, Counter()).update({r: n for r, n in counts.items() if r != "late"})
         line = {"output": in_order(self._environment.output.take()), "watermarks": self._watermarks()}
         found = {name: dict(counts) for name, counts in dropped.items() if counts}
-        return {**line, "late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
+        line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
+        return line | ({"after_eviction": dict(after_eviction)} if after_eviction else {})
 
     def handed_on(self) -> list[dict[str, int | None]]:
         times = {name: InputTime(watermark, None) for name, watermark in self._watermarks().items()}

@@ -103,6 +103,10 @@ class AsOfJoin(Join):
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
+    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
+        """The version that was valid at the row's time may be superseded and gone (A2)."""
+        return horizons[RIGHT].now if side == LEFT else None
+
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         """Up to where rows have waited long enough (A3). The end releases them all (A4), but a table that has ended
         forgets nothing: its time stays where its last row was (A2)."""

@@ -108,6 +108,10 @@ class IntervalJoin(Join):
         lowest = clamp(min(own[LEFT], own[RIGHT]) - reach - self.allowed_lateness)
         return lowest, lowest
 
+    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
+        """J3: the earliest partner of the row is let go at the other side's horizon."""
+        return earlier(horizons[1 - side].now, self.partner_bounds(side)[0])
+
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         left, right = step.sides
         return {left.part: earlier(lows[right.time], self.upper), right.part: earlier(lows[left.time], -self.lower)}

@@ -73,6 +73,10 @@ class SessionWindowJoin(Join):
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
+    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
+        """A session that the row would have extended may be closed."""
+        return horizons[side].now
+
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         return lower_of_both(step, lows)
 

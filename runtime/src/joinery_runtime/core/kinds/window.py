@@ -71,6 +71,11 @@ class WindowJoin(Join):
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
+    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
+        """The first window of the row is closed."""
+        closed = horizons[side].now
+        return None if closed is None else clamp(self.last_closed(closed) * self.slide + self.size)
+
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         return lower_of_both(step, lows)
 

@@ -62,6 +62,11 @@ class Kind(ABC):
         judges by the horizons. Rows of the step before never are late (N2)."""
         return (None,) * len(step.sides)
 
+    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
+        """An arriving row of the side from before this event time may come when partners of it have left the state
+        already (T10); None: no row does. `horizons` are those of the sides."""
+        return None
+
     def lowest_times(self, step: StepSpec, times: Times) -> Lows:
         """Of the inputs that this step reads: the lowest event time that may still come, late rows apart."""
         read = [side.time for side in step.sides if not side.intake.chained]

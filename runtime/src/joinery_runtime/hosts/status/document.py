@@ -70,6 +70,7 @@ def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now
         rows_per_second=None if rates is None else round(rates[name]),
         idle=snapshot.idle.get(name),
         ended=snapshot.inputs[name].progress.ended if name in snapshot.inputs else None,
+        after_eviction=None if snapshot.totals is None else snapshot.totals.after_eviction.get(name, 0),
     )
 
 

@@ -87,12 +87,16 @@ def _totals(board: Board, totals: Totals) -> Iterator[Metric]:
     read = CounterMetricFamily("joinery_rows_in", "Records read since the state began.", labels=["input"])
     dead = CounterMetricFamily("joinery_dead_letters", "Records that could not be used.", labels=["input"])
     dropped = CounterMetricFamily("joinery_dropped", "Rows that went no further.", labels=["input", "reason"])
+    gone = CounterMetricFamily(
+        "joinery_after_eviction", "Rows that came when partners of them may have left the state.", labels=["input"]
+    )
     for name in board.inputs:
+        gone.add_metric([name], totals.after_eviction.get(name, 0))
         read.add_metric([name], totals.rows_in.get(name, 0))
         dead.add_metric([name], totals.dead.get(name, 0))
         for reason, count in ({"late": 0} | dict(totals.dropped.get(name, {}))).items():
             dropped.add_metric([name, reason], count)
-    yield from (read, dead, dropped)
+    yield from (read, dead, dropped, gone)
 
 
 def _sides(snapshot: JobSnapshot, totals: Totals) -> Iterator[Metric]:

@@ -58,6 +58,9 @@ class InputStatus(Model):
     rows_per_second: Count | None = None
     idle: bool | None = None
     ended: bool | None = None
+    after_eviction: Annotated[
+        Count | None, Field(description="Rows that came when partners of them may have left the state already.")
+    ] = None
 
 
 class HotKey(Model):
