@@ -1,5 +1,6 @@
 """The SQL of a job in other ways of writing it: names, places, bounds, options. test_sql_forms.py has every join."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,36 @@ def test_plain_numbers_are_milliseconds_where_both_event_times_are_int64():
     assert step.interval == Interval(of="orders", lower=-1, upper=3)
 
 
+def event_times(*types):
+    """Inputs a, b and c with these types of event times."""
+    return [
+        {
+            "name": name,
+            "file": {"path": name},
+            "format": "json",
+            "schema": [{"name": "k", "type": "string"}, {"name": "ts", "type": kind}],
+            "eventTime": "ts",
+        }
+        for name, kind in zip("abc", types, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("types", list(product(["int64", "timestamp"], repeat=3)), ids="-".join)
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        "c.ts >= a.ts AND c.ts <= b.ts + INTERVAL '10' SECOND",
+        "c.ts BETWEEN b.ts AND b.ts + INTERVAL '1' SECOND AND c.ts BETWEEN a.ts AND a.ts + INTERVAL '2' SECOND",
+        "c.ts - b.ts BETWEEN INTERVAL '0' SECOND AND INTERVAL '1' SECOND AND NOT c.ts - INTERVAL '1' SECOND > a.ts",
+    ],
+)
+def test_bounds_of_two_inputs_go_with_event_times_of_any_types(types, bounds):
+    sql = f"SELECT a.k FROM a JOIN b ON a.k = b.k AND a.ts = b.ts JOIN c ON b.k = c.k AND {bounds}"
+    spec = {"inputs": event_times(*types), "sql": sql, "output": {"file": {"path": "out.jsonl"}}}
+    pipeline = compile_join(StreamJoin.model_validate({"metadata": {"name": "job"}, "spec": spec}))
+    assert pipeline.last.residual is not None
+
+
 MIRRORED = {"<=": ">=", ">=": "<="}
 
 
@@ -194,7 +225,8 @@ def test_the_example_is_the_join_of_its_twin():
 
 def test_what_expressions_take_is_the_same_after_the_sql_was_written_anew():
     page = (Path(__file__).parents[3] / "docs" / "expressions.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ") for line in page.partition("|---|---|---|")[2].splitlines() if line.startswith("| ")]
+    table = page.partition("|---|---|---|")[2].partition("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
     examples = [cells[-2].strip("`").replace("\\|", "|") for cells in rows]
     assert len(examples) >= 25
     for text in examples:

@@ -79,16 +79,20 @@ def _limits(part: exp.Expr, link: Link) -> list[Limit]:
     if columns != {_time(right), _time(earlier[0])}:
         raise NoBoundError("a bound is constant, it cannot depend on a column (rule J8); write an INTERVAL")
     limits = [Limit(earlier[0].name, bound, part) for bound in bounds_of(part, (earlier[0], right))]
-    if right.integer_time and earlier[0].integer_time:
-        _as_numbers(part)
+    if right.integer_time or earlier[0].integer_time:
+        _as_numbers(part, {_time(table) for table in (right, earlier[0]) if not table.integer_time})
     return limits
 
 
-def _as_numbers(part: exp.Expr) -> None:
-    """Where `where` says a bound on times that are integers, as of an input that the step does not count from."""
+def _as_numbers(part: exp.Expr, timestamps: set[_Column]) -> None:
+    """Where `where` says a bound on times of which one is an integer, as of an input that the step does not count from:
+    the other one, if it is among `timestamps`, and intervals are milliseconds, too."""
     for interval in list(part.find_all(exp.Interval)):
         ms = interval_ms(interval)
         interval.replace(exp.Literal.number(int(ms) if ms.denominator == 1 else float(ms)))
+    for column in list(part.find_all(exp.Column)):
+        if (column.table, column.name) in timestamps:
+            column.replace(exp.cast(column.copy(), exp.DType.BIGINT))
 
 
 def _without_not(part: exp.Expr) -> exp.Expr:
