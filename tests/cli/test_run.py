@@ -124,7 +124,10 @@ def test_a_port_that_is_taken_is_named(joinery: Joinery, job_file: Path) -> None
         port = taken.getsockname()[1]
         ended = joinery("run", job_file, "--status-port", port)
     assert ended.code == 3
-    assert f"The status port {port} cannot be opened: Address already in use. Name another --status-port" in ended.err
+    assert (
+        f"The status port {port} cannot be opened on 127.0.0.1: Address already in use. Name another --status-port"
+        in ended.err
+    )
 
 
 def test_how_long_a_stall_may_be_is_a_duration(joinery: Joinery, job_file: Path) -> None:

@@ -26,7 +26,6 @@ def test_jobs_run_through_killed_executors_and_python_workers():
     with StandaloneCluster(workers=2, cores=1, memory="1g") as cluster:
         assert len(cluster.worker_pids()) == 2
         assert cluster.executor_pids() == []
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         command = [sys.executable, "-c", DRIVER, cluster.master_url]
         with subprocess.Popen(
             command,
@@ -34,7 +33,7 @@ def test_jobs_run_through_killed_executors_and_python_workers():
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=environment,
+            env=cluster.environment,
         ) as driver:
 
             def job() -> int:

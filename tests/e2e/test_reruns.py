@@ -3,9 +3,7 @@ became of the attempts before; and an epoch that is run again by a driver of an 
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,24 +44,23 @@ def test_a_worker_that_dies_in_its_transaction_or_after_it(scene: Scene) -> None
 
 
 @pytest.fixture
-def two_hosts(tmp_path: Path) -> Iterator[str]:
-    """The master URL of a cluster of two hosts with one core each."""
+def two_hosts(tmp_path: Path) -> Iterator[StandaloneCluster]:
+    """A cluster of two hosts with one core each."""
     with StandaloneCluster(workers=1) as cluster:
         command = [str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker",
                    "--host", OTHER_ADDRESS, "--webui-port", "0", "--cores", "1", "--memory", "1g",
                    "--work-dir", str(tmp_path / "other"), cluster.master_url]  # fmt: skip
-        environment = {**os.environ, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": OTHER_ADDRESS,
-                       "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}  # fmt: skip
+        environment = {**cluster.environment, "SPARK_LOCAL_IP": OTHER_ADDRESS}
         other = ChildProcess(command, tmp_path / "other.log", environment)
-        yield cluster.master_url
+        yield cluster
         other.stop()
 
 
-def test_speculative_attempts_write_once(scene: Scene, two_hosts: str) -> None:
+def test_speculative_attempts_write_once(scene: Scene, two_hosts: StandaloneCluster) -> None:
     """The slow attempt has an open transaction, or has committed it, when the other one begins."""
     with Feeder(scene.job.bootstrap, scene.job.name, seed=6) as feeder:
         slow = "transaction-sent@4=SIGSTOP transaction-committed@7=SIGSTOP"
-        run = scene.start(slow, two_hosts, SPECULATION)
+        run = scene.start(slow, two_hosts.master_url, SPECULATION, two_hosts.environment)
         scene.hurt_at("transaction-sent")
         epoch = scene.hurt_at("transaction-committed")
         run.wait_for_more_epochs(3)

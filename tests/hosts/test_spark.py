@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -46,10 +45,9 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkContext]:
         command = [str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker",
                    "--host", OTHER_ADDRESS, "--webui-port", "0", "--cores", "1", "--memory", "1g",
                    "--work-dir", str(folder), cluster.master_url]  # fmt: skip
-        environment = {**os.environ, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": OTHER_ADDRESS,
-                       "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}  # fmt: skip
-        other = ChildProcess(command, folder / "log", environment)
-        conf = {**TASK_CONF, **SPECULATION, "spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}
+        other = ChildProcess(command, folder / "log", {**cluster.environment, "SPARK_LOCAL_IP": OTHER_ADDRESS})
+        conf = {**TASK_CONF, **SPECULATION, "spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m",
+                "spark.authenticate.secret": cluster.secret}  # fmt: skip
         context = start_context("host tests", conf, cluster.master_url)
         _wait_for_executors(context, 2)
         yield context

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -24,12 +24,20 @@ from joinery_runtime.hosts.spark import (
     start_context,
     stop_context,
 )
+from joinery_runtime.hosts.spark_security import SECRET
 from joinery_runtime.sources.base import PartitionRef, Range
 
 Start = Callable[..., dict[str, str]]
 
 
 class RecordedContext:
+    arguments: ClassVar[dict[str, str]]
+    """What the JVM was started with."""
+
+    @classmethod
+    def _ensure_initialized(cls, conf: SparkConf | None = None) -> None:
+        cls.arguments = dict(conf.getAll()) if conf else {}
+
     def __init__(self, conf: SparkConf) -> None:
         self.conf = dict(conf.getAll())
 
@@ -41,7 +49,7 @@ class RecordedContext:
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """Settings that a context is started with."""
     monkeypatch.setattr(spark, "SparkContext", RecordedContext)
-    monkeypatch.setattr(spark, "SparkConf", lambda: SparkConf(loadDefaults=False))
+    monkeypatch.setattr(spark, "SparkConf", lambda **_: SparkConf(loadDefaults=False))
     monkeypatch.setattr(os, "environ", {**os.environ})
 
     def start(conf: dict[str, str] | None = None, master: str | None = None) -> dict[str, str]:
@@ -74,7 +82,7 @@ def test_the_jobs_master_and_driver_host_stay(start: Start) -> None:
 
 
 def test_the_argument_goes_before_the_jobs_master(start: Start) -> None:
-    settings = start({"spark.master": "local[1]"}, "spark://there:7077")
+    settings = start({"spark.master": "local[1]", "spark.authenticate.secret": "s"}, "spark://there:7077")
     assert settings["spark.master"] == "spark://there:7077"
     assert "spark.driver.host" not in settings
 
@@ -111,6 +119,74 @@ def test_a_pods_log_has_warnings(start: Start, master: str, level: str) -> None:
     settings = start(master=master)
     assert settings["spark.driver.defaultJavaOptions"].endswith(f"-Djoinery.spark.log={level}")
     assert settings["log level"] == level.upper()
+
+
+# --- who may talk to Spark --------------------------------------------------------------------------------------------
+
+EVERY_MASTER = ["local", "local[2]", "local[*,4]", "local-cluster[2,1,1024]", "k8s://https://there:443", "yarn"]
+
+
+@pytest.mark.parametrize("master", EVERY_MASTER)
+def test_connections_are_authenticated_and_encrypted_on_every_master(start: Start, master: str) -> None:
+    settings = start(master=master)
+    assert settings["spark.authenticate"] == settings["spark.network.crypto.enabled"] == "true"
+
+
+def test_spark_makes_a_secret_of_its_own_where_it_can_and_else_each_application_gets_one(start: Start) -> None:
+    made = {master: start(master=master).get(SECRET) for master in EVERY_MASTER}
+    assert [master for master, secret in made.items() if secret] == ["local-cluster[2,1,1024]"]
+    assert start(master="local-cluster[2,1,1024]")[SECRET] != made["local-cluster[2,1,1024]"]
+    assert len(made["local-cluster[2,1,1024]"] or "") == 64
+
+
+@pytest.mark.parametrize("named", ["job", "file"])
+def test_a_standalone_clusters_secret_has_to_be_named(start: Start, tmp_path: Path, named: str) -> None:
+    os.environ["SPARK_CONF_DIR"] = str(tmp_path)
+    with pytest.raises(EnvironmentProblem, match=r"is not named: .* neither in spark-defaults.conf nor in the job's"):
+        start(master="spark://there:7077")
+    if named == "file":
+        (tmp_path / "spark-defaults.conf").write_text(f"{SECRET} shared\n")
+    settings = start({SECRET: "shared"} if named == "job" else {}, "spark://there:7077")
+    assert settings["spark.authenticate"] == "true"
+    assert "spark.network.crypto.cipher" not in settings, "both ends need the same, and the cluster has its own"
+
+
+@pytest.mark.parametrize("master", [*EVERY_MASTER, "spark://there:7077"])
+def test_who_switches_authentication_off_gets_nothing_that_needs_it(start: Start, master: str) -> None:
+    settings = start({"spark.authenticate": "false"}, master)
+    assert settings["spark.authenticate"] == "false"
+    assert not [name for name in settings if "crypto" in name or "encryption" in name or "secret" in name]
+
+
+@pytest.mark.parametrize("own", [{"spark.authenticate": "true"}, {"spark.network.crypto.enabled": "true"}])
+def test_the_jobs_own_words_for_the_same_change_nothing(start: Start, own: dict[str, str]) -> None:
+    assert start(own, "local[2]") == start(master="local[2]")
+
+
+def test_no_secret_is_an_argument_of_the_jvm(start: Start) -> None:
+    conf = {"spark.hadoop.fs.s3a.secret.key": "hush", "spark.ssl.keyPassword": "hush", "spark.mine": "seen"}
+    settings = start(conf, "local-cluster[2,1,1024]")
+    assert settings.items() >= conf.items()
+    assert RecordedContext.arguments["spark.mine"] == "seen"
+    assert not {"hush", settings[SECRET]} & set(RecordedContext.arguments.values())
+
+
+@pytest.mark.parametrize(
+    ("master", "address", "page"),
+    [
+        ("local[2]", "127.0.0.1", None),
+        ("local-cluster[2,1,1024]", "127.0.0.1", None),
+        ("spark://there:7077", None, "false"),
+        ("k8s://https://there:443", None, None),  # the operator sets the pod's address
+    ],
+)
+def test_sparks_page_is_for_this_machine_only(start: Start, master: str, address: str | None, page: str | None) -> None:
+    os.environ.pop("SPARK_LOCAL_IP", None)
+    settings = start({SECRET: "s"}, master)
+    assert (os.environ.get("SPARK_LOCAL_IP"), settings.get("spark.ui.enabled")) == (address, page)
+    os.environ["SPARK_LOCAL_IP"] = "10.0.0.1"
+    assert start({SECRET: "s", "spark.ui.enabled": "true"}, master)["spark.ui.enabled"] == "true"
+    assert os.environ["SPARK_LOCAL_IP"] == "10.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -156,10 +232,12 @@ def test_with_java_it_names_the_master(start: Start, monkeypatch: pytest.MonkeyP
 def _fail_to_start(
     start: Start, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], master: str | None = None
 ) -> None:
-    def no_context(conf: SparkConf) -> None:
-        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+    class NoContext:
+        @classmethod
+        def _ensure_initialized(cls, conf: SparkConf | None = None) -> None:
+            raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
 
-    monkeypatch.setattr(spark, "SparkContext", no_context)
+    monkeypatch.setattr(spark, "SparkContext", NoContext)
     monkeypatch.setattr(os, "environ", environment)
     start(master=master)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -474,6 +475,12 @@ def test_metrics(scene: Scene, site: Site) -> None:
     found = metrics(site)
     assert {name: found.get(name) for name in expected} == expected
     assert 'joinery_watermark_seconds{input="payments"}' not in found
+
+
+def test_only_this_machine_is_answered_unless_another_address_is_named(scene: Scene) -> None:
+    for address, others in (("127.0.0.1", False), ("127.0.0.2", True)):
+        with serve_status(scene.board, 0, address) as port, socket.socket() as asking:
+            assert (asking.connect_ex(("127.0.0.2", port)) == 0) is others
 
 
 def test_two_boards_in_one_process_do_not_meet(site: Site) -> None:

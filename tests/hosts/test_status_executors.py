@@ -61,7 +61,11 @@ def test_an_executor_ends_the_wait() -> None:
 def bare() -> Iterator[SparkContext]:
     """A cluster without workers."""
     with StandaloneCluster(workers=0) as cluster:
-        context = start_context("no executors", {"spark.driver.host": "127.0.0.1"}, cluster.master_url)
+        context = start_context(
+            "no executors",
+            {"spark.driver.host": "127.0.0.1", "spark.authenticate.secret": cluster.secret},
+            cluster.master_url,
+        )
         yield context
         stop_context(context)
 

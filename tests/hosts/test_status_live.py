@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +70,9 @@ class Run:
 
 
 @contextmanager
-def started(path: Path, folder: Path, *options: str) -> Iterator[Run]:
+def started(path: Path, folder: Path, *options: str, environment: Mapping[str, str] = os.environ) -> Iterator[Run]:
     port, ending = free_port(), folder / "ending"
-    environment = {**os.environ, "JOINERY_ENDING_FILE": str(ending), "JOINERY_REVISION": "abc123"}
+    environment = {**environment, "JOINERY_ENDING_FILE": str(ending), "JOINERY_REVISION": "abc123"}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [*MAIN, "run", str(path), "--status-port", str(port), *options],
@@ -217,7 +217,10 @@ def test_a_stop_ends_an_epoch_that_waits_for_executors_and_leaves_its_plan(
 ) -> None:
     job, path = unbounded
     produce(job.bootstrap, f"{job.name}.orders", [order(1)])
-    with StandaloneCluster(workers=0) as cluster, started(path, tmp_path, "--master", cluster.master_url) as run:
+    with (
+        StandaloneCluster(workers=0) as cluster,
+        started(path, tmp_path, "--master", cluster.master_url, environment=cluster.environment) as run,
+    ):
         status = run.until(lambda s: s.ready and s.executors == 0 and s.inputs[0].lag)
         assert status.committed == 0
         run.process.terminate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -34,7 +35,8 @@ def spark_home() -> Path:
 class StandaloneCluster:
     """`workers` worker JVMs with `cores` cores and `memory` (Spark's notation) each; use it as a context manager.
 
-    Drivers connect to `master_url`. An executor that is killed is started again by its worker, as on any cluster.
+    Drivers connect to `master_url` and have to know `secret`: it is in the `spark-defaults.conf` of
+    `environment["SPARK_CONF_DIR"]`. An executor that is killed is started again by its worker, as on any cluster.
     """
 
     def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
@@ -42,6 +44,7 @@ class StandaloneCluster:
         self._port, self._ui_port = free_port(), free_port()
         self.master_url = f"spark://127.0.0.1:{self._port}"
         self.directory = Path(tempfile.mkdtemp(prefix="joinery-spark-"))
+        self.secret = secrets.token_hex(16)
         self._master: ChildProcess | None = None
         self._workers: list[ChildProcess] = []
 
@@ -74,6 +77,7 @@ class StandaloneCluster:
         return [child for pid in self.worker_pids() for child in _children(pid)]
 
     def _start(self) -> None:
+        self._write_settings()
         master = ["--host", "127.0.0.1", "--port", str(self._port), "--webui-port", str(self._ui_port)]
         self._master = self._daemon("master", "org.apache.spark.deploy.master.Master", *master)
         size = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", str(self._cores), "--memory", self._memory]
@@ -86,15 +90,15 @@ class StandaloneCluster:
     def _daemon(self, name: str, main_class: str, *arguments: str) -> ChildProcess:
         # spark-class ends in `exec java`: the pid is the JVM's.
         command = [str(spark_home() / "bin" / "spark-class"), main_class, *arguments]
-        return ChildProcess(command, self.directory / f"{name}.log", self._environment())
+        return ChildProcess(command, self.directory / f"{name}.log", self.environment)
 
-    def _environment(self) -> dict[str, str]:
-        conf = self.directory / "conf"
-        conf.mkdir(exist_ok=True)
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the cluster's processes, and of a driver that starts as one of its own."""
         ours = {
             "SPARK_HOME": str(spark_home()),
-            # An empty one: settings that this user has for another Spark must not leak in.
-            "SPARK_CONF_DIR": str(conf),
+            # Settings that this user has for another Spark must not leak in.
+            "SPARK_CONF_DIR": str(self.directory / "conf"),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # its life is too short for more
@@ -102,6 +106,17 @@ class StandaloneCluster:
             "PYSPARK_PYTHON": sys.executable,
         }
         return {**os.environ, **ours}
+
+    def _write_settings(self) -> None:
+        settings = {
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": self.secret,
+            "spark.network.crypto.enabled": "true",
+        }
+        file = self.directory / "conf" / "spark-defaults.conf"
+        file.parent.mkdir()
+        file.touch(mode=0o600)
+        file.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
 
     def _wait_for_workers(self, processes: list[ChildProcess]) -> None:
         deadline = deadline_after(_START_SECONDS)

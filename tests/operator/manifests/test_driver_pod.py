@@ -60,6 +60,7 @@ def test_its_environment(job):
     found = environment(main(job.driver(3)))
     assert found["SPARK_CONF_DIR"] == "/etc/joinery"
     assert found["SPARK_LOCAL_IP"] == found["SPARK_LOCAL_HOSTNAME"] == found["POD_IP"] == "status.podIP"
+    assert found["JOINERY_STATUS_HOST"] == "status.podIP", "what it serves is for the pod's network only"
     assert found["POD_NAME"] == "metadata.name"
     assert found["POD_NAMESPACE"] == "metadata.namespace"
     assert found["JOINERY_REVISION"] == "abc"

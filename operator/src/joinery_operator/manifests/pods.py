@@ -69,6 +69,8 @@ def driver_pod(
         *container["env"],
         {"name": "SPARK_CONF_DIR", "value": CONFIG},
         *field_env(SPARK_LOCAL_IP="status.podIP", SPARK_LOCAL_HOSTNAME="status.podIP"),
+        # No argument: an image of an earlier release does not know it.
+        *field_env(JOINERY_STATUS_HOST="status.podIP"),
         {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision.resource, attempt)},
     ]
     pod = _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt)

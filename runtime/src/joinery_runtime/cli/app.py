@@ -65,6 +65,7 @@ def run(
     *,
     master: str | None = None,
     status_port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0,
+    status_host: Annotated[str, Parameter(env_var="JOINERY_STATUS_HOST")] = "127.0.0.1",
     stalled_after: str = "15m",
 ) -> str:
     """Runs the job until it is stopped (SIGTERM, Ctrl-C: after the running epoch) or all inputs have ended.
@@ -74,14 +75,17 @@ def run(
     master
         Spark master URL. Without it: the job's spark.conf, what spark-submit set, or local[*].
     status_port
-        Where to serve /status, /metrics, /healthz and /readyz, on all interfaces; 0: nowhere. With it, a state store
-        that is away at the start is waited for.
+        Where to serve /status, /metrics, /healthz and /readyz; 0: nowhere. With it, a state store that is away at the
+        start is waited for.
+    status_host
+        The address to serve them on. Everybody who reaches it can read them; 0.0.0.0: all interfaces.
     stalled_after
         For how long nothing may move (no epoch, task, poll or retry) until /healthz answers 503.
     """
     from joinery_runtime.cli.run import run_command  # noqa: PLC0415
 
-    return run_command(load(job_file), master, status_port or None, _duration("--stalled-after", stalled_after))
+    stalled_after_ms = _duration("--stalled-after", stalled_after)
+    return run_command(load(job_file), master, status_port or None, status_host, stalled_after_ms)
 
 
 def _duration(option: str, text: str) -> int:

@@ -19,10 +19,12 @@ from joinery_runtime.hosts.status.board import Liveness
 from joinery_runtime.job import Job
 
 
-def run_command(job: Job, master: str | None, status_port: int | None, stalled_after_ms: int) -> Outcome:
+def run_command(
+    job: Job, master: str | None, status_port: int | None, status_host: str, stalled_after_ms: int
+) -> Outcome:
     """`status_port` None: nothing is served."""
     signals = _Signals()
-    with open_progress(job, sys.stdout) as progress, _served(job, status_port, stalled_after_ms) as board:
+    with open_progress(job, sys.stdout) as progress, _served(job, status_port, status_host, stalled_after_ms) as board:
         listener = progress.listener
 
         def started(driver: Driver) -> None:
@@ -38,13 +40,13 @@ def run_command(job: Job, master: str | None, status_port: int | None, stalled_a
 
 
 @contextmanager
-def _served(job: Job, port: int | None, stalled_after_ms: int) -> Iterator[Board | None]:
+def _served(job: Job, port: int | None, host: str, stalled_after_ms: int) -> Iterator[Board | None]:
     if port is None:
         yield None
         return
     liveness = Liveness(stalled_after_s=stalled_after_ms / 1000)
     board = Board(job.name, [side.name for side in job.inputs], liveness)
-    with serve_status(board, port):
+    with serve_status(board, port, host):
         yield board
 
 

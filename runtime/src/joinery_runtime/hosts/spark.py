@@ -16,7 +16,7 @@ import shutil
 import sys
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,13 @@ from joinery_runtime.engine.protocol import choose_attempts
 from joinery_runtime.engine.read_report import ReadReport
 from joinery_runtime.engine.worker import Block, Worker
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, Superseded
+from joinery_runtime.hosts.spark_security import (
+    LOOPBACK,
+    on_this_machine,
+    only_in_context,
+    page_defaults,
+    security_defaults,
+)
 from joinery_runtime.sources.base import Range
 
 # Spark gives the parallelism; a worker that starts threads of its own for every task only gets slower.
@@ -119,6 +126,8 @@ def _cause(error: Exception) -> str:
 def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkContext:
     """A context with the job's own `spark.conf` over what spark-submit or `spark-defaults.conf` set, and our defaults
     under all of them. Without any master it is `local[*]`, where a task is tried four times as on a cluster."""
+    if _submitted():
+        SparkContext._ensure_initialized()  # then a SparkConf has what spark-submit set
     settings = SparkConf().setAppName(name)
     for key, value in conf.items():
         settings.set(key, value)
@@ -126,31 +135,46 @@ def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkC
         settings.setMaster(master)
     from_file = {} if _submitted() else conf_file()
     place = str(settings.get("spark.master", from_file.get("spark.master", "")))
-    for key, value in _defaults(place).items():
+    for key, value in _defaults(place, from_file | dict(settings.getAll())).items():
         # All settings of a new JVM are arguments of it, which go before its file.
         if key not in from_file:
             settings.setIfMissing(key, value)
-    for key, value in {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable}.items():
+    place = str(settings.get("spark.master", place))
+    environment = {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable}
+    if on_this_machine(place):
+        environment["SPARK_LOCAL_IP"] = LOOPBACK
+    for key, value in environment.items():
         os.environ.setdefault(key, value)
     try:
-        context = SparkContext(conf=settings)
+        context = _started(settings)
     except (PySparkException, Py4JError) as error:
-        raise _no_start(error, str(settings.get("spark.master", place))) from error
+        raise _no_start(error, place) from error
     context.setLogLevel(_log_level(place).upper())
     return context
 
 
-def _defaults(master: str) -> dict[str, str]:
-    """What nobody has set; `master` is "" where nobody named one."""
+def _started(settings: SparkConf) -> SparkContext:
+    """PySpark makes all settings arguments of the JVM that it starts. Those that must be none are set once it runs."""
+    arguments = SparkConf(loadDefaults=False)
+    for key, value in settings.getAll():
+        if not only_in_context(key):
+            arguments.set(key, value)
+    SparkContext._ensure_initialized(conf=arguments)
+    return SparkContext(conf=settings)
+
+
+def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
+    """What nobody has set; `master` is "" where nobody named one, `named` are the settings that somebody has. Raises
+    EnvironmentProblem."""
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
     if not _submitted():
         logging = f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
         defaults["spark.driver.defaultJavaOptions"] = f"{_JIT} {logging}"
         if not master:
             defaults["spark.master"] = master = "local[*,4]"
-    if master.startswith("local["):
-        defaults["spark.driver.host"] = "127.0.0.1"
-    return defaults
+    if on_this_machine(master):
+        defaults["spark.driver.host"] = LOOPBACK
+    return defaults | page_defaults(master) | security_defaults(master, named)
 
 
 def _log_level(master: str) -> str:

@@ -25,16 +25,16 @@ Answer = tuple[int, str, bytes]  # status code, content type, body
 
 
 @contextmanager
-def serve_status(board: Board, port: int) -> Iterator[int]:
-    """Serves the board on all interfaces; gives the port (0 asks for a free one). Raises EnvironmentProblem."""
+def serve_status(board: Board, port: int, host: str = "127.0.0.1") -> Iterator[int]:
+    """Serves the board on one address; gives the port (0 asks for a free one). Raises EnvironmentProblem."""
     pages = _Pages(board, os.environ.get(REVISION, ""))
     try:
-        server = _Server(port, pages)
+        server = _Server(host, port, pages)
     except OSError as error:
         raise EnvironmentProblem(
-            f"The status port {port} cannot be opened",
+            f"The status port {port} cannot be opened on {host}",
             facts=error.strerror or str(error),
-            todo="Name another --status-port, or 0 for none",
+            todo="Name another --status-port, or 0 for none, or another --status-host",
         ) from error
     thread = threading.Thread(target=server.serve_forever, name="joinery-status", daemon=True)
     thread.start()
@@ -76,15 +76,13 @@ def _text(code: int, text: str) -> Answer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
-    def __init__(self, port: int, pages: _Pages) -> None:
+    def __init__(self, host: str, port: int, pages: _Pages) -> None:
         self.pages = pages
-        super().__init__(("", port), _Handler)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4 too
         # Without HTTPServer's own, which asks the name service for this machine's name and may wait for it.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]

@@ -1,0 +1,83 @@
+"""Who may talk to Spark: nobody who does not know the application's secret.
+
+Without that, whoever reaches the driver's port and has seen the application's id can register an executor, is given
+tasks, and so gets records and settings. Spark makes a secret of its own where it starts the processes itself (local
+masters, Kubernetes, YARN). For `local-cluster` it wants one from outside, and a standalone cluster has one secret for
+its master, its workers and all of its applications (docs/decisions/0105).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+
+from joinery_runtime.errors import EnvironmentProblem
+
+SECRET = "spark.authenticate.secret"
+ENV_SECRET = "_SPARK_AUTH_SECRET"
+"""Where Spark puts the secret for the processes that it starts."""
+
+LOOPBACK = "127.0.0.1"
+
+_AUTHENTICATED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+# Both ends need the same: a standalone cluster says for itself how it encrypts.
+_STRICT = {
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+    "spark.network.crypto.authEngineVersion": "2",
+    "spark.network.crypto.saslFallback": "false",
+}
+_ENCRYPTED_BLOCKS = {"spark.io.encryption.enabled": "true"}
+_SECURITY = ("spark.authenticate", "spark.network.crypto.", "spark.io.encryption.")
+
+# What `spark.redaction.regex` hides by default.
+_HIDDEN = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
+
+
+def only_in_context(setting: str) -> bool:
+    """Whether a setting must be no argument of the JVM. Every user of the machine can list those; and they hold for
+    each context of the process, whose master may be another one."""
+    return _HIDDEN.search(setting) is not None or setting.startswith(_SECURITY)
+
+
+def security_defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
+    """What a context is started with unless `named` has it, with the secret where Spark wants one from outside. Nothing
+    is encrypted where `spark.authenticate` is switched off by name. Raises EnvironmentProblem for a standalone cluster
+    whose secret is not named."""
+    if named.get("spark.authenticate", "true").lower() == "false":
+        return {}
+    if is_local(master):
+        return _AUTHENTICATED  # blocks are in a folder of this user's, as is the cache of the state
+    if master.startswith("spark://"):
+        if SECRET not in named:
+            raise _no_secret(master)
+        return _AUTHENTICATED | _ENCRYPTED_BLOCKS
+    fresh = {SECRET: secrets.token_hex(32)} if master.startswith("local-cluster[") else {}
+    return _AUTHENTICATED | _STRICT | _ENCRYPTED_BLOCKS | fresh
+
+
+def page_defaults(master: str) -> dict[str, str]:
+    """Settings of Spark's own page. It listens on the address in SPARK_LOCAL_IP, else on all of them: where executors
+    of other machines have to reach the driver, that can be no loopback address, and the page is off until it is asked
+    for. In a pod the operator sets the address."""
+    return {} if on_this_machine(master) or master.startswith("k8s://") else {"spark.ui.enabled": "false"}
+
+
+def is_local(master: str) -> bool:
+    """Whether tasks run in the driver's own processes."""
+    return master == "local" or master.startswith("local[")
+
+
+def on_this_machine(master: str) -> bool:
+    return is_local(master) or master.startswith("local-cluster[")
+
+
+def _no_secret(master: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"The secret of the Spark cluster {master} is not named",
+        facts=f"spark.authenticate is on unless it is switched off, and {SECRET} is neither in spark-defaults.conf nor "
+        "in the job's spark.conf",
+        todo=f"Put spark.authenticate true, spark.network.crypto.enabled true and {SECRET} into spark-defaults.conf of "
+        "the master, of the workers and of this machine, readable by Spark's user only. Where everybody who reaches "
+        "this network may see all of the job's data, set spark.authenticate: false in the job's spark.conf instead",
+    )

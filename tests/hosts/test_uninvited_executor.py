@@ -1,0 +1,92 @@
+"""A real Spark with executors of its own: who does not know the application's secret is not let in."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark import SparkContext
+
+from joinery_devkit.environment import java_command
+from joinery_devkit.spark_cluster import spark_home
+from joinery_runtime.hosts.spark import start_context, stop_context
+from joinery_runtime.hosts.spark_security import ENV_SECRET
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkContext]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(spark_home()))
+        # Only what the driver is started with here, not what an earlier one of this process left behind.
+        patch.delenv(ENV_SECRET, raising=False)
+        context = start_context("guarded", {"spark.executor.memory": "512m"}, "local-cluster[1,1,512]")
+        yield context
+        stop_context(context)
+
+
+def executors(context: SparkContext) -> set[str]:
+    scheduler: Any = context._jsc.sc().schedulerBackend()
+    found = scheduler.getExecutorIds()
+    return {found.apply(i) for i in range(found.size())}
+
+
+GUESSES = {ENV_SECRET: "guessed"}
+# What the libraries of a JVM of Spark's may look into; `spark-class` would say so, and bring settings of its own.
+OPENED = [
+    f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.nio", "java.util", "sun.nio.ch")
+]
+
+
+@pytest.mark.parametrize("environment", [{}, GUESSES], ids=["without a secret", "with another secret"])
+def test_an_uninvited_executor_is_refused(context: SparkContext, tmp_path: Path, environment: dict[str, str]) -> None:
+    """It knows what Spark's page shows: the driver's address, the application's id, and the settings."""
+    assert context.parallelize(range(4), 2).map(abs).collect() == [0, 1, 2, 3], "those of the application are let in"
+    invited, conf = executors(context), dict(context.getConf().getAll())
+    settings = [f"-D{key}={value}" for key, value in conf.items() if key.startswith("spark.network.") and environment]
+    command = [
+        *(java_command(), "-Xmx512m", "-XX:TieredStopAtLevel=1", *OPENED, *settings),
+        *(["-Dspark.authenticate=true"] if environment else []),
+        *("-cp", f"{spark_home()}/jars/*", "org.apache.spark.executor.CoarseGrainedExecutorBackend"),
+        *("--driver-url", f"spark://CoarseGrainedScheduler@127.0.0.1:{conf['spark.driver.port']}"),
+        *("--app-id", context.applicationId, "--executor-id", "99", "--cores", "1", "--resourceProfileId", "0"),
+        *("--bind-address", "127.0.0.1", "--hostname", "127.0.0.1"),
+    ]
+    ended = subprocess.run(
+        command, env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50
+    )
+    assert ended.returncode != 0
+    assert "Successfully registered with driver" not in ended.stderr
+    assert re.search("TransportClient(Factory)?: (Failed to send RPC|Exception while bootstrapping)", ended.stderr)
+    assert executors(context) == invited
+
+
+def processes() -> list[psutil.Process]:
+    """What this process has started, and what that has; without those that have ended."""
+    return [each for each in psutil.Process().children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_no_command_line_and_no_page_shows_the_secret(context: SparkContext) -> None:
+    security: Any = context._jvm.org.apache.spark.SparkEnv.get().securityManager()
+    secret = security.getSecretKey()
+    assert secret == context.getConf().get("spark.authenticate.secret")
+    lines = [" ".join(each.cmdline()) for each in processes()]
+    assert any("CoarseGrainedExecutorBackend" in line for line in lines), "or this looks in the wrong place"
+    assert not [line for line in lines if secret in line]
+    known = context.parallelize([0], 1).map(lambda _: os.environ.get("_SPARK_AUTH_SECRET")).collect()
+    assert known == [secret], "a task's process has it in its environment"
+
+
+def test_sparks_page_listens_on_loopback(context: SparkContext) -> None:
+    port = int((context.uiWebUrl or "").rpartition(":")[2])
+    java = next(each for each in processes() if "java" in each.name())
+    addresses = {at.laddr.ip for at in java.net_connections() if at.status == "LISTEN" and at.laddr.port == port}
+    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    assert addresses
