@@ -19,6 +19,7 @@ from joinery_devkit.oracle import EpochExpectation, Row, WatermarkOracle, differ
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
+from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.plan import EpochPlan
@@ -126,7 +127,7 @@ class Engine:
     def start(self) -> None:
         self._pipeline = compile_job(self._job)
         who = identity(self._job, self._pipeline, lambda _: None)
-        settings = replace(plan_settings(self._job, who), shards=self._shards, max_records=2**62)
+        settings = replace(plan_settings(self._job, who), shards=self._shards, budget=Budget(2**62, 2**62))
         self._planner = Planner(settings, self.logs, input_clocks(self._job), self._told)
         inputs = RowInputs(self._job, self.logs)
         worker = Worker(

@@ -108,8 +108,9 @@ class Files:
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Rows are visible when they are published."""
 
-    def recover(self, takeover: Takeover) -> None:
+    def recover(self, takeover: Takeover) -> bool:
         """Nothing is in the way."""
+        return False
 
     def close(self) -> None:
         """Nothing is open."""

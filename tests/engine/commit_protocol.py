@@ -99,13 +99,25 @@ class CommitProtocol(RuleBasedStateMachine):
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    @rule(shards=st.integers(1, 3), machine=st.integers(0, 1))
-    def start_driver(self, shards: int, machine: int) -> None:
+    @rule(shards=st.integers(1, 3), machine=st.integers(0, 1), max_records=st.sampled_from([None, None, 1, 3]))
+    def start_driver(self, shards: int, machine: int, max_records: int | None) -> None:
         """The drivers before live on as zombies, except the oldest when there are too many."""
         with self._watched() as world:
-            world.start_driver(shards, machine)
+            world.start_driver(shards, machine, max_records)
             for driver in [driver for driver in world.drivers if not driver.done][:-ALIVE_AT_MOST]:
                 driver.kill()
+
+    @rule(
+        records=RECORDS,
+        place=st.sampled_from(["task.start", "store.stage", "output.send", "output.commit", "store.commit"]),
+        max_records=st.integers(1, 2),
+    )
+    def take_over_with_less(self, records: Sequence[Drawn], place: str, max_records: int) -> None:
+        """A driver with a plan sleeps, and the next one may plan less."""
+        self.append(records)
+        with self._process(0) as process:
+            self.world.run_to(process, place)
+        self.start_driver(2, 0, max_records)
 
     @rule(shards=st.integers(1, 3), machine=st.integers(0, 1))
     def take_over(self, shards: int, machine: int) -> None:
@@ -171,7 +183,7 @@ class CommitProtocol(RuleBasedStateMachine):
         auditor, merged = running.auditor, sum(host.merged for host in running.world.hosts)
         self.seen.update(epochs=auditor.epochs, pairs=auditor.pairs, padded=auditor.padded)
         self.seen.update(late=auditor.late, merged=merged, retired=auditor.retired, follow_ups=auditor.follow_ups)
-        self.seen.update(taken_back=auditor.taken_back)
+        self.seen.update(taken_back=auditor.taken_back, shrunk=running.world.store.journal.shrunk)
         self.seen.update(marked=sum(host.marked for host in running.world.hosts))
         self.seen.update({fault.name: count for (_, fault), count in running.world.seen.items()})
         self.seen.update(running.world.fenced)

@@ -127,14 +127,14 @@ def crashed_epoch(running: Run) -> DriverProcess:
     world.step(first, Fault.CRASH_BEFORE)
     running.append_known(LATER)
     second = world.start_driver(2, 0)
-    world.run_to(second, "store.commit")
+    world.run_to(second, world.killed_at)
     second.kill()
     running.append_known(LATER)
     if world.sink_type.with_topic:
         world.topics["orders"].append(0, b"not JSON either")
         world.topics["orders"].append(1, None)
     world.now_ms += 70
-    return world.start_driver(3, 1)
+    return world.start_driver(3, 1, world.next_max_records)
 
 
 @cache

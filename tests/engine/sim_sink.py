@@ -71,11 +71,12 @@ class SimSink:
             by_name = {str(attempt): attempt for attempt in self.partial}
             self.files[name] = self.partial.pop(by_name[name])
 
-    def recover(self, takeover: Takeover) -> None:
+    def recover(self, takeover: Takeover) -> bool:
         call(f"{self.name}.recover", FAILURES, lambda: self._sweep(takeover.generation), sink_error)
         if self.with_topic:
             topic: Any = self.topic
-            KafkaTransactionsSink(topic, self.names).recover(takeover)
+            return KafkaTransactionsSink(topic, self.names).recover(takeover)
+        return False
 
     def _sweep(self, generation: int) -> None:
         self.staged = {a: rows for a, rows in self.staged.items() if a.generation >= generation}

@@ -33,6 +33,7 @@ class Journal:
     plans: dict[int, list[Json]] = field(default_factory=lambda: defaultdict(list))
     staged: set[str] = field(default_factory=set)
     swept: int = 0
+    shrunk: int = 0  # plans that a smaller one took the place of
 
 
 class SimStore(MemoryStore):
@@ -76,12 +77,22 @@ class SimStore(MemoryStore):
         release = super().release_claims
         self._change("store.release_claims", FAILURES, lambda _: release(job, generation))
 
-    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
-        self._change("store.write_plan", FAILURES, lambda _: self.do_write_plan(job, generation, plan, definition))
+    def write_plan(
+        self, job: str, generation: int, plan: Json, definition: Json, *, replacing: Json | None = None
+    ) -> None:
+        def write(_: bool) -> None:
+            self.do_write_plan(job, generation, plan, definition, replacing)
 
-    def do_write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
-        super().write_plan(job, generation, plan, definition)
-        self.journal.plans[plan["epoch"]].append(plan)
+        self._change("store.write_plan", FAILURES, write)
+
+    def do_write_plan(self, job: str, generation: int, plan: Json, definition: Json, replacing: Json | None) -> None:
+        super().write_plan(job, generation, plan, definition, replacing=replacing)
+        planned = self.journal.plans[plan["epoch"]]
+        if replacing is not None and plan not in planned:
+            assert all(is_part_of(plan, stored) for stored in planned), "a plan was replaced by another one"
+            self.journal.shrunk += 1
+            planned.clear()
+        planned.append(plan)
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
         self._change("store.stage", IN_TASK, lambda _: self.do_stage(job, segments))
@@ -129,6 +140,13 @@ class SimStore(MemoryStore):
                 self._spawn(f"delayed {at}", lambda: change(False))
 
         call(at, faults | {Fault.DELAYED}, lambda: change(Fault.ABORT in faulty), aside=aside)
+
+
+def is_part_of(plan: Json, planned: Json) -> bool:
+    """Whether the plan is `planned` with shorter ranges."""
+    same = {**planned, "ranges": plan["ranges"], "tables_read": plan["tables_read"]} == plan
+    pairs = zip(plan["ranges"], planned["ranges"], strict=True)
+    return same and all(new[:4] == old[:4] and new[4] <= old[4] for new, old in pairs)
 
 
 def _in(transaction: Transaction, effect: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -65,6 +65,8 @@ class World:
     pace_ms: float = 0.5  # event time from record to record
     every_call = False  # whether each fault is tried at every call of a run, and a driver sleeps at each
     pace_of_zombies = 6  # or at one call of so many
+    killed_at = "store.commit"  # where the driver before the one that is disturbed ends
+    next_max_records: int | None = None  # what the disturbed one may plan, where the job says more
 
     def __init__(self, cache: Path, *, from_latest: bool = False) -> None:
         self.job = parsed(self.job_text)
@@ -93,18 +95,26 @@ class World:
     def spawn(self, name: str, body: Callable[[], None]) -> None:
         self.strays.append(Process(name, body))
 
-    def start_driver(self, shards: int, machine: int) -> DriverProcess:
+    def start_driver(self, shards: int, machine: int, max_records: int | None = None) -> DriverProcess:
         """A new driver; those that are alive go on as zombies. Drivers on one `machine` share a cache directory."""
-        driver, planner = self.new_driver(shards, machine)
+        driver, planner = self.new_driver(shards, machine, max_records=max_records)
         self.drivers.append(DriverProcess(f"driver {len(self.drivers) + 1}", driver, planner))
         return self.drivers[-1]
 
     def new_driver(
-        self, shards: int = 2, machine: int = 0, *, who: JobIdentity | None = None, dead_letters: bool = True
+        self,
+        shards: int = 2,
+        machine: int = 0,
+        *,
+        who: JobIdentity | None = None,
+        dead_letters: bool = True,
+        max_records: int | None = None,
     ) -> tuple[Driver, Planner]:
         """A driver and its planner, not in a process of their own."""
         who = who or self.identity
         settings = replace(plan_settings(self.job, who), shards=shards)
+        if max_records is not None:
+            settings = replace(settings, budget=replace(settings.budget, records=max_records))
         planner = Planner(settings, self.topics, input_clocks(self.job), idle_clock(self.job))
         dead = self.dead if dead_letters else None
         host = self.host_type(lambda: self._worker(machine, dead), self._attempts, self.spawn)
@@ -169,6 +179,13 @@ class World:
     def close(self) -> None:
         for process in self.processes:
             process.kill()
+
+
+class ShrinkingWorld(World):
+    """What one driver has planned is too much for the next one, which has seen nothing of it in the output."""
+
+    killed_at = "store.stage"
+    next_max_records = 2
 
 
 class FullWorld(World):

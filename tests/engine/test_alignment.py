@@ -6,48 +6,56 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from joinery_runtime.engine.alignment import PROBE_RECORDS, Backlog, Densities, allocate
+from joinery_runtime.engine.alignment import PROBE_RECORDS, Backlog, Budget, Densities, allocate
 
 BUDGET = 500_000
+PLENTY = 2**60  # bytes
+
+
+def backlog(partition: str, records: int, highest: int | None, density: float | None, size: float = 1) -> Backlog[str]:
+    return Backlog(partition, records, highest, density, size)
 
 
 def test_everything_is_taken_when_it_fits() -> None:
-    backlogs = [Backlog("a", 10, 0, 1.0), Backlog("b", 300_000, 10**9, 0.001), Backlog("c", 0, 5, 1.0)]
-    assert allocate(backlogs, BUDGET) == {"a": 10, "b": 300_000}
+    backlogs = [backlog("a", 10, 0, 1.0), backlog("b", 300_000, 10**9, 0.001), backlog("c", 0, 5, 1.0)]
+    assert allocate(backlogs, Budget(BUDGET, PLENTY)) == {"a": 10, "b": 300_000}
 
 
 def test_a_small_backlog_is_taken_whole_also_when_nothing_is_known() -> None:
-    assert allocate([Backlog("a", 10, None, None), Backlog("b", 7, None, None)], BUDGET) == {"a": 10, "b": 7}
+    assert allocate([backlog("a", 10, None, None), backlog("b", 7, None, None)], Budget(BUDGET, PLENTY)) == {
+        "a": 10,
+        "b": 7,
+    }
 
 
 def test_unknown_partitions_share_a_probe() -> None:
-    backlogs = [Backlog("a", 10**6, None, None), Backlog("b", 10**6, 5, None)]
-    assert allocate(backlogs, BUDGET) == {"a": PROBE_RECORDS // 2, "b": PROBE_RECORDS // 2}
+    backlogs = [backlog("a", 10**6, None, None), backlog("b", 10**6, 5, None)]
+    assert allocate(backlogs, Budget(BUDGET, PLENTY)) == {"a": PROBE_RECORDS // 2, "b": PROBE_RECORDS // 2}
 
 
 def test_a_partition_that_stays_unknown_does_not_hold_the_others_up() -> None:
     """Its records may be such that no event time can be read from them."""
-    share = allocate([Backlog("poison", 10**6, None, None), Backlog("good", 10**6, 0, 1.0)], 40_000)
+    share = allocate([backlog("poison", 10**6, None, None), backlog("good", 10**6, 0, 1.0)], Budget(40_000, PLENTY))
     assert share["poison"] == 10_000
     assert abs(share["good"] - 30_000) <= 1
 
 
 def test_the_one_behind_catches_up_before_the_other_goes_on() -> None:
-    backlogs = [Backlog("behind", 10**6, 0, 1.0), Backlog("ahead", 10**6, 10**6, 1.0)]
-    share = allocate(backlogs, 100_000)
+    backlogs = [backlog("behind", 10**6, 0, 1.0), backlog("ahead", 10**6, 10**6, 1.0)]
+    share = allocate(backlogs, Budget(100_000, PLENTY))
     assert set(share) == {"behind"}
     assert abs(share["behind"] - 100_000) <= 1
 
 
 def test_a_one_sided_backlog_gets_the_whole_budget() -> None:
-    share = allocate([Backlog("a", 10**7, 0, 3.0), Backlog("b", 0, 0, 3.0)], BUDGET)
+    share = allocate([backlog("a", 10**7, 0, 3.0), backlog("b", 0, 0, 3.0)], Budget(BUDGET, PLENTY))
     assert set(share) == {"a"}
     assert abs(share["a"] - BUDGET) <= 1
 
 
 def test_nothing_to_read_gives_nothing() -> None:
-    assert allocate([Backlog("a", 0, None, None)], BUDGET) == {}
-    assert allocate([], BUDGET) == {}
+    assert allocate([backlog("a", 0, None, None)], Budget(BUDGET, PLENTY)) == {}
+    assert allocate([], Budget(BUDGET, PLENTY)) == {}
 
 
 densities = st.none() | st.floats(1e-6, 1e5)
@@ -57,19 +65,37 @@ backlogs = st.builds(
     st.one_of(st.integers(0, 50), st.integers(0, 10**9)),
     st.none() | st.integers(0, 2_000_000_000_000),
     densities,
+    st.sampled_from([1.0, 100.0, 2.0**20]),
 )
 
 
 @settings(deadline=None, max_examples=examples(300))
-@given(found=st.lists(backlogs, max_size=8), budget=st.sampled_from([1, 10, 50_000, BUDGET]))
-def test_never_nothing_never_too_much(found: list[Backlog[object]], budget: int) -> None:
-    share = allocate(found, budget)
+@given(
+    found=st.lists(backlogs, max_size=8),
+    budget=st.sampled_from([1, 10, 50_000, BUDGET]),
+    size=st.sampled_from([1, 100_000, 64 << 20, PLENTY]),
+)
+def test_never_nothing_never_too_much(found: list[Backlog[object]], budget: int, size: int) -> None:
+    share = allocate(found, Budget(budget, size))
     waiting = {b.partition: b.records for b in found if b.records}
     assert bool(share) == bool(waiting)
     assert all(0 < count <= waiting[partition] for partition, count in share.items())
-    # Rounding: up to one record a partition, and what a float's step in epoch milliseconds holds at high densities.
-    slack = sum(1 + (b.density or 0) * 1e-3 for b in found)
-    assert sum(share.values()) <= budget + slack
+    # One record of each partition whose density is not known, and one where nothing else would be read.
+    unknown = [b for b in found if b.highest is None or b.density is None]
+    assert sum(share.values()) <= budget + len(unknown) + 1
+    sizes = {b.partition: b.record_bytes for b in found}
+    most = size + sum(b.record_bytes for b in unknown) + max(sizes.values(), default=0)
+    assert sum(count * sizes[partition] for partition, count in share.items()) <= most
+
+
+def test_large_records_are_counted_in_bytes() -> None:
+    """Also those whose density is not known yet; partitions that are level take turns where not all fit."""
+    megabyte = 2.0**20
+    unknown = [backlog("a", 10**6, None, None, megabyte), backlog("b", 10**6, None, None, 100)]
+    assert allocate(unknown, Budget(BUDGET, 64 << 20)) == {"a": 32, "b": PROBE_RECORDS // 2}
+    level = [backlog(name, 100, 0, 1.0, megabyte) for name in "abcde"]
+    assert allocate(level, Budget(BUDGET, 12 << 20)) == {"a": 3, "b": 3, "c": 2, "d": 2, "e": 2}
+    assert allocate(level, Budget(BUDGET, 1)) == {"a": 1}
 
 
 @dataclass
@@ -96,8 +122,8 @@ def simulate(topics: dict[str, Topic], epochs: int, budget: int) -> list[dict[st
     known: Densities[str] = Densities()
     shares = []
     for _ in range(epochs):
-        found = [Backlog(n, t.records - t.read, t.highest, known.get(n)) for n, t in topics.items()]
-        share = allocate(found, budget)
+        found = [backlog(n, t.records - t.read, t.highest, known.get(n)) for n, t in topics.items()]
+        share = allocate(found, Budget(budget, PLENTY))
         for name, count in share.items():
             before, first = topics[name].take(count)
             known.observe(name, count, before, first, topics[name].highest)

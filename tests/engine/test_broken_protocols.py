@@ -17,7 +17,7 @@ from engine.sim_kafka import GroupMark, Row, SimTopic
 from engine.sim_run import single_faults, small_world, zombies
 from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
-from engine.simulation import World
+from engine.simulation import ShrinkingWorld, World
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan
@@ -25,7 +25,7 @@ from joinery_runtime.errors import StoreUnavailable
 from joinery_runtime.sinks.base import AttemptId, Receipt, Takeover
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord
+from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +83,31 @@ class ChangesThePlan(Driver):
             self.state = self.state.planned(replace(pending, shards=pending.shards + 1))
 
 
+class ShrinksWhatIsVisible(Driver):
+    """Makes a pending plan smaller although some of it has gone out."""
+
+    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
+        super()._recover_sinks(record, newest)
+        return False
+
+
+class ShrinksInMemory(Driver):
+    """Runs a smaller plan than the one that is stored."""
+
+    def _shrink(self, record: JobRecord) -> None:
+        pending = self.state.pending
+        smaller = self._parts.planner.smaller(pending) if pending is not None and self._may_shrink else None
+        self.state = self.state.planned(smaller or pending)
+
+
+class UnfencedPlans(SimStore):
+    """Lets every driver put a smaller plan in the place of the pending one."""
+
+    def do_write_plan(self, job: str, generation: int, plan: Json, definition: Json, replacing: Json | None) -> None:
+        owner = generation if replacing is None else self.journal.generation
+        super().do_write_plan(job, owner, plan, definition, replacing)
+
+
 class PlansInMemory(Driver):
     """Runs a plan that the store has not seen."""
 
@@ -101,16 +126,17 @@ class BelievesInSuccess(Driver):
 
 
 class SweepsBeforePublishing(Driver):
-    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> None:
+    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
         for sink, _ in self._receipts({}):
             sink.recover(Takeover(record.generation, record.epoch))
-        super()._recover_sinks(record, newest)
+        return super()._recover_sinks(record, newest)
 
 
 class NeverPublishesAgain(Driver):
-    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> None:
+    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
         for sink, _ in self._receipts({}):
             sink.recover(Takeover(record.generation, record.epoch))
+        return False
 
 
 class TwoAttempts(SimHost):
@@ -184,6 +210,7 @@ MUTANTS: list[tuple[type, str]] = [
     (ForgetsThePlan, "has another plan"),
     (ChangesThePlan, "not the one that was stored first"),
     (PlansInMemory, "was not stored before"),
+    (ShrinksInMemory, "not the one that was stored first"),
     (BelievesInSuccess, "ended with StateError|no commit named"),
     (SweepsBeforePublishing, "ended with KeyError"),
     (NeverPublishesAgain, "were not published|do not hold"),
@@ -214,3 +241,32 @@ def test_a_broken_topic_is_found(mutant: type[SimTopic], why: str) -> None:
     world = type("BrokenWorld", (World,), {"sink_type": sink, "every_call": True})
     with pytest.raises(AssertionError, match=why):
         zombies("idle", world)
+
+
+@pytest.mark.parametrize(
+    ("part", "mutant", "killed_at", "successor_at", "why"),
+    [
+        (
+            "driver_type",
+            ShrinksWhatIsVisible,
+            "store.commit",
+            "idle",
+            "has a row twice|not in the topic|nobody planned|ended with",
+        ),
+        (
+            "store_type",
+            UnfencedPlans,
+            "store.stage",
+            "store.commit",
+            "stored first|not in the topic|replaced by another",
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_plan_that_is_made_smaller_wrongly_is_found(
+    part: str, mutant: type, killed_at: str, successor_at: str, why: str
+) -> None:
+    """What only a driver shows that dies, or sleeps, once some of its rows are in the topic: each call is tried."""
+    settings = {"every_call": True, "killed_at": killed_at, part: mutant}
+    with pytest.raises(AssertionError, match=why):
+        zombies(successor_at, type("BrokenWorld", (ShrinkingWorld,), settings))

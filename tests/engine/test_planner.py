@@ -10,6 +10,7 @@ import pytest
 
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress
+from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import PartitionRead
@@ -54,6 +55,7 @@ class Job:
     orders: Source = field(default_factory=lambda: Source(dict.fromkeys(ORDERS, (0, 0))))
     payments: Source = field(default_factory=lambda: Source(dict.fromkeys(PAYMENTS, (0, 0))))
     max_records: int = 1_000
+    max_bytes: int = 64 << 20
     tables: frozenset[str] = frozenset()
     inputs: dict[str, InputState] = field(default_factory=lambda: {"orders": InputState(), "payments": InputState()})
     number: int = 0
@@ -63,7 +65,9 @@ class Job:
 
     def restart(self) -> None:
         self.planner = Planner(
-            PlanSettings(4, self.max_records, CHECKPOINT_MS, fingerprint="f", tables=self.tables),
+            PlanSettings(
+                4, Budget(self.max_records, self.max_bytes), CHECKPOINT_MS, fingerprint="f", tables=self.tables
+            ),
             {"orders": self.orders, "payments": self.payments},
             {"orders": InputClock(delay_ms=5), "payments": InputClock(delay_ms=3)},
             IdleClock({"orders": IDLE_MS, "payments": IDLE_MS}),
@@ -130,6 +134,28 @@ def test_a_plan_keeps_to_the_records_that_an_epoch_may_have() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 1_000))), Source(dict.fromkeys(PAYMENTS, (0, 1_000))), max_records=90)
     plan = job.epoch({})
     assert ranges(plan) == {ORDERS[0]: (0, 30), ORDERS[1]: (0, 30), PAYMENTS[0]: (0, 30)}
+
+
+def test_a_plan_keeps_to_the_bytes_that_an_epoch_may_have() -> None:
+    """Nothing is known at first; then what was read, of other partitions of the input too."""
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 1_000))), Source(dict.fromkeys(PAYMENTS, (0, 0))), max_bytes=300 << 10)
+    plan = job.epoch({})
+    assert ranges(plan)[ORDERS[0]] == ranges(plan)[ORDERS[1]] == (0, 150)
+    job.planner.learn([PartitionRead(ORDERS[0], records=150, bytes=150 * 10_240)], job.inputs)
+    assert [r.end_exclusive - r.start for r in job.epoch({}).ranges] == [15, 15]
+
+
+def test_a_pending_plan_over_the_limits_gives_a_smaller_one() -> None:
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 400))), Source(dict.fromkeys(PAYMENTS, (0, 100))))
+    plan = job.plan()
+    assert plan is not None
+    assert job.planner.smaller(plan) is None
+    job.max_records = 90
+    job.restart()
+    smaller = job.planner.smaller(plan)
+    assert smaller is not None
+    assert ranges(smaller) == {ORDERS[0]: (0, 40), ORDERS[1]: (0, 40), PAYMENTS[0]: (0, 10)}
+    assert replace(smaller, ranges=plan.ranges) == plan
 
 
 def test_densities_that_were_learnt_align_the_inputs() -> None:

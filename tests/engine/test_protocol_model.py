@@ -28,7 +28,16 @@ from engine.sim_run import (
     small_world,
     zombies,
 )
-from engine.simulation import AggregateWorld, AsOfWorld, ChainWorld, FullWorld, SessionWorld, WindowWorld, World
+from engine.simulation import (
+    AggregateWorld,
+    AsOfWorld,
+    ChainWorld,
+    FullWorld,
+    SessionWorld,
+    ShrinkingWorld,
+    WindowWorld,
+    World,
+)
 from joinery_runtime.core.compile import compile_job
 
 WORLDS = pytest.mark.parametrize("world_type", [World, FullWorld, ChainWorld, AggregateWorld])
@@ -78,6 +87,23 @@ def test_outputs_of_tasks_that_are_lost_are_made_again(world_type: type[World]) 
             running.append_known(LATER)
 
 
+@pytest.mark.parametrize("strays_first", [False, True], ids=["strays-late", "strays-early"])
+def test_any_single_fault_where_a_plan_is_made_smaller(strays_first: bool) -> None:
+    single_faults(ShrinkingWorld, strays_first=strays_first)
+
+
+@pytest.mark.parametrize("successor_at", SUCCESSORS_AT)
+def test_a_zombie_of_a_plan_that_was_made_smaller(successor_at: str) -> None:
+    zombies(successor_at, ShrinkingWorld)
+
+
+def test_the_run_with_a_smaller_plan_has_one() -> None:
+    with run(ShrinkingWorld) as running:
+        crashed_epoch(running)
+        running.world.run_to(running.world.drivers[-1], "recovered")
+        assert running.world.store.journal.shrunk == 1
+
+
 # --- any mixture ------------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +123,7 @@ def test_any_mixture_of_faults_and_zombies() -> None:
     assert min(seen[what] for what in ("epochs", "pairs")) > 400 * count // 120
     assert min(seen[what] for what in ("late", "merged", "retired")) > 10
     assert seen["Fenced"] > 100 * count // 120
+    assert seen["shrunk"] > 3
 
 
 @pytest.mark.parametrize("world_type", [FullWorld, ChainWorld, WindowWorld, SessionWorld, AsOfWorld])

@@ -54,6 +54,8 @@ BAD = [
     (after(OUTPUT, "  delivery: exactlyonce\n"), "spec.delivery", "did you mean 'exactlyOnce'?", 37),
     (after(OUTPUT, "  cleanup: keep\n"), "spec.cleanup", "write retainState or deleteState", 37),
     (after(OUTPUT, "  trigger: {maxRecordsPerEpoch: 0}\n"), "spec.trigger.maxRecordsPerEpoch", "at least 1", 37),
+    (after(OUTPUT, "  trigger: {maxBytesPerEpoch: 0}\n"), "spec.trigger.maxBytesPerEpoch", "at least 1", 37),
+    (after(OUTPUT, "  trigger: {maxBytesPerEpoch: 1 MB}\n"), "spec.trigger.maxBytesPerEpoch", "write it as 10Gi", 37),
     (after(OUTPUT, "  spark: {executer: {}}\n"), "spec.spark.executer", "did you mean 'executor'?", 37),
     (after(OUTPUT, "  spark: []\n"), "spec.spark", "must be a mapping, not a list", 37),
     # inputs

@@ -169,6 +169,11 @@ OUTPUT = "    postgres: {table: joined}"
             (2, {"a": "1"}),
         ),
         ((OUTPUT, OUTPUT + "\n  trigger: {maxRecordsPerEpoch: 7}"), lambda j: j.spec.trigger.max_records_per_epoch, 7),
+        (
+            (OUTPUT, OUTPUT + "\n  trigger: {maxBytesPerEpoch: 16Mi}"),
+            lambda j: j.spec.trigger.max_bytes_per_epoch,
+            2**24,
+        ),
         ((OUTPUT, OUTPUT + "\n  deadLetter: {file: {path: dead}}"), lambda j: j.spec.dead_letter.file.path, "dead"),
         (("name: orders-payments", "name: a.b-c\n  namespace: ns\n  uid: x"), lambda j: j.name, "ns/a.b-c"),
     ],

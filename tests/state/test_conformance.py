@@ -147,6 +147,20 @@ class TestPlans:
             store.write_plan(job, generation, {"epoch": 1, "ends": (6,)}, DEFINITION)
         assert store.acquire(job).plan == {"epoch": 1, "ends": [5]}
 
+    def test_a_pending_plan_is_replaced_by_who_names_it(self, store: StateStore, job: str) -> None:
+        older = store.acquire(job).generation
+        plan, smaller = {"epoch": 1, "ends": [5]}, {"epoch": 1, "ends": [2]}
+        store.write_plan(job, older, plan, DEFINITION)
+        newest = store.acquire(job).generation
+        with pytest.raises(Fenced):
+            store.write_plan(job, older, smaller, DEFINITION, replacing=plan)
+        with pytest.raises(StateError, match="another plan for epoch 1"):
+            store.write_plan(job, newest, smaller, DEFINITION, replacing={"epoch": 1, "ends": [4]})
+        for _ in range(2):
+            store.write_plan(job, newest, smaller, DEFINITION, replacing=plan)
+        record = store.record(job)
+        assert (record.plan, record.definition) == (smaller, DEFINITION)
+
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), b"bytes"])
     def test_what_is_not_json_is_refused(self, store: StateStore, job: str, value: object) -> None:
         generation = store.acquire(job).generation

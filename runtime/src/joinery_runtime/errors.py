@@ -9,6 +9,7 @@ the command line ends with.
     +-- SourceError         an input cannot be read
     |   +-- DataLoss        a stored offset that the broker no longer has
     |   +-- PartitionsLost  another member of the consumer group took partitions that the epoch reads
+    |   +-- PlanTooLarge    a planned epoch has more bytes than it may have: it is made smaller
     +-- RecordError         a record cannot be used and there is no dead-letter output
     +-- AggregateError      an aggregate has no value: an overflow, or more distinct values than its limit
     +-- StateError          the state store cannot do what was asked
@@ -89,6 +90,18 @@ class DataLoss(SourceError):
 
 class PartitionsLost(SourceError):
     pass
+
+
+class PlanTooLarge(SourceError):
+    """A planned epoch has more bytes than it may have. `read` says what was read of one partition until then: input,
+    topic, partition, records, bytes."""
+
+    def __init__(self, what: str, *, facts: str = "", todo: str = "", read: tuple[str, str, int, int, int]) -> None:
+        super().__init__(what, facts=facts, todo=todo)
+        self.read = read
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (partial(type(self), facts=self.facts, todo=self.todo, read=self.read), (self.what,))
 
 
 class RecordError(JoineryError):

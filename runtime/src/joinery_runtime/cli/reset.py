@@ -10,7 +10,7 @@ from confluent_kafka.admin import OffsetSpec
 from joinery_runtime.cli.reset_target import BrokerOffsets, Change, PartitionOffsets, Reset, Target, ToTime, plan_reset
 from joinery_runtime.cli.state import durable, known
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
-from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Job, KafkaInput
@@ -26,10 +26,12 @@ def reset_command(
     job = durable(job)
     kafka = _kafka_input(job, name)
     with open_store(job, say) as opened:
-        broker = _on_broker(name, kafka, _input_state(known(job, opened.store), name), target)
+        broker = _on_broker(
+            name, kafka, _input_state(known(job, opened.store), name, drop_planned=drop_planned), target
+        )
         # Read again: a driver may have committed while the broker was asked.
         record = known(job, opened.store)
-        state = _input_state(record, name)
+        state = _input_state(record, name, drop_planned=drop_planned)
         reset = plan_reset(state, target, broker)
         for line in report(name, reset):
             say(line)
@@ -84,14 +86,21 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     return BrokerOffsets(offsets, {topic.name: topic.id for topic in topics.values()})
 
 
-def _input_state(record: JobRecord, name: str) -> InputState:
-    if name not in record.offsets:
-        raise JoineryError(
-            f"Job {record.job} has no stored offsets of input {name}",
-            facts=f"its newest epoch is {record.epoch}",
-            todo="Where reading starts is up to startFrom in the job then",
-        )
-    return InputState.from_bytes(name, record.offsets[name])
+def _input_state(record: JobRecord, name: str, *, drop_planned: bool) -> InputState:
+    """What is stored of the input; before the first commit, where the plan that is to be dropped begins to read."""
+    if name in record.offsets:
+        return InputState.from_bytes(name, record.offsets[name])
+    if record.plan is not None and drop_planned:
+        plan = EpochPlan.from_json(record.plan)
+        return InputState({r.partition: r.start for r in plan.ranges if r.partition.input == name})
+    todo = "Where reading starts is up to startFrom in the job then"
+    if record.plan is not None:
+        todo += f"; --drop-planned gives the plan of epoch {record.epoch + 1} up"
+    raise JoineryError(
+        f"Job {record.job} has no stored offsets of input {name}",
+        facts=f"its newest epoch is {record.epoch}",
+        todo=todo,
+    )
 
 
 def _planned(record: JobRecord) -> JoineryError:

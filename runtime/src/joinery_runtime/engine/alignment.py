@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
+
 # While the density of some partition is not known yet, epochs stay small so that one guess cannot fill the state.
 PROBE_RECORDS = 20_000
 
@@ -19,61 +21,74 @@ P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """What an epoch may read: `records`, and `bytes` of undecoded records, of all inputs together."""
+
+    records: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Backlog(Generic[P]):
     """Unread records of one partition. `highest` is the highest event time read from it (ms), `density` its records
-    per millisecond of event time; None: not known yet."""
+    per millisecond of event time; None: not known yet. `record_bytes` is what a record is thought to have."""
 
     partition: P
     records: int
     highest: int | None
     density: float | None
+    record_bytes: float
 
 
-def allocate(backlogs: Sequence[Backlog[P]], budget: int) -> dict[P, int]:
-    """Records to take per partition: all of them if the budget allows, else aligned in event time; the sum may differ
-    from the budget by rounding. At least one partition with a backlog gets some.
+def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
+    """Records to take per partition: all of them if the budget allows, else aligned in event time. At least one
+    partition with a backlog gets some.
 
     Partitions of unknown density share a probe, at most a quarter of the budget when others are known: one whose
     records cannot be read stays unknown for ever and must not hold the others up.
     """
     waiting = [b for b in backlogs if b.records > 0]
-    if sum(b.records for b in waiting) <= min(budget, PROBE_RECORDS):
+    total = sum(b.records for b in waiting)
+    if total <= min(budget.records, PROBE_RECORDS) and sum(b.records * b.record_bytes for b in waiting) <= budget.bytes:
         return {b.partition: b.records for b in waiting}
-    known = [_MeasuredBacklog(b.partition, b.records, b.highest, b.density) for b in waiting
-             if b.highest is not None and b.density is not None]  # fmt: skip
+    known = [b for b in waiting if b.highest is not None and b.density is not None]
     unknown = [b for b in waiting if b.highest is None or b.density is None]
-    probed = min(budget if not known else max(1, budget // 4), PROBE_RECORDS)
-    share = max(1, probed // max(1, len(unknown)))
-    probe = {b.partition: min(b.records, share) for b in unknown}
-    rest = max(1, budget - sum(probe.values()))
+    shares = max(1, len(unknown)) * (4 if known else 1)
+    records, size = min(PROBE_RECORDS * (4 if known else 1), budget.records) // shares, budget.bytes / shares
+    probe = {b.partition: min(b.records, max(1, min(records, int(size / b.record_bytes)))) for b in unknown}
+    probed = sum(probe[b.partition] * b.record_bytes for b in unknown)
+    rest = Budget(max(1, budget.records - sum(probe.values())), max(1, int(budget.bytes - probed)))
     return probe | (_aligned(known, rest) if known else {})
 
 
-@dataclass(frozen=True, slots=True)
-class _MeasuredBacklog(Generic[P]):
-    partition: P
-    records: int
-    highest: int
-    density: float
+def _aligned(known: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
+    """Of partitions of known density."""
+    records = np.array([b.records for b in known])
+    highest, density, size = np.array([(b.highest, b.density, b.record_bytes) for b in known], dtype=float).T
 
-    def until(self, ts: float) -> int:
-        """Records up to the event time `ts`, by the measured density."""
-        return min(self.records, max(0, round((ts - self.highest) * self.density)))
+    def until(ts: float) -> np.ndarray:
+        """Records up to this event time, by the measured densities."""
+        wanted = np.maximum(0, np.round((ts - highest) * density))
+        return np.asarray(np.minimum(records, wanted).astype(np.int64))
 
+    def fits(taken: np.ndarray) -> bool:
+        return bool(taken.sum() <= budget.records and (taken * size).sum() <= budget.bytes)
 
-def _aligned(lines: Sequence[_MeasuredBacklog[P]], budget: int) -> dict[P, int]:
-    low = float(min(line.highest for line in lines))
-    high = max(line.highest + line.records / line.density for line in lines) + 1.0
-    if sum(line.until(high) for line in lines) <= budget:
-        return {line.partition: line.records for line in lines}
+    low, high = highest.min(), (highest + records / density).max() + 1.0
+    if fits(records):
+        return {b.partition: b.records for b in known}
     for _ in range(64):
         middle = (low + high) / 2
-        if sum(line.until(middle) for line in lines) > budget:
-            high = middle
-        else:
-            low = middle
-    taken = {line.partition: line.until(high) for line in lines}
-    return {partition: count for partition, count in taken.items() if count}
+        low, high = (middle, high) if fits(until(middle)) else (low, middle)
+    # Many partitions may take their next record at the same time: of these as many as the budget has room for.
+    taken, next_taken = until(low), until(high)
+    for number in np.flatnonzero(next_taken > taken):
+        before, taken[number] = taken[number], next_taken[number]
+        if not fits(taken):
+            taken[number] = before
+    if not taken.any():
+        taken[int(np.argmax(next_taken > 0))] = 1
+    return {b.partition: int(count) for b, count in zip(known, taken, strict=True) if count}
 
 
 class Densities(Generic[P]):

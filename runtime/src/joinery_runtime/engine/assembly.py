@@ -10,6 +10,7 @@ from typing import Any
 from joinery_runtime.core.compile import stored_columns
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
+from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import Cap, StateLimits
@@ -24,7 +25,7 @@ def identity(job: Job, pipeline: Pipeline, warn: Callable[[str], None]) -> JobId
 def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
     return PlanSettings(
         shards=job.spec.shards,
-        max_records=job.spec.trigger.max_records_per_epoch,
+        budget=Budget(job.spec.trigger.max_records_per_epoch, job.spec.trigger.max_bytes_per_epoch),
         checkpoint_interval_ms=job.spec.state_store.checkpoint_interval,
         fingerprint=fingerprint(identity.signature),
         tables=frozenset(side.name for side in job.inputs if side.table is not None),

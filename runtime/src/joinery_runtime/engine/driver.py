@@ -33,6 +33,7 @@ from joinery_runtime.errors import (
     Fenced,
     LimitReached,
     PartitionsLost,
+    PlanTooLarge,
     SinkError,
     SourceError,
     StateError,
@@ -79,9 +80,11 @@ class Driver:
         self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
-        # Of the pending plan: whether it may be old, and its partitions whose topic is another one by now.
+        # Of the pending plan: whether it may be old, its partitions whose topic is another one by now, and whether a
+        # smaller one may take its place, since nothing of it is visible.
         self._recheck = False
         self._gone: frozenset[PartitionRef] = frozenset()
+        self._may_shrink = True
 
     @property
     def epoch(self) -> int:
@@ -144,9 +147,12 @@ class Driver:
         newest = store.newest_epoch(name)
         self.state = JobState.of(self._pipeline, record, newest)
         self._recheck = self.pending
-        self._recover_sinks(record, newest)
+        self._may_shrink = not self._recover_sinks(record, newest)
+        self._shrink(record)
 
-    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> None:
+    def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
+        """Whether rows of the pending epoch are visible."""
+        visible = False
         store = self._parts.store
         takeover = _takeover(record, self.state.pending, newest, store.claims(record.job))
         for sink, receipts in self._receipts(newest.result if newest else {}):
@@ -155,12 +161,25 @@ class Driver:
             if newest is not None and record.signature is not None and self._identity.defines(record):
                 sink.publish(newest.epoch, receipts)
             try:
-                sink.recover(takeover)
+                visible |= sink.recover(takeover)
             except SinkError:
                 self._require_ownership()  # to a driver that slept, what a newer one wrote must look wrong
                 raise
         if takeover.claims:
             store.release_claims(record.job, record.generation)
+        return visible
+
+    def _shrink(self, record: JobRecord) -> None:
+        """A pending plan that is larger than today's limits becomes a smaller one, of the same epoch: what has run out
+        of memory would do so for ever. All older attempts are fenced by now, and what they staged is swept."""
+        pending = self.state.pending
+        smaller = self._parts.planner.smaller(pending) if pending is not None and self._may_shrink else None
+        if smaller is not None:
+            under = record.definition if record.definition is not None else self._identity.definition
+            self._parts.store.write_plan(
+                record.job, record.generation, smaller.to_json(), dict(under), replacing=record.plan
+            )
+            self.state = self.state.planned(smaller)
 
     def _receipts(self, result: Mapping[str, Any]) -> list[tuple[Sink, list[Receipt]]]:
         pairs = [(self._parts.output, list(result.get("output", [])))]
@@ -223,16 +242,22 @@ class Driver:
     # --- run --------------------------------------------------------------------------------------------------------
 
     def run(self, plan: EpochPlan) -> EpochOutcome:
-        """All tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output."""
-        outcome = self._parts.host.run(self._work(plan))
+        """All tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, PlanTooLarge
+        when the next recovery has to make the plan smaller."""
+        try:
+            outcome = self._parts.host.run(self._work(plan))
+        except PlanTooLarge as error:
+            name, topic, partition, records, size = error.read
+            self._parts.planner.learn_size(PartitionRef(name, topic, partition), records, size)
+            raise
         check_arrivals(outcome)
         if self._parts.dead_letters is None:
             refuse_dead(outcome)
         return outcome
 
     def _work(self, plan: EpochPlan) -> EpochWork:
-        state = self.state
-        return EpochWork(self.generation, plan, state.needed_by(plan), self._fault, state.lineage, self._gone)
+        state, allowed = self.state, self._parts.planner.allowed_bytes(plan) if self._may_shrink else {}
+        return EpochWork(self.generation, plan, state.needed_by(plan), self._fault, state.lineage, self._gone, allowed)
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
@@ -256,7 +281,7 @@ class Driver:
         work.reach("after-commit")
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
-        self.state, self._recheck, self._gone = after, False, frozenset()
+        self.state, self._recheck, self._gone, self._may_shrink = after, False, frozenset(), True
         hot_keys = self._hot_keys.learn(
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
         )

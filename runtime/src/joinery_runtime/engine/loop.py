@@ -10,7 +10,7 @@ from threading import Event
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.errors import JoineryError, PartitionsLost, StoreUnavailable
+from joinery_runtime.errors import JoineryError, PartitionsLost, PlanTooLarge, StoreUnavailable
 
 # An idle job asks its sources for new records at growing distance: quick answers first, no CPU burned after.
 POLL_FIRST_S, POLL_LAST_S = 0.01, 0.25
@@ -59,6 +59,9 @@ def run_until_stopped(
         try:
             driver.recover(previous)
             return _DriverLoop(driver, planner, stop, listener).go(waits, settle=settle)
+        except PlanTooLarge as error:
+            previous = driver.generation
+            listener.noticed(str(error))
         except StoreUnavailable as error:
             previous = driver.generation or None
             if waits.count >= RECOVER_TRIES or stop.is_set():

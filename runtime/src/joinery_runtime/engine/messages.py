@@ -40,7 +40,8 @@ class FaultPoint:
 @dataclass(frozen=True, slots=True)
 class EpochWork:
     """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks, `lineage`
-    names the job's life in the store, `gone` are planned partitions that cannot be read any more and need not be."""
+    names the job's life in the store, `gone` are planned partitions that cannot be read any more and need not be.
+    `allowed` is how many bytes of undecoded records a range may give: with more, the epoch is too large to go on."""
 
     generation: int
     plan: EpochPlan
@@ -48,6 +49,7 @@ class EpochWork:
     fault: FaultPoint | None = None
     lineage: str = ""
     gone: frozenset[PartitionRef] = frozenset()
+    allowed: Mapping[PartitionRef, int] = field(default_factory=dict)
 
     def reach(self, point: str) -> None:
         fault = self.fault
@@ -57,12 +59,13 @@ class EpochWork:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRead:
-    """What reading one range gave: `records` read, `rows` that go on, event times of all readable rows (ms),
-    `dropped` by reason, `dead` records for the dead-letter output and the first of them in words, `lost` offsets that
-    the broker had deleted since they were planned (`onDataLoss: continue`)."""
+    """What reading one range gave: `records` read, of `bytes` undecoded, `rows` that go on, event times of all readable
+    rows (ms), `dropped` by reason, `dead` records for the dead-letter output and the first of them in words, `lost`
+    offsets that the broker had deleted since they were planned (`onDataLoss: continue`)."""
 
     partition: PartitionRef
     records: int = 0
+    bytes: int = 0
     rows: int = 0
     lowest: int | None = None
     highest: int | None = None

@@ -10,19 +10,20 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, advance, all_idle
-from joinery_runtime.engine.alignment import Backlog, Densities, allocate
+from joinery_runtime.engine.alignment import Backlog, Budget, Densities, allocate
 from joinery_runtime.engine.idleness import Idleness
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
+from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
     shards: int
-    max_records: int
+    budget: Budget
     checkpoint_interval_ms: int
     fingerprint: str
     tables: frozenset[str] = frozenset()  # inputs that are changelogs
@@ -97,6 +98,7 @@ class Planner:
     ) -> None:
         self._settings, self._sources, self.clocks, self._idleness = settings, sources, clocks, idleness
         self._densities: Densities[PartitionRef] = Densities()
+        self._sizes = RecordSizes()
         self._history = History()
         self.status = SourceStatus()
 
@@ -123,7 +125,9 @@ class Planner:
         if {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
             self._history = self._history.saw(snapshot.bounds)
             first_ends, paused = self._history.first_ends, self.status.paused
-            shares = read_shares(state.inputs, snapshot, self._settings, first_ends, paused, self._densities)
+            shares = read_shares(
+                state.inputs, snapshot, self._settings, first_ends, paused, self._densities, self._sizes
+            )
             ranges = [
                 self._sources[bound.partition.input].cut(bound, count)
                 if count
@@ -198,10 +202,32 @@ class Planner:
         return [(n, source, [ref for ref in listed if ref.input == n]) for n, source in self._sources.items()]
 
     def learn(self, reads: Iterable[PartitionRead], before: Inputs) -> None:
-        """Takes the record densities of a finished epoch; `before` is the inputs' state at its start."""
+        """Takes the record densities and sizes of a finished epoch; `before` is the inputs' state at its start."""
         for read in reads:
             known = before[read.partition.input].progress.highest.get(partition_id(read.partition))
             self._densities.observe(read.partition, read.records, known, read.lowest, read.highest)
+            self._sizes.observe(read.partition, read.records, read.bytes)
+
+    # --- how large a plan is ------------------------------------------------------------------------------------------
+
+    def learn_size(self, partition: PartitionRef, records: int, size: int) -> None:
+        """Takes what an epoch has read of a partition that was not finished."""
+        self._sizes.observe(partition, records, size)
+
+    def allowed_bytes(self, plan: EpochPlan) -> dict[PartitionRef, int]:
+        """What reading each of its ranges may give at most; of those that are not there, anything."""
+        return allowed_bytes(plan.ranges, self._sizes, self._settings.budget, self._records)
+
+    def smaller(self, plan: EpochPlan) -> EpochPlan | None:
+        """The same epoch within today's budget; None if the plan is."""
+        return smaller_plan(plan, self._sizes, self._settings.budget, self._records, self._cut)
+
+    def _records(self, planned: Range, record_bytes: float) -> int:
+        return self._sources[planned.partition.input].records(planned, record_bytes)
+
+    def _cut(self, planned: Range, records: int) -> Range:
+        bounds = Bounds(planned.partition, planned.start, planned.end_exclusive)
+        return self._sources[planned.partition.input].cut(bounds, records)
 
     def rescale(self, shards: int) -> None:
         """From the next plan on, epochs run with this many shards."""
@@ -218,6 +244,7 @@ def read_shares(
     first_ends: Mapping[PartitionRef, int],
     paused: Collection[str],
     densities: Densities[PartitionRef],
+    sizes: RecordSizes,
 ) -> list[tuple[Bounds, int]]:
     """How many records the next epoch reads of which partitions; 0 fixes where a partition starts that was never
     planned."""
@@ -229,11 +256,12 @@ def read_shares(
             records=0 if bound.partition.input in paused else bound.end_exclusive - bound.start,
             highest=inputs[bound.partition.input].progress.highest.get(partition_id(bound.partition)),
             density=densities.get(bound.partition),
+            record_bytes=sizes.get(bound.partition) or UNKNOWN_BYTES,
         )
         for bound in held
         if bound.partition.input not in waiting
     ]
-    share = allocate(backlogs, settings.max_records)
+    share = allocate(backlogs, settings.budget)
     counted = [(bound, share.get(bound.partition, 0)) for bound in held]
     return [
         (bound, count)

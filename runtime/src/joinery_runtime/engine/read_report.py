@@ -52,18 +52,20 @@ class ReadReport:
 
 
 class ReadCounter:
-    """Adds up the batches of one range while it is read."""
+    """Adds up the batches of one range while it is read: `records`, and their undecoded `bytes`."""
 
     def __init__(self, planned: Range) -> None:
         self._partition = planned.partition
-        self._records = self._rows = self._lost = 0
+        self._rows = self._lost = 0
+        self.records = self.bytes = 0
         self._lowest: int | None = None
         self._highest: int | None = None
         self._dropped: Counter[str] = Counter()
         self._dead: list[DeadLetters] = []
 
     def add(self, raw: RawBatch, prepared: Prepared, dead: DeadLetters) -> None:
-        self._records += len(raw.offsets)
+        self.records += len(raw.offsets)
+        self.bytes += raw.bytes
         self._lost += raw.lost
         self._rows += prepared.rows.num_rows
         self._dropped.update(prepared.dropped)
@@ -76,7 +78,8 @@ class ReadCounter:
     def report(self, lost: int = 0) -> ReadReport:
         read = PartitionRead(
             partition=self._partition,
-            records=self._records,
+            records=self.records,
+            bytes=self.bytes,
             rows=self._rows,
             lowest=self._lowest,
             highest=self._highest,

@@ -26,9 +26,9 @@ from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.marks import MarkCache
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
-from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import DeadLetters, ReadCounter, ReadReport
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
+from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.sinks.base import Attempt, AttemptId, SinkWriter
 from joinery_runtime.sources import BadRecord, Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
@@ -95,18 +95,27 @@ class Worker:
             if planned.partition in work.gone:
                 yield work.plan.shards, ReadCounter(planned).report(lost=planned.end_exclusive - planned.start)
             else:
-                yield from self._read_range(planned, work.plan)
+                yield from self._read_range(work, planned)
 
-    def _read_range(self, planned: Range, plan: EpochPlan) -> Iterator[Sent]:
-        name, shards = planned.partition.input, plan.shards
+    def _read_range(self, work: EpochWork, planned: Range) -> Iterator[Sent]:
+        name, plan = planned.partition.input, work.plan
         reader, decoder = self._parts.inputs.reader(name), self._parts.inputs.decoder(name)
         counter = ReadCounter(planned)
         most = plan.max_future.get(name)
         future = None if most is None else FutureRows(most, plan.watermarks[name])
-        prepared = (self._prepare(name, decoder, raw, counter, future) for raw in reader.read(planned))
-        for rows in in_chunks(batch for batch in prepared if batch.num_rows):
-            yield from self._blocks(name, rows, shards)
-        yield shards, counter.report()
+        allowed = work.allowed.get(planned.partition)
+
+        def prepared() -> Generator[pa.RecordBatch, None, None]:
+            for raw in reader.read(planned):
+                rows = self._prepare(name, decoder, raw, counter, future)
+                if allowed is not None and counter.bytes > allowed:
+                    raise _too_large(work, planned, counter)
+                if rows.num_rows:
+                    yield rows
+
+        for rows in in_chunks(prepared()):
+            yield from self._blocks(name, rows, plan.shards)
+        yield plan.shards, counter.report()
 
     def _prepare(
         self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter, future: FutureRows | None
@@ -155,14 +164,17 @@ class Worker:
         last = step is self._pipeline.last
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
 
+        staged: list[tuple[SegmentMeta, ...]] = []
+
         def make() -> Generator[pa.RecordBatch, None, _Ended | None]:
-            """What is staged is durable before any output of the shard can be visible."""
+            """What is staged, once, is durable before any output of the shard can be visible."""
             done = yield from task.run(arrivals, ordered=self._parts.ordered or not last)
             if done is None:
                 return None
-            staged = self._stage(attempt_id, done.runs)
-            work.reach("staged")
-            return _Ended(done, staged)
+            if not staged:
+                staged.append(self._stage(attempt_id, done.runs))
+                work.reach("staged")
+            return _Ended(done, staged[0])
 
         rows = MadeRows(make)
         written, handed = None, 0
@@ -262,6 +274,17 @@ class Worker:
         attempt_id = AttemptId(work.generation, work.plan.epoch, work.plan.shards, attempt)
         rows = MadeRows(lambda: sliced(map(decode, dead)))
         return ReadSummary(reads, self._parts.dead_letters.write(self._attempt(work, attempt_id), rows))
+
+
+def _too_large(work: EpochWork, planned: Range, counter: ReadCounter) -> PlanTooLarge:
+    place = planned.partition
+    return PlanTooLarge(
+        f"Epoch {work.plan.epoch} holds more bytes than trigger.maxBytesPerEpoch allows",
+        facts=f"{counter.records:,} records of input {place.input} have {counter.bytes:,} bytes, and more is planned: "
+        f"{place.topic}-{place.partition}, offsets {planned.start} to {planned.end_exclusive} (exclusive)",
+        todo="Its plan is made smaller, and run again",
+        read=(place.input, place.topic, place.partition, counter.records, counter.bytes),
+    )
 
 
 class _Arrived:

@@ -96,9 +96,7 @@ class SparkHost:
             return [result for _, result in self._job_of(work).collect()]
         except (Py4JError, ConnectionError) as error:
             raise JoineryError(
-                f"Spark gave up on epoch {work.plan.epoch}",
-                facts=_cause(error),
-                todo="Nothing of it was committed; the next start replays it",
+                f"Spark gave up on epoch {work.plan.epoch}", facts=_cause(error), todo=_todo(error)
             ) from error
 
     def _job_of(self, work: EpochWork) -> RDD[Any]:
@@ -121,6 +119,24 @@ def _cause(error: Exception) -> str:
     lines = [line.strip() for line in str(error.java_exception.getMessage()).splitlines() if line.strip()]
     errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception")) and "Traceback" not in line]
     return (errors or lines or ["no message"])[-1 if errors else 0]
+
+
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemory|MemoryError|exited unexpectedly|ExecutorLostFailure|OOM|memory limits|(exit (code|status)|status:) *(137|52)\b",
+    re.IGNORECASE,
+)
+
+
+def _todo(error: Exception) -> str:
+    """A process that the kernel has killed for its memory cannot say so: who has lost one is told of it."""
+    said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else ""
+    if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(said):
+        return (
+            "Nothing of it was committed. If memory ran out, lower trigger.maxBytesPerEpoch or "
+            "trigger.maxRecordsPerEpoch, or give more memory (spark.executor.memory, spark.driver.memory), and start "
+            "again: a plan that is over the new limits is made smaller (docs/operations.md, Memory)"
+        )
+    return "Nothing of it was committed; the next start replays it"
 
 
 def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkContext:

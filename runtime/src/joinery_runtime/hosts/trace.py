@@ -16,6 +16,7 @@ from typing import Any
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.times import watermarks_out
 from joinery_runtime.core.pipeline.watermark import InputTime
+from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner
@@ -106,7 +107,7 @@ class _Trace:
 
     def _restart(self) -> None:
         who = identity(self._job, self._pipeline, lambda _: None)
-        settings = replace(plan_settings(self._job, who), shards=self._shards, max_records=2**62)
+        settings = replace(plan_settings(self._job, who), shards=self._shards, budget=Budget(2**62, 2**62))
         self._planner = Planner(settings, self._logs, input_clocks(self._job), self._idleness)
         host = self._environment.host(self._job, self._logs)
         dead = self._environment.dead_letters if self._job.spec.dead_letter else None

@@ -93,8 +93,9 @@ class LocalCapture:
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Rows are visible when they are taken."""
 
-    def recover(self, takeover: Takeover) -> None:
+    def recover(self, takeover: Takeover) -> bool:
         """Nothing is left behind."""
+        return False
 
     def close(self) -> None:
         """Nothing is open."""

@@ -101,9 +101,11 @@ class Sink(Protocol):
         """After the commit, and again at recovery for the last committed epoch: idempotent."""
         ...
 
-    def recover(self, takeover: Takeover) -> None:
+    def recover(self, takeover: Takeover) -> bool:
         """Before anything is planned or replayed: sweeps what attempts of older generations left behind and was never
-        named by a commit, and sees to it that none of them makes anything visible after this returns."""
+        named by a commit, and sees to it that none of them makes anything visible after this returns.
+
+        Returns whether rows of the pending epoch are visible, so that its plan has to be replayed as it stands."""
         ...
 
     def close(self) -> None: ...

@@ -91,7 +91,7 @@ class FileSink:
         except OSError as error:
             raise _problem(part, error) from error
 
-    def recover(self, takeover: Takeover) -> None:
+    def recover(self, takeover: Takeover) -> bool:
         """The committed epoch's files are left to `publish`; what it does not name goes at the next recovery.
 
         Parts of later epochs than the committed one are not this job's: it would overwrite them one by one.
@@ -101,6 +101,7 @@ class FileSink:
             written_by, epoch = map(int, staged.name.split("-")[:2])
             if written_by < takeover.generation and epoch != takeover.committed_epoch:
                 staged.unlink(missing_ok=True)
+        return False
 
     def _refuse_foreign(self, committed_epoch: int) -> None:
         parts = sorted(self._directory.glob("epoch-*-shard-*.jsonl"))

@@ -107,8 +107,9 @@ class KafkaSink:
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Rows are in the topic already."""
 
-    def recover(self, takeover: Takeover) -> None:
-        """What attempts without a commit wrote stays: at least once."""
+    def recover(self, takeover: Takeover) -> bool:
+        """What attempts without a commit wrote stays: at least once, whatever the plan becomes."""
+        return False
 
     def close(self) -> None:
         """The process keeps its producer."""

@@ -201,7 +201,7 @@ class KafkaTransactionsSink:
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Rows are in the topic already."""
 
-    def recover(self, takeover: Takeover) -> None:
+    def recover(self, takeover: Takeover) -> bool:
         """Takes over every id that has a claim: whatever its owner has not committed is aborted now, and it cannot
         commit any more. Raises SinkError too where topic and state store do not belong together any more."""
         owners = {owner for name, owner in takeover.claims.items() if owner and self._names.owns(name)}
@@ -212,6 +212,7 @@ class KafkaTransactionsSink:
         markers = {name: marker for name, marker in found if marker is not None and marker.lineage == takeover.lineage}
         self._refuse_older_state(takeover, markers)
         self._refuse_expired(takeover, markers)
+        return any(marker.epoch == takeover.pending for marker in markers.values())
 
     def _refuse_older_state(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
         """No part is written before it is planned and claimed, unless the store was set back since."""

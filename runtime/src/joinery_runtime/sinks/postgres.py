@@ -135,11 +135,12 @@ class PostgresSink:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a zombie is writing; next time
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
 
-    def recover(self, takeover: Takeover) -> None:
+    def recover(self, takeover: Takeover) -> bool:
         older = sql.SQL("split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(ATTEMPT))
         with self._session("The staging tables cannot be swept") as connection:
             for table in self._staging.tables():
                 connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, older), (takeover.generation,))
+        return False
 
     def close(self) -> None:
         _connections.drop(self._dsn)

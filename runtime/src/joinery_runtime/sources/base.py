@@ -90,6 +90,11 @@ class RawBatch:
     timestamps: Callable[[np.ndarray], np.ndarray] | None = None
     lost: int = 0
 
+    @property
+    def bytes(self) -> int:
+        """Of values and keys, with what Arrow needs to find them."""
+        return int(self.values.nbytes + (0 if self.keys is None else self.keys.nbytes))
+
     def part(self, start: int, stop: int | None = None) -> RawBatch:
         """The records at these positions of the batch (as of a slice)."""
         cut = slice(start, stop)
@@ -118,6 +123,10 @@ class SourcePlanner(Protocol):
         """A range from `bounds.start` of about `max_records` records that ends on a record boundary."""
         ...
 
+    def records(self, planned: Range, record_bytes: float) -> int:
+        """About how many records a range holds, if a record has so many bytes; none only where the range is empty."""
+        ...
+
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
         """Which of these partitions of a plan that is replayed belong to a topic that is no more, or is another one of
         the same name. Raises DataLoss for them unless the job allows it."""
@@ -143,7 +152,11 @@ class SourcePlanner(Protocol):
 
 
 class Exclusive:
-    """The part of `SourcePlanner` that is trivial where nobody else can take partitions and nothing is recreated."""
+    """The part of `SourcePlanner` that is trivial where nobody else can take partitions, nothing is recreated, and
+    offsets count records."""
+
+    def records(self, planned: Range, record_bytes: float) -> int:
+        return planned.end_exclusive - planned.start
 
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
         return set()

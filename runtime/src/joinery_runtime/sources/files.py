@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,6 +65,9 @@ class FilePlanner(Exclusive):
             wanted = bounds.start + max(1, round(length * max_records))
             end = _boundary(data, bounds, wanted, quoted=self._quoted)
         return Range(bounds.partition, bounds.start, end)
+
+    def records(self, planned: Range, record_bytes: float) -> int:
+        return math.ceil((planned.end_exclusive - planned.start) / record_bytes)
 
     def close(self) -> None:
         """Nothing is kept open."""

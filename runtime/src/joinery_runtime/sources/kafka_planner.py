@@ -60,6 +60,9 @@ class KafkaPlanner:
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
 
+    def records(self, planned: Range, record_bytes: float) -> int:
+        return planned.end_exclusive - planned.start
+
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
         return self._topics.gone(partitions, topic_ids)
 

@@ -170,14 +170,19 @@ def fenced(job: str, generation: int, by: str) -> Fenced:
     )
 
 
-def check_plan(stored: StoredJob | None, job: str, generation: int, plan: str, definition: str) -> bool:
+def check_plan(
+    stored: StoredJob | None, job: str, generation: int, plan: str, definition: str, replacing: Json | None = None
+) -> bool:
     """Whether the plan is to be written; False: it is there already. Both are JSON texts.
 
-    A plan is for the next epoch, and one that is pending is never replaced by another: it may have been acted on.
+    A plan is for the next epoch, and one that is pending is never replaced by another, since it may have been acted on:
+    but for `replacing`, of which its owner knows that nothing was ever visible, nor will be.
     """
     owner = check_owner(stored, job, generation)
     _check_plan_epoch(job, json.loads(plan), owner.epoch + 1)
     if owner.plan is None:
+        return True
+    if replacing is not None and json.loads(owner.plan) == replacing:
         return True
     if json.loads(owner.plan) != json.loads(plan):
         raise _pending(f"Job {job} has another plan for epoch {owner.epoch + 1}")

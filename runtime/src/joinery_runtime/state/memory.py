@@ -147,10 +147,12 @@ class MemoryStore:
             claims = self._jobs[job].claims
             claims |= dict.fromkeys(claims, "")
 
-    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
+    def write_plan(
+        self, job: str, generation: int, plan: Json, definition: Json, *, replacing: Json | None = None
+    ) -> None:
         text, under = encode_json(plan), encode_json(definition)
         with self._lock:
-            if decisions.check_plan(self._stored(job), job, generation, text, under):
+            if decisions.check_plan(self._stored(job), job, generation, text, under, replacing):
                 entry = self._jobs[job]
                 entry.stored = replace(entry.stored, plan=text, definition=under)
                 entry.planned_at = self._clock()

@@ -119,10 +119,12 @@ class PostgresStore:
             decisions.check_owner(self._lock(connection, job), job, generation)
             self._sql.run(connection, statements.RELEASE_CLAIMS, job)
 
-    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
+    def write_plan(
+        self, job: str, generation: int, plan: Json, definition: Json, *, replacing: Json | None = None
+    ) -> None:
         text, under = encode_json(plan), encode_json(definition)
         with self._connection.transaction() as connection:
-            if decisions.check_plan(self._lock(connection, job), job, generation, text, under):
+            if decisions.check_plan(self._lock(connection, job), job, generation, text, under, replacing):
                 self._sql.run(connection, statements.WRITE_PLAN, job, plan=text, definition=under)
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:

@@ -10,8 +10,8 @@ What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
 * `stage` is invisible: staged segments are never part of `JobRecord.segments` until a commit names their keys. It does
   not check the generation: a zombie's leftovers are garbage, not damage. What was staged under an older generation can
   no longer be committed.
-* A pending plan is never replaced by another one: it may have been acted on, so it is replayed as it stands, under the
-  job definition that is stored with it.
+* A pending plan is replayed as it stands, under the job definition that is stored with it: it may have been acted on.
+  Only one of which nothing is visible, and nothing can be any more, is replaced by another one (`replacing`).
 * `commit` is one atomic step: it checks the generation and that `epoch` is the job's next one, makes exactly
   `upserts` live, takes `deletes` out of the live set, stores the offsets of the sources that it names, moves the plan
   to the epoch log and may store the next plan. It happens whole or not at all; who does not learn which asks `record`.
@@ -190,10 +190,13 @@ class Epochs(Protocol):
         """Takes the next generation (creating the job at its first start) and returns the record under it."""
         ...
 
-    def write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
+    def write_plan(
+        self, job: str, generation: int, plan: Json, definition: Json, *, replacing: Json | None = None
+    ) -> None:
         """Stores the pending plan with the job document it was made under; its "epoch" must be record.epoch + 1.
         Raises Fenced, and StateError if another plan, or this one under another definition, is pending; the same
-        again is no error."""
+        again is no error. `replacing` is the pending plan that this one takes the place of: only who has fenced all
+        that could act on it, and has seen that nothing of it is visible, may give it."""
         ...
 
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, mode
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.model.base import Bool, Int, Limits, Model
+from joinery_runtime.job.model.base import Bool, ByteCount, Int, Limits, Model
 from joinery_runtime.job.model.draft import Finding, Loc, path_text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
@@ -36,7 +36,11 @@ class Metadata(Model):
 
 
 class Trigger(Model):
+    """What one epoch reads at most, of all inputs together: records, and bytes of them as they are read (text as 64Mi).
+    The memory of a task is a multiple of the bytes (docs/operations.md, "Memory")."""
+
     max_records_per_epoch: Annotated[Int, Field(ge=1)] = 500_000
+    max_bytes_per_epoch: ByteCount = 64 * 2**20
 
 
 class Upgrade(Model):

@@ -1,0 +1,93 @@
+"""How large a plan is, in records and bytes, and a smaller plan in its place where it is too large.
+
+What a record weighs is learned from the epochs that have read it. A plan fixes ranges before anybody has read them, so
+it may hold more bytes than was thought: a reader stops at `allowed_bytes`, and the next recovery shortens the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from joinery_runtime.engine.alignment import Budget
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.sources.base import PartitionRef, Range
+
+UNKNOWN_BYTES = 1024.0
+"""What a record is taken for as long as none of its input has been read."""
+
+_TOO_LARGE = 1.25
+"""A plan may be so much larger than its budget: sizes change from epoch to epoch, and each new partition is read."""
+
+
+class RecordSizes:
+    """Bytes per record, by partition: a mean over epochs that rises at once and falls slowly, since a plan that is too
+    large costs more than one that is too small."""
+
+    FALLING = 0.25
+
+    def __init__(self) -> None:
+        self._known: dict[PartitionRef, float] = {}
+
+    def get(self, partition: PartitionRef) -> float | None:
+        """Of a partition that was not read yet: the most that one of its input has. None: nothing of it was read."""
+        known = self._known.get(partition)
+        if known is not None:
+            return known
+        return max((size for ref, size in self._known.items() if ref.input == partition.input), default=None)
+
+    def observe(self, partition: PartitionRef, records: int, size: int) -> None:
+        """After a read of `records` that have `size` bytes together."""
+        if records:
+            mean = size / records
+            old = self._known.get(partition, mean)
+            self._known[partition] = max(mean, old + self.FALLING * (mean - old))
+
+
+Count = Callable[[Range, float], int]
+"""`SourcePlanner.records` of a range's input."""
+
+
+def allowed_bytes(ranges: Sequence[Range], sizes: RecordSizes, budget: Budget, count: Count) -> dict[PartitionRef, int]:
+    """How many bytes reading each range may give: twice the budget together, shared out by what the ranges are thought
+    to hold, and evenly. A single record is never too large."""
+    expected = {r.partition: _expected(r, sizes, count) for r in ranges if r.start < r.end_exclusive}
+    if sum(records for records, _ in expected.values()) <= 1:
+        return {}
+    total = sum(size for _, size in expected.values())
+    return {ref: int(budget.bytes * (size / total + 1 / len(expected))) for ref, (_, size) in expected.items()}
+
+
+def _expected(planned: Range, sizes: RecordSizes, count: Count) -> tuple[int, float]:
+    size = sizes.get(planned.partition) or UNKNOWN_BYTES
+    records = count(planned, size)
+    return records, records * size
+
+
+def smaller_plan(
+    plan: EpochPlan, sizes: RecordSizes, budget: Budget, count: Count, cut: Callable[[Range, int], Range]
+) -> EpochPlan | None:
+    """The same epoch with shorter ranges, all of them shortened alike; None where the plan is within the budget.
+
+    `cut` shortens a range to about so many records. Ranges of which no size is known count by their records alone.
+    """
+    records = {r.partition: count(r, sizes.get(r.partition) or UNKNOWN_BYTES) for r in plan.ranges}
+    weights = {ref: records[ref] * (sizes.get(ref) or 0.0) for ref in records}
+    over = max(sum(records.values()) / budget.records, sum(weights.values()) / budget.bytes)
+    if over <= _TOO_LARGE or sum(records.values()) <= 1:
+        return None
+    taken = {ref: int(held / over) for ref, held in records.items()}
+    if not any(taken.values()):
+        taken[next(ref for ref, held in records.items() if held)] = 1
+    ranges = tuple(_cut(r, taken[r.partition], records[r.partition], cut) for r in plan.ranges)
+    shortened = {new.partition.input for new, old in zip(ranges, plan.ranges, strict=True) if new != old}
+    if not shortened:
+        return None
+    # A table that is not read to its first end with this epoch is read on by the next ones (A4).
+    return replace(plan, ranges=ranges, tables_read=tuple(t for t in plan.tables_read if t not in shortened))
+
+
+def _cut(planned: Range, taken: int, records: int, cut: Callable[[Range, int], Range]) -> Range:
+    if taken >= records:
+        return planned
+    return cut(planned, taken) if taken else replace(planned, end_exclusive=planned.start)

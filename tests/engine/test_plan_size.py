@@ -1,0 +1,138 @@
+"""A plan that is too large for memory is made smaller, as long as nothing of it is visible."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.sim_jobs import INNER
+from engine.sim_run import small_world
+from engine.sim_steps import record
+from engine.simulation import World
+from joinery_runtime.engine.alignment import Budget
+from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.loop import JobListener, run_until_stopped
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
+from joinery_runtime.errors import PlanTooLarge
+from joinery_runtime.sources.base import PartitionRef, Range
+
+A, B, TABLE = (PartitionRef(name, name, 0) for name in ("a", "b", "table"))
+ANOTHER_OF_A = PartitionRef("a", "a", 1)
+MB = 1_000_000
+
+
+def plan_of(*ranges: Range, tables_read: tuple[str, ...] = ()) -> EpochPlan:
+    return EpochPlan(7, 2, ranges, {"a": 5, "b": None}, ended=("c",), checkpoint=True, tables_read=tables_read)
+
+
+def sizes_of(**known: int) -> RecordSizes:
+    sizes = RecordSizes()
+    for name, size in known.items():
+        sizes.observe(PartitionRef(name, name, 0), 10, 10 * size)
+    return sizes
+
+
+def count(planned: Range, _: float) -> int:
+    return planned.end_exclusive - planned.start
+
+
+def cut(planned: Range, records: int) -> Range:
+    return Range(planned.partition, planned.start, planned.start + records)
+
+
+def smaller(plan: EpochPlan, sizes: RecordSizes, budget: Budget) -> list[tuple[int, int]] | None:
+    found = smaller_plan(plan, sizes, budget, count, cut)
+    return None if found is None else [(r.start, r.end_exclusive) for r in found.ranges]
+
+
+def test_a_size_rises_at_once_and_falls_slowly() -> None:
+    sizes = sizes_of(a=100)
+    assert (sizes.get(A), sizes.get(ANOTHER_OF_A), sizes.get(B)) == (100, 100, None)
+    sizes.observe(A, 1, MB)
+    assert sizes.get(A) == MB
+    sizes.observe(A, 1, 0)
+    assert sizes.get(A) == 0.75 * MB
+    sizes.observe(A, 0, 0)
+    assert sizes.get(A) == 0.75 * MB
+
+
+def test_ranges_share_twice_the_bytes_of_an_epoch() -> None:
+    ranges = [Range(A, 0, 900), Range(B, 50, 150), Range(TABLE, 3, 3)]
+    assert allowed_bytes(ranges, RecordSizes(), Budget(1, 1_000), count) == {A: 1_400, B: 600}
+    learnt = sizes_of(b=9 * int(UNKNOWN_BYTES))
+    assert allowed_bytes(ranges, learnt, Budget(1, 1_000), count) == {A: 1_000, B: 1_000}
+
+
+def test_a_single_record_may_be_of_any_size() -> None:
+    assert allowed_bytes([Range(A, 4, 5), Range(B, 1, 1)], sizes_of(a=MB), Budget(1, 1), count) == {}
+    assert smaller(plan_of(Range(A, 4, 5)), sizes_of(a=MB), Budget(1, 1)) is None
+
+
+def test_a_plan_within_the_limits_stays() -> None:
+    plan = plan_of(Range(A, 0, 61), Range(B, 0, 41))
+    assert smaller(plan, RecordSizes(), Budget(100, 1)) is None, "a little more does no harm"
+    assert smaller(plan, sizes_of(a=100, b=100), Budget(100, 10_000)) is None
+
+
+def test_ranges_are_shortened_alike() -> None:
+    plan = plan_of(Range(A, 100, 400), Range(B, 0, 100), Range(TABLE, 5, 5))
+    assert smaller(plan, RecordSizes(), Budget(40, 1)) == [(100, 130), (0, 10), (5, 5)]
+    assert smaller(plan, sizes_of(a=MB), Budget(1_000, 30 * MB)) == [(100, 130), (0, 10), (5, 5)]
+    assert smaller(plan, sizes_of(a=MB, b=MB), Budget(1_000, 1)) == [(100, 101), (0, 0), (5, 5)]
+
+
+def test_a_smaller_plan_is_the_same_epoch() -> None:
+    """A table that is not read to its first end any more is not said to be."""
+    plan = plan_of(Range(A, 0, 10), Range(TABLE, 0, 500), tables_read=("b", "table"))
+    found = smaller_plan(plan, RecordSizes(), Budget(51, 1), count, cut)
+    assert found is not None
+    assert found == plan_of(Range(A, 0, 1), Range(TABLE, 0, 50), tables_read=("b",))
+
+
+def test_the_error_travels_with_what_was_read() -> None:
+    error = PlanTooLarge("too large", facts="f", todo="t", read=("a", "topic", 3, 10, MB))
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.read) == (str(error), error.read)
+
+
+# --- in a job ---------------------------------------------------------------------------------------------------------
+
+
+class LargeRecords(World):
+    job_text = INNER.replace('"maxRecordsPerEpoch": 6', '"maxRecordsPerEpoch": 1000, "maxBytesPerEpoch": 65536')
+
+
+def test_large_records_that_nobody_expected_are_read_in_small_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """80 records of 10 kB, planned as if they had 1 kB: reading stops at twice the limit, and what was planned is made
+    smaller until it fits; then sizes are known."""
+    small_world(monkeypatch)
+    world = LargeRecords(tmp_path)
+    for number in range(40):
+        for name in world.topics:
+            world.append(name, 0, "x" * 10_000, 1_000 + number, identifier=number)
+    world.end_inputs()
+    driver, planner = world.new_driver()
+    noticed: list[str] = []
+    listener = JobListener(
+        lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), noticed=noticed.append
+    )
+    made: list[Driver] = []
+
+    def make_driver() -> Driver:
+        made.append(Driver(world.identity, world.pipeline, driver._parts, lambda: world.now_ms))
+        return made[-1]
+
+    run_until_stopped(make_driver, planner, threading.Event(), listener)
+    assert 1 <= len(noticed) == len(made) - 1 <= 4
+    assert "holds more bytes than trigger.maxBytesPerEpoch allows" in noticed[0]
+    planned = [entry.plan["ranges"] for entry in world.store.epochs(world.job.name)]
+    assert max(sum(end - start for *_, start, end in ranges) for ranges in planned) <= 8
+    assert len(world.output.table) == len(set(world.output.table)) == 40 * 40
+    assert record(world).plan is None
+    world.close()
