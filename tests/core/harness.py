@@ -51,7 +51,7 @@ class RowLog(StepLog):
         for row in rows:
             records = self.partitions[row.partition]
             assert row.offset == len(records), "rows of a partition come in order"
-            records.append(pickle.dumps((row.values, row.deleted)))
+            records.append((pickle.dumps((row.values, row.deleted)), -1))
             self.rows[row.partition, row.offset] = row
 
 

@@ -122,7 +122,7 @@ def _cause(error: Exception) -> str:
 
 
 _OUT_OF_MEMORY = re.compile(
-    r"OutOfMemory|MemoryError|exited unexpectedly|ExecutorLostFailure|OOM|memory limits|(exit (code|status)|status:) *(137|52)\b",
+    r"OutOfMemory|MemoryError|exited unexpectedly|ExecutorLostFailure|OOM|exit (code|status):? *(137|52)\b",
     re.IGNORECASE,
 )
 
