@@ -153,10 +153,17 @@ def test_records_that_the_broker_deleted(broker, topic, send) -> None:
     assert allowed[0] == Bounds(ref(topic), 2, 3, lost=2)
 
 
-def test_a_position_behind_the_end(broker, topic, send) -> None:
+def test_a_log_that_was_truncated(broker, topic, send, caplog) -> None:
+    """What is left of it has been read: it is not read again."""
     send([b"a"])
-    with pytest.raises(DataLoss, match=r"from offset 5: .* recreated or truncated"):
+    with pytest.raises(DataLoss, match=r"from offset 5: .* 4 offset\(s\) before that: the log was truncated"):
         bounds_of(kafka_input(broker.bootstrap, topic), {ref(topic): 5})
+    with planning(kafka_input(broker.bootstrap, topic, onDataLoss="continue")) as planner:
+        for _ in range(2):
+            assert plain(joined(planner, StoredOffsets({ref(topic): 5})))[0] == Bounds(ref(topic), 1, 1, lost=4)
+        assert caplog.text.count("the log was truncated") == 1, "once is enough"
+        send([b"b"])
+        assert plain(joined(planner, StoredOffsets({ref(topic): 1})))[0] == Bounds(ref(topic), 1, 2)
 
 
 def test_cut(broker, topic) -> None:
@@ -263,9 +270,21 @@ class Consuming:
 
 def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._PartitionReader._watermarks", lambda _: (0, 2))
     send([b"a"])
     with pytest.raises(SourceError, match="no record has come for 1 s at offset 1"):
         read(reader, topic, 0, 2)
+
+
+def test_a_log_that_was_truncated_within_a_planned_range(broker, topic, send, reader, monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
+    send([b"a"])
+    with pytest.raises(DataLoss, match=r"offsets 0 to 3 .* it was truncated"):
+        read(reader, topic, 0, 3)
+    allowed = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
+    batches = list(allowed.read(Range(ref(topic), 0, 3)))
+    allowed.close()
+    assert [(batch.offsets.tolist(), batch.lost) for batch in batches] == [([0], 0), ([], 2)]
 
 
 def test_the_least_recently_used_consumer_goes(broker, topic, send, reader, monkeypatch) -> None:

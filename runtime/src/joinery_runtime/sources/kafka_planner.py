@@ -8,7 +8,7 @@ from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets
 from joinery_runtime.sources.kafka_admin import KafkaAdmin, Topic
-from joinery_runtime.sources.kafka_client import Cluster
+from joinery_runtime.sources.kafka_client import Cluster, logger
 from joinery_runtime.sources.kafka_group import GroupMember
 from joinery_runtime.sources.kafka_positions import LogOffsets, Positions, log_offsets
 from joinery_runtime.sources.kafka_topics import InputTopics
@@ -27,6 +27,7 @@ class KafkaPlanner:
         self._positions = Positions(kafka, self._admin)
         self._ids: dict[str, str] = {}
         self._ends: dict[PartitionRef, int] = {}
+        self._reported: set[tuple[PartitionRef, int]] = set()  # losses that the job allows, by stored offset
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         ours = {
@@ -106,13 +107,24 @@ class KafkaPlanner:
         return Bounds(ref, start, end, final, lost, held, stop, topic.id, undecided=max(0, last - end))
 
     def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets) -> tuple[int, int]:
-        lost = max(0, offsets.earliest - position)
-        if self._kafka.on_data_loss == "continue":
-            return offsets.earliest, lost
-        gone = f"{lost} record(s) are gone" if lost else "it ends before that: the topic was recreated or truncated"
-        raise DataLoss(
-            f"Input {self._cluster.input}: {ref.topic}-{ref.partition} cannot be read from offset {position}",
-            facts=f"the broker has offsets {offsets.earliest} to {offsets.stable} (exclusive), {gone} "
-            f"({self._cluster.at(ref.topic)})",
-            todo="Set onDataLoss: continue to go on at the earliest offset, or start the job with new state",
-        )
+        """Where to go on, and how many offsets are gone. Retention takes records that were not read: what is left of
+        them comes next. A truncated log has lost records that were read: what is left was read, too."""
+        if position < offsets.earliest:
+            following, lost = offsets.earliest, offsets.earliest - position
+            gone, place = f"{lost} record(s) are gone", "the earliest offset"
+        else:
+            following, lost = offsets.stable, position - offsets.stable
+            gone = f"it ends {lost} offset(s) before that: the log was truncated (an unclean leader election, say)"
+            place = "the log's end: what was read stays in the state and the output"
+        what = f"{ref.topic}-{ref.partition} cannot be read from offset {position}"
+        facts = f"the broker has offsets {offsets.earliest} to {offsets.stable} (exclusive), {gone}"
+        if self._kafka.on_data_loss == "fail":
+            raise DataLoss(
+                f"Input {self._cluster.input}: {what}",
+                facts=f"{facts} ({self._cluster.at(ref.topic)})",
+                todo=f"Set onDataLoss: continue to go on at {place}. Or start the job with new state",
+            )
+        if (ref, position) not in self._reported:
+            logger.warning("input %s: %s: %s; it goes on at %s", self._cluster.input, what, facts, place)
+            self._reported.add((ref, position))
+        return following, lost

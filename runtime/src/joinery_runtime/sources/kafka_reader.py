@@ -119,12 +119,27 @@ class _PartitionReader:
                 return _Fetched(self._records(messages), self._seen, lost)
             if self._errors.denied is not None:
                 raise self._cluster.failure(self._errors.denied, "reading")
+        if self._watermarks()[1] < planned.end_exclusive:
+            return self._truncated(planned)
         raise self._cluster.problem(
             f"reading partition {self._name} has come to a halt",
             f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned, no record has come for "
             f"{_STALLED_SECONDS:.0f} s at offset {self._seen}; {self._errors}",
             "Check that the broker runs and can be reached from here",
         )
+
+    def _truncated(self, planned: Range) -> _Fetched:
+        """The log ends before the range does, which it did not when the range was planned."""
+        if not self._skip:
+            raise DataLoss(
+                f"Input {self._cluster.input}: records of partition {self._name} are gone",
+                facts=f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned, and the log ends "
+                f"before that now: it was truncated ({self._cluster})",
+                todo="Set onDataLoss: continue to go on without them",
+            )
+        lost = planned.end_exclusive - self._seen
+        self._seek(planned.end_exclusive)
+        return _Fetched(self._records([]), self._seen, lost)
 
     def _records(self, messages: Sequence[Message]) -> RawBatch:
         offsets = np.fromiter(map(Message.offset, messages), np.int64, len(messages))
