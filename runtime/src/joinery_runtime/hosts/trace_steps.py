@@ -160,14 +160,12 @@ class ScriptedIdleness:
 
     def __init__(self, logs: Mapping[str, StepLog]) -> None:
         self._logs = logs
-        self._idle: dict[str, set[int] | None] = {}
+        self._idle: dict[str, set[int] | None] = {}  # by input; None: all partitions
 
     def mark_idle(self, name: str, log: StepLog) -> None:
         _, slash, partition = name.partition("/")
-        if slash:
-            self._idle[log.name] = (self._idle.get(log.name) or set()) | {int(partition)}
-        else:
-            self._idle[log.name] = None
+        idle = self._idle.get(log.name, set()) if slash else None
+        self._idle[log.name] = None if idle is None else idle | {int(partition)}
 
     def mark_active(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         idle = self._idle.get(name)
