@@ -95,6 +95,8 @@ def test_what_a_column_of_an_expression_holds(text: str, wanted: pa.DataType) ->
         ("CASE WHEN o.b THEN o.ts ELSE 0 END", "timestamp and int64 do not go together"),
         ("o.s * 2", "string and int64 cannot be multiplied"),
         ("INTERVAL '999999999999999' DAY", "shorter than 10,000 years"),
+        ("o.ts + INTERVAL '0.5' MILLISECOND", "INTERVAL '0.5' MILLISECOND\": an interval is whole milliseconds"),
+        ("o.ts - INTERVAL '1.0005' SECOND", "an interval is whole milliseconds, as times are"),
     ],
 )
 def test_a_type_that_does_not_fit_is_refused_before_any_row_is_read(text: str, reason: str) -> None:

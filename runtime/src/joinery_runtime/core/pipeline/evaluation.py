@@ -288,6 +288,8 @@ def _interval(node: exp.Expr, _: Rows) -> Value:
     milliseconds = Decimal(node.this.name) * _UNIT_MS[unit]
     if abs(milliseconds) > operators.EVENT_TIME_MAX - operators.EVENT_TIME_MIN:
         raise ExpressionError(f"{node.sql()!r}", facts="an interval is shorter than 10,000 years")
+    if milliseconds != int(milliseconds):
+        raise ExpressionError(f"{node.sql()!r}", facts="an interval is whole milliseconds, as times are")
     return pa.scalar(int(milliseconds), DURATION)
 
 
