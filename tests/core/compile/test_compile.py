@@ -226,7 +226,40 @@ def test_a_type_that_no_column_can_hold_names_its_place() -> None:
     assert "40 digits after the point" in caught.value.problems[0].message
 
 
-def test_expressions_of_one_input_that_can_fail_are_checked_where_it_is_read() -> None:
-    made = ["o.id", "UPPER(o.note)", "CAST(o.note AS INT)", "o.amount * p.paid", "TRY_CAST(p.oid AS INT)"]
+def test_parts_of_one_input_that_can_fail_are_checked_where_it_is_read() -> None:
+    made = ["o.id", "UPPER(o.note)", "CAST(o.note AS INT)", "o.amount * p.paid + CAST(p.oid AS INT)",
+            "TRY_CAST(p.oid AS INT)", "CASE WHEN o.amount > 1 THEN CAST(p.oid AS INT) END",
+            "COALESCE(CAST(p.oid AS BIGINT), CAST(o.note AS BIGINT))"]  # fmt: skip
     pipeline = compiled([{"expression": text, "as": f"c{n}"} for n, text in enumerate(made)])
-    assert [[of.text for of in side.intake.checked] for side in pipeline.last.sides] == [["CAST(o.note AS INT)"], []]
+    assert [[of.text for of in side.intake.checked] for side in pipeline.last.sides] == [
+        ["CAST(o.note AS INT)"],
+        ["CAST(p.oid AS INT)", "CAST(p.oid AS BIGINT)"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "left", "right"),
+    [
+        ("CAST(o.note AS INT) < CAST(p.oid AS INT)", ["CAST(o.note AS INT)"], ["CAST(p.oid AS INT)"]),
+        ("CAST(o.note AS INT) < 5 AND CAST(p.oid AS INT) < 5", [], []),
+        ("o.amount > 1 AND o.amount < CAST(p.oid AS INT)", [], []),
+        ("p.paid > 1 AND o.amount < CAST(p.oid AS INT)", [], ["CAST(p.oid AS INT)"]),
+        ("o.amount < p.paid AND o.amount < CAST(p.oid AS INT)", [], []),
+        ("o.amount < p.paid OR o.amount < CAST(p.oid AS INT)", [], []),
+    ],
+)
+def test_what_a_condition_needs_of_one_input_is_checked_unless_something_shields_it(
+    where: str, left: list[str], right: list[str]
+) -> None:
+    pipeline = compiled([{"column": "o.id"}], where=where)
+    assert [[of.text for of in side.intake.compared] for side in pipeline.last.sides] == [left, right]
+
+
+def test_a_condition_of_a_later_step_is_checked_where_its_input_is_read() -> None:
+    steps = [
+        {"right": "p", "keys": {"o.id": "p.oid"}, "interval": {"of": "o", "lower": "0s", "upper": "5s"}},
+        {"right": "r", "keys": {"o.id": "r.oid"}, "interval": {"of": "o", "lower": "0s", "upper": "5s"},
+         "where": "CAST(o.note AS INT) < r.paid"},
+    ]  # fmt: skip
+    pipeline = job([ORDERS, PAYMENTS, {**PAYMENTS, "name": "r"}], steps, [{"column": "o.id"}])
+    assert [[of.text for of in pipeline.intake(name).compared] for name in "opr"] == [["CAST(o.note AS INT)"], [], []]

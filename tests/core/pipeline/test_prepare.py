@@ -97,6 +97,17 @@ def test_a_row_on_which_an_expression_of_the_output_fails_is_reported_where_it_g
     assert found.rows.column("$offset").to_pylist() == [40, 43]
 
 
+def test_a_row_that_cannot_be_compared_is_reported_unless_it_cannot_match_at_all() -> None:
+    of = replace(intake(predicate="o.v <> 'skip'"), preserved=True, compared=(parse_expression("CAST(o.v AS INT)"),))
+    batch = pa.RecordBatch.from_pylist(
+        [{"k": k, "x": 0.5, "ts": 100, "v": v} for k, v in ((1, "1"), (1, "skip"), (1, "x"), (None, "y"))],
+        schema=SCHEMA,
+    )
+    found = prepare(of, batch, 3, np.arange(40, 44))
+    assert list(found.bad) == [2]
+    assert found.rows.column("$offset").to_pylist() == [40, 41, 43]
+
+
 def test_what_a_step_made_is_no_record_and_a_predicate_that_fails_is_not_true() -> None:
     of = intake(predicate="CAST(o.v AS INT) > 3")
     batch = pa.RecordBatch.from_pylist([{"k": 1, "ts": 100, "v": v} for v in ("5", "x")], schema=SCHEMA)

@@ -21,6 +21,7 @@ from joinery_runtime.core.pipeline.expression import (
     conjunction,
     conjuncts,
     parse_expression,
+    parts_of_one_input,
 )
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
@@ -76,6 +77,7 @@ class _SplitStep:
     kind: Join
     left: tuple[str, ...]
     keys: tuple[tuple[ColumnRef, ColumnRef], ...]
+    conditions: tuple[Expression, ...]
     predicates: tuple[Expression | None, Expression | None]
     residual: Expression | None
 
@@ -117,7 +119,14 @@ class _JoinCompiler:
             side = _decided_by(part, left, step, kind)
             (rest if side is None else of_side[side]).append(part)
         return _SplitStep(
-            number, step, kind, left, keys, (conjunction(of_side[LEFT]), conjunction(of_side[RIGHT])), conjunction(rest)
+            number=number,
+            step=step,
+            kind=kind,
+            left=left,
+            keys=keys,
+            conditions=tuple(parts),
+            predicates=(conjunction(of_side[LEFT]), conjunction(of_side[RIGHT])),
+            residual=conjunction(rest),
         )
 
     def _compile(self, of: _SplitStep) -> StepSpec:
@@ -143,6 +152,7 @@ class _JoinCompiler:
 
     def _intake(self, of: _SplitStep, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
         chained = of.number > 0 and side == LEFT
+        table = of.kind.right_is_table and side == RIGHT
         event_time = ColumnRef(time, self._job.input(time).event_time)
         wanted = {ref for ref in of.confirmed | self._needed_after(of.number) if ref.input in inputs}
         if not chained:
@@ -160,16 +170,29 @@ class _JoinCompiler:
             stored=tuple(name for name in schema.names if name in names),
             predicate=of.predicates[side],
             preserved=preserved,
-            table=of.kind.right_is_table and side == RIGHT,
+            table=table,
             placement=_placement(of.step, inputs),
             chained=chained,
-            checked=() if chained else self._checked(time),
+            checked=() if chained or table else self._checked(time),
+            compared=() if chained or table else self._compared(of.number, time),
         )
 
     def _checked(self, name: str) -> tuple[Expression, ...]:
-        """Expressions of the output that one record decides."""
+        """What of the output's expressions one record decides."""
         made = [output.expression for output in self._output if output.expression is not None]
-        return tuple(of for of in made if {ref.input for ref in of.columns} == {name} and of.may_fail)
+        return tuple(part for of in made for part in parts_of_one_input(of, name))
+
+    def _compared(self, reading: int, name: str) -> tuple[Expression, ...]:
+        """What one record decides of the conditions of matches, from the step on that reads it. A condition that reads
+        other inputs shields those that follow it."""
+        found: list[Expression] = []
+        for of in self._steps[reading:]:
+            for condition in of.conditions:
+                own = of.number == reading and {ref.input for ref in condition.columns} == {name}
+                if not own:  # else its side's predicate
+                    found += parts_of_one_input(condition, name)
+                    break
+        return tuple(found)
 
     # --- columns ------------------------------------------------------------------------------------------------------
 

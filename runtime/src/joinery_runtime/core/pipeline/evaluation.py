@@ -83,6 +83,16 @@ def may_fail(node: exp.Expr) -> bool:
     return any(isinstance(part, _MAY_FAIL) and not isinstance(part, exp.TryCast) for part in node.walk())
 
 
+def unguarded(node: exp.Expr) -> list[exp.Expr]:
+    """The parts of a node that are computed for every row for which it is."""
+    if isinstance(node, exp.Case):
+        first = node.args["ifs"][0].this
+        return [first] if node.this is None else [node.this, first]
+    if isinstance(node, exp.And | exp.Or | exp.Coalesce):
+        return [node.this]
+    return [part for part in node.iter_expressions() if is_known(part)]
+
+
 def _value(node: exp.Expr, rows: Rows) -> Value:
     kind = type(node)
     if isinstance(node, exp.Column):

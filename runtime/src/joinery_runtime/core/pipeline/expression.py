@@ -24,7 +24,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.core.pipeline.evaluation import evaluate, first_line, is_known, may_fail
+from joinery_runtime.core.pipeline.evaluation import evaluate, first_line, is_known, may_fail, unguarded
 from joinery_runtime.core.pipeline.operators import Value, boolean, named
 from joinery_runtime.core.table.columns import type_name
 from joinery_runtime.errors import ExpressionError
@@ -130,6 +130,15 @@ def _type_of(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataTy
     for ref in sorted(expression.columns):
         _check_column(ref, schemas, expression.text)
     return expression.evaluate(lambda ref: pa.array([], schemas[ref.input].field(ref.column).type), 0).values.type
+
+
+def parts_of_one_input(expression: Expression, name: str) -> list[Expression]:
+    """The largest parts that read this input only, may fail, and are computed for every row for which the expression
+    is: a row for which one fails needs no partner to be known as bad."""
+    if {ref.input for ref in expression.columns} == {name}:
+        return [expression] if expression.may_fail else []
+    parts = [_expression(part, part.sql()) for part in unguarded(expression.node)]
+    return [found for part in parts for found in parts_of_one_input(part, name)]
 
 
 def conjuncts(expression: Expression) -> list[Expression]:

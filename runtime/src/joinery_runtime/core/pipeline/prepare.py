@@ -129,8 +129,8 @@ def _prepared(
     if not intake.preserved:
         rows = rows.where(joinable)
         joinable = joinable[joinable]
-    if bad is not None and (intake.computed or intake.checked):
-        rows, fine = _with_computed(intake, rows, bad)
+    if bad is not None and (intake.computed or intake.checked or intake.compared):
+        rows, fine = _with_computed(intake, rows, joinable, bad)
         joinable = joinable[fine]
     columns = [
         pa.array(_hashes(intake, rows, joinable, hasher)),
@@ -157,7 +157,9 @@ def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> 
     return rows.where(fine), passes[fine]
 
 
-def _with_computed(intake: Intake, rows: _DecodedRows, bad: dict[int, str]) -> tuple[_DecodedRows, np.ndarray]:
+def _with_computed(
+    intake: Intake, rows: _DecodedRows, joinable: np.ndarray, bad: dict[int, str]
+) -> tuple[_DecodedRows, np.ndarray]:
     """With the columns that expressions make of the others, without the rows on which one fails; bool[n] says which do
     not."""
     user = rows.user
@@ -167,6 +169,9 @@ def _with_computed(intake: Intake, rows: _DecodedRows, bad: dict[int, str]) -> t
 
     made = [evaluated(expression) for _, expression in intake.computed]
     fine = _note(rows, [*made, *map(evaluated, intake.checked)], bad)
+    for found in map(evaluated, intake.compared):  # what cannot match is not compared
+        alone = {row: reason for row, reason in found.failed.items() if joinable[row]}
+        fine &= _note(rows, [replace(found, failed=alone)], bad)
     if made:
         names = [name for name, _ in intake.computed]
         columns = [of.values.cast(intake.schema.field(name).type) for name, of in zip(names, made, strict=True)]

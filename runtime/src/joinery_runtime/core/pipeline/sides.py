@@ -39,8 +39,9 @@ class Intake:
     `stored` the user columns that go on, `predicate` what only this side can decide. `preserved`: rows that cannot
     match go on, with `$joinable` false. `table`: rows are versions and carry `$deleted`. `chained`: what comes in was
     made by the step before, with columns called `<input>.<column>`. `computed` are columns of the schema, its last
-    ones, that expressions make of the others; `checked` are expressions of the output that read nothing but this input:
-    a record for which one cannot be computed is told here, where it still is one record. `grouped`: keys are groups,
+    ones, that expressions make of the others. `checked` are parts of the output's expressions that read nothing but
+    this input, `compared` likewise of the conditions of matches: a record for which one cannot be computed is told
+    here, where it still is one record. `grouped`: keys are groups,
     where NULL and NaN are values like others.
     """
 
@@ -55,6 +56,7 @@ class Intake:
     chained: bool = False
     computed: tuple[tuple[str, Expression], ...] = ()
     checked: tuple[Expression, ...] = ()
+    compared: tuple[Expression, ...] = ()
     grouped: bool = False
 
     def name_of(self, ref: ColumnRef) -> str:
