@@ -13,9 +13,9 @@ from cli.commands import Joinery
 from job.resources import edited
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.core.pipeline.watermark import InputProgress
-from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.errors import Fenced
-from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.sources.base import PartitionRef, Range
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord
 from state.values import DEFINITION, commit_of, run_epoch
@@ -257,6 +257,25 @@ def test_inputs_that_have_no_offsets_to_set(
     file = joinery("state", "reset", written, "--input", "payments", "--to", "earliest")
     assert (file.code, file.out) == (1, "")
     assert "only the offsets of Kafka inputs can be reset" in file.err
+
+
+@pytest.mark.services
+def test_the_plan_of_the_first_epoch_can_be_given_up(
+    joinery: Joinery, kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path, store: PostgresStore, topic: str
+) -> None:
+    """It may be one that no restart can run to its end; nothing is committed yet."""
+    plan = EpochPlan(1, 2, (Range(PartitionRef("orders", topic, 0), 5, 20),), {"orders": None, "payments": None})
+    store.write_plan(JOB, store.acquire(JOB).generation, plan.to_json(), {})
+    command = ("state", "reset", write_job(postgres_dsn, kafka_broker, tmp_path, f"topic: {topic}"))
+    refused = joinery(*command, "--input", "orders", "--to", "earliest")
+    assert refused.code == 1
+    assert "--drop-planned gives the plan of epoch 1 up" in refused.err
+    assert joinery(*command, "--input", "orders", "--to", "earliest", "--drop-planned").code == 0
+    after = store.record(JOB)
+    assert after is not None
+    assert (after.plan, after.epoch) == (None, 1)
+    reset = InputState.from_bytes("orders", after.offsets["orders"])
+    assert reset.positions == {PartitionRef("orders", topic, partition): 0 for partition in (0, 1)}
 
 
 @pytest.mark.services

@@ -109,6 +109,13 @@ def test_any_other_error_ends_the_epoch_with_its_cause(context: SparkContext, at
         run(context, at, ValueError("no such thing"))
     assert "Spark gave up on epoch 7: ValueError: no such thing" in str(raised.value)
     assert "Traceback" not in str(raised.value)
+    assert "maxBytesPerEpoch" not in str(raised.value)
+
+
+@pytest.mark.parametrize("at", ["read", "step 0"])
+def test_an_epoch_that_ran_out_of_memory_says_what_to_lower(context: SparkContext, at: str) -> None:
+    with pytest.raises(JoineryError, match=r"lower trigger\.maxBytesPerEpoch or trigger\.maxRecordsPerEpoch"):
+        run(context, at, MemoryError())
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------
