@@ -13,6 +13,7 @@ from engine import sim_kafka
 from engine.audit import Auditor
 from engine.sim_steps import add, epochs, record, rows, started
 from engine.simulation import ChainWorld, FullWorld, World
+from joinery_runtime.engine.driver import Driver
 
 IDLE = 45  # milliseconds, longer than an input's idleTimeout
 
@@ -119,6 +120,48 @@ def test_when_all_inputs_are_idle_the_clock_may_close_rows(world: World) -> None
     checkpoint = world.job.spec.state_store.checkpoint_interval
     assert len(planned) <= 5, f"rows, a closing of each side, and what is merged within {checkpoint} ms"
     assert planned[-1] < 2_000
+
+
+def advancing(world: World) -> Driver:
+    """A new driver of the job with `onIdle: advance`, recovered."""
+    driver, planner = world.new_driver()
+    planner.clocks = {name: replace(clock, advance_on_idle=True) for name, clock in planner.clocks.items()}
+    driver.recover()
+    return driver
+
+
+def idle_until_closed(world: World, driver: Driver, rounds: int) -> None:
+    for _ in range(rounds):
+        while (plan := driver.plan()) is not None:
+            driver.commit(plan, driver.run(plan))
+        world.now_ms += 100
+
+
+def test_the_clock_closes_rows_although_one_input_never_had_a_record(world: World) -> None:
+    """T6: it goes on from the watermark of the other one."""
+    add(world, "orders", 1, 1_000)
+    idle_until_closed(world, advancing(world), 40)
+    assert rows(world) == Counter([(1, None)])
+
+
+def test_an_input_goes_on_from_the_watermark_that_it_was_given(world: World) -> None:
+    """T5, then T6: payments were idle when orders went on to 9,000; they need not catch up first."""
+    driver = advancing(world)
+    add(world, "payments", 1, 1_000)
+    add(world, "orders", 2, 1_000)
+    idle_until_closed(world, driver, 1)
+    add(world, "orders", 3, 9_000)
+    idle_until_closed(world, driver, 40)
+    assert rows(world) == Counter([(2, 1), (3, None)])
+
+
+def test_restarts_do_not_begin_the_idle_time_again(world: World) -> None:
+    """T6: each driver lives too short for the order to be closed, which takes 5 s."""
+    add(world, "orders", 1, 1_000)
+    add(world, "payments", 2, 1_000 - 5_000)
+    for _ in range(8):
+        idle_until_closed(world, advancing(world), 15)
+    assert rows(world) == Counter([(1, None), (None, 2)])
 
 
 def test_a_restart_closes_nothing_a_second_time(world: World) -> None:

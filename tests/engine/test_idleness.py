@@ -94,11 +94,18 @@ def test_a_timeout_of_zero_switches_idleness_off() -> None:
 
 def test_how_long_all_inputs_have_been_idle() -> None:
     idleness = clock()
-    assert idleness.idle_for_ms(False, 100) == 0
-    assert idleness.idle_for_ms(True, 200) == 0
-    assert idleness.idle_for_ms(True, 450) == 0, "whole steps: watermarks do not move at every look"
-    assert idleness.idle_for_ms(True, 1_350) == PACE_MS
-    assert idleness.idle_for_ms(True, 2_350) == 2 * PACE_MS
-    assert idleness.idle_for_ms(True, 3_600_000) == 2 * PACE_MS + LONGEST_STEP_MS
-    assert idleness.idle_for_ms(False, 3_600_500) == 0
-    assert idleness.idle_for_ms(True, 3_600_600) == 0
+    assert idleness.idle_for_ms(False, 100, 0) == 0
+    assert idleness.idle_for_ms(True, 200, 0) == 0
+    assert idleness.idle_for_ms(True, 450, 0) == 0, "whole steps: watermarks do not move at every look"
+    assert idleness.idle_for_ms(True, 1_350, 0) == PACE_MS
+    assert idleness.idle_for_ms(True, 2_350, PACE_MS) == 2 * PACE_MS, "what was committed since is counted once"
+    assert idleness.idle_for_ms(True, 3_600_000, 0) == 2 * PACE_MS + LONGEST_STEP_MS
+    assert idleness.idle_for_ms(False, 3_600_500, 0) == 0
+    assert idleness.idle_for_ms(True, 3_600_600, 0) == 0
+
+
+def test_time_that_all_inputs_were_idle_before_a_restart() -> None:
+    idleness = clock()
+    assert idleness.idle_for_ms(False, 0, 7 * PACE_MS) == 0
+    assert idleness.idle_for_ms(True, 500, 7 * PACE_MS) == 7 * PACE_MS
+    assert idleness.idle_for_ms(True, 1_600, 7 * PACE_MS) == 8 * PACE_MS

@@ -39,6 +39,7 @@ PLAN = EpochPlan(
     highest={"orders": 1_700_000_000_010, "payments": None},
     tables_read=("payments",),
     max_future={"orders": 86_400_000},
+    pace={"orders": (1_700_000_000_000, 60_000)},
 )
 
 watermarks = st.none() | st.integers(-(2**53), 2**53) | st.just(END_OF_TIME)
@@ -61,6 +62,7 @@ plans = st.builds(
     highest=st.dictionaries(names, watermarks, max_size=2),
     tables_read=st.lists(names, max_size=2).map(tuple),
     max_future=st.dictionaries(names, st.integers(0, 2**53), max_size=2),
+    pace=st.dictionaries(names, st.tuples(st.integers(-(2**53), 2**53), st.integers(0, 2**53)), max_size=2),
 )
 
 
@@ -91,8 +93,9 @@ THIRD = {
     "highest": {"orders": 1_700_000_000_010, "payments": None},
     "tables_read": ["payments"],
 }
-SINCE_THIRD = {"max_future": {"orders": 86_400_000}}  # a plan without it takes any event time
-BEFORE_THIRD = replace(PLAN, horizons={}, highest={}, tables_read=(), max_future={})
+# A plan without these takes any event time, and begins to count the time in which all inputs are idle.
+SINCE_THIRD = {"max_future": {"orders": 86_400_000}, "pace": {"orders": [1_700_000_000_000, 60_000]}}
+BEFORE_THIRD = replace(PLAN, horizons={}, highest={}, tables_read=(), max_future={}, pace={})
 
 
 def test_the_stored_form_of_a_plan_is_fixed() -> None:
@@ -104,7 +107,7 @@ def test_the_stored_form_of_a_plan_is_fixed() -> None:
     [
         ({"format": 1, **FIRST}, replace(BEFORE_THIRD, stops={}, topic_ids={})),
         ({"format": 2, **FIRST, **SECOND}, BEFORE_THIRD),
-        ({"format": 3, **FIRST, **SECOND, **THIRD}, replace(PLAN, max_future={})),
+        ({"format": 3, **FIRST, **SECOND, **THIRD}, replace(PLAN, max_future={}, pace={})),
         ({"format": 3, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}, PLAN),
     ],
     ids=["format-1", "format-2", "format-3", "format-3-with-maxFuture"],
@@ -152,6 +155,10 @@ def test_the_stored_form_of_offsets_is_fixed() -> None:
         ({"format": 1, **first}, replace(state, stops={}, topic_ids={})),
         ({"format": 2, **first, **second}, state),
         ({"format": 3, **first, **second}, state),
+        (
+            {"format": 3, **first, **second, "pace": [2, 1_000]},
+            replace(state, progress=replace(state.progress, idle_from=2, idle_ms=1_000)),
+        ),
     ):
         assert InputState.from_bytes("orders", json.dumps(stored).encode()) == read
     with pytest.raises(IncompatibleState, match="offsets of input orders has format 4"):

@@ -101,12 +101,25 @@ def test_t6_when_all_are_idle(advancing: bool, idle_for: int, wanted: dict[str, 
     assert all_idle(progress, idle)
 
 
-def test_t6_goes_on_from_the_highest_time_of_all_partitions_and_needs_one() -> None:
+def test_t6_goes_on_from_the_highest_time_of_all_partitions_or_that_of_another_input() -> None:
     clock = InputClock(delay_ms=10, advance_on_idle=True)
     progress = {"a": seen(p=100, q=300), "b": seen(p=None)}
     idle = {"a": ["p", "q"], "b": ["p"]}
     found = advance(progress, {"a": clock, "b": clock}, idle=idle, idle_for_ms=7)
-    assert {name: value.watermark for name, value in found.items()} == {"a": 297, "b": None}
+    assert {name: value.watermark for name, value in found.items()} == {"a": 297, "b": 297}
+    assert advance({"b": seen(p=None)}, {"b": clock}, idle={"b": ["p"]}, idle_for_ms=7)["b"].watermark is None
+
+
+def test_t6_goes_on_from_where_it_began_however_often_that_is_committed() -> None:
+    clock = InputClock(delay_ms=10, advance_on_idle=True)
+    progress = {"a": seen(400, p=100)}
+    for idle_for in (7, 9, 20):
+        progress = advance(progress, {"a": clock}, idle={"a": ["p"]}, idle_for_ms=idle_for)
+        assert (progress["a"].watermark, progress["a"].idle_from, progress["a"].idle_ms) == (
+            400 + idle_for,
+            400,
+            idle_for,
+        )
 
 
 @pytest.mark.parametrize(

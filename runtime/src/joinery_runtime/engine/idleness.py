@@ -24,7 +24,7 @@ class Idleness(Protocol):
 
     def idle(self) -> dict[str, Collection[str]]: ...
 
-    def idle_for_ms(self, all_idle: bool, now_ms: int) -> int: ...
+    def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int: ...
 
 
 class IdleClock:
@@ -57,11 +57,15 @@ class IdleClock:
                 found.setdefault(ref.input, []).append(partition_id(ref))
         return {name: tuple(parts) for name, parts in found.items()}
 
-    def idle_for_ms(self, all_idle: bool, now_ms: int) -> int:
-        """For how long all inputs have been idle (T6), given whether they are now, in steps of PACE_MS."""
-        step = _step(self._all_idle_at_ms, now_ms)
-        self._all_idle_for = self._all_idle_for + step if all_idle else 0
-        self._all_idle_at_ms = now_ms if all_idle else None
+    def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:
+        """For how long all inputs have been idle (T6), given whether they are now, in steps of PACE_MS. `committed_ms`
+        is what was counted before, by this process or an earlier one, and is committed."""
+        if not all_idle:
+            self._all_idle_at_ms = None
+            return 0
+        first = self._all_idle_at_ms is None
+        self._all_idle_for = committed_ms if first else self._all_idle_for + _step(self._all_idle_at_ms, now_ms)
+        self._all_idle_at_ms = now_ms
         return self._all_idle_for // PACE_MS * PACE_MS
 
 

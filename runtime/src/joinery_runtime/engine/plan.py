@@ -30,7 +30,8 @@ class EpochPlan:
     `topic_ids` (by input, then topic; "" for one that is no more) are what this plan is the first to know. `horizons`
     say, per part of the state, what the epoch closes; `highest` is the highest event time per input that earlier epochs
     have read; `tables_read` names the tables that have been read to their first end with this epoch (A4). `max_future`
-    is by input how far ahead an event time may be (ms, T11); inputs that are not named take any."""
+    is by input how far ahead an event time may be (ms, T11); inputs that are not named take any. `pace` is, by input
+    that goes on while all are idle (T6), from which watermark and for how many milliseconds."""
 
     epoch: int
     shards: int
@@ -47,6 +48,7 @@ class EpochPlan:
     highest: Mapping[str, int | None] = field(default_factory=dict)
     tables_read: tuple[str, ...] = ()
     max_future: Mapping[str, int] = field(default_factory=dict)
+    pace: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def times(self) -> dict[str, InputTime]:
@@ -77,6 +79,7 @@ class EpochPlan:
             "highest": dict(self.highest),
             "tables_read": list(self.tables_read),
             "max_future": dict(self.max_future),
+            "pace": {name: list(pace) for name, pace in self.pace.items()},
         }
 
     @classmethod
@@ -98,6 +101,7 @@ class EpochPlan:
             highest=dict(doc.get("highest", {})),
             tables_read=tuple(doc.get("tables_read", [])),
             max_future=dict(doc.get("max_future", {})),
+            pace={name: (start, idle_ms) for name, (start, idle_ms) in doc.get("pace", {}).items()},
         )
 
 
@@ -128,6 +132,11 @@ class InputState:
         progress = self.progress.raised(plan.watermarks.get(name)).saw(seen)
         if not clock.explicit:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
+        if any(r.start < r.end_exclusive for r in plan.ranges):
+            progress = replace(progress, idle_from=None, idle_ms=0)
+        elif name in plan.pace:
+            start, idle_ms = plan.pace[name]
+            progress = replace(progress, idle_from=start, idle_ms=idle_ms)
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
         first_read = self.first_read or name in plan.tables_read
         settled = replace(self, progress=progress, first_read=first_read)._without_former(plan.topic_ids.get(name, {}))
@@ -156,6 +165,8 @@ class InputState:
             "topic_ids": dict(self.topic_ids),
             "first_read": self.first_read,
         }
+        if self.progress.idle_from is not None:
+            doc["pace"] = [self.progress.idle_from, self.progress.idle_ms]
         return json.dumps(doc).encode()
 
     @classmethod
@@ -166,7 +177,7 @@ class InputState:
             {PartitionRef(name, topic, partition): offset for topic, partition, offset in doc.get(key, [])}
             for key in ("positions", "stops")
         )
-        progress = InputProgress(doc["highest"], doc["watermark"])
+        progress = InputProgress(doc["highest"], doc["watermark"], *doc.get("pace", (None, 0)))
         return cls(positions, progress, stops, doc.get("topic_ids", {}), doc.get("first_read", False))
 
 

@@ -166,7 +166,8 @@ class Planner:
     ) -> dict[str, InputProgress]:
         """What the rows read so far imply (T3), with idleness and ends applied."""
         progress = {name: state.progress for name, state in inputs.items()}
-        idle_for = self._idleness.idle_for_ms(all_idle(progress, idle), now_ms)
+        committed = max((value.idle_ms for value in progress.values()), default=0)
+        idle_for = self._idleness.idle_for_ms(all_idle(progress, idle), now_ms, committed)
         return advance(progress, self.clocks, idle=idle, ended=ended, idle_for_ms=idle_for)
 
     # --- partitions that are shared out -------------------------------------------------------------------------------
@@ -294,7 +295,12 @@ def next_plan(
     due = history.unsaved and snapshot.now_ms - since >= settings.checkpoint_interval_ms
     checkpoint = due or stuck is not None
     history = replace(history, checkpointed_ms=since, tried_checkpoint=stuck is not None)
-    if not (ranges or checkpoint or snapshot.deleted or always or closes):
+    # A restart goes on with what is committed of the time that all inputs have been idle.
+    unsaved_ms = max(
+        (value.idle_ms - inputs[name].progress.idle_ms for name, value in snapshot.progress.items()), default=0
+    )
+    saves = unsaved_ms >= settings.checkpoint_interval_ms and bool(state.remaining)
+    if not (ranges or checkpoint or snapshot.deleted or always or closes or saves):
         return None, history
     if checkpoint:
         history = replace(history, checkpointed_ms=snapshot.now_ms, unsaved=False)
@@ -314,6 +320,11 @@ def next_plan(
         highest={name: time.highest for name, time in now.items()},
         tables_read=_tables_read(bounds, ranges, inputs, settings.tables, history.first_ends),
         max_future=settings.max_future,
+        pace={
+            name: (value.idle_from, value.idle_ms)
+            for name, value in snapshot.progress.items()
+            if value.idle_from is not None
+        },
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 

@@ -184,5 +184,5 @@ class ScriptedIdleness:
         refs = self._logs[name].refs()
         return tuple(partition_id(ref) for ref in refs if partitions is None or ref.partition in partitions)
 
-    def idle_for_ms(self, all_idle: bool, now_ms: int) -> int:
+    def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:
         return 0

@@ -45,11 +45,14 @@ class InputProgress:
     """What is known of one input. Times are event-time milliseconds.
 
     `highest` is the highest event time seen per partition (None: the partition is known, no row yet), `watermark` the
-    input's own or the one it was given while idle (T5); it never goes back.
+    input's own or the one it was given while idle (T5); it never goes back. While all inputs are idle (T6), it goes on
+    from `idle_from`, for `idle_ms` so far (None: it does not, or rows were read since).
     """
 
     highest: Mapping[str, int | None] = field(default_factory=dict)
     watermark: Watermark = None
+    idle_from: Watermark = None
+    idle_ms: int = 0
 
     @property
     def ended(self) -> bool:
@@ -101,7 +104,7 @@ def advance(
     silent = {name for name in own if _all_idle(own[name], idle.get(name, ()))}
     speaking = [own[name].watermark for name in own if name not in silent and not own[name].ended]
     if not speaking:
-        return {name: _pace(own[name], clocks[name], idle_for_ms) for name in own}
+        return _go_on(own, clocks, idle_for_ms)
     lowest = None if None in speaking else min(w for w in speaking if w is not None)
     return {name: value.raised(lowest) if name in silent else value for name, value in own.items()}
 
@@ -124,12 +127,28 @@ def _all_idle(progress: InputProgress, idle: Collection[str]) -> bool:
     return not progress.ended and bool(progress.highest) and all(p in idle for p in progress.highest)
 
 
-def _pace(progress: InputProgress, clock: InputClock, idle_for_ms: int) -> InputProgress:
-    """T6: all inputs are idle; hold, or go on from the highest event time at the pace of the wall clock."""
+def _go_on(
+    own: Mapping[str, InputProgress], clocks: Mapping[str, InputClock], idle_for_ms: int
+) -> dict[str, InputProgress]:
+    """T6: all inputs are idle; hold, or go on at the pace of the wall clock. An input that knows no time at all goes on
+    from the lowest of the others."""
+    starts = {name: _idle_from(value, clocks[name]) for name, value in own.items() if not value.ended}
+    lowest = min((start for start in starts.values() if start is not None), default=None)
+    going = {name: lowest if start is None else start for name, start in starts.items() if clocks[name].advance_on_idle}
+    return {
+        name: value
+        if (start := going.get(name)) is None
+        else replace(value.raised(clamp(start + idle_for_ms)), idle_from=start, idle_ms=idle_for_ms)
+        for name, value in own.items()
+    }
+
+
+def _idle_from(progress: InputProgress, clock: InputClock) -> Watermark:
+    """From where it goes on: the highest event time, or the watermark that it had or was given, if that is higher."""
+    if progress.idle_from is not None:
+        return progress.idle_from
     seen = [ts for ts in progress.highest.values() if ts is not None]
-    if not clock.advance_on_idle or not seen:
-        return progress
-    return progress.raised(max(seen) - clock.delay_ms + idle_for_ms)
+    return _later(progress.watermark, max(seen) - clock.delay_ms if seen else None)
 
 
 def _later(a: Watermark, b: Watermark) -> Watermark:
