@@ -15,13 +15,14 @@ from job.resources import job
 from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import Progress
+from joinery_runtime.engine.loop import Outage, Progress
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import StoreUnavailable
 from joinery_runtime.job import Job
 
 JOB = job()
 TROUBLE = StoreUnavailable("The state store is not available (host [::1])", facts="refused")
+OUTAGE = Outage(TROUBLE, 1_700_000_000, 2.0)
 WARNING = "wider bounds [/]: rows stay gone"
 
 
@@ -75,6 +76,18 @@ def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
     assert (lines[3]["error"], lines[3]["retry_in_seconds"]) == (str(TROUBLE), 0.5)
     assert (lines[4]["reason"], lines[4]["rows_in"]) == ("stopped", 3000)
     assert "note" not in lines[4]
+
+
+def test_an_outage_says_what_is_waited_for_and_since_when() -> None:
+    text = io.StringIO()
+    listener = JsonProgress(JOB, text).listener
+    listener.waiting(OUTAGE)
+    listener.back(OUTAGE)
+    waiting, back = json_lines(text)
+    assert (waiting["event"], waiting["level"], waiting["system"]) == ("waiting", "error", "store")
+    assert (waiting["error"], waiting["retry_in_seconds"]) == (str(TROUBLE), 2.0)
+    assert waiting["since"] == back["since"] == "2023-11-14T22:13:20.000Z"
+    assert (back["event"], back["level"], back["system"]) == ("back", "info", "store")
 
 
 def test_an_epochs_line_has_all_of_its_numbers() -> None:
@@ -217,11 +230,14 @@ def test_messages_are_shown_as_they_are(screen: Screen) -> None:
     screen.progress.warn(WARNING)
     screen.progress.listener.started(FakeDriver())  # type: ignore[arg-type]
     screen.progress.listener.trouble(TROUBLE, 0.5)
+    screen.progress.listener.waiting(OUTAGE)
     screen.progress.listener.noticed("key [b]a[/b] is hot")
     assert f"warning: {WARNING}" in screen.text()
     assert "warning: key [b]a[/b] is hot" in screen.text()
     assert "orders-payments: generation 3, after epoch 6, epoch 7 is replayed" in screen.text()
     assert f"{TROUBLE}; trying again in 0.5 s" in screen.text()
+    since = "2023-11-14T22:13:20.000Z"
+    assert f"{TROUBLE}; waiting for the store since {since}, trying again in 2 s" in screen.text()
 
 
 def test_the_end_tells_the_totals(screen: Screen) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from engine.sim_process import FAILURES, IN_TASK, Fault, call
-from joinery_runtime.errors import SinkError
+from joinery_runtime.errors import OutputUnavailable
 from joinery_runtime.sinks import kafka_transactions
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_producers import Disowned
@@ -106,8 +106,8 @@ class SimProducer:
         """Its transaction stays open until the id is taken over."""
 
 
-def _no_answer() -> SinkError:
-    return SinkError("the simulated output does not answer")
+def _no_answer() -> OutputUnavailable:
+    return OutputUnavailable("the simulated output does not answer")
 
 
 class InTurn:

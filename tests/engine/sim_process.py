@@ -44,6 +44,8 @@ class TaskLost(BaseException):
 class Process:
     """A body that stops before every call through a port; `at` names that call and `faults` what may befall it."""
 
+    ends_with: tuple[type[BaseException], ...] = (BaseException,)  # what faults explain
+
     def __init__(self, name: str, body: Callable[[], None]) -> None:
         self.name, self.at, self.faults = name, "start", CRASHES
         self.done = False

@@ -175,6 +175,9 @@ def run_to_call(number: int, what: object, world_type: type[World] = World) -> I
         raise
 
 
+OUTAGE = frozenset({Fault.FAIL_BEFORE, Fault.FAIL_AFTER})
+
+
 def faults_to_try(world_type: type[World]) -> list[tuple[int, Fault]]:
     """Calls by number, and what befalls them. A crash after a call is the same as a crash before the next one."""
     calls = calls_of_a_recovery(world_type)
@@ -206,6 +209,32 @@ def single_faults(world_type: type[World], *, strays_first: bool = False) -> int
                 running.world.run_to(stray, "end")
             running.auditor.check()
             running.world.run_to(driver, "idle")
+            running.auditor.check()
+    return len(chosen)
+
+
+OUTAGE_CALLS = 7  # failures in a row: the driver recovers several times in vain
+
+
+def outages(world_type: type[World]) -> int:
+    """How many were tried: every call to the brokers, and of the others one of each kind. The world's drivers wait."""
+    chosen = {(number, fault) for number, fault in faults_to_try(world_type) if fault in OUTAGE}
+    for number, (place, faults) in enumerate(calls_of_a_recovery(world_type)):
+        possible = [fault for fault in in_order(faults) if fault in OUTAGE]
+        if possible and not place.startswith("store."):
+            chosen |= {(number, fault) for fault in (possible if LARGE else [possible[number // 2 % len(possible)]])}
+    for number, fault in sorted(chosen, key=lambda each: (each[0], each[1].name)):
+        with run_to_call(number, fault, world_type) as (running, driver):
+            system, left = driver.at.split(".")[0], OUTAGE_CALLS if number % 2 else 0
+            running.world.step(driver, fault)
+            running.auditor.check()
+            while left and driver.at != "idle":
+                away = driver.at.startswith(f"{system}.") and Fault.FAIL_BEFORE in driver.faults
+                left -= away
+                running.world.step(driver, Fault.FAIL_BEFORE if away else Fault.NONE)
+                running.auditor.check()
+            running.world.run_to(driver, "idle")
+            assert not driver.done
             running.auditor.check()
     return len(chosen)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from engine.sim_kafka import SimTopic
 from engine.sim_process import FAILURES, IN_TASK, call
-from joinery_runtime.errors import SinkError
+from joinery_runtime.errors import OutputUnavailable
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_producers import Producers
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite
@@ -114,5 +114,5 @@ class SimWriter:
         return {"attempt": str(attempt), "rows": len(listed)}
 
 
-def sink_error() -> SinkError:
-    return SinkError("the simulated output does not answer")
+def sink_error() -> OutputUnavailable:
+    return OutputUnavailable("the simulated output does not answer")

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.sim_process import CRASHES, IN_TASK, Fault, call
-from joinery_runtime.errors import SourceError
+from joinery_runtime.errors import SourceUnavailable
 from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
 from joinery_runtime.sources.records import BadRecord, ByValue, Decoded
 
@@ -60,8 +60,8 @@ class Topic(Exclusive):
         """Nothing is open."""
 
 
-def _source_error() -> SourceError:
-    return SourceError("the simulated broker does not answer")
+def _source_error() -> SourceUnavailable:
+    return SourceUnavailable("the simulated broker does not answer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 from engine.sim_host import SimHost
 from engine.sim_jobs import AGGREGATED, AS_OF, CHAIN, FULL, HOPPING, INNER, PARTITIONS, SESSIONS, parsed
@@ -24,19 +25,23 @@ from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.job_state import JobIdentity
+from joinery_runtime.engine.loop import JobListener, Outage, Outages, run_until_stopped
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.worker import Worker, WorkerParts
-from joinery_runtime.errors import SinkError, SourceError, StateError, StoreUnavailable, Superseded
+from joinery_runtime.errors import SinkError, StateError, Superseded, Unavailable
 
-INJECTED = (Crash, TaskLost, StoreUnavailable, SinkError, SourceError)
+INJECTED = (Crash, TaskLost, Unavailable, SinkError)
 TOO_MANY_STEPS = 5_000
 
 
 class DriverProcess(Process):
     """One driver from its start to its end. It never starts over: that is another driver's work."""
 
-    def __init__(self, name: str, driver: Driver, planner: Planner) -> None:
-        self.driver, self.planner = driver, planner
+    ends_with = INJECTED
+
+    def __init__(self, name: str, make_driver: Callable[[], Driver], planner: Planner) -> None:
+        self.driver, self.planner = make_driver(), planner
+        self._make_driver = make_driver
         super().__init__(name, self._drive)
 
     def _drive(self) -> None:
@@ -52,6 +57,42 @@ class DriverProcess(Process):
                 call("idle", CRASHES, lambda: None)
 
 
+class PatientProcess(DriverProcess):
+    """A driver process as `joinery run` is one: it waits for what is away, and recovers without a new process."""
+
+    ends_with = (Crash, TaskLost)
+
+    def _drive(self) -> None:
+        stop = _Stop()
+        listener = JobListener(
+            started=lambda _: call("recovered", CRASHES, lambda: None),
+            committed=lambda _: None,
+            trouble=lambda *_: None,
+            waiting=stop.expect_an_outage,
+        )
+        run_until_stopped(self._next_driver, self.planner, stop, listener, Outages(listener, stop, lambda: 0.0))
+
+    def _next_driver(self) -> Driver:
+        self.driver = self._make_driver()
+        return self.driver
+
+
+class _Stop(Event):
+    """Never set; a pause lasts until the test lets the process go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place = "idle"
+
+    def expect_an_outage(self, _: Outage) -> None:
+        self._place = "waiting"
+
+    def wait(self, timeout: float | None = None) -> bool:
+        place, self._place = self._place, "idle"
+        call(place, CRASHES, lambda: None)
+        return False
+
+
 class World:
     """Everything that outlives a driver, and the processes that run or ran. The class attributes are the parts that
     a test may replace by broken ones."""
@@ -60,6 +101,7 @@ class World:
     sink_type: type[SimSink] = SimSink
     host_type: type[SimHost] = SimHost
     driver_type: type[Driver] = Driver
+    process_type: type[DriverProcess] = DriverProcess
     worker_type: type[Worker] = Worker
     job_text: str = INNER
     pace_ms: float = 0.5  # event time from record to record
@@ -97,8 +139,8 @@ class World:
 
     def start_driver(self, shards: int, machine: int, max_records: int | None = None) -> DriverProcess:
         """A new driver; those that are alive go on as zombies. Drivers on one `machine` share a cache directory."""
-        driver, planner = self.new_driver(shards, machine, max_records=max_records)
-        self.drivers.append(DriverProcess(f"driver {len(self.drivers) + 1}", driver, planner))
+        make_driver, planner = self._drivers(shards, machine, self.identity, max_records=max_records)
+        self.drivers.append(self.process_type(f"driver {len(self.drivers) + 1}", make_driver, planner))
         return self.drivers[-1]
 
     def new_driver(
@@ -112,6 +154,19 @@ class World:
     ) -> tuple[Driver, Planner]:
         """A driver and its planner, not in a process of their own."""
         who = who or self.identity
+        make_driver, planner = self._drivers(shards, machine, who, dead_letters=dead_letters, max_records=max_records)
+        return make_driver(), planner
+
+    def _drivers(
+        self,
+        shards: int,
+        machine: int,
+        who: JobIdentity,
+        *,
+        dead_letters: bool = True,
+        max_records: int | None = None,
+    ) -> tuple[Callable[[], Driver], Planner]:
+        """What makes the drivers of a process, one after the other, and their planner."""
         settings = replace(plan_settings(self.job, who), shards=shards)
         if max_records is not None:
             settings = replace(settings, budget=replace(settings.budget, records=max_records))
@@ -120,7 +175,7 @@ class World:
         host = self.host_type(lambda: self._worker(machine, dead), self._attempts, self.spawn)
         self.hosts.append(host)
         parts = DriverParts(self.store, planner, host, self.output, dead)
-        return self.driver_type(who, self.pipeline, parts, now_ms=lambda: self.now_ms), planner
+        return lambda: self.driver_type(who, self.pipeline, parts, now_ms=lambda: self.now_ms), planner
 
     @property
     def identity(self) -> JobIdentity:
@@ -173,7 +228,7 @@ class World:
         zombie = not isinstance(process, DriverProcess) or process.driver.generation != self.store.journal.generation
         if zombie and isinstance(error, StateError | Superseded):
             self.fenced[type(error).__name__] += 1
-        elif not (process.injected and isinstance(error, INJECTED)):
+        elif not (process.injected and isinstance(error, process.ends_with)):
             raise AssertionError(f"{process.name} ended with {error!r}") from error
 
     def close(self) -> None:

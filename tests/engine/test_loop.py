@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,16 +16,27 @@ from joinery_runtime.engine.loop import (
     POLL_LAST_S,
     RECOVER_FIRST_S,
     RECOVER_LAST_S,
-    RECOVER_TRIES,
     WAITING_NOTICE,
     JobListener,
+    Outage,
+    Outages,
     run_until_stopped,
 )
 from joinery_runtime.engine.planner import Planner, SourceStatus
-from joinery_runtime.errors import Fenced, JoineryError, PartitionsLost, StoreUnavailable
+from joinery_runtime.errors import (
+    Fenced,
+    JoineryError,
+    OutputUnavailable,
+    PartitionsLost,
+    SinkError,
+    SourceUnavailable,
+    StoreUnavailable,
+    Unavailable,
+)
 from joinery_runtime.sources.base import PartitionRef
 
 AWAY = StoreUnavailable("the store is away")
+SYSTEMS = [AWAY, SourceUnavailable("the input's brokers are away"), OutputUnavailable("the output's brokers are away")]
 PLAN = object()
 REPORT = SimpleNamespace(warnings=("hot",))
 
@@ -94,6 +105,8 @@ class Heard:
     committed: list[Any] = field(default_factory=list)
     trouble: list[tuple[JoineryError, float]] = field(default_factory=list)
     noticed: list[str] = field(default_factory=list)
+    waiting: list[Outage] = field(default_factory=list)
+    back: list[Outage] = field(default_factory=list)
 
     @property
     def listener(self) -> JobListener:
@@ -102,10 +115,19 @@ class Heard:
             self.committed.append,
             lambda *what: self.trouble.append(what),
             noticed=self.noticed.append,
+            waiting=self.waiting.append,
+            back=self.back.append,
         )
 
 
-def loop(drivers: list[Scripted], stop: threading.Event, *, finished: bool = False, settle: bool = False) -> Heard:
+def loop(
+    drivers: list[Scripted],
+    stop: threading.Event,
+    *,
+    finished: bool = False,
+    settle: bool = False,
+    wall: Callable[[], float] = lambda: 100.0,
+) -> Heard:
     heard = Heard()
     supply = iter(drivers)
     make = cast(Callable[[], Driver], lambda: next(supply))
@@ -114,6 +136,7 @@ def loop(drivers: list[Scripted], stop: threading.Event, *, finished: bool = Fal
         cast(Planner, SimpleNamespace(status=SourceStatus(finished=finished))),
         stop,
         heard.listener,
+        Outages(heard.listener, stop, wall),
         settle=settle,
     )
     return heard
@@ -165,35 +188,98 @@ def test_an_epoch_makes_the_polls_quick_again() -> None:
     assert stop.seconds == [POLL_FIRST_S, 2 * POLL_FIRST_S, POLL_FIRST_S, 2 * POLL_FIRST_S]
 
 
-def test_a_store_that_was_away_gets_a_new_driver_that_recovers() -> None:
+@pytest.mark.parametrize("away", SYSTEMS)
+def test_a_system_that_was_away_gets_a_new_driver_that_recovers(away: Unavailable) -> None:
     stop = Waits()
-    first, second = Scripted(iter([PLAN, AWAY])), Scripted(iter([PLAN, None]))
+    first, second = Scripted(iter([PLAN, away])), Scripted(iter([PLAN, None]))
     heard = loop([first, second], stop, finished=True)
     assert heard.started == [first, second]
-    assert heard.trouble == [(AWAY, RECOVER_FIRST_S)]
+    assert heard.waiting == heard.back == [Outage(away, 100.0, RECOVER_FIRST_S)]
     assert stop.seconds == [RECOVER_FIRST_S]
     assert (first.committed, second.committed) == (1, 1)
 
 
 def test_a_driver_that_cannot_even_recover_is_tried_again() -> None:
     heard = loop([Scripted(iter([]), fails_to_recover=True), Scripted(iter([None]))], Waits(), finished=True)
-    assert len(heard.trouble) == len(heard.started) == 1
+    assert len(heard.waiting) == len(heard.started) == 1
 
 
-def test_it_gives_up_after_some_tries_without_an_epoch() -> None:
-    stop = Waits()
-    with pytest.raises(StoreUnavailable, match="the store is away"):
-        loop([Scripted(iter([AWAY])) for _ in range(RECOVER_TRIES + 1)], stop)
-    assert len(stop.seconds) == RECOVER_TRIES
+@pytest.mark.parametrize("away", SYSTEMS)
+def test_it_waits_for_as_long_as_it_takes_at_growing_distance(away: Unavailable) -> None:
+    stop, clock = Waits(), iter(range(1_000))
+    drivers = [Scripted(iter([away]), fails_to_recover=away is AWAY) for _ in range(200)]
+    heard = loop([*drivers, Scripted(iter([None]))], stop, finished=True, wall=lambda: float(next(clock)))
+    assert len(stop.seconds) == 200
     assert stop.seconds[:3] == [RECOVER_FIRST_S, 2 * RECOVER_FIRST_S, 4 * RECOVER_FIRST_S]
-    assert max(stop.seconds) == RECOVER_LAST_S
+    assert stop.seconds[-1] == RECOVER_LAST_S
+    assert {outage.since for outage in heard.waiting} == {0.0}
+    assert len(heard.back) == 1
 
 
-def test_a_committed_epoch_starts_the_tries_anew() -> None:
-    drivers = [Scripted(iter([PLAN, AWAY])) for _ in range(3 * RECOVER_TRIES)]
+def test_systems_that_are_away_one_after_the_other_are_told_apart() -> None:
+    clock = iter(range(1_000))
+    heard = loop(
+        [Scripted(iter([each])) for each in (*SYSTEMS, SYSTEMS[-1])] + [Scripted(iter([None]))],
+        Waits(),
+        finished=True,
+        wall=lambda: float(next(clock)),
+    )
+    assert [(outage.error.system, outage.since) for outage in heard.waiting] == [
+        ("store", 0.0),
+        ("input", 1.0),
+        ("output", 2.0),
+        ("output", 2.0),
+    ]
+
+
+def test_a_recovery_ends_the_outage_of_the_store_and_says_nothing_of_others() -> None:
+    """A pending plan asks no input: only its commit, or the next plan, tells that all are there."""
+    back: list[tuple[str, int]] = []
+    for away in SYSTEMS:
+        heard = Heard()
+        drivers = iter([Scripted(iter([away])), pending := Scripted(iter([PLAN, None]), pending=True)])
+        stop = Waits()
+        listener = replace(heard.listener, back=lambda o: back.append((o.error.system, pending.committed)))
+        pending.on_commit = lambda: setattr(pending, "pending", False)
+        run_until_stopped(
+            cast(Callable[[], Driver], lambda: next(drivers)),  # noqa: B023
+            cast(Planner, SimpleNamespace(status=SourceStatus(finished=True))),
+            stop,
+            listener,
+            Outages(listener, stop),
+        )
+    assert back == [("store", 0), ("input", 1), ("output", 1)]
+
+
+def test_an_error_that_no_waiting_mends_ends_the_job_at_once() -> None:
     stop = Waits()
-    loop([*drivers, Scripted(iter([None]))], stop, finished=True)
-    assert stop.seconds == [RECOVER_FIRST_S] * (3 * RECOVER_TRIES)
+    with pytest.raises(SinkError, match="too large"):
+        loop([Scripted(iter([SinkError("too large")]))], stop)
+    assert stop.seconds == []
+
+
+def test_a_committed_epoch_starts_the_pauses_anew() -> None:
+    stop = Waits()
+    loop([*(Scripted(iter([PLAN, AWAY])) for _ in range(30)), Scripted(iter([None]))], stop, finished=True)
+    assert stop.seconds == [RECOVER_FIRST_S] * 30
+
+
+def test_what_is_away_at_the_start_is_waited_for_until_it_is_there_or_the_stop_comes() -> None:
+    heard, stop = Heard(), Waits()
+    tries = iter([*SYSTEMS, None])
+
+    def begin() -> str:
+        error = next(tries)
+        if error is not None:
+            raise error
+        return "there"
+
+    assert Outages(heard.listener, stop).until_there(begin) == "there"
+    assert len(heard.waiting) == len(stop.seconds) == 3
+    stopped = Waits(at=2)
+    tries = iter([AWAY, AWAY, AWAY])
+    assert Outages(heard.listener, stopped).until_there(begin) is None
+    assert len(stopped.seconds) == 2
 
 
 def test_a_stop_while_the_store_is_away_recovers_once_more_and_starts_no_epoch() -> None:

@@ -23,6 +23,7 @@ from engine.sim_run import (
     SUCCESSORS_AT,
     calls_of_a_recovery,
     crashed_epoch,
+    outages,
     run,
     single_faults,
     small_world,
@@ -33,8 +34,13 @@ from engine.simulation import (
     AsOfWorld,
     ChainWorld,
     FullWorld,
+<<<<<<< HEAD
     SessionWorld,
     ShrinkingWorld,
+=======
+    PatientProcess,
+    SessionWorld,
+>>>>>>> 461cc55 (A Kafka that is away is waited for like Postgres, for as long as it takes, and the job says so)
     WindowWorld,
     World,
 )
@@ -66,6 +72,14 @@ def test_any_single_fault_at_any_call(strays_first: bool, world_type: type[World
     tried = single_faults(world_type, strays_first=strays_first)
     least = (4, 60) if not LARGE else (25, 350) if world_type is World else (25, 300)
     assert tried > least[not strays_first]
+
+
+@pytest.mark.parametrize("world_type", [World, FullWorld])
+def test_an_outage_at_any_call_is_waited_out_without_a_new_process(world_type: type[World]) -> None:
+    """One system after the other is away, for one call and for many, while the driver recovers again and again."""
+    patient = type("PatientWorld", (world_type,), {"process_type": PatientProcess})
+    tried = outages(patient)
+    assert tried > (60 if world_type is World else 25)
 
 
 @WORLDS

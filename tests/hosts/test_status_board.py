@@ -21,10 +21,10 @@ from joinery_runtime.core.compile import compile_job, compile_join
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import JobListener, Progress
+from joinery_runtime.engine.loop import JobListener, Outage, Progress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
-from joinery_runtime.errors import PartitionsLost, StoreUnavailable
+from joinery_runtime.errors import OutputUnavailable, PartitionsLost, SourceUnavailable, StoreUnavailable, Unavailable
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import RATE_WINDOW_S, REFRESH_EVERY_S, SAVEPOINTS_EVERY_S, Liveness
 from joinery_runtime.hosts.status.document import driver_status
@@ -32,6 +32,7 @@ from joinery_runtime.job.crd import DriverStatus, HotKey, SavepointStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
 from joinery_runtime.state.store import Savepoint
 
+SYSTEMS = ("input", "output", "store")
 NOW = 1_700_000_100.0  # seconds, on the wall
 MARK = 1_700_000_000_000  # milliseconds: 100 s before
 STALLED_AFTER = 600.0
@@ -109,8 +110,11 @@ class Scene:
             lambda *_: self.heard.append("trouble"),
             lambda _: self.heard.append("polled"),
             self.heard.append,
+            lambda _: self.heard.append("waiting"),
+            lambda _: self.heard.append("back"),
         )
-        self.listener = self.board.recording(behind, idle=lambda: self.idle, savepoints=self._savepoints)
+        told = self.board.told_of_outages(behind)
+        self.listener = self.board.recording(told, idle=lambda: self.idle, savepoints=self._savepoints)
 
     def _savepoints(self) -> list[Savepoint]:
         self.asked += 1
@@ -133,7 +137,7 @@ def scene() -> Scene:
 
 
 def test_before_recovery_only_the_revision_and_the_trouble_are_known(scene: Scene) -> None:
-    scene.listener.trouble(StoreUnavailable("the store is away"), 0.5)
+    scene.listener.waiting(Outage(StoreUnavailable("the store is away"), NOW - 30, 0.5))
     document = json.loads(scene.status.model_dump_json(by_alias=True, exclude_none=True))
     assert document == {
         "revision": "rev",
@@ -144,6 +148,7 @@ def test_before_recovery_only_the_revision_and_the_trouble_are_known(scene: Scen
         "hottestKeys": [],
         "tooHot": [],
         "paused": [],
+        "waiting": {"system": "store", "since": "2023-11-14T22:14:30Z", "reason": "the store is away"},
         "lastError": "the store is away",
     }
 
@@ -253,12 +258,26 @@ def test_a_watermark_that_no_calendar_has_is_left_out(scene: Scene, mark: int) -
     assert scene.status.inputs[0].watermark is None
 
 
-def test_a_store_that_is_away_takes_the_readiness_until_it_is_back(scene: Scene) -> None:
+@pytest.mark.parametrize("kind", [StoreUnavailable, SourceUnavailable, OutputUnavailable])
+def test_a_system_that_is_away_takes_the_readiness_until_it_is_back(
+    scene: Scene, site: Site, kind: type[Unavailable]
+) -> None:
+    error = kind("away")
     scene.listener.started(scene.driver)
-    scene.listener.trouble(StoreUnavailable("away"), 0.5)
+    outage = Outage(error, NOW - 30, 0.5)
+    scene.listener.waiting(outage)
+    status = scene.status
+    assert (status.ready, status.last_error) == (False, "away")
+    assert status.waiting is not None
+    assert (status.waiting.system, status.waiting.since.timestamp()) == (error.system, NOW - 30)
+    told = metrics(site)
+    seconds = {system: told[f'joinery_waiting_seconds{{system="{system}"}}'] for system in SYSTEMS}
+    assert seconds == {system: 30.0 if system == error.system else 0.0 for system in SYSTEMS}
+    scene.listener.started(scene.driver)  # a driver that recovers has not asked the input or the output yet
     assert (scene.status.ready, scene.status.last_error) == (False, "away")
-    scene.listener.started(scene.driver)
-    assert (scene.status.ready, scene.status.last_error) == (True, None)
+    scene.listener.back(outage)
+    assert (scene.status.ready, scene.status.last_error, scene.status.waiting) == (True, None, None)
+    assert scene.heard == ["started", "waiting", "started", "back"]
 
 
 def test_other_troubles_leave_it_ready_and_an_epoch_ends_them(scene: Scene) -> None:
@@ -332,14 +351,14 @@ def test_a_savepoint_with_a_name_that_is_too_long_does_not_break_the_status(scen
 
 
 def test_a_long_error_is_cut_to_what_the_status_holds(scene: Scene) -> None:
-    scene.listener.trouble(StoreUnavailable("x" * 10_000), 0.5)
+    scene.listener.waiting(Outage(StoreUnavailable("x" * 10_000), NOW, 0.5))
     assert len(scene.status.last_error or "") == 4096
 
 
 # --- signs of life ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sign", ["turn", "epoch", "trouble", "spark"])
+@pytest.mark.parametrize("sign", ["turn", "epoch", "trouble", "outage", "spark"])
 def test_signs_of_life(scene: Scene, sign: str) -> None:
     scene.listener.started(scene.driver)
     scene.now += STALLED_AFTER + 1
@@ -349,7 +368,9 @@ def test_signs_of_life(scene: Scene, sign: str) -> None:
     elif sign == "epoch":
         scene.commit()
     elif sign == "trouble":
-        scene.listener.trouble(StoreUnavailable("away"), 30)
+        scene.listener.trouble(PartitionsLost("away"), 30)
+    elif sign == "outage":
+        scene.listener.waiting(Outage(StoreUnavailable("away"), NOW, 30))
     else:
         scene.board.spark(2)
     assert scene.liveness.problem() is None

@@ -233,21 +233,30 @@ def test_a_stop_ends_an_epoch_that_waits_for_executors_and_leaves_its_plan(
     assert record.plan is not None
 
 
-@pytest.mark.parametrize(
-    ("column_type", "kind", "retry"),
-    [
-        pytest.param("int65", "JobError", False, id="a wrong job"),
-        pytest.param("int64", "SourceError", True, id="no broker", marks=pytest.mark.slow),
-    ],
-)
-def test_a_failure_says_whether_the_same_again_may_go_better(
-    postgres_dsn: str, tmp_path: Path, column_type: str, kind: str, retry: bool
-) -> None:
+@pytest.fixture
+def without_a_broker(postgres_dsn: str, tmp_path: Path) -> Path:
     store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: status_live}}}}'
     job = Job(fresh_name(), f"127.0.0.1:{free_port()}", store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')
-    path = job.write(tmp_path)
-    path.write_text(path.read_text().replace("int64", column_type))
-    with started(path, tmp_path) as run:
+    return job.write(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_driver_whose_broker_is_away_waits_and_says_so_and_stops(without_a_broker: Path, tmp_path: Path) -> None:
+    with started(without_a_broker, tmp_path) as run:
+        status = run.until(lambda s: s.waiting)
+        assert status.waiting is not None
+        assert status.waiting.system == "input"
+        assert "the Kafka broker does not answer" in status.waiting.reason
+        assert run.get("/healthz")[0] == 200
+        assert 'joinery_waiting_seconds{system="input"}' in run.get("/metrics")[1]
+        run.process.terminate()
+        assert run.process.wait(PATIENCE_S) == 0
+        assert run.ending == Ending(outcome="stopped")
+
+
+def test_a_failure_says_that_the_same_again_fails_again(without_a_broker: Path, tmp_path: Path) -> None:
+    without_a_broker.write_text(without_a_broker.read_text().replace("int64", "int65"))
+    with started(without_a_broker, tmp_path) as run:
         assert run.process.wait(PATIENCE_S) != 0
-        assert (run.ending.outcome, run.ending.kind, run.ending.retry) == ("failed", kind, retry)
+        assert (run.ending.outcome, run.ending.kind, run.ending.retry) == ("failed", "JobError", False)
         assert run.ending.error

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from joinery_runtime.errors import SinkError
+from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_target import KafkaTarget
 from sinks.rows import attempt
@@ -90,9 +90,9 @@ def impatient(monkeypatch) -> Iterator[None]:
 
 def test_no_broker(impatient) -> None:
     sink = KafkaSink(KafkaTarget("any", "127.0.0.1:1"))
-    with pytest.raises(SinkError, match=r"does not answer: waited 1 s; .*Connection refused"):
+    with pytest.raises(OutputUnavailable, match=r"does not answer: waited 1 s; .*Connection refused"):
         sink.prepare(ROWS.schema)
-    with pytest.raises(SinkError, match=r"Output topic any: .*rows were not written"):
+    with pytest.raises(OutputUnavailable, match=r"Output topic any: .*rows were not written"):
         sink.writer().write(attempt(), ROWS)
 
 

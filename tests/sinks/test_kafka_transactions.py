@@ -22,7 +22,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from joinery_devkit.kafka import KafkaBroker
-from joinery_runtime.errors import Fenced, SinkError, Superseded
+from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
 from joinery_runtime.sinks.base import Attempt, Receipt
 from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
@@ -332,7 +332,7 @@ def test_a_commit_whose_outcome_is_unknown(monkeypatch) -> None:
                 os.kill(broker.pid, signal.SIGSTOP)
 
         try:
-            with pytest.raises(SinkError, match="it is not known whether the rows were written"):
+            with pytest.raises(OutputUnavailable, match="it is not known whether the rows were written"):
                 output.write(output.attempt(reach=freeze), rows(1), here)
         finally:
             os.kill(broker.pid, signal.SIGCONT)
@@ -489,9 +489,11 @@ def test_no_broker(monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sinks.kafka_target.ANSWER_SECONDS", 1.0)
     monkeypatch.setattr("joinery_runtime.sinks.kafka_target.DELIVERY_SECONDS", 1.0)
     sink = KafkaTransactionsSink(KafkaTarget("any", "127.0.0.1:1"), PartNames("j"))
-    with pytest.raises(SinkError, match=r"does not answer: waited 1 s; .*Connection refused"):
+    with pytest.raises(OutputUnavailable, match=r"does not answer: waited 1 s; .*Connection refused"):
         sink.prepare(rows(1).schema)
-    with pytest.raises(SinkError, match=r"no transaction can be begun: transactional id j-[0-9a-f]{12}: .*refused"):
+    with pytest.raises(
+        OutputUnavailable, match=r"no transaction can be begun: transactional id j-[0-9a-f]{12}: .*refused"
+    ):
         sink.writer().write(attempt(), rows(1))
 
 

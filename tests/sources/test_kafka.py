@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
-from joinery_runtime.errors import DataLoss, SourceError
+from joinery_runtime.errors import DataLoss, SourceError, SourceUnavailable
 from joinery_runtime.sources import Bounds, Range, SourceReader, StoredOffsets, planner_for, reader_for
 from sources.kafka_bench import bounds_of, joined, kafka_input, plain, planning, ref, unique
 from sources.kafka_bench import send as send_to
@@ -326,7 +326,7 @@ def test_a_leader_that_moves_is_asked_again(broker, topic, send, unsettled) -> N
 def test_a_partition_that_stays_without_a_leader(broker, topic, unsettled, monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_admin._SETTLE_SECONDS", 0.3)
     unsettled.refusals = 1_000
-    with pytest.raises(SourceError, match=rf"asking for offsets failed: .*[Nn]ot leader.* \(topic {topic}, "):
+    with pytest.raises(SourceUnavailable, match=rf"asking for offsets failed: .*[Nn]ot leader.* \(topic {topic}, "):
         bounds_of(kafka_input(broker.bootstrap, topic))
     unsettled.refusals = 0
 
@@ -342,6 +342,7 @@ def test_a_refused_login(broker, topic) -> None:
     with pytest.raises(SourceError, match=f"access to topic {topic} is denied") as caught:
         bounds_of(model)
     assert "hush" not in str(caught.value)
+    assert not isinstance(caught.value, SourceUnavailable)
 
 
 @pytest.fixture
@@ -353,13 +354,13 @@ def silent_server() -> Iterator[str]:
 
 def test_a_broker_that_never_answers(silent_server, monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
-    with pytest.raises(SourceError, match=rf"does not answer: waited 1 s; .*bootstrapServers {silent_server}"):
+    with pytest.raises(SourceUnavailable, match=rf"does not answer: waited 1 s; .*bootstrapServers {silent_server}"):
         bounds_of(kafka_input(silent_server, "any"))
 
 
 def test_no_broker_at_all(monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
-    with pytest.raises(SourceError, match=r"does not answer: waited 1 s; .*Connection refused"):
+    with pytest.raises(SourceUnavailable, match=r"does not answer: waited 1 s; .*Connection refused"):
         bounds_of(kafka_input("127.0.0.1:1", "any"))
 
 

@@ -10,10 +10,11 @@ the command line ends with.
     |   +-- DataLoss        a stored offset that the broker no longer has
     |   +-- PartitionsLost  another member of the consumer group took partitions that the epoch reads
     |   +-- PlanTooLarge    a planned epoch has more bytes than it may have: it is made smaller
+    |   +-- SourceUnavailable   (U) an input's brokers are away
     +-- RecordError         a record cannot be used and there is no dead-letter output
     +-- AggregateError      an aggregate has no value: an overflow, or more distinct values than its limit
     +-- StateError          the state store cannot do what was asked
-    |   +-- StoreUnavailable    may pass: the caller may recover and try again
+    |   +-- StoreUnavailable    (U) Postgres is away, or has no room
     |   +-- Fenced              a newer driver owns the job
     |   +-- IncompatibleState   the stored state does not fit the job or this release
     |   +-- LimitReached        the state is over a limit that the job sets
@@ -22,6 +23,8 @@ the command line ends with.
     |   +-- CommittedSince      no rollback to a savepoint: the state stands on another epoch by now
     +-- SinkError           an output cannot be written
     |   +-- Superseded      another attempt of the same task took over; this one wrote nothing
+    |   +-- OutputUnavailable   (U) an output's brokers are away
+    +-- Unavailable         (U) an outside system is away: nothing is lost, and the job waits until it is back
     +-- EnvironmentProblem  something the machine lacks (Java, a package, a network)
 """
 
@@ -30,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 
 class JoineryError(Exception):
@@ -80,6 +84,13 @@ class ExpressionError(JoineryError):
     exit_code = 2
 
 
+class Unavailable(JoineryError):
+    """An outside system does not answer, or cannot serve now. Waiting may mend it: what was committed stays, and the
+    job recovers as after a crash. `system` is what is waited for."""
+
+    system: ClassVar[str]
+
+
 class SourceError(JoineryError):
     pass
 
@@ -104,6 +115,10 @@ class PlanTooLarge(SourceError):
         return (partial(type(self), facts=self.facts, todo=self.todo, read=self.read), (self.what,))
 
 
+class SourceUnavailable(SourceError, Unavailable):
+    system = "input"
+
+
 class RecordError(JoineryError):
     pass
 
@@ -116,8 +131,8 @@ class StateError(JoineryError):
     pass
 
 
-class StoreUnavailable(StateError):
-    pass
+class StoreUnavailable(StateError, Unavailable):
+    system = "store"
 
 
 class Fenced(StateError):
@@ -150,6 +165,10 @@ class SinkError(JoineryError):
 
 class Superseded(SinkError):
     pass
+
+
+class OutputUnavailable(SinkError, Unavailable):
+    system = "output"
 
 
 class EnvironmentProblem(JoineryError):

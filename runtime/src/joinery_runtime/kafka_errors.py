@@ -1,4 +1,9 @@
-"""What a Kafka client reports apart from its answers."""
+"""What an error of the Kafka client means: the brokers are away (waiting may mend it), access is denied, the topic is
+not there, or anything else. Sources and sinks ask here, so that one error means the same to both.
+
+A topic that is not there is no outage: brokers know their topics before they answer, and a wrong name would be waited
+for without end.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,57 @@ from typing import ClassVar
 
 from confluent_kafka import KafkaError
 
+LOGIN_REFUSED = {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION}
+DENIED = LOGIN_REFUSED | {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+NO_ANSWER = {
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._WAIT_COORD,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+}
+AWAY = NO_ANSWER | {
+    # Brokers that are about to stop, have just started, or hand over to one another.
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    # Brokers that answer and cannot take records now.
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
+
+
+def is_away(error: KafkaError) -> bool:
+    """Whether waiting may mend it. The client itself says so of errors of transactions."""
+    return error.code() in AWAY or bool(error.retriable())
+
 
 class LastError:
     """The newest error that a client reported by the way: why it gets no answer. Pass it as the client's `error_cb`."""
 
-    permanent: ClassVar[frozenset[int]] = frozenset({KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION})
+    permanent: ClassVar[frozenset[int]] = frozenset(LOGIN_REFUSED)
     """Codes of errors that waiting does not heal."""
 
     def __init__(self) -> None:
@@ -26,7 +77,10 @@ class LastError:
     @property
     def denied(self) -> KafkaError | None:
         """The newest error, if waiting does not heal it."""
-        return self._error if self._error is not None and self._error.code() in self.permanent else None
+        if self._error is None:
+            return None
+        untrusted = self._error.code() == KafkaError._SSL and "certificate verify failed" in self._error.str()
+        return self._error if untrusted or self._error.code() in self.permanent else None
 
     def __str__(self) -> str:
         return self._error.str() if self._error is not None else "no answer at all"

@@ -20,7 +20,7 @@ from rich.text import Text
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import JobListener, Progress
+from joinery_runtime.engine.loop import JobListener, Outage, Progress
 from joinery_runtime.engine.report import EpochReport, Rates
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
@@ -65,7 +65,14 @@ class JsonProgress:
 
     @property
     def listener(self) -> JobListener:
-        return JobListener(self._started, self._committed, self._trouble, noticed=self.warn)
+        return JobListener(
+            self._started,
+            self._committed,
+            self._trouble,
+            noticed=self.warn,
+            waiting=self._waiting,
+            back=self._back,
+        )
 
     def warn(self, message: str) -> None:
         self._log.warning("warning", message=message)
@@ -103,6 +110,18 @@ class JsonProgress:
     def _trouble(self, error: JoineryError, pause: float) -> None:
         self._log.error("trouble", error=str(error), retry_in_seconds=pause)
 
+    def _waiting(self, outage: Outage) -> None:
+        self._log.error(
+            "waiting",
+            system=outage.error.system,
+            since=show_time(round(outage.since * 1000)),
+            error=str(outage.error),
+            retry_in_seconds=outage.pause,
+        )
+
+    def _back(self, outage: Outage) -> None:
+        self._log.info("back", system=outage.error.system, since=show_time(round(outage.since * 1000)))
+
 
 class TableProgress:
     """A table that is drawn again after each epoch; rates are over the last ten seconds."""
@@ -117,7 +136,14 @@ class TableProgress:
 
     @property
     def listener(self) -> JobListener:
-        return JobListener(self._started, self._committed, self._trouble, noticed=self.warn)
+        return JobListener(
+            self._started,
+            self._committed,
+            self._trouble,
+            noticed=self.warn,
+            waiting=self._waiting,
+            back=self._back,
+        )
 
     def warn(self, message: str) -> None:
         self._say(f"[bold red]warning:[/] {escape(message)}")
@@ -138,6 +164,14 @@ class TableProgress:
 
     def _trouble(self, error: JoineryError, pause: float) -> None:
         self._say(f"[red]{escape(str(error))}[/]; trying again in {pause:.1f} s")
+
+    def _waiting(self, outage: Outage) -> None:
+        since = show_time(round(outage.since * 1000))
+        words = f"waiting for the {outage.error.system} since {since}, trying again in {outage.pause:.0f} s"
+        self._say(f"[red]{escape(str(outage.error))}[/]; {words}")
+
+    def _back(self, outage: Outage) -> None:
+        self._say(f"the {outage.error.system} is there again")
 
     def _committed(self, progress: Progress) -> None:
         report, now = progress.report, self._clock()

@@ -1,4 +1,4 @@
-"""Runs a driver until it is told to stop or all inputs have ended; comes back from a state store that was away."""
+"""Runs a driver until it is told to stop or all inputs have ended; waits for outside systems that are away."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
+from typing import TypeVar
 
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.errors import JoineryError, PartitionsLost, PlanTooLarge, StoreUnavailable
+from joinery_runtime.errors import JoineryError, PartitionsLost, PlanTooLarge, StoreUnavailable, Unavailable
 
 # An idle job asks its sources for new records at growing distance: quick answers first, no CPU burned after.
 POLL_FIRST_S, POLL_LAST_S = 0.01, 0.25
-RECOVER_FIRST_S, RECOVER_LAST_S, RECOVER_TRIES = 0.5, 30.0, 8
+RECOVER_FIRST_S, RECOVER_LAST_S = 1.0, 30.0
 WAITING_NOTICE = 40  # polls at POLL_LAST_S until a plan that waits for its partitions is worth a word
 
 
@@ -31,44 +32,103 @@ def _unheard(_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Outage:
+    """An outside system is away, since then (seconds since 1970). The next try is after `pause` seconds."""
+
+    error: Unavailable
+    since: float
+    pause: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobListener:
     """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` with the seconds until the next
-    try when the store is away or partitions are, `polled` after each call of `Driver.plan`, and `noticed` with words
-    about hot keys and inputs that are paused."""
+    try when partitions are away, `polled` after each call of `Driver.plan`, `noticed` with words about hot keys and
+    inputs that are paused, `waiting` before each pause of an outage, and `back` when it is over."""
 
     started: Callable[[Driver], None]
     committed: Callable[[Progress], None]
     trouble: Callable[[JoineryError, float], None]
     polled: Callable[[Driver], None] = _unheard
     noticed: Callable[[str], None] = _unheard
+    waiting: Callable[[Outage], None] = _unheard
+    back: Callable[[Outage], None] = _unheard
 
 
+Result = TypeVar("Result")
 MakeDriver = Callable[[], Driver]
 
 
+class Outages:
+    """Waits for outside systems, with back-off and without a limit; `wall` is a clock in seconds since 1970."""
+
+    def __init__(self, listener: JobListener, stop: Event, wall: Callable[[], float] = time.time) -> None:
+        self._listener, self._stop, self._wall = listener, stop, wall
+        self._pauses = Backoff(RECOVER_FIRST_S, RECOVER_LAST_S)
+        self._outage: Outage | None = None
+
+    def wait(self, error: Unavailable) -> None:
+        """One pause, which ends early when the job is stopped."""
+        same = self._outage is not None and self._outage.error.system == error.system
+        since = self._outage.since if same and self._outage is not None else self._wall()
+        self._outage = Outage(error, since, self._pauses.next())
+        self._listener.waiting(self._outage)
+        self._stop.wait(self._outage.pause)
+
+    def over(self) -> None:
+        """All systems have answered."""
+        self._pauses.reset()
+        self._back()
+
+    def recovered(self) -> None:
+        """The store has answered; of the others nothing is known yet."""
+        if self._outage is not None and isinstance(self._outage.error, StoreUnavailable):
+            self._back()
+
+    def _back(self) -> None:
+        if self._outage is not None:
+            self._listener.back(self._outage)
+            self._outage = None
+
+    def until_there(self, action: Callable[[], Result]) -> Result | None:
+        """What the action returns once the systems are there that it needs; None if the stop came first."""
+        while not self._stop.is_set():
+            try:
+                return action()
+            except Unavailable as error:
+                if self._stop.is_set():
+                    raise
+                self.wait(error)
+        return None
+
+
 def run_until_stopped(
-    make_driver: MakeDriver, planner: Planner, stop: Event, listener: JobListener, *, settle: bool = False
+    make_driver: MakeDriver,
+    planner: Planner,
+    stop: Event,
+    listener: JobListener,
+    outages: Outages,
+    *,
+    settle: bool = False,
 ) -> None:
     """Returns after the epoch during which `stop` was set, or when every input has ended; with `settle`, as soon as no
-    plan is pending. A StoreUnavailable makes a new driver that recovers as after a crash, unless another process has
-    taken the job over meanwhile; it is raised after RECOVER_TRIES tries without a committed epoch."""
-    waits = Backoff(RECOVER_FIRST_S, RECOVER_LAST_S)
+    plan is pending. An Unavailable makes a new driver that recovers as after a crash, for as long as it takes, unless
+    another process has taken the job over meanwhile. It is raised only after the stop: nothing is waited for then."""
     previous: int | None = None
     while True:
         driver = make_driver()
         try:
             driver.recover(previous)
-            return _DriverLoop(driver, planner, stop, listener).go(waits, settle=settle)
+            outages.recovered()
+            return _DriverLoop(driver, planner, stop, listener).go(outages, settle=settle)
         except PlanTooLarge as error:
             previous = driver.generation
             listener.noticed(str(error))
-        except StoreUnavailable as error:
+        except Unavailable as error:
             previous = driver.generation or None
-            if waits.count >= RECOVER_TRIES or stop.is_set():
+            if stop.is_set():
                 raise
-            pause = waits.next()
-            listener.trouble(error, pause)
-            stop.wait(pause)
+            outages.wait(error)
 
 
 class _DriverLoop:
@@ -79,12 +139,14 @@ class _DriverLoop:
         self._polls = Backoff(POLL_FIRST_S, POLL_LAST_S)
         self._paused: frozenset[str] = frozenset()
 
-    def go(self, recoveries: Backoff, *, settle: bool) -> None:
+    def go(self, outages: Outages, *, settle: bool) -> None:
         self._listener.started(self._driver)
         while not self._stop.is_set() and not (settle and not self._driver.pending):
-            if self._epoch(settle=settle):
+            committed = self._epoch(settle=settle)
+            if committed or not self._driver.pending:  # a plan that was there already asks no input
+                outages.over()
+            if committed:
                 self._polls.reset()
-                recoveries.reset()
             elif self._planner.status.finished and not self._driver.pending:
                 return
             else:

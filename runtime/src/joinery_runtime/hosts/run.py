@@ -15,14 +15,7 @@ from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, 
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import compare_with_state
-from joinery_runtime.engine.loop import (
-    RECOVER_FIRST_S,
-    RECOVER_LAST_S,
-    RECOVER_TRIES,
-    Backoff,
-    JobListener,
-    run_until_stopped,
-)
+from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
 from joinery_runtime.engine.plan import input_states
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, next_action
@@ -33,7 +26,7 @@ from joinery_runtime.errors import (
     RecordError,
     SinkError,
     SourceError,
-    StoreUnavailable,
+    Unavailable,
 )
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, stop_context
@@ -54,6 +47,7 @@ class _Caller:
 
     listener: JobListener
     stop: Event
+    outages: Outages
     warn: Callable[[str], None]
     board: Board | None
 
@@ -68,40 +62,22 @@ def run_job(
     board: Board | None = None,
 ) -> None:
     """Returns when `stop` is set (after the running epoch) or all inputs have ended. `master` is a Spark master URL;
-    None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. `board` is given where nobody sits in front
-    of the job and others look into it: then a store that is away is waited for at the start too. Raises JoineryError.
+    None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. An outside system that goes away is waited
+    for. One that is away at the start is waited for where `board` is given: nobody sits in front of the job then. To
+    who does, it is more likely a wrong address, and an error. Raises JoineryError.
     """
-    job, caller = with_secrets(job), _Caller(listener, stop, warn, board)
+    job = with_secrets(job)
+    if board is not None:
+        listener = board.told_of_outages(listener)
+    caller = _Caller(listener, stop, Outages(listener, stop), warn, board)
     with ExitStack() as stack:
-        opened = _open_when_there(job, stack, caller)
-        if opened is None:
+        if board is None:
+            _JobRun(stack.enter_context(open_store(job, warn)), stack, master, caller).start(job)
             return
-        run = _JobRun(opened, stack, master, caller)
-        known = run.store.record(job.name)
-        if known is not None:
-            # Before anything of the driver that may run is touched.
-            who = identity(job, compile_job(job), warn)
-            compare_with_state(who, known)
-            if known.definition is not None and not who.defines(known):
-                run.settle(under_definition(job, known.definition), known)
-        if not stop.is_set():
-            run.go(job, settle=False)
-
-
-def _open_when_there(job: Job, stack: ExitStack, caller: _Caller) -> OpenStore | None:
-    """The job's store; None if the stop came while it was waited for."""
-    waits = Backoff(RECOVER_FIRST_S, RECOVER_LAST_S)
-    while not caller.stop.is_set():
-        try:
-            return stack.enter_context(open_store(job, caller.warn))
-        except StoreUnavailable as error:
-            if caller.board is None or waits.count >= RECOVER_TRIES:
-                raise
-            pause = waits.next()
-            caller.board.trouble(error)
-            caller.listener.trouble(error, pause)
-            caller.stop.wait(pause)
-    return None
+        opened = caller.outages.until_there(lambda: stack.enter_context(open_store(job, warn)))
+        if opened is not None:
+            run = _JobRun(opened, stack, master, caller)
+            caller.outages.until_there(lambda: run.start(job))
 
 
 class _JobRun:
@@ -113,6 +89,18 @@ class _JobRun:
         self._context: SparkContext | None = None
         self._watch: SparkWatch | None = None
 
+    def start(self, job: Job) -> None:
+        """Ends what an earlier definition of the job began, then runs the job. May be called again."""
+        known = self.store.record(job.name)
+        if known is not None:
+            # Before anything of the driver that may run is touched.
+            who = identity(job, compile_job(job), self._caller.warn)
+            compare_with_state(who, known)
+            if known.definition is not None and not who.defines(known):
+                self.settle(under_definition(job, known.definition), known)
+        if not self._caller.stop.is_set():
+            self.go(job, settle=False)
+
     def settle(self, earlier: Job, known: JobRecord) -> None:
         """Ends what was begun before the job was edited, as it was then: the planned epoch, and the output of the
         newest one. Raises JoineryError."""
@@ -121,6 +109,8 @@ class _JobRun:
                 self.go(earlier, settle=True)
             else:
                 self._publish(earlier)
+        except Unavailable:
+            raise
         except (SourceError, SinkError, RecordError, AggregateError, ExpressionError) as error:
             # What fails on its data fails again, and says so to who would start it again.
             kind = type(error) if isinstance(error, AggregateError | ExpressionError) else JoineryError
@@ -171,6 +161,7 @@ class _JobRun:
                     planner,
                     stop,
                     listener,
+                    self._caller.outages,
                     settle=settle,
                 )
 

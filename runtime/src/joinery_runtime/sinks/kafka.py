@@ -12,7 +12,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.kafka_errors import LastError
+from joinery_runtime.kafka_errors import LastError, is_away
 from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_target import KafkaTarget, as_messages, enqueue
@@ -76,16 +76,18 @@ class KafkaWriter:
         try:
             unsent = enqueue(client.producer, self.target.topic, messages, deadline, delivered)
         except KafkaException as error:
-            raise self._failure(error.args) from error
+            raise self._failure(client, error.args) from error
         unsent += client.producer.flush(max(0.0, deadline - time.monotonic()))
         if failures:
-            raise self._failure(failures)
+            raise self._failure(client, failures)
         if unsent:
             raise self.target.too_slow(unsent, client.errors)
 
-    def _failure(self, failures: Sequence[KafkaError]) -> SinkError:
+    def _failure(self, client: _Client, failures: Sequence[KafkaError]) -> SinkError:
+        # A row that is refused comes before those that had to wait for their turn.
+        first = next((error for error in failures if not is_away(error)), failures[0])
         what = f"{len(failures)} rows were not written"
-        return self.target.problem(what, failures[0].str(), "Correct the cause; the epoch is run again")
+        return self.target.failure(first, client.errors, what, first.str(), "Correct the cause; the epoch is run again")
 
 
 class KafkaSink:

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.kafka_errors import LastError
+from joinery_runtime.kafka_errors import LastError, is_away
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, repeat
 
 _PARTITION = 0
@@ -29,15 +29,6 @@ _THREADS = 8
 _IMPATIENT = {"coordinator.query.interval.ms": 10, "reconnect.backoff.ms": 10, "retry.backoff.ms": 10}
 # The broker answers when no transaction that writes the offset is open or ending.
 _STABLE = "read_committed"
-_TRANSIENT = {
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.UNSTABLE_OFFSET_COMMIT,
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._WAIT_COORD,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +90,7 @@ class EpochMarkerReader:
         try:
             return self._ask(group, seconds)
         except KafkaException as error:
-            if _transient(error.args[0]):
+            if is_away(error.args[0]):
                 return None
             raise self._problem(group, error.args[0]) from error
 
@@ -110,7 +101,7 @@ class EpochMarkerReader:
         found: list[TopicPartition] = []
         try:
             call = min(_CALL_SECONDS, seconds)
-            repeat(lambda: found.extend(_committed(consumer, self._target.topic, call)), _transient, seconds)
+            repeat(lambda: found.extend(_committed(consumer, self._target.topic, call)), is_away, seconds)
         finally:
             consumer.close()
         return EpochMarker.parse(found[0])
@@ -134,10 +125,12 @@ class EpochMarkerReader:
         return self._target.connect(AdminClient, self._target.client_settings(), self._errors)
 
     def _problem(self, group: str, error: KafkaError) -> SinkError:
-        return self._target.problem(
+        return self._target.failure(
+            error,
+            self._errors,
             "it is not known which epochs were written",
-            f"reading the committed offset of group {group}: {error.str()}; {self._errors}",
-            "Check that the brokers can be reached and that this user may describe and read the group",
+            f"reading the committed offset of group {group}: {error.str()}",
+            "Check that this user may describe and read the group",
         )
 
 
@@ -146,10 +139,6 @@ def _committed(consumer: Consumer, topic: str, seconds: float) -> list[TopicPart
     if found[0].error is not None:
         raise KafkaException(found[0].error)
     return found
-
-
-def _transient(error: KafkaError) -> bool:
-    return error.retriable() or error.code() in _TRANSIENT
 
 
 def marker_reader(target: KafkaTarget) -> EpochMarkerReader:

@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import JoineryError, SinkError
-from joinery_runtime.kafka_errors import LastError
+from joinery_runtime.kafka_errors import DENIED, LastError
 from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_target import KafkaTarget, enqueue, repeat
@@ -29,12 +29,6 @@ _TAKEN_OVER = {
     # The broker forgot the id: nothing was written with it for a week.
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
     KafkaError.UNKNOWN_PRODUCER_ID,
-}
-_DENIED = {
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _SETTINGS = {
@@ -125,9 +119,11 @@ class OwningProducer:
             if cause.txn_requires_abort():
                 self._abort()
                 raise self._problem("rows were not written", cause) from error
-            raise self._target.problem(
+            raise self._target.failure(
+                cause,
+                self._errors,
                 "it is not known whether the rows were written",
-                f"transactional id {self.name}, commit: {cause.str()}; {self._errors}",
+                f"transactional id {self.name}, commit: {cause.str()}",
                 "Nothing is lost: the next run of the epoch asks the broker",
             ) from error
 
@@ -159,9 +155,9 @@ class OwningProducer:
                 raise Disowned(error.args[0].str()) from error
 
     def _repeat(self, call: Callable[[float], object], within_seconds: float) -> None:
-        """Raises SinkError too when the client does not come back: once in some thousand transactions on new brokers,
-        a call of librdkafka 2.16 ignored its own time limit for minutes. Its thread and client are left to themselves;
-        the next attempt takes the id over."""
+        """Raises OutputUnavailable too when the client does not come back: once in some thousand transactions on new
+        brokers, a call of librdkafka 2.16 ignored its own time limit for minutes. Its thread and client are left to
+        themselves; the next attempt takes the id over."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
         ended: list[BaseException | None] = []
 
@@ -176,10 +172,9 @@ class OwningProducer:
         thread.start()
         thread.join(within_seconds + 2 * _CALL_SECONDS)
         if not ended:
-            raise self._target.problem(
+            raise self._target.away(
                 "the Kafka client does not come back",
                 f"transactional id {self.name}; a call has taken longer than its time limit of {seconds:.0f} s",
-                "Nothing is lost: the next run of the epoch asks the broker what was written",
             )
         if ended[0] is not None:
             raise ended[0]
@@ -189,13 +184,10 @@ class OwningProducer:
             self._producer.poll(0)  # for what the client has to say
         error = self._refused or error
         facts = f"transactional id {self.name}: {error.str()}"
-        if error.code() in _DENIED:
+        todo = "Correct the cause; the epoch is run again"
+        if error.code() in DENIED:
             todo = "Allow this user to write with transactional ids, and to read groups, that start with the job's name"
-        elif error.retriable():
-            facts, todo = f"{facts}; {self._errors}", "Check that the brokers run and can be reached from here"
-        else:
-            todo = "Correct the cause; the epoch is run again"
-        return self._target.problem(what, facts, todo)
+        return self._target.failure(error, self._errors, what, facts, todo)
 
 
 @cache

@@ -16,8 +16,8 @@ import pyarrow as pa
 import stamina
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from joinery_runtime.errors import SinkError
-from joinery_runtime.kafka_errors import LastError
+from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.kafka_errors import LastError, is_away
 from joinery_runtime.sinks.encode import rows_to_json
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
@@ -25,6 +25,8 @@ DELIVERY_SECONDS = 60.0  # how long all rows of an attempt may take
 _TURN_SECONDS = 1.0  # how often a wait is checked for an error that time does not heal
 _NEWS_SECONDS = 2.0  # how much later one broker may hear of a new topic than another
 _BATCH = 10_000  # records that are handed to the client at a time
+
+_CHECK_LOGIN = "Check security.protocol and the sasl.* settings in kafka.properties"
 
 # By default stamina tells of every trial on standard output, where `joinery run` prints JSON lines.
 stamina.instrumentation.set_on_retry_hooks(())
@@ -104,28 +106,35 @@ class KafkaTarget:
             except KafkaException as error:
                 client.poll(0)
                 if errors.denied is not None:
-                    todo = "Check security.protocol and the sasl.* settings in kafka.properties"
-                    raise self.problem("access is denied", errors.denied.str(), todo) from error
+                    raise self.problem("access is denied", errors.denied.str(), _CHECK_LOGIN) from error
                 if time.monotonic() >= deadline:
                     raise self.silent(f"waited {ANSWER_SECONDS:.0f} s; {errors}") from error
 
-    def silent(self, facts: str) -> SinkError:
-        todo = "Check bootstrapServers and that the broker runs and can be reached from here"
-        return self.problem("the Kafka broker does not answer", facts, todo)
+    def silent(self, facts: str) -> OutputUnavailable:
+        return self.away("the Kafka broker does not answer", facts)
 
     def too_slow(self, rows: int, errors: LastError) -> SinkError:
-        return self.problem(
-            f"{rows} rows were not written within {DELIVERY_SECONDS:.0f} s",
-            str(errors),
-            "Check that the broker runs and can be reached from here",
-        )
+        what = f"{rows} rows were not written within {DELIVERY_SECONDS:.0f} s"
+        return self.away(what, str(errors)) if errors.denied is None else self.problem(what, str(errors), _CHECK_LOGIN)
+
+    def away(self, what: str, facts: str) -> OutputUnavailable:
+        """An error that waiting may mend."""
+        todo = "Check bootstrapServers and that the brokers run and can be reached from here"
+        return OutputUnavailable(f"Output topic {self.topic}: {what}", facts=self._with_place(facts), todo=todo)
+
+    def failure(self, error: KafkaError, errors: LastError, what: str, facts: str, todo: str = "") -> SinkError:
+        """A client's error as ours; `todo` is for one that waiting does not mend. A refused login shows only in what
+        the client reports by the way."""
+        if not is_away(error):
+            return self.problem(what, facts, todo)
+        facts = f"{facts}; {errors}"
+        return self.away(what, facts) if errors.denied is None else self.problem(what, facts, _CHECK_LOGIN)
 
     def problem(self, what: str, facts: str, todo: str = "") -> SinkError:
-        return SinkError(
-            f"Output topic {self.topic}: {what}",
-            facts=f"{facts} (bootstrapServers {self.bootstrap_servers})",
-            todo=todo,
-        )
+        return SinkError(f"Output topic {self.topic}: {what}", facts=self._with_place(facts), todo=todo)
+
+    def _with_place(self, facts: str) -> str:
+        return f"{facts} (bootstrapServers {self.bootstrap_servers})"
 
 
 def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_seconds: float) -> None:

@@ -12,8 +12,9 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicDescription
 
 from joinery_runtime.errors import SourceError
+from joinery_runtime.kafka_errors import MISSING, NO_ANSWER
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.kafka_client import MISSING, UNANSWERED, Cluster, LoggedErrors, callbacks, connect
+from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, callbacks, connect
 
 _ANSWER_SECONDS = 15.0  # how long a broker may take to answer
 _SETTLE_SECONDS = 5.0  # how long a partition may be without a leader that knows it
@@ -49,7 +50,8 @@ class Topic:
 
 
 class KafkaAdmin:
-    """All methods raise SourceError when the broker does not answer, refuses the login or denies the access."""
+    """All methods raise SourceUnavailable when the broker does not answer, and SourceError when it refuses the login or
+    denies the access."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._errors = cluster, LoggedErrors()
@@ -139,18 +141,14 @@ class KafkaAdmin:
 
     def _unanswered(self, error: KafkaError, cluster: Cluster) -> SourceError:
         self._client.poll(0)
-        if self._errors.denied is None and error.code() not in UNANSWERED:
+        if self._errors.denied is None and error.code() not in NO_ANSWER:
             return cluster.failure(error, "asking for offsets")
         return self._silence(cluster)
 
     def _silence(self, cluster: Cluster) -> SourceError:
         if self._errors.denied is not None:
             return cluster.failure(self._errors.denied, "connecting")
-        return cluster.problem(
-            "the Kafka broker does not answer",
-            f"waited {_ANSWER_SECONDS:.0f} s; {self._errors}",
-            "Check bootstrapServers and that the broker runs and can be reached from here",
-        )
+        return cluster.away("the Kafka broker does not answer", f"waited {_ANSWER_SECONDS:.0f} s; {self._errors}")
 
 
 def _topic_id_text(topic_id: Uuid) -> str:

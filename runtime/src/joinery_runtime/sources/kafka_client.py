@@ -9,9 +9,9 @@ from typing import Any, ClassVar, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from joinery_runtime.errors import SourceError
+from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import KafkaInput
-from joinery_runtime.kafka_errors import LastError
+from joinery_runtime.kafka_errors import DENIED, MISSING, LastError, is_away
 
 logger = logging.getLogger("joinery.kafka")
 
@@ -35,21 +35,6 @@ _OF_MEMBERS = {
     "max.poll.interval.ms",
     "partition.assignment.strategy",
     "session.timeout.ms",
-}
-_DENIED = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError._AUTHENTICATION,
-}
-MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-UNANSWERED = {
-    KafkaError._TRANSPORT,
-    KafkaError._TIMED_OUT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError._WAIT_COORD,
 }
 
 
@@ -88,6 +73,11 @@ class Cluster:
         """An error that names the topic and the broker."""
         return SourceError(f"Input {self.input}: {what}", facts=f"{facts} ({self})", todo=todo)
 
+    def away(self, what: str, facts: str) -> SourceUnavailable:
+        """An error that waiting may mend."""
+        todo = "Check bootstrapServers and that the brokers run and can be reached from here"
+        return SourceUnavailable(f"Input {self.input}: {what}", facts=f"{facts} ({self})", todo=todo)
+
     def missing(self, facts: str) -> SourceError:
         return self.problem(f"{self.topics} does not exist", facts, "Create it, or correct kafka.topic in the job")
 
@@ -96,12 +86,14 @@ class Cluster:
         cause = error.args[0] if isinstance(error, KafkaException) else error
         if cause.code() in MISSING:
             return self.missing(cause.str())
-        if cause.code() in _DENIED:
+        if cause.code() in DENIED:
             return self.problem(
                 f"access to {self.topics} is denied",
                 cause.str(),
                 "Check security.protocol and the sasl.* settings in kafka.properties, and the topic's ACLs",
             )
+        if is_away(cause):
+            return self.away(f"{doing} failed", cause.str())
         return self.problem(f"{doing} failed", cause.str())
 
     def __str__(self) -> str:
@@ -111,7 +103,7 @@ class Cluster:
 class LoggedErrors(LastError):
     """Logs each error that differs from the one before; missing rights do not heal by waiting either."""
 
-    permanent: ClassVar[frozenset[int]] = frozenset(_DENIED)
+    permanent: ClassVar[frozenset[int]] = frozenset(DENIED)
 
     def __call__(self, error: KafkaError) -> None:
         if self._error is None or error.code() != self._error.code():

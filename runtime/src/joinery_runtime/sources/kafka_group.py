@@ -14,7 +14,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from joinery_runtime.errors import Fenced, JoineryError
+from joinery_runtime.errors import Fenced, JoineryError, Unavailable
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, connect, logger, member_settings
 
@@ -140,8 +140,11 @@ class GroupMember:
             self._thread.join(_CLOSE_SECONDS)
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        failure = self._failure
+        if isinstance(failure, Unavailable):  # its thread has ended; what is followed next starts another one
+            self._thread, self._failure, self._topics = None, None, frozenset()
+        if failure is not None:
+            raise failure
 
     def _subscribe(self, topics: frozenset[str]) -> None:
         self._topics = topics

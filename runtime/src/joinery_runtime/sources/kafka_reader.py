@@ -12,8 +12,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
+from joinery_runtime.kafka_errors import is_away
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
-from joinery_runtime.sources.kafka_client import UNANSWERED, Cluster, LoggedErrors, connect, consumer_settings
+from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, connect, consumer_settings
 
 _SMALL_RECORD = 1_024  # bytes
 _BATCH = 10_000  # records that one call takes from the client
@@ -121,11 +122,10 @@ class _PartitionReader:
                 raise self._cluster.failure(self._errors.denied, "reading")
         if self._watermarks()[1] < planned.end_exclusive:
             return self._truncated(planned)
-        raise self._cluster.problem(
+        raise self._cluster.away(
             f"reading partition {self._name} has come to a halt",
             f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned, no record has come for "
             f"{_STALLED_SECONDS:.0f} s at offset {self._seen}; {self._errors}",
-            "Check that the broker runs and can be reached from here",
         )
 
     def _truncated(self, planned: Range) -> _Fetched:
@@ -160,7 +160,7 @@ class _PartitionReader:
     def _check(self, error: KafkaError, planned: Range) -> None:
         if error.code() in _GONE:
             self._lose(error, planned)
-        elif error.code() not in UNANSWERED:
+        elif not is_away(error):
             raise self._cluster.failure(error, f"reading partition {self._name}")
         else:
             self._errors(error)

@@ -13,10 +13,10 @@ from prometheus_client import Histogram
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import JobListener, Progress
+from joinery_runtime.engine.loop import JobListener, Outage, Progress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import Rates, StateSize, Totals
-from joinery_runtime.errors import JoineryError, StoreUnavailable
+from joinery_runtime.errors import JoineryError
 from joinery_runtime.state.store import Savepoint
 
 RATE_WINDOW_S = 30.0
@@ -31,10 +31,11 @@ Savepoints = Callable[[], Sequence[Savepoint]]
 class Liveness:
     """Whether a job's loop still makes progress, from the thread that makes this object.
 
-    Progress is a turn of the loop, a committed epoch, a trouble that is reported and waited out (a store that is away,
-    missing executors), a step of the start, and, while an epoch runs, a Spark task that ended or an executor that came
-    or went. So an epoch may take as long as it needs, and an outage too. A loop is not alive once its thread has ended,
-    or once `stalled_after_s` have passed without progress. `running` is a clock in seconds that never goes back.
+    Progress is a turn of the loop, a committed epoch, a trouble that is reported and waited out (an outside system that
+    is away, missing executors), a step of the start, and, while an epoch runs, a Spark task that ended or an executor
+    that came or went. So an epoch may take as long as it needs, and an outage too. A loop is not alive once its thread
+    has ended, or once `stalled_after_s` have passed without progress. `running` is a clock in seconds that never goes
+    back.
     """
 
     def __init__(self, stalled_after_s: float, running: Callable[[], float] = time.monotonic) -> None:
@@ -61,10 +62,11 @@ class JobSnapshot:
 
     `committed` epochs are all of this process, `own` those that were run under the job's present definition. `sides`
     and `parts` are by part of the state; `amplification` is that of the newest epoch that read something; `paused`
-    says of inputs why they are.
+    says of inputs why they are. `outage` is what is waited for; until it is over, the job is not ready.
     """
 
-    ready: bool = False
+    recovered: bool = False
+    outage: Outage | None = None
     generation: int | None = None
     epoch: int | None = None
     committed: int = 0
@@ -85,6 +87,10 @@ class JobSnapshot:
     error: str | None = None
     troubles: int = 0
     executors: int | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.recovered and self.outage is None
 
 
 class Board:
@@ -129,12 +135,12 @@ class Board:
         """A listener for drivers that are about to recover: it keeps this board and passes everything on. `idle` names
         idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` they end what an
         earlier definition of the job planned, which shows nothing of the present one: the job is not ready yet."""
-        self._change(ready=False)
+        self._change(recovered=False)
         refresh = _Throttle(REFRESH_EVERY_S, self._running)
         savepoints_due = _Throttle(SAVEPOINTS_EVERY_S, self._running)
 
         def started(driver: Driver) -> None:
-            self._started(driver, ready=not settle)
+            self._started(driver, recovered=not settle)
             listener.started(driver)
 
         def committed(progress: Progress) -> None:
@@ -153,27 +159,39 @@ class Board:
                 self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
             listener.polled(driver)
 
-        return JobListener(started, committed, trouble, polled, listener.noticed)
+        return replace(listener, started=started, committed=committed, trouble=trouble, polled=polled)
+
+    def told_of_outages(self, listener: JobListener) -> JobListener:
+        """A listener that keeps here what is waited for, at the start of the job too, and passes everything on."""
+
+        def waiting(outage: Outage) -> None:
+            self.trouble(outage.error)
+            self._change(outage=outage)
+            listener.waiting(outage)
+
+        def back(outage: Outage) -> None:
+            self._change(outage=None, error=None)
+            listener.back(outage)
+
+        return replace(listener, waiting=waiting, back=back)
 
     def trouble(self, error: JoineryError) -> None:
-        """It is waited out. While the store is away, the job is not ready."""
+        """It is waited out."""
         self.liveness.beat()
         with self._lock:
-            snapshot = self._snapshot
-            ready = snapshot.ready and not isinstance(error, StoreUnavailable)
-            self._snapshot = replace(snapshot, ready=ready, error=str(error), troubles=snapshot.troubles + 1)
+            self._snapshot = replace(self._snapshot, error=str(error), troubles=self._snapshot.troubles + 1)
 
     def spark(self, executors: int | None) -> None:
         """How many executors run; None where tasks run in the driver itself."""
         self._change(executors=executors)
 
-    def _started(self, driver: Driver, *, ready: bool) -> None:
-        state, at = driver.state, driver.state.committed_at_ms
+    def _started(self, driver: Driver, *, recovered: bool) -> None:
+        state, at, outage = driver.state, driver.state.committed_at_ms, self._snapshot.outage
         self._driver = driver
         with self._lock:
             self._rates = Rates(self._running(), RATE_WINDOW_S)
         self._change(
-            ready=ready,
+            recovered=recovered,
             generation=driver.generation,
             epoch=state.epoch,
             committed_at=None if at is None else at / 1000,
@@ -182,7 +200,7 @@ class Board:
             state=state.size,
             sides=state.sides,
             parts=state.part_sizes,
-            error=None,
+            error=None if outage is None else str(outage.error),
         )
 
     def _committed(self, progress: Progress, *, own: bool) -> None:

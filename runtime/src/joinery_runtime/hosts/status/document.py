@@ -9,10 +9,11 @@ from typing import Literal
 
 from joinery_runtime.core.pipeline.sides import SESSIONS
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
+from joinery_runtime.engine.loop import Outage
 from joinery_runtime.engine.report import PartTotals
 from joinery_runtime.hosts.status.board import Board, JobSnapshot
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus
-from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
+from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot, Waiting
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state.store import Savepoint
 
@@ -42,6 +43,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         hottest_keys=tuple(HotKey(key=hot.key, rows=hot.rows) for hot in snapshot.hottest),
         too_hot=tuple(TooHot(step=hot.step + 1, key=hot.key, rows=hot.rows) for hot in snapshot.too_hot),
         paused=tuple(Paused(name=name, reason=reason) for name, reason in sorted(snapshot.paused.items())),
+        waiting=None if snapshot.outage is None else _waiting(snapshot.outage),
         last_savepoint=None if snapshot.savepoint is None else _savepoint(snapshot.savepoint),
         last_error=None if snapshot.error is None else snapshot.error[:LONGEST_ERROR],
         executors=snapshot.executors,
@@ -98,6 +100,11 @@ def _moment(watermark: Watermark) -> datetime | None:
         return datetime.fromtimestamp(watermark / 1000, UTC)
     except (ValueError, OverflowError, OSError):  # an event time that no calendar has
         return None
+
+
+def _waiting(outage: Outage) -> Waiting:
+    since = datetime.fromtimestamp(outage.since, UTC)
+    return Waiting(system=outage.error.system, since=since, reason=str(outage.error)[:LONGEST_ERROR])
 
 
 def _savepoint(savepoint: Savepoint) -> SavepointStatus:

@@ -36,6 +36,7 @@ class _Families(Collector):
         yield _gauge("ready", "1 once the driver has recovered.", int(snapshot.ready))
         yield _counter("epochs_committed", "Epochs that this driver has committed.", snapshot.committed)
         yield _counter("troubles", "Troubles that this driver waited out.", snapshot.troubles)
+        yield _waiting(snapshot, board.wall())
         yield from _position(snapshot)
         yield from _inputs(board, snapshot)
         if snapshot.totals is not None:
@@ -46,6 +47,15 @@ class _Families(Collector):
         info = GaugeMetricFamily("joinery_info", "What runs here; always 1.", labels=["name", "revision", "version"])
         info.add_metric([self._board.job, self._revision, version("joinery-runtime")], 1)
         return info
+
+
+def _waiting(snapshot: JobSnapshot, now: float) -> Metric:
+    text = "For how long an outside system has been waited for, 0 while it is there."
+    family = GaugeMetricFamily("joinery_waiting_seconds", text, labels=["system"])
+    for system in ("input", "output", "store"):
+        away = snapshot.outage is not None and snapshot.outage.error.system == system
+        family.add_metric([system], max(0.0, now - snapshot.outage.since) if away and snapshot.outage else 0.0)
+    return family
 
 
 def _position(snapshot: JobSnapshot) -> Iterator[Metric]:

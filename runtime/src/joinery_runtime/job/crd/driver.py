@@ -3,6 +3,7 @@ when it ends (its termination message, at most 4096 bytes), and the answer of `j
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -64,6 +65,14 @@ class Paused(_Message):
     reason: Words
 
 
+class Waiting(_Message):
+    """An outside system that is away: Kafka of an input or an output, or the state store."""
+
+    system: Annotated[str, Field(description="One of input, output and store.")]
+    since: datetime
+    reason: Words
+
+
 class DriverStatus(_Message):
     """`GET /status`. Totals count since the job's state began; `committed` are this driver's own epochs."""
 
@@ -83,6 +92,7 @@ class DriverStatus(_Message):
     hottest_keys: tuple[Annotated[HotKey, _known(HotKey)], ...] = ()
     too_hot: tuple[TooHot, ...] = ()
     paused: tuple[Paused, ...] = ()
+    waiting: Waiting | None = None
     last_savepoint: Annotated[SavepointStatus | None, _known(SavepointStatus)] = None
     last_error: Words | None = None
     executors: Count | None = None
