@@ -34,13 +34,9 @@ from engine.simulation import (
     AsOfWorld,
     ChainWorld,
     FullWorld,
-<<<<<<< HEAD
-    SessionWorld,
-    ShrinkingWorld,
-=======
     PatientProcess,
     SessionWorld,
->>>>>>> 461cc55 (A Kafka that is away is waited for like Postgres, for as long as it takes, and the job says so)
+    ShrinkingWorld,
     WindowWorld,
     World,
 )
@@ -74,7 +70,7 @@ def test_any_single_fault_at_any_call(strays_first: bool, world_type: type[World
     assert tried > least[not strays_first]
 
 
-@pytest.mark.parametrize("world_type", [World, FullWorld])
+@pytest.mark.parametrize("world_type", [World, FullWorld, ShrinkingWorld])
 def test_an_outage_at_any_call_is_waited_out_without_a_new_process(world_type: type[World]) -> None:
     """One system after the other is away, for one call and for many, while the driver recovers again and again."""
     patient = type("PatientWorld", (world_type,), {"process_type": PatientProcess})

@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from joinery_runtime.engine.loop import JobListener
+from joinery_runtime.engine.loop import JobListener, Outages
 from joinery_runtime.errors import AggregateError, ExpressionError, JoineryError, RecordError
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
@@ -45,7 +45,8 @@ def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryE
     store.write_plan("visits", generation, {"epoch": 1}, {})
     known = store.record("visits")
     assert known is not None
-    caller = _Caller(JobListener(print, print, print), Event(), print, None)
+    listener, stop = JobListener(print, print, print), Event()
+    caller = _Caller(listener, stop, Outages(listener, stop), print, None)
     run = Failing(OpenStore(store, MemoryStoreAddress("127.0.0.1", 1, b"")), ExitStack(), None, caller)
     with pytest.raises(JoineryError) as caught:
         run.settle(parse_job(JOB, "visits.yaml"), known)
