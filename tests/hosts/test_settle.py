@@ -10,7 +10,6 @@ import pytest
 from joinery_runtime.engine.loop import JobListener, Outages
 from joinery_runtime.errors import AggregateError, ExpressionError, JoineryError, RecordError
 from joinery_runtime.hosts.run import _Caller, _JobRun
-from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
 from joinery_runtime.hosts.stores import OpenStore
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
@@ -36,7 +35,7 @@ spec:
 @pytest.mark.parametrize("kind", [AggregateError, ExpressionError, RecordError])
 def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryError]) -> None:
     class Failing(_JobRun):
-        def go(self, job: Job, *, settle: bool) -> None:
+        def go(self, referring: Job, *, settle: bool) -> None:
             assert settle
             raise kind("An aggregate of a session has no value", facts="sum(amount)")
 
@@ -47,7 +46,7 @@ def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryE
     assert known is not None
     listener, stop = JobListener(print, print, print), Event()
     caller = _Caller(listener, stop, Outages(listener, stop), print, None)
-    run = Failing(OpenStore(store, MemoryStoreAddress("127.0.0.1", 1, b"")), ExitStack(), None, caller)
+    run = Failing(OpenStore(store, None), ExitStack(), None, caller)
     with pytest.raises(JoineryError) as caught:
         run.settle(parse_job(JOB, "visits.yaml"), known)
     assert "sum(amount)" in caught.value.facts

@@ -28,6 +28,7 @@ def test_a_store_in_memory_warns_that_it_loses_everything() -> None:
     said: list[str] = []
     with open_store(load_job(EXAMPLE), said.append) as opened:
         assert isinstance(opened.store, MemoryStore)
+        assert opened.address is None
     assert said == [MEMORY_WARNING]
 
 

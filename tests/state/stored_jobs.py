@@ -33,13 +33,12 @@ from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.stores import PostgresStoreAddress
-from joinery_runtime.hosts.worker_builder import WorkerBuilder
+from joinery_runtime.hosts.worker_builder import worker_of
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sources import planner_for
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import StateStore
 
 ARCHIVE = Path(__file__).parent / "stored" / "main-2026-11-22.zip"
 COMMITTED = 4
@@ -175,16 +174,6 @@ class Run:
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Where the tasks find the store: they are in this process."""
-
-    store: StateStore
-
-    def connect(self) -> StateStore:
-        return self.store
-
-
 @contextmanager
 def running(name: str, dsn: str, cache: Path) -> Iterator[Run]:
     """A driver that has recovered. Files are named as from the working directory, so every run has the same job."""
@@ -201,9 +190,8 @@ def running(name: str, dsn: str, cache: Path) -> Iterator[Run]:
         output.prepare(pipeline.output_schema())
         if dead is not None:
             dead.prepare(DEAD_LETTER_SCHEMA)
-        build = WorkerBuilder(job, Shared(store), output.writer(), None if dead is None else dead.writer())
         clock = itertools.count(step=30_000)  # a checkpoint every few epochs
-        parts = DriverParts(store, planner, LocalHost(build(cache)), output, dead)
+        parts = DriverParts(store, planner, LocalHost(worker_of(job, store, address, cache)), output, dead)
         driver = Driver(who, pipeline, parts, lambda: next(clock))
         driver.recover()
         yield Run(driver, store, job)

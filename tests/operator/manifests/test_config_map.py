@@ -163,10 +163,22 @@ def test_executors_meet_the_restricted_standard(job, violations):
     assert violations(executor(job)) == []
 
 
-def test_executors_have_no_rights_no_secrets_and_no_name_of_their_own(job):
+def test_executors_have_the_drivers_secrets_and_the_jobs_file_where_the_driver_has_them(job):
+    """They look them up themselves: the driver sends none."""
+    found, theirs = executor(job)["spec"], job.driver()["spec"]
+    mounts = [spec["containers"][0]["volumeMounts"] for spec in (found, theirs)]
+    secret, file = "/etc/joinery/secrets/", "/etc/joinery/job.yaml"
+    wanted = [each for each in mounts[1] if each["mountPath"].startswith(secret) or each["mountPath"] == file]
+    assert len(wanted) > 1
+    assert all(each in mounts[0] for each in wanted)
+    volumes = [each for each in theirs["volumes"] if each["name"] in {mount["name"] for mount in wanted}]
+    assert all(each in found["volumes"] for each in volumes)
+    assert found["securityContext"]["fsGroup"] == theirs["securityContext"]["fsGroup"], "who may read them"
+
+
+def test_executors_have_no_rights_and_no_name_of_their_own(job):
     found = executor(job)
     assert found["spec"]["automountServiceAccountToken"] is False
-    assert all(volume.keys() == {"name", "emptyDir"} for volume in found["spec"]["volumes"])
     assert found["metadata"].keys() == {"labels"}
     assert found["metadata"]["labels"]["joinery.dev/role"] == "executor"
     assert not {key for key in found["metadata"]["labels"] if "argocd" in key or key == "team"}

@@ -18,7 +18,7 @@ from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.resources import CONFIG_MAP, JOB_KINDS, ObjectKey
-from joinery_operator.manifests.objects import JOB_FILE
+from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.settings import Settings
 

@@ -1,6 +1,7 @@
 """Manifests of a job's children: pure functions of a revision."""
 
-from joinery_operator.manifests.objects import JOB_FILE, config_map, drifted, service
+from joinery_operator.manifests.objects import config_map, drifted, service
+from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.pods import (
     MAIN_CONTAINER,
     MIGRATE_CONTAINER,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from joinery_operator.decision import Manifest, Patch
+from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.spark import DEFAULTS_FILE, EXECUTOR_FILE, UI_PORT, defaults_file, executor_template
 from joinery_operator.manifests.yaml import to_yaml
 from joinery_operator.names import ChildNames, labels, owner_reference
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import STATUS_PORT
 
-JOB_FILE = "job.yaml"
 FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
 
 

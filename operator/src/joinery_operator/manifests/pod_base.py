@@ -10,16 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
 from ruamel.yaml.error import YAMLError
 
 from joinery_operator.decision import Manifest
 from joinery_operator.manifests.yaml import from_yaml
+from joinery_operator.names import digest_of
 from joinery_operator.revision import ManifestError, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.model.pods import DriverSpec, SparkSpec, TemplateRef
+from joinery_runtime.job.model.secrets import SecretRef
 
 USER = 185
 """The images' user, and the group that mounted files belong to."""
+
+CONFIG, JOB_FILE = "/etc/joinery", "job.yaml"
+SECRETS = f"{CONFIG}/secrets"
+_GROUP_READS = 0o440
 
 SCRATCH = "/tmp"
 
@@ -74,6 +81,48 @@ def identity(spark: SparkSpec, settings: Settings, *, token: bool) -> dict[str, 
 def field_env(**paths: str) -> list[dict[str, Any]]:
     """Environment variables from fields of the pod itself."""
     return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in paths.items()]
+
+
+def job_volume(config_map: str) -> dict[str, Any]:
+    return {"name": "job", "configMap": {"name": config_map}}
+
+
+def job_mount(file: str) -> dict[str, Any]:
+    """Each file by itself: a directory that is a ConfigMap is read-only, and has no room for the secrets below it."""
+    return {"name": "job", "mountPath": f"{CONFIG}/{file}", "subPath": file, "readOnly": True}
+
+
+def secret_volumes(spec: BaseModel) -> list[dict[str, Any]]:
+    """Of all secrets in fields `...SecretRef` of the models, each once, sorted. Whole secrets: those of a client's
+    settings have keys that the job does not name."""
+    return [
+        {"name": _volume(name), "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False}}
+        for name in sorted(set(_names(spec)))
+    ]
+
+
+def secret_mounts(spec: BaseModel) -> list[dict[str, Any]]:
+    return [
+        {"name": _volume(name), "mountPath": f"{SECRETS}/{name}", "readOnly": True}
+        for name in sorted(set(_names(spec)))
+    ]
+
+
+def _volume(secret: str) -> str:
+    """A volume's name is a DNS label; a secret's may be longer and hold dots."""
+    return f"secret-{digest_of(secret)}"
+
+
+def _names(value: object) -> Iterator[str]:
+    if isinstance(value, BaseModel):
+        for field, each in value:
+            if field.endswith("secret_ref") and isinstance(each, SecretRef):
+                yield each.name
+            else:
+                yield from _names(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _names(each)
 
 
 _POD_LISTS = {"volumes": "name", "imagePullSecrets": "name"}

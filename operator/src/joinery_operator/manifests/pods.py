@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from joinery_operator.decision import Manifest
-from joinery_operator.manifests.objects import FILES, JOB_FILE
+from joinery_operator.manifests.objects import FILES
 from joinery_operator.manifests.pod_base import (
+    CONFIG,
     CONTAINER_SECURITY,
+    JOB_FILE,
     SCRATCH_ENV,
     SCRATCH_MOUNT,
     SCRATCH_VOLUME,
     field_env,
     identity,
+    job_mount,
+    job_volume,
     merged_pod,
     placed,
+    secret_mounts,
+    secret_volumes,
     template_of,
 )
 from joinery_operator.manifests.spark import (
-    CONFIG,
     MASTER,
     UI_PORT,
     defaults_file,
@@ -29,17 +31,13 @@ from joinery_operator.manifests.spark import (
     executor_template,
     submit_arguments,
 )
-from joinery_operator.names import ChildNames, Role, digest_of, labels, owner_reference
+from joinery_operator.names import ChildNames, Role, labels, owner_reference
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import ENDING_FILE
-from joinery_runtime.job.model.secrets import SecretRef
 
 MAIN_CONTAINER = "joinery"
 """In every pod that the operator makes; a pod template's container of this name is merged with it."""
 MIGRATE_CONTAINER, RESTORE_CONTAINER = "migrate", "restore"
-
-SECRETS = "/etc/joinery/secrets"
-_GROUP_READS = 0o440
 
 _COMMAND = "joinery"
 _JOB = f"{CONFIG}/{JOB_FILE}"
@@ -119,16 +117,9 @@ def _pod(
             "restartPolicy": "Never",
             "enableServiceLinks": False,
             "volumes": [
-                {"name": "job", "configMap": {"name": ChildNames(resource).config_map(revision.revision)}},
+                job_volume(ChildNames(resource).config_map(revision.revision)),
                 SCRATCH_VOLUME,
-                # Whole secrets: those of a client's settings have keys that the job does not name.
-                *(
-                    {
-                        "name": _volume(name),
-                        "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False},
-                    }
-                    for name in secret_names(revision.job.spec)
-                ),
+                *secret_volumes(revision.job.spec),
             ],
             "containers": [container],
         },
@@ -153,14 +144,10 @@ def _container(revision: JobRevision) -> dict[str, Any]:
             {"name": ENDING_FILE, "value": _ENDING},
             {"name": "JOINERY_REVISION", "value": revision.revision},
         ],
-        # Each file by itself: a directory that is a ConfigMap is read-only, and has no room for the secrets below it.
         "volumeMounts": [
-            *({"name": "job", "mountPath": f"{CONFIG}/{file}", "subPath": file, "readOnly": True} for file in FILES),
+            *(job_mount(file) for file in FILES),
             SCRATCH_MOUNT,
-            *(
-                {"name": _volume(name), "mountPath": f"{SECRETS}/{name}", "readOnly": True}
-                for name in secret_names(revision.job.spec)
-            ),
+            *secret_mounts(revision.job.spec),
         ],
     }
 
@@ -210,25 +197,3 @@ def _probes() -> dict[str, Any]:
 
 def _get(path: str) -> dict[str, Any]:
     return {"httpGet": {"path": path, "port": "status"}, "timeoutSeconds": _PROBE_TIMEOUT}
-
-
-def secret_names(spec: BaseModel) -> list[str]:
-    """Names of all secrets in fields `...SecretRef` of the models, each once, sorted."""
-    return sorted(set(_names(spec)))
-
-
-def _volume(secret: str) -> str:
-    """A volume's name is a DNS label; a secret's may be longer and hold dots."""
-    return f"secret-{digest_of(secret)}"
-
-
-def _names(value: object) -> Iterator[str]:
-    if isinstance(value, BaseModel):
-        for field, each in value:
-            if field.endswith("secret_ref") and isinstance(each, SecretRef):
-                yield each.name
-            else:
-                yield from _names(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _names(each)

@@ -15,13 +15,19 @@ from typing import Any
 
 from joinery_operator.decision import Manifest
 from joinery_operator.manifests.pod_base import (
+    CONFIG,
     CONTAINER_SECURITY,
+    JOB_FILE,
     SCRATCH_ENV,
     SCRATCH_MOUNT,
     SCRATCH_VOLUME,
     identity,
+    job_mount,
+    job_volume,
     merged_pod,
     placed,
+    secret_mounts,
+    secret_volumes,
     template_of,
 )
 from joinery_operator.names import ATTEMPT_LABEL, ChildNames, labels
@@ -56,7 +62,6 @@ def overhead(heap: int, python_processes: int) -> int:
 
 
 MASTER = "k8s://https://kubernetes.default.svc"
-CONFIG = "/etc/joinery"
 EXECUTOR_FILE = "executor.yaml"
 DEFAULTS_FILE = "spark-defaults.conf"
 EXECUTOR_CONTAINER = "spark-kubernetes-executor"
@@ -100,7 +105,7 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         "spark.kubernetes.container.image.pullPolicy": spark.image_pull_policy,
         "spark.kubernetes.executor.podTemplateFile": f"{CONFIG}/{EXECUTOR_FILE}",
         "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
-        # Executors need no files of the driver's, which hold the job; and the driver then needs rights on pods only.
+        # Executors need none of Spark's files; and the driver then needs rights on pods only.
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
@@ -149,8 +154,9 @@ _BLOCKS = "spark-local-dir-1"
 
 
 def executor_template(revision: JobRevision) -> dict[str, Any]:
-    """A pod without a name: Spark adds image, environment, resources, owner, name and `args`. Executors need no secrets
-    and no rights, because the driver gives them what they work with. Raises ManifestError."""
+    """A pod without a name: Spark adds image, environment, resources, owner, name and `args`. Executors have the job's
+    file and secrets as the driver does, because the driver sends none of its secrets; they need no rights. Raises
+    ManifestError."""
     spark = revision.job.spec.spark
     ours = {
         "metadata": {"labels": labels(revision.resource, "executor", revision=revision.revision)},
@@ -159,13 +165,23 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
             **placed(spark.executor),
             "restartPolicy": "Never",
             "enableServiceLinks": False,
-            "volumes": [SCRATCH_VOLUME, {"name": _BLOCKS, "emptyDir": {}}],
+            "volumes": [
+                job_volume(ChildNames(revision.resource).config_map(revision.revision)),
+                SCRATCH_VOLUME,
+                {"name": _BLOCKS, "emptyDir": {}},
+                *secret_volumes(revision.job.spec),
+            ],
             "containers": [
                 {
                     "name": EXECUTOR_CONTAINER,
                     "securityContext": CONTAINER_SECURITY,
                     "env": SCRATCH_ENV,
-                    "volumeMounts": [SCRATCH_MOUNT, {"name": _BLOCKS, "mountPath": "/var/data/spark"}],
+                    "volumeMounts": [
+                        job_mount(JOB_FILE),
+                        SCRATCH_MOUNT,
+                        {"name": _BLOCKS, "mountPath": "/var/data/spark"},
+                        *secret_mounts(revision.job.spec),
+                    ],
                 }
             ],
         },

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Event
+from typing import cast
 
 from pyspark import SparkContext
 
@@ -28,16 +29,20 @@ from joinery_runtime.errors import (
     SourceError,
     Unavailable,
 )
+from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
 from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, stop_context
+from joinery_runtime.hosts.spark_security import application_secret
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.status.executors import SparkWatch, watched
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
-from joinery_runtime.job import Job, under_definition
+from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import planner_for
+from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import JobRecord
 
 
@@ -66,15 +71,15 @@ def run_job(
     for. One that is away at the start is waited for where `board` is given: nobody sits in front of the job then. To
     who does, it is more likely a wrong address, and an error. Raises JoineryError.
     """
-    job = with_secrets(job)
+    filled = with_secrets(job)
     if board is not None:
         listener = board.told_of_outages(listener)
     caller = _Caller(listener, stop, Outages(listener, stop), warn, board)
     with ExitStack() as stack:
         if board is None:
-            _JobRun(stack.enter_context(open_store(job, warn)), stack, master, caller).start(job)
+            _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller).start(job)
             return
-        opened = caller.outages.until_there(lambda: stack.enter_context(open_store(job, warn)))
+        opened = caller.outages.until_there(lambda: stack.enter_context(open_store(filled, warn)))
         if opened is not None:
             run = _JobRun(opened, stack, master, caller)
             caller.outages.until_there(lambda: run.start(job))
@@ -87,6 +92,7 @@ class _JobRun:
         self.store = opened.store
         self._address, self._stack, self._master, self._caller = opened.address, stack, master, caller
         self._context: SparkContext | None = None
+        self._memory: MemoryStoreAddress | None = None
         self._watch: SparkWatch | None = None
 
     def start(self, job: Job) -> None:
@@ -122,22 +128,21 @@ class _JobRun:
             ) from error
 
     def _publish(self, earlier: Job) -> None:
+        earlier = with_secrets(earlier)
         newest = self.store.newest_epoch(earlier.name)
         for kind, sink in (
-            ("output", sink_for(earlier, self._table_store)),
+            ("output", sink_for(earlier, self._address)),
             ("dead_letters", dead_letter_sink(earlier)),
         ):
             if newest is not None and sink is not None:
                 sink.publish(newest.epoch, newest.result.get(kind, []))
                 sink.close()
 
-    @property
-    def _table_store(self) -> PostgresStoreAddress | None:
-        return self._address if isinstance(self._address, PostgresStoreAddress) else None
-
-    def go(self, job: Job, *, settle: bool) -> None:
-        """Runs the job's epochs; with `settle` only those that are planned already. Nothing is begun after a stop."""
-        pipeline, stop = compile_job(job), self._caller.stop
+    def go(self, referring: Job, *, settle: bool) -> None:
+        """Runs the epochs of a job that refers to its secrets; with `settle` only those that are planned already.
+        Nothing is begun after a stop."""
+        job, stop = with_secrets(referring), self._caller.stop
+        pipeline = compile_job(job)
         who = identity(job, pipeline, self._caller.warn)
         with ExitStack() as stack:
             sources = {side.name: planner_for(side, job.name) for side in job.inputs}
@@ -146,11 +151,12 @@ class _JobRun:
             idle = idle_clock(job)
             planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle)
             planner.check_sources(input_states(sources, self.store.record(job.name)))
-            output = _prepared(stack, sink_for(job, self._table_store), pipeline.output_schema())
+            output = _prepared(stack, sink_for(job, self._address), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
             dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
-            build = WorkerBuilder(job, self._address, output.writer(), None if dead is None else dead.writer())
-            host = SparkHost(self._spark(job), WorkerSetup(build.digest, build, len(pipeline.steps)), job.name)
+            context = self._spark(job)
+            build = self._builder(referring, context, stack)
+            host = SparkHost(context, WorkerSetup(build.digest, build, len(pipeline.steps)), job.name)
             parts = DriverParts(self.store, planner, host, output, dead)
             if stop.is_set():
                 return
@@ -164,6 +170,18 @@ class _JobRun:
                     self._caller.outages,
                     settle=settle,
                 )
+
+    def _builder(self, job: Job, context: SparkContext, stack: ExitStack) -> WorkerBuilder:
+        """What is sent to workers: no secrets, only where those are."""
+        if self._address is None and self._memory is None:
+            serving = serve(cast(MemoryStore, self.store), application_secret(context))
+            self._memory = self._stack.enter_context(serving)
+        job = _with_store(job, self._address)
+        sent = withheld(job)
+        if not withheld_in(sent):
+            return WorkerBuilder(sent, None, self._memory)
+        in_pods = context.master.startswith("k8s://")
+        return WorkerBuilder(sent, IN_A_POD if in_pods else stack.enter_context(private_copy(job)), self._memory)
 
     def _listening(self, name: str, idle: IdleClock, *, settle: bool) -> JobListener:
         board, listener = self._caller.board, self._caller.listener
@@ -188,6 +206,15 @@ class _JobRun:
                 self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)
                 self._stack.enter_context(watched(self._watch))
         return self._context
+
+
+def _with_store(job: Job, address: PostgresStoreAddress | None) -> Job:
+    """The job naming its store where that is the embedded one."""
+    store = job.spec.state_store
+    if address is None or store.postgres is not None:
+        return job
+    named = store.model_copy(update={"postgres": PostgresStoreSpec(dsn=address.dsn, schema_name=address.schema)})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"state_store": named})})
 
 
 def _prepared(stack: ExitStack, sink: Sink, schema: object) -> Sink:

@@ -9,16 +9,20 @@ Kubernetes keeps beside the keys, do not count.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
 
 from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
 from joinery_runtime.job import DeadLetterKafka, Job, KafkaInput, KafkaOutput, PostgresStoreSpec, SecretRef
 from joinery_runtime.job.model.draft import path_text
 
 _IN_A_POD = Path("/etc/joinery/secrets")
-_Client = TypeVar("_Client", KafkaInput, KafkaOutput, DeadLetterKafka)
+
+Place = tuple[str | int, ...]
+"""A path in the job's `spec`."""
+KafkaClient = KafkaInput | KafkaOutput | DeadLetterKafka
+ClientChange = Callable[[KafkaClient, Place], KafkaClient]
+StoreChange = Callable[[PostgresStoreSpec], PostgresStoreSpec]
 
 
 def with_secrets(job: Job) -> Job:
@@ -27,25 +31,29 @@ def with_secrets(job: Job) -> Job:
     Raises EnvironmentProblem, naming the paths that were looked at, where a secret cannot be read, and JobError where a
     setting is both in a job's `properties` and in its secret.
     """
-    filling, spec = _Filling(), job.spec
-    dead = spec.dead_letter
-    filled = {
-        **_inputs(filling, job),
-        "output": spec.output.model_copy(update={"kafka": filling.client(spec.output.kafka, "output", "kafka")}),
-        "dead_letter": dead and dead.model_copy(update={"kafka": filling.client(dead.kafka, "deadLetter", "kafka")}),
-        "state_store": spec.state_store.model_copy(update={"postgres": _store(spec.state_store.postgres)}),
-    }
+    filling = _Filling()
+    filled = with_clients(job, filling.client, _store)
     if filling.twice:
         raise JobError(job.name, filling.twice)
-    return job.model_copy(update={"spec": spec.model_copy(update=filled)})
+    return filled
 
 
-def _inputs(filling: _Filling, job: Job) -> dict[str, Any]:
-    filled = (
-        side.model_copy(update={"kafka": filling.client(side.kafka, *place, "kafka")})
+def with_clients(job: Job, client: ClientChange, store: StoreChange) -> Job:
+    """The job with each Kafka client and the Postgres store that it names changed."""
+    spec, dead = job.spec, job.spec.dead_letter
+    inputs = (
+        side.model_copy(update={"kafka": side.kafka and client(side.kafka, (*place, "kafka"))})
         for side, place in zip(job.inputs, job.input_places, strict=True)
     )
-    return job.with_inputs(tuple(filled))
+    output, postgres = spec.output, spec.state_store.postgres
+    changed = {
+        **job.with_inputs(tuple(inputs)),
+        "output": output.model_copy(update={"kafka": output.kafka and client(output.kafka, ("output", "kafka"))}),
+        "dead_letter": dead
+        and dead.model_copy(update={"kafka": dead.kafka and client(dead.kafka, ("deadLetter", "kafka"))}),
+        "state_store": spec.state_store.model_copy(update={"postgres": postgres and store(postgres)}),
+    }
+    return job.model_copy(update={"spec": spec.model_copy(update=changed)})
 
 
 class _Filling:
@@ -54,8 +62,8 @@ class _Filling:
     def __init__(self) -> None:
         self.twice: list[Problem] = []
 
-    def client(self, client: _Client | None, *at: str | int) -> _Client | None:
-        if client is None or client.properties_secret_ref is None:
+    def client(self, client: KafkaClient, at: Place) -> KafkaClient:
+        if client.properties_secret_ref is None:
             return client
         ref, properties = client.properties_secret_ref, client.properties or {}
         secret = _settings(ref)
@@ -65,8 +73,8 @@ class _Filling:
         return client.model_copy(update={"properties": {**properties, **secret}, "properties_secret_ref": None})
 
 
-def _store(store: PostgresStoreSpec | None) -> PostgresStoreSpec | None:
-    if store is None or store.dsn_secret_ref is None:
+def _store(store: PostgresStoreSpec) -> PostgresStoreSpec:
+    if store.dsn_secret_ref is None:
         return store
     ref = store.dsn_secret_ref
     return store.model_copy(update={"dsn": _text(_directory(ref) / ref.key), "dsn_secret_ref": None})

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
+import hmac
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
 from typing import Any, cast
 
+from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.hosts.spark_security import ENV_SECRET
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import TaskStore
 
@@ -19,24 +22,28 @@ _PUBLIC = ("stage", "read_segments", "claim")  # the methods of `TaskStore`
 
 @dataclass(frozen=True, slots=True)
 class MemoryStoreAddress:
+    """Pickles. The key to the socket comes of the application's secret, which a worker has from Spark."""
+
     host: str
     port: int
-    key: bytes = field(repr=False)
 
     def connect(self) -> TaskStore:
-        """A view for tasks: it can stage and read segments, and claim parts of the output; all else is the driver's."""
+        """A view for tasks: it can stage and read segments, and claim parts of the output; all else is the driver's.
+        Raises EnvironmentProblem in a process that does not have the application's secret."""
 
         class Client(BaseManager):
             pass
 
         Client.register("store", exposed=_PUBLIC)
-        manager = Client((self.host, self.port), self.key)
+        manager = Client((self.host, self.port), _key(os.environ.get(ENV_SECRET)))
         manager.connect()
         return cast(TaskStore, manager.store())  # type: ignore[attr-defined]
 
 
 @contextmanager
-def serve(store: MemoryStore) -> Iterator[tuple[MemoryStore, MemoryStoreAddress]]:
+def serve(store: MemoryStore, secret: str | None) -> Iterator[MemoryStoreAddress]:
+    """`secret` is the application's. Raises EnvironmentProblem where there is none."""
+
     class Server(BaseManager):
         pass
 
@@ -44,10 +51,21 @@ def serve(store: MemoryStore) -> Iterator[tuple[MemoryStore, MemoryStoreAddress]
         return store
 
     Server.register("store", get, exposed=_PUBLIC)
-    address = MemoryStoreAddress(_own_address(), 0, secrets.token_bytes(32))
-    server = Server((address.host, 0), address.key).get_server()
+    host = _own_address()
+    server = Server((host, 0), _key(secret)).get_server()
     threading.Thread(target=server.serve_forever, daemon=True, name="joinery-memory-store").start()
-    yield store, MemoryStoreAddress(address.host, cast(tuple[str, int], server.address)[1], address.key)
+    yield MemoryStoreAddress(host, cast(tuple[str, int], server.address)[1])
+
+
+def _key(secret: str | None) -> bytes:
+    if not secret:
+        raise EnvironmentProblem(
+            "Workers cannot reach the state in the driver's memory",
+            facts=f"only who knows Spark's secret is let in, and there is none in {ENV_SECRET}: spark.authenticate is "
+            "off, or spark-submit has started a driver whose tasks run in its own processes",
+            todo="Leave spark.authenticate on and start the job with `joinery run`, or name stateStore.postgres",
+        )
+    return hmac.digest(secret.encode(), b"joinery memory store", "sha256")
 
 
 def _own_address() -> str:

@@ -34,6 +34,7 @@ from joinery_runtime.engine.worker import Block, Worker
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, Superseded
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
+    environment_defaults,
     on_this_machine,
     only_in_context,
     page_defaults,
@@ -156,9 +157,7 @@ def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkC
         if key not in from_file:
             settings.setIfMissing(key, value)
     place = str(settings.get("spark.master", place))
-    environment = {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable}
-    if on_this_machine(place):
-        environment["SPARK_LOCAL_IP"] = LOOPBACK
+    environment = {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, **environment_defaults(place)}
     for key, value in environment.items():
         os.environ.setdefault(key, value)
     try:

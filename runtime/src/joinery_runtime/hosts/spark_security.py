@@ -8,9 +8,13 @@ its master, its workers and all of its applications (docs/decisions/0105).
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Mapping
+from typing import Any
+
+from pyspark import SparkContext
 
 from joinery_runtime.errors import EnvironmentProblem
 
@@ -63,6 +67,15 @@ def page_defaults(master: str) -> dict[str, str]:
     return {} if on_this_machine(master) or master.startswith("k8s://") else {"spark.ui.enabled": "false"}
 
 
+def environment_defaults(master: str) -> dict[str, str]:
+    """Variables of the driver that its JVM and, on this machine, the workers inherit."""
+    if not on_this_machine(master):
+        return {}
+    # Spark's own secret stays in the JVM where tasks run in its processes.
+    shared = {ENV_SECRET: secrets.token_hex(32)} if is_local(master) else {}
+    return {"SPARK_LOCAL_IP": LOOPBACK, **shared}
+
+
 def is_local(master: str) -> bool:
     """Whether tasks run in the driver's own processes."""
     return master == "local" or master.startswith("local[")
@@ -70,6 +83,15 @@ def is_local(master: str) -> bool:
 
 def on_this_machine(master: str) -> bool:
     return is_local(master) or master.startswith("local-cluster[")
+
+
+def application_secret(context: SparkContext) -> str | None:
+    """What the driver shares with its workers, which have it as ENV_SECRET; None where nothing is authenticated."""
+    if is_local(context.master):
+        return os.environ.get(ENV_SECRET)
+    security: Any = context._jvm.org.apache.spark.SparkEnv.get().securityManager()
+    secret: str | None = security.getSecretKey()
+    return secret
 
 
 def _no_secret(master: str) -> EnvironmentProblem:

@@ -1,4 +1,4 @@
-"""Opens the state store that a job names, or an embedded Postgres, in a form that tasks can reach too."""
+"""Opens the state store that a job names, or an embedded Postgres, and says where tasks find it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from joinery_runtime.errors import StateError
-from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
 from joinery_runtime.job import Job
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.memory import MemoryStore
@@ -35,10 +34,18 @@ class PostgresStoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """The driver's store, and the address that tasks connect to (which pickles)."""
+    """The driver's store, and where tasks find it; None: in the driver's memory."""
 
     store: StateStore
-    address: PostgresStoreAddress | MemoryStoreAddress
+    address: PostgresStoreAddress | None
+
+
+def store_address(job: Job) -> PostgresStoreAddress:
+    """Of the Postgres that a job with its secrets names."""
+    postgres = job.spec.state_store.postgres
+    assert postgres is not None
+    assert postgres.dsn is not None, "with_secrets fills it in"
+    return PostgresStoreAddress(postgres.dsn, postgres.schema_name)
 
 
 def embedded_directory() -> Path:
@@ -53,12 +60,9 @@ def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
     match spec.kind:
         case "memory":
             warn(MEMORY_WARNING)
-            with serve(MemoryStore()) as (store, address):
-                yield OpenStore(store, address)
+            yield OpenStore(MemoryStore(), None)
         case "postgres":
-            assert spec.postgres is not None
-            assert spec.postgres.dsn is not None, "with_secrets fills it in"
-            with _postgres(job, PostgresStoreAddress(spec.postgres.dsn, spec.postgres.schema_name)) as opened:
+            with _postgres(job, store_address(job)) as opened:
                 yield opened
         case "embedded":
             with (

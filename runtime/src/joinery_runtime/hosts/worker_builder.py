@@ -5,42 +5,48 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.hosts.own_secrets import restored
+from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
+from joinery_runtime.hosts.stores import PostgresStoreAddress, store_address
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.base import SinkWriter
+from joinery_runtime.sinks import dead_letter_sink, sink_for
 from joinery_runtime.sources import Decoder, decoder_for, reader_for
 from joinery_runtime.sources.base import SourceReader
 from joinery_runtime.state.store import TaskStore
 
 
-class StoreAddress(Protocol):
-    """Where tasks find the store; pickles."""
-
-    def connect(self) -> TaskStore: ...
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerBuilder:
-    """Builds an executor process's worker from values that pickle."""
+    """Builds an executor process's worker. It pickles and holds no secret: the process looks up those that `job` refers
+    to, and those that the job says itself in `job_file` (None: it says none). `memory` is the store in the driver's
+    memory, None: the job names a Postgres."""
 
     job: Job
-    store: StoreAddress
-    output: SinkWriter
-    dead_letters: SinkWriter | None
+    job_file: Path | None
+    memory: MemoryStoreAddress | None
 
     @property
     def digest(self) -> str:
         return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()[:12]
 
     def __call__(self, cache: Path) -> Worker:
-        pipeline = compile_job(self.job)
-        store = self.store.connect()
-        return Worker(
-            WorkerParts(self.job.name, pipeline, _Inputs(self.job), store, self.output, self.dead_letters, cache)
-        )
+        """Raises EnvironmentProblem where a secret cannot be read."""
+        job = with_secrets(self.job if self.job_file is None else restored(self.job, self.job_file))
+        if self.memory is not None:
+            return worker_of(job, self.memory.connect(), None, cache)
+        address = store_address(job)
+        return worker_of(job, address.connect(), address, cache)
+
+
+def worker_of(job: Job, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path) -> Worker:
+    """A worker of a job that has its secrets. `tables` is where output tables are, None where there can be none."""
+    output, dead_letters = sink_for(job, tables), dead_letter_sink(job)
+    dead_writer = None if dead_letters is None else dead_letters.writer()
+    return Worker(WorkerParts(job.name, compile_job(job), _Inputs(job), store, output.writer(), dead_writer, cache))
 
 
 class _Inputs:

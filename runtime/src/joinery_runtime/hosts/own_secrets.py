@@ -1,0 +1,126 @@
+"""Secrets that a job says itself instead of naming where they are: passwords in its `properties` or in its DSN.
+
+They do not travel with the job to Spark's workers. What is sent says WITHHELD in their place and names a job file,
+where a worker reads them: in a pod the job's own, which is mounted into executors as into the driver, elsewhere a copy
+that the driver writes for its user alone. Workers on other machines get none of them: a job that runs there refers to
+its secrets (docs/decisions/0105).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from joinery_runtime.errors import EnvironmentProblem, JobError
+from joinery_runtime.hosts.secrets import KafkaClient, Place, with_clients
+from joinery_runtime.job import Job, PostgresStoreSpec, load_job
+from joinery_runtime.job.model.pods import SparkSpec
+
+WITHHELD = "(withheld)"
+IN_A_POD = Path("/etc/joinery/job.yaml")
+
+# librdkafka's and libpq's settings that are secret; those that name a file are not.
+_SECRET = re.compile(r"password|passphrase|secret|(^|[.])key[.]pem$|^ssl_key$|oauthbearer[.]config$|^scram_.*_key$")
+
+_Values = Mapping[tuple[str | int, ...], str]
+_STORE = ("stateStore", "dsn")
+
+
+def withheld(job: Job) -> Job:
+    """The job without the values of secrets: it may be sent to workers."""
+
+    def client(client: KafkaClient, _: Place) -> KafkaClient:
+        properties = client.properties or {}
+        hidden = {name: WITHHELD for name in properties if _SECRET.search(name)}
+        return client.model_copy(update={"properties": {**properties, **hidden}}) if hidden else client
+
+    def store(store: PostgresStoreSpec) -> PostgresStoreSpec:
+        return store.model_copy(update={"dsn": WITHHELD}) if _is_secret(store.dsn) else store
+
+    changed = with_clients(job, client, store)
+    # Workers need no settings of Spark's, and a DSN of the output only repeats the store's.
+    output, postgres = changed.spec.output, changed.spec.output.postgres
+    output = output.model_copy(update={"postgres": postgres and postgres.model_copy(update={"dsn": None})})
+    spec = changed.spec.model_copy(update={"spark": SparkSpec(), "output": output})
+    return changed.model_copy(update={"spec": spec})
+
+
+def restored(job: Job, job_file: Path) -> Job:
+    """What `withheld` gave, with the values that the job in the file has. Raises EnvironmentProblem."""
+    if withheld_in(job):
+        try:
+            return _filled(job, _values(load_job(job_file)))
+        except (JobError, KeyError) as error:
+            raise EnvironmentProblem(
+                f"A worker cannot read the secrets of job {job.name}",
+                facts=f"the job says them itself, and on the worker's machine {job_file} does not say them",
+                todo="Name them by propertiesSecretRef and dsnSecretRef, and put those secrets on each worker's "
+                "machine, as docs/security.md says",
+            ) from error
+    return job
+
+
+def withheld_in(job: Job) -> bool:
+    """Whether `withheld` left values out."""
+    return WITHHELD in _values(job).values()
+
+
+@contextmanager
+def private_copy(job: Job) -> Iterator[Path]:
+    """A file with the job as it is, for workers of this user on this machine."""
+    with tempfile.TemporaryDirectory(prefix="joinery-job-") as folder:
+        path = Path(folder, "job.json")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(job.model_dump_json(by_alias=True, exclude_unset=True))
+        yield path
+
+
+def _values(job: Job) -> _Values:
+    """All that `withheld` may leave out."""
+    found: dict[tuple[str | int, ...], str] = {}
+
+    def client(client: KafkaClient, at: Place) -> KafkaClient:
+        place = _place(job, at)
+        found.update({(*place, name): text for name, text in (client.properties or {}).items() if _SECRET.search(name)})
+        return client
+
+    def store(store: PostgresStoreSpec) -> PostgresStoreSpec:
+        if store.dsn is not None:
+            found[_STORE] = store.dsn
+        return store
+
+    with_clients(job, client, store)
+    return found
+
+
+def _filled(job: Job, values: _Values) -> Job:
+    def client(client: KafkaClient, at: Place) -> KafkaClient:
+        properties, place = client.properties or {}, _place(job, at)
+        back = {name: values[*place, name] for name, text in properties.items() if text == WITHHELD}
+        return client.model_copy(update={"properties": {**properties, **back}}) if back else client
+
+    def store(store: PostgresStoreSpec) -> PostgresStoreSpec:
+        return store.model_copy(update={"dsn": values[_STORE]}) if store.dsn == WITHHELD else store
+
+    return with_clients(job, client, store)
+
+
+def _place(job: Job, at: Place) -> Place:
+    """An input by its name: an edit may have moved it since the plan that is replayed."""
+    return ("inputs", job.inputs[int(at[1])].name) if at[0] == "inputs" else at[:1]
+
+
+def _is_secret(dsn: str | None) -> bool:
+    if dsn is None:
+        return False
+    try:
+        return any(_SECRET.search(name) and value for name, value in conninfo_to_dict(dsn).items())
+    except psycopg.Error:
+        return True  # what cannot be read may be anything

@@ -1,0 +1,167 @@
+"""What of a job's secrets travels to Spark's workers (nothing), and how a worker gets at them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from pyspark.serializers import CloudPickleSerializer
+
+from joinery_runtime.engine.loop import JobListener, Outages
+from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.hosts.own_secrets import WITHHELD, private_copy, restored, withheld, withheld_in
+from joinery_runtime.hosts.run import _Caller, _JobRun
+from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.hosts.spark import WorkerSetup
+from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
+from joinery_runtime.hosts.worker_builder import WorkerBuilder
+from joinery_runtime.job import Job, StreamJoin, parse_job
+from joinery_runtime.state.memory import MemoryStore
+
+PLAIN = {"security.protocol": "SASL_SSL", "ssl.key.location": "/keys/client", "sasl.username": "me"}
+SECRET = {
+    "sasl.password": "hush-password",
+    "ssl.key.pem": "hush-key",
+    "ssl.key.password": "hush-passphrase",
+    "sasl.oauthbearer.client.secret": "hush-client",
+    "sasl.oauthbearer.config": "hush-config",
+}
+DSN = "postgresql://me:hush-dsn@db/state"
+SAYS = ", ".join(f"{name}: {value}" for name, value in {**PLAIN, **SECRET}.items())
+OWN = f"properties: {{{SAYS}}}"
+REFERS = "properties: {security.protocol: SASL_SSL}, propertiesSecretRef: {name: kafka-client}"
+JOB = """\
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: j}}
+spec:
+  inputs:
+    - {{name: l, kafka: {{topic: l, bootstrapServers: k, {client}}}, format: json, schema: [{{name: ts, type: int64}}], eventTime: ts}}
+    - {{name: r, kafka: {{topic: r, bootstrapServers: k, {client}}}, format: json, schema: [{{name: ts, type: int64}}], eventTime: ts}}
+  joins:
+    - {{right: r, keys: {{l.ts: r.ts}}, interval: {{of: l, lower: 0, upper: 0}}}}
+  output: {{kafka: {{topic: out, bootstrapServers: k, {client}}}}}
+  deadLetter: {{kafka: {{topic: dead}}}}
+  stateStore: {{postgres: {{{store}}}}}
+  spark: {{conf: {{spark.hadoop.fs.s3a.secret.key: hush-s3}}}}
+"""  # noqa: E501
+DSN_REF = "dsnSecretRef: {name: state-db, key: dsn}"
+KINDS = {"own": (OWN, f'dsn: "{DSN}"'), "referred to": (REFERS, DSN_REF), "both": (OWN, DSN_REF)}
+
+
+def job(kind: str) -> StreamJoin:
+    client, store = KINDS[kind]
+    found = parse_job(JOB.format(client=client, store=store), "job.yaml")
+    assert isinstance(found, StreamJoin)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, keys in {"kafka-client": SECRET, "state-db": {"dsn": DSN}}.items():
+        (tmp_path / name).mkdir()
+        for key, value in keys.items():
+            (tmp_path / name / key).write_text(value)
+    monkeypatch.setenv("JOINERY_SECRETS", str(tmp_path))
+
+
+@dataclass
+class Context:
+    master: str
+
+
+class Driver(_JobRun):
+    """What is sent to the workers of a job."""
+
+    def sent(self, of: Job, master: str, stack: ExitStack) -> WorkerBuilder:
+        context: Any = Context(master)
+        return self._builder(of, context, stack)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def driver(stack: ExitStack, address: PostgresStoreAddress | None) -> Driver:
+    listener, stop = JobListener(print, print, print), Event()
+    caller = _Caller(listener, stop, Outages(listener, stop), print, None)
+    return Driver(OpenStore(MemoryStore(), address), stack, None, caller)
+
+
+def pickled(build: WorkerBuilder) -> bytes:
+    """As Spark's tasks carry it."""
+    return bytes(CloudPickleSerializer().dumps(WorkerSetup(build.digest, build, 1)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_secret_travels_and_a_worker_has_all_of_them(stack: ExitStack, kind: str) -> None:
+    build = driver(stack, PostgresStoreAddress(DSN, "joinery")).sent(job(kind), "local[2]", stack)
+    assert b"hush" not in pickled(build)
+    assert b"hush" not in build.digest.encode() + repr(build).encode()
+    there: WorkerBuilder = pickle.loads(pickle.dumps(build))
+    found = with_secrets(restored(there.job, there.job_file) if there.job_file else there.job)
+    wanted = with_secrets(job(kind))
+    assert [side.kafka for side in found.inputs] == [side.kafka for side in wanted.inputs]
+    assert found.spec.output == wanted.spec.output
+    assert found.dead_letter_kafka == wanted.dead_letter_kafka
+    assert found.spec.state_store == wanted.spec.state_store
+
+
+def test_what_is_no_secret_travels_so_that_workers_anywhere_need_no_file(stack: ExitStack) -> None:
+    build = driver(stack, PostgresStoreAddress(DSN, "s")).sent(job("referred to"), "spark://there:7077", stack)
+    assert build.job_file is None
+    plain = parse_job(JOB.format(client="properties: {client.id: me}", store='dsn: "dbname=state user=me"'), "job.yaml")
+    assert not withheld_in(withheld(plain))
+    found = withheld(job("own")).inputs[0].kafka
+    assert found is not None
+    assert found.properties == {**PLAIN, **dict.fromkeys(SECRET, WITHHELD)}
+
+
+def test_the_embedded_postgres_has_no_password_and_is_named_to_workers(stack: ExitStack) -> None:
+    text = JOB.format(client="properties: {}", store="").replace("  stateStore: {postgres: {}}\n", "")
+    embedded = "postgresql://postgres:@/postgres?host=/home/me/.joinery/postgres/data"
+    build = driver(stack, PostgresStoreAddress(embedded, "joinery")).sent(parse_job(text, "j"), "local[2]", stack)
+    assert build.job_file is None
+    assert build.job.spec.state_store.postgres is not None
+    assert build.job.spec.state_store.postgres.dsn == embedded
+
+
+def test_in_a_pod_workers_read_the_file_that_is_mounted_there(stack: ExitStack) -> None:
+    build = driver(stack, PostgresStoreAddress(DSN, "s")).sent(job("own"), "k8s://https://there", stack)
+    assert build.job_file == Path("/etc/joinery/job.yaml")
+
+
+def test_the_drivers_copy_is_for_its_user_alone_and_goes_with_it() -> None:
+    with private_copy(job("own")) as path:
+        assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert not path.parent.exists()
+
+
+def test_an_input_is_found_by_its_name(tmp_path: Path) -> None:
+    """The job that made a plan had its inputs in another order than the file has them now."""
+    mine = job("own")
+    turned = mine.model_copy(update={"spec": mine.spec.model_copy(update={"inputs": mine.spec.inputs[::-1]})})
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.format(client=OWN, store=f'dsn: "{DSN}"').replace("hush-password", "hush-other", 1))
+    found = {side.name: side.kafka for side in restored(withheld(turned), path).inputs}
+    said = {name: kafka.properties["sasl.password"] for name, kafka in found.items() if kafka is not None}
+    assert said == {"l": "hush-other", "r": "hush-password"}
+
+
+@pytest.mark.parametrize("text", [None, "{}", JOB.format(client="properties: {}", store=DSN_REF)])
+def test_a_worker_that_finds_no_values_says_what_to_do(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "job.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(EnvironmentProblem, match=r"A worker cannot read the secrets of job j: .* Name") as caught:
+        restored(withheld(job("own")), path)
+    assert "hush" not in str(caught.value)
+    assert str(path) in str(caught.value)
