@@ -29,7 +29,7 @@ def test_a_row_that_fails_is_named_with_the_expression_and_the_cause() -> None:
     found = evaluated("CAST(o.s AS BIGINT) + o.i", {"s": "1", "i": 1}, {"s": "x", "i": 1}, {"s": "2", "i": LARGEST})
     assert found.values.to_pylist() == [2, None, None]
     assert found.failed == {
-        1: "cannot evaluate 'CAST(o.s AS BIGINT) + o.i': Failed to parse string: 'x' as a scalar of type int64",
+        1: "cannot evaluate 'CAST(o.s AS BIGINT) + o.i': 'x' is not a valid int64",
         2: "cannot evaluate 'CAST(o.s AS BIGINT) + o.i': overflow",
     }
 
@@ -39,6 +39,48 @@ def test_few_bad_rows_of_many_are_found() -> None:
     found = evaluated("o.i + 1", *({"i": LARGEST if n in bad else n} for n in range(10_000)))
     assert set(found.failed) == bad
     assert found.values.to_pylist() == [None if n in bad else n + 1 for n in range(10_000)]
+
+
+TEXTS = [
+    *(
+        "",
+        " ",
+        "7",
+        "-7",
+        "+7",
+        " 7",
+        "7 ",
+        "7\n",
+        "0x1f",
+        "-0x1f",
+        "1_0",
+        "\u0661",
+        "0",
+        "1",
+        "2",
+        "9999999999999999999999",
+    ),
+    *("1.5", ".5", "5.", "-.5e3", "1e400", "e5", "inf", "-Infinity", "nan", "NaN"),
+    *("true", "False", "TRUE", "t", "x", "abc", "N/A"),
+]
+
+
+@pytest.mark.parametrize("kind", ["INT", "BIGINT", "REAL", "DOUBLE", "DECIMAL(20, 5)", "BOOLEAN"])
+def test_many_texts_are_cast_as_one_is(kind: str) -> None:
+    """The patterns that tell the many unreadable ones at once refuse nothing that the cast takes."""
+    together = evaluated(f"TRY_CAST(o.s AS {kind})", *({"s": text} for text in TEXTS))
+    arrow = together.values.type
+    for text, found in zip(TEXTS, together.values, strict=True):
+        try:
+            wanted = pa.array([text]).cast(arrow)[0]
+        except pa.ArrowInvalid:
+            wanted = pa.scalar(None, arrow)
+        assert str(found) == str(wanted), text
+
+
+def test_a_long_text_is_cut_in_the_reason() -> None:
+    (reason,) = evaluated("CAST(o.s AS INT)", {"s": "x" * 10_000}).failed.values()
+    assert len(reason) < 200
 
 
 def test_a_row_that_fails_is_not_in_the_mask() -> None:

@@ -27,6 +27,7 @@ from joinery_runtime.errors import ExpressionError
 Resolve = Callable[[str, str], Value]  # an input and its column
 
 _MAY_FAIL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Abs, exp.Cast, exp.Case, exp.Coalesce)
+_SHOWN = 60  # characters of a text that a reason repeats
 _PIECES = 16  # a piece on which an operator fails is cut into so many
 
 
@@ -257,9 +258,23 @@ def _cast(node: exp.Expr, rows: Rows) -> Value:
     if target.this in _DATETIME_TYPES and isinstance(node.this, exp.Literal):
         return _time_literal(node.this.name, target)
     kind = _cast_type(node, target)
-    return _apply(
-        rows, lambda value: operators.cast(value, kind), _value(node.this, rows), null=isinstance(node, exp.TryCast)
-    )
+    value, null = _value(node.this, rows), isinstance(node, exp.TryCast)
+    try:
+        return operators.cast(value, kind)
+    except pa.ArrowInvalid:
+        if not (rows.careful or null):
+            raise
+    if isinstance(value, pa.Array) and pa.types.is_string(value.type) and not pa.types.is_binary(kind):
+        value = _readable(value, kind, rows, null=null)
+    return _apply(rows, lambda value: operators.cast(value, kind), value, null=null)
+
+
+def _readable(texts: pa.StringArray, kind: pa.DataType, rows: Rows, *, null: bool) -> pa.StringArray:
+    """NULL for those that are no value of the kind for certain: there may be many."""
+    wrong = operators.unreadable(texts, kind)
+    for row in () if null else np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
+        rows.fail(row, f"{texts[row].as_py()[:_SHOWN]!r} is not a valid {operators.named(kind)}")
+    return pc.if_else(wrong, pa.scalar(None, pa.string()), texts)
 
 
 def _cast_type(node: exp.Expr, target: exp.DataType) -> pa.DataType:

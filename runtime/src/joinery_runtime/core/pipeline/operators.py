@@ -263,3 +263,15 @@ def cast(value: Value, kind: pa.DataType) -> Value:
     if pa.types.is_float64(value.type) and pc.any(pc.and_(pc.is_finite(value), pc.is_inf(number))).as_py():
         raise pa.ArrowInvalid(f"the number does not fit {kind}")
     return number
+
+
+def unreadable(values: pa.StringArray, kind: pa.DataType) -> pa.BooleanArray:
+    """Texts that no value of the kind begins like, which `cast` refuses for certain; NULL is none. It tells the many at
+    once; what it lets through may be refused all the same."""
+    if pa.types.is_integer(kind):
+        pattern = "^-?([0-9]+|0[xX][0-9a-fA-F]+)$"
+    elif pa.types.is_boolean(kind):
+        pattern = "^[tTfF01]"
+    else:
+        pattern = "^[+-]?[0-9.iInN]"  # also inf and nan
+    return pc.fill_null(pc.invert(pc.match_substring_regex(values, pattern)), False)
