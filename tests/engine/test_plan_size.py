@@ -14,7 +14,7 @@ from engine.sim_steps import record
 from engine.simulation import World
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import JobListener, run_until_stopped
+from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
 from joinery_runtime.errors import PlanTooLarge
@@ -128,7 +128,8 @@ def test_large_records_that_nobody_expected_are_read_in_small_epochs(
         made.append(Driver(world.identity, world.pipeline, driver._parts, lambda: world.now_ms))
         return made[-1]
 
-    run_until_stopped(make_driver, planner, threading.Event(), listener)
+    stop = threading.Event()
+    run_until_stopped(make_driver, planner, stop, listener, Outages(listener, stop))
     assert 1 <= len(noticed) == len(made) - 1 <= 4
     assert "holds more bytes than trigger.maxBytesPerEpoch allows" in noticed[0]
     planned = [entry.plan["ranges"] for entry in world.store.epochs(world.job.name)]
