@@ -90,6 +90,29 @@ def test_an_outage_says_what_is_waited_for_and_since_when() -> None:
     assert (back["event"], back["level"], back["system"]) == ("back", "info", "store")
 
 
+LATE = Totals(dropped={"orders": {"late": 29_996}, "payments": {"null_key": 4}}, behind={"orders": 5_400_001})
+LATE_WORDS = (
+    "29,996 rows of orders were dropped as late, up to 1h30m1ms behind its watermark; watermark.delay: "
+    "1h30m10s1ms of that input would have kept them all"
+)
+
+
+def test_json_says_at_the_end_what_was_late_and_what_would_have_kept_it() -> None:
+    text = io.StringIO()
+    progress = JsonProgress(JOB, text)
+    progress.listener.committed(Progress(report(totals=LATE), 0.25))
+    progress.ended(stopped=False)
+    late, ended = json_lines(text)[1:]
+    assert (late["event"], late["level"], late["message"]) == ("late", "warning", LATE_WORDS)
+    assert (late["input"], late["rows"], late["behind_ms"], late["delay_ms"]) == (
+        "orders",
+        29_996,
+        5_400_001,
+        5_410_001,
+    )
+    assert (ended["event"], ended["late"]) == ("ended", {"orders": 29_996})
+
+
 def test_an_epochs_line_has_all_of_its_numbers() -> None:
     text = io.StringIO()
     JsonProgress(JOB, text).listener.committed(Progress(report(lost={"orders/0": 5}), 0.25))
@@ -245,6 +268,12 @@ def test_the_end_tells_the_totals(screen: Screen) -> None:
     screen.now = 103.5
     screen.progress.ended(stopped=False)
     assert "orders-payments: all inputs have ended after 3.5 s, 3,000 rows in, 1,500 out\n" in screen.text()
+
+
+def test_the_end_shouts_what_was_late(screen: Screen) -> None:
+    screen.commit(101, 1.0, totals=LATE)
+    screen.progress.ended(stopped=False)
+    assert " ".join(LATE_WORDS.split()) in " ".join(screen.text().split())
 
 
 def test_the_end_tells_when_there_was_nothing_new(screen: Screen) -> None:

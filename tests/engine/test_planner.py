@@ -158,6 +158,34 @@ def test_a_pending_plan_over_the_limits_gives_a_smaller_one() -> None:
     assert replace(smaller, ranges=plan.ranges) == plan
 
 
+def bounded(orders: int, payments: int, **settings: Any) -> Job:
+    sources = dict.fromkeys(ORDERS, (0, orders)), dict.fromkeys(PAYMENTS, (0, payments))
+    return Job(*(Source(ends, final=True) for ends in sources), **settings)
+
+
+def test_bounded_inputs_that_fit_in_one_epoch_are_read_in_one() -> None:
+    """Unsorted files: the first epoch has no watermark, so nothing of it is late. A probe would make one."""
+    job = bounded(15_000, 20_000, max_records=50_000)
+    assert ranges(job.epoch({})) == {ORDERS[0]: (0, 15_000), ORDERS[1]: (0, 15_000), PAYMENTS[0]: (0, 20_000)}
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        bounded(15_000, 20_001, max_records=50_000),
+        bounded(30_000, 30_000, max_records=500_000),
+        Job(
+            Source(dict.fromkeys(ORDERS, (0, 15_000))),
+            Source(dict.fromkeys(PAYMENTS, (0, 20_000)), final=True),
+            max_records=50_000,
+        ),
+    ],
+    ids=["too many records", "too many bytes, as far as is known", "one has no end"],
+)
+def test_other_inputs_are_probed(job: Job) -> None:
+    assert sum(end - start for start, end in ranges(job.epoch({})).values()) <= 20_000
+
+
 def test_densities_that_were_learnt_align_the_inputs() -> None:
     """Orders hold ten times as many records per second of event time as payments."""
     job = Job(Source(dict.fromkeys(ORDERS, (0, 5_000))), Source(dict.fromkeys(PAYMENTS, (0, 5_000))), max_records=210)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Protocol, TextIO
 
@@ -21,9 +21,9 @@ from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import JobListener, Outage, Progress
-from joinery_runtime.engine.report import EpochReport, Rates
+from joinery_runtime.engine.report import EpochReport, Rates, Totals
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import Job, StreamJoin
+from joinery_runtime.job import Job, StreamJoin, format_duration
 
 RATE_WINDOW_S = 10.0
 HOTTEST = 3  # keys that are told with every epoch; /status has more
@@ -61,7 +61,9 @@ class JsonProgress:
                 structlog.processors.JSONRenderer(),
             ],
         ).bind(job=job.name)
+        self._delays = {side.name: side.watermark.delay for side in job.inputs}
         self._read = 0
+        self._totals = Totals()
 
     @property
     def listener(self) -> JobListener:
@@ -78,14 +80,24 @@ class JsonProgress:
         self._log.warning("warning", message=message)
 
     def ended(self, *, stopped: bool) -> None:
+        found = list(late_inputs(self._totals, self._delays))
+        for late in found:
+            self._log.warning("late", **asdict(late), message=late.words)
         note = {} if self._read or stopped else {"note": NOTHING_NEW}
-        self._log.info("ended", reason=why_ended(stopped=stopped), rows_in=self._read, **note)
+        self._log.info(
+            "ended",
+            reason=why_ended(stopped=stopped),
+            rows_in=self._read,
+            late={late.input: late.rows for late in found},
+            **note,
+        )
 
     def _started(self, driver: Driver) -> None:
         self._log.info("started", generation=driver.generation, epoch=driver.epoch, replays=driver.pending)
 
     def _committed(self, progress: Progress) -> None:
         report = progress.report
+        self._totals = report.totals
         self._read += sum(report.rows_in.values())
         self._log.info(
             "epoch",
@@ -133,6 +145,7 @@ class TableProgress:
         self._started_at = clock()
         self._rows_in: Counter[str] = Counter()
         self._rows_out = 0
+        self._totals = Totals()
 
     @property
     def listener(self) -> JobListener:
@@ -149,6 +162,8 @@ class TableProgress:
         self._say(f"[bold red]warning:[/] {escape(message)}")
 
     def ended(self, *, stopped: bool) -> None:
+        for late in late_inputs(self._totals, {side.name: side.watermark.delay for side in self._job.inputs}):
+            self.warn(late.words)
         seconds, read = self._clock() - self._started_at, sum(self._rows_in.values())
         nothing = "" if read or stopped else f" ({NOTHING_NEW})"
         rows = f"{read:,} rows in, {self._rows_out:,} out{nothing}"
@@ -176,6 +191,7 @@ class TableProgress:
     def _committed(self, progress: Progress) -> None:
         report, now = progress.report, self._clock()
         self._rates.add(now, progress.seconds, {**report.rows_in, _OUT: report.rows_out})
+        self._totals = report.totals
         self._rows_in.update(report.rows_in)
         self._rows_out += report.rows_out
         for name, counts in report.dropped.items():
@@ -238,6 +254,32 @@ def _keys(report: EpochReport) -> Iterator[RenderableType]:
     hottest = [f"hottest keys: {', '.join(keys)}"] if keys else []
     if out or hottest:
         yield Text("; ".join([*out, *hottest]))
+
+
+@dataclass(frozen=True, slots=True)
+class LateInput:
+    """`rows` of an input were dropped as late since the state began; the last of them came `behind_ms` behind the
+    watermark, and with a `watermark.delay` of `delay_ms` none would have been."""
+
+    input: str
+    rows: int
+    behind_ms: int
+    delay_ms: int
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.rows:,} rows of {self.input} were dropped as late, up to {format_duration(self.behind_ms)} behind "
+            f"its watermark; watermark.delay: {format_duration(self.delay_ms)} of that input would have kept them all"
+        )
+
+
+def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput]:
+    """What the end of a run says, loudly, of each input with late rows; `delays` are those of the job (ms)."""
+    for name, delay in delays.items():
+        rows, behind = totals.dropped.get(name, {}).get("late", 0), totals.behind.get(name)
+        if rows and behind is not None:
+            yield LateInput(name, rows, behind, delay + behind)
 
 
 _OUT = "$out"  # no input has this name

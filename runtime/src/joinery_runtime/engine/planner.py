@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, advance, all_idle
@@ -262,13 +262,29 @@ def read_shares(
         for bound in held
         if bound.partition.input not in waiting
     ]
-    share = allocate(backlogs, settings.budget)
+    if not waiting and not paused and _is_one_epoch(snapshot.bounds, sizes, settings.budget):
+        share = {backlog.partition: backlog.records for backlog in backlogs}
+    else:
+        share = allocate(backlogs, settings.budget)
     counted = [(bound, share.get(bound.partition, 0)) for bound in held]
     return [
         (bound, count)
         for bound, count in counted
         if count or inputs[bound.partition.input].positions.get(bound.partition) != bound.start
     ]
+
+
+def _is_one_epoch(bounds: Sequence[Bounds], sizes: RecordSizes, budget: Budget) -> bool:
+    """Whether all that there will ever be fits in one epoch. Then no row is late, however unsorted the inputs are: the
+    first epoch has no watermark (T3)."""
+    if not all(bound.final and bound.held for bound in bounds):
+        return False
+    records = size = 0.0
+    for bound in bounds:
+        unread = bound.end_exclusive - bound.start
+        records += unread / (bound.record_bytes or 1)
+        size += unread if bound.record_bytes else unread * (sizes.get(bound.partition) or UNKNOWN_BYTES)
+    return records <= budget.records and size <= budget.bytes
 
 
 def next_plan(

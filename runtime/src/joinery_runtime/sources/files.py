@@ -44,27 +44,32 @@ class FilePlanner(Exclusive):
         with _opened(path) as data:
             size = len(data)
             first = _header_end(data) if self._quoted else len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
+            start = max(stored.offsets.get(self._partition, first), first)
+            length = self._record_bytes(data, start, size)
         if self._quoted:
             csv_header(path, self._columns)
-        start = stored.offsets.get(self._partition, first)
         if start > size:
             raise SourceError(
                 f"The file {path} is shorter than before",
                 facts=f"it was read up to byte {start} and has {size} now",
                 todo="Put the old file back, or start the job with new state",
             )
-        return [Bounds(self._partition, max(start, first), size, final=True)]
+        return [Bounds(self._partition, start, size, final=True, record_bytes=length)]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         """About `max_records`, going by the length of the next records."""
         with _opened(self._partition.topic) as data:
-            sample = data[bounds.start : min(bounds.start + _SAMPLE, bounds.end_exclusive)]
-            ends = _record_ends(sample, quoted=self._quoted)
-            records = int(np.count_nonzero(np.diff(ends, prepend=0) > 2))
-            length = ends[-1] / records if records else len(sample)
+            length = self._record_bytes(data, bounds.start, bounds.end_exclusive)
             wanted = bounds.start + max(1, round(length * max_records))
             end = _boundary(data, bounds, wanted, quoted=self._quoted)
         return Range(bounds.partition, bounds.start, end)
+
+    def _record_bytes(self, data: Bytes, start: int, end: int) -> float:
+        """By the next records."""
+        sample = data[start : min(start + _SAMPLE, end)]
+        ends = _record_ends(sample, quoted=self._quoted)
+        records = int(np.count_nonzero(np.diff(ends, prepend=0) > 2))
+        return float(ends[-1] / records) if records else float(max(1, len(sample)))
 
     def records(self, planned: Range, record_bytes: float) -> int:
         return math.ceil((planned.end_exclusive - planned.start) / record_bytes)

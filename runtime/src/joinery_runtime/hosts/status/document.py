@@ -64,6 +64,7 @@ def behind_ms(watermark: Watermark, now: float) -> int | None:
 def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now: float) -> InputStatus:
     watermark = watermark_of(snapshot, name)
     delay = behind_ms(watermark, now)
+    late_by = None if snapshot.totals is None else snapshot.totals.behind.get(name)
     return InputStatus(
         name=name,
         lag=snapshot.backlog.get(name),
@@ -72,6 +73,8 @@ def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now
         rows_per_second=None if rates is None else round(rates[name]),
         idle=snapshot.idle.get(name),
         ended=snapshot.inputs[name].progress.ended if name in snapshot.inputs else None,
+        late=None if snapshot.totals is None else snapshot.totals.dropped.get(name, {}).get("late", 0),
+        late_by=None if late_by is None else format_duration(late_by),
         after_eviction=None if snapshot.totals is None else snapshot.totals.after_eviction.get(name, 0),
     )
 

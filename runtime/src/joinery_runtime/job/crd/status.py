@@ -58,6 +58,13 @@ class InputStatus(Model):
     rows_per_second: Count | None = None
     idle: bool | None = None
     ended: bool | None = None
+    late: Annotated[Count | None, Field(description="Rows that came too late, since the job's state began.")] = None
+    late_by: Annotated[
+        DurationText | None,
+        Field(
+            description="How far behind the watermark the latest of them was: so much more watermark.delay keeps all."
+        ),
+    ] = None
     after_eviction: Annotated[
         Count | None, Field(description="Rows that came when partners of them may have left the state already.")
     ] = None
