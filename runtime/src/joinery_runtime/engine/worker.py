@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline.future import FutureRows
 from joinery_runtime.core.pipeline.prepare import cut_by_shard, prepare, prepare_joined
-from joinery_runtime.core.pipeline.sides import LEFT, Placement
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import StepResult
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
@@ -318,10 +318,14 @@ def _block(step: int, side: int, rows: pa.RecordBatch, *, read: bool = True) -> 
 
 def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:
     """By input. Rows of the step before are nobody's records: none of them is late (N2). Those of a broadcast side are
-    dropped in every shard, and counted once."""
+    dropped in every shard, and counted once. Pairs that failed count for the right side, which is always an input."""
     pairs = zip(step.sides, result.dropped, strict=True)
     counted = [(side, counts) for side, counts in pairs if shard == 0 or not side.broadcast]
-    return {side.time: counts for side, counts in counted if counts and not side.intake.chained}
+    found = {side.time: counts for side, counts in counted if counts and not side.intake.chained}
+    if result.failed:
+        right = step.sides[RIGHT].time
+        found[right] = {**found.get(right, {}), "failed": result.failed}
+    return found
 
 
 def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:

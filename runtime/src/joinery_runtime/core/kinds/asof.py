@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import (
+    PairFailures,
     Pairs,
     Selection,
     as_segment,
@@ -69,9 +70,9 @@ class AsOfJoin(Join):
         runs = [*(kept.run for kept in work.kept[RIGHT]), *([taken] if taken is not None else [])]
         at_once, held = self._arriving(step, work)
         going = [(rows, closing) for rows, closing in ((_due(work), True), (at_once, False)) if rows is not None]
-        lookups = matches = 0
+        lookups, matches, failures = 0, 0, PairFailures()
         for part, closing in ((part, closing) for rows, closing in going for part in _cut(rows, runs)):
-            joined = _join(step, work, part, runs, closing=closing)
+            joined = _join(step, work, part, runs, failures, closing=closing)
             lookups, matches = lookups + joined.lookups, matches + joined.matches
             if joined.rows.num_rows:
                 yield joined.rows
@@ -80,6 +81,7 @@ class AsOfJoin(Join):
             dropped=({}, {"expired": expired} if expired else {}),
             lookups=(lookups, 0),
             matches=matches,
+            failed=failures.count,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -236,17 +238,27 @@ class _Joined:
     matches: int
 
 
-def _join(step: StepSpec, work: StepWork, rows: pa.RecordBatch, runs: Sequence[Run], *, closing: bool) -> _Joined:
+def _join(
+    step: StepSpec,
+    work: StepWork,
+    rows: pa.RecordBatch,
+    runs: Sequence[Run],
+    failures: PairFailures,
+    *,
+    closing: bool,
+) -> _Joined:
     asked = Selection(rows, np.flatnonzero(_joinable(rows)))
-    pairs = _pairs(step, asked, runs, work.horizons[RIGHT].now)
+    pairs = _pairs(step, asked, runs, work.horizons[RIGHT].now, failures)
     padded = Pairs(_without_partner(rows, pairs), None) if step.sides[LEFT].preserved else None
     parts = [part for part in (pairs, padded) if part is not None]
-    made = [_made(step, part, ordered=work.ordered, closing=closing) for part in parts]
+    made = [_made(step, part, failures, ordered=work.ordered, closing=closing) for part in parts]
     output = _in_order_of(parts, made) if made else pa.RecordBatch.from_pylist([], step.output_schema())
     return _Joined(output, len(asked), len(pairs) if pairs is not None else 0)
 
 
-def _pairs(step: StepSpec, asked: Selection, runs: Sequence[Run], horizon: int | None) -> Pairs | None:
+def _pairs(
+    step: StepSpec, asked: Selection, runs: Sequence[Run], horizon: int | None, failures: PairFailures
+) -> Pairs | None:
     """Stream rows with the versions valid at their times, by the rows' positions; without deleted versions, and without
     pairs that the residual predicate refuses: it never makes an older version valid."""
     found = valid_versions(step, asked, runs, horizon)
@@ -254,7 +266,7 @@ def _pairs(step: StepSpec, asked: Selection, runs: Sequence[Run], horizon: int |
         return None
     deleted = found.versions.batch.column(DELETED).to_numpy(zero_copy_only=False)[found.versions.index]
     pairs = Pairs(asked.where(found.probes), found.versions).where(~deleted)
-    return pairs.where(residual(step, pairs))
+    return pairs.where(residual(step, pairs, failures))
 
 
 def _without_partner(rows: pa.RecordBatch, pairs: Pairs | None) -> Selection:
@@ -264,8 +276,8 @@ def _without_partner(rows: pa.RecordBatch, pairs: Pairs | None) -> Selection:
     return Selection(rows, np.flatnonzero(alone))
 
 
-def _made(step: StepSpec, pairs: Pairs, *, ordered: bool, closing: bool) -> pa.RecordBatch:
-    rows = project(step, pairs)
+def _made(step: StepSpec, pairs: Pairs, failures: PairFailures, *, ordered: bool, closing: bool) -> pa.RecordBatch:
+    rows = project(step, pairs, failures)
     if not ordered:
         return rows
     return in_closing_order(rows, pairs) if closing else in_arrival_order(rows, LEFT, pairs)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.kinds.rows import (
     MAX_ROWS,
+    PairFailures,
     Pairs,
     Selection,
     bounded,
@@ -55,6 +56,7 @@ class WindowOutput:
         self._step, self._ordered = step, ordered
         self.lookups = [0, 0]
         self.matches = 0
+        self.failures = PairFailures()
 
     def close(self, members: tuple[Members, Members]) -> Iterator[pa.RecordBatch]:
         """Every pair of a cell, then the preserved rows that met none in it."""
@@ -81,7 +83,7 @@ class WindowOutput:
         of, at = members[LEFT], positions[LEFT]
         candidates = Pairs(left, right, (of.start[at], of.end[at]))
         for piece in pieces(self._step, candidates):
-            sure = piece[confirm(self._step, candidates.where(piece))]
+            sure = piece[confirm(self._step, candidates.where(piece), self.failures)]
             for side in SIDES:
                 met[side][positions[side][sure]] = True
             self.matches += len(sure)
@@ -95,7 +97,7 @@ class WindowOutput:
             yield self._rows(some, arrived)
 
     def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
-        rows = project(self._step, pairs)
+        rows = project(self._step, pairs, self.failures)
         if not self._ordered:
             return rows
         return in_closing_order(rows, pairs) if arrived is None else in_arrival_order(rows, arrived, pairs)

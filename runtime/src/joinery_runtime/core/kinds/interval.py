@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import (
+    PairFailures,
     Pairs,
     Selection,
     as_segment,
@@ -83,6 +84,7 @@ class IntervalJoin(Join):
             dropped=(epoch.dropped(LEFT), epoch.dropped(RIGHT)),
             lookups=(epoch.lookups(LEFT), epoch.lookups(RIGHT)),
             matches=epoch.matches,
+            failed=epoch.failures.count,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -239,6 +241,7 @@ class _IntervalEpoch:
         self._stored = tuple([_JoinableRows.of_segment(kept) for kept in work.kept[side]] for side in SIDES)
         self._new = tuple(_arrivals(step.sides[side], work, side) for side in SIDES)
         self.matches = 0
+        self.failures = PairFailures()
 
     # --- what goes out ------------------------------------------------------------------------------------------------
 
@@ -281,7 +284,7 @@ class _IntervalEpoch:
 
     def _probe(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[pa.RecordBatch]:
         for pairs in (piece for found in self._find(side, new, other) for piece in bounded(self._step, found)):
-            found = pairs.where(confirm(self._step, pairs))
+            found = pairs.where(confirm(self._step, pairs, self.failures))
             self._note(side, new, found)
             self._note(1 - side, other, found)
             self.matches += len(found)
@@ -293,7 +296,7 @@ class _IntervalEpoch:
             yield self._rows(chunk, arrived)
 
     def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
-        rows = project(self._step, pairs)
+        rows = project(self._step, pairs, self.failures)
         if not self._work.ordered:
             return rows
         return in_closing_order(rows, pairs) if arrived is None else in_arrival_order(rows, arrived, pairs)

@@ -121,13 +121,20 @@ def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:
     return batch.column(name).take(pa.array(rows.index))
 
 
-def confirm(step: StepSpec, pairs: Pairs) -> np.ndarray:
+@dataclass(slots=True)
+class PairFailures:
+    """For how many pairs, or padded rows, a condition or a column of a step could not be computed so far."""
+
+    count: int = 0
+
+
+def confirm(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray:
     """bool[n]: the pairs whose keys are really equal (hashes may collide) and whose residual predicate is true (J1)."""
     equal = same_keys(step, pairs)
     if step.residual is None or not equal.any():
         return equal
     found = np.flatnonzero(equal)
-    equal[found] = residual(step, pairs.where(found))
+    equal[found] = residual(step, pairs.where(found), failures)
     return equal
 
 
@@ -145,11 +152,12 @@ def same_keys(step: StepSpec, pairs: Pairs) -> np.ndarray:
     return np.array(pc.fill_null(reduce(pc.and_, equal), False).to_numpy(zero_copy_only=False))
 
 
-def residual(step: StepSpec, pairs: Pairs) -> np.ndarray:
-    """bool[n]: where the step's residual predicate is true, not NULL."""
+def residual(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray:
+    """bool[n]: where the step's residual predicate is true, not NULL, and can be computed."""
     if step.residual is None:
         return np.ones(len(pairs), dtype=bool)
     mask = step.residual.mask(lambda ref: resolve(step, pairs, ref), len(pairs))
+    failures.count += len(mask.failed)
     return np.array(mask.values.to_numpy(zero_copy_only=False))
 
 
@@ -159,12 +167,16 @@ def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
     return _column(step, pairs, side, name)
 
 
-def project(step: StepSpec, pairs: Pairs) -> pa.RecordBatch:
-    """The rows of `step.output_schema()` that these pairs make."""
+def project(step: StepSpec, pairs: Pairs, failures: PairFailures) -> pa.RecordBatch:
+    """The rows of `step.output_schema()` that these pairs make; NULL where a column cannot be computed."""
+    made = {
+        c.name: c.expression.evaluate(lambda ref: resolve(step, pairs, ref), len(pairs))
+        for c in step.output
+        if c.expression is not None
+    }
+    failures.count += len({row for of in made.values() for row in of.failed})
     columns = [
-        _column(step, pairs, c.side, c.column)
-        if c.expression is None
-        else c.expression.evaluate(lambda ref: resolve(step, pairs, ref), len(pairs)).values.cast(c.type)
+        made[c.name].values.cast(c.type) if c.name in made else _column(step, pairs, c.side, c.column)
         for c in step.output
     ]
     if pairs.windows is not None:

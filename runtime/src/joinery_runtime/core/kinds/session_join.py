@@ -66,6 +66,7 @@ class SessionWindowJoin(Join):
             dropped=(left[1], right[1]),
             lookups=(epoch.out.lookups[LEFT], epoch.out.lookups[RIGHT]),
             matches=epoch.out.matches,
+            failed=epoch.out.failures.count,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:

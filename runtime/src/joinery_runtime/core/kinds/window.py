@@ -64,6 +64,7 @@ class WindowJoin(Join):
             dropped=(left[1], right[1]),
             lookups=(out.lookups[LEFT], out.lookups[RIGHT]),
             matches=out.matches,
+            failed=out.failures.count,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:

@@ -96,7 +96,8 @@ class StepResult:
     `added` are the arrivals that join the state, sorted, with `$mark` where the part has marks. `marks` gives, per side
     and segment, the row numbers in the segment (int64) that are marked from now on. `finished` names segments of which
     this shard's rows are all gone, where event times do not tell. `dropped` counts arrivals by reason (`late`, ...),
-    `lookups` arrivals that were looked up in the other side, `matches` the pairs that came of it.
+    `lookups` arrivals that were looked up in the other side, `matches` the pairs that came of it, `failed` the pairs
+    for which a condition or a column could not be computed.
     """
 
     added: tuple[Run | None, ...] = (None, None)
@@ -105,6 +106,7 @@ class StepResult:
     dropped: tuple[Mapping[str, int], ...] = field(default=({}, {}))
     lookups: tuple[int, ...] = (0, 0)
     matches: int = 0
+    failed: int = 0
 
     @classmethod
     def nothing(cls, sides: int) -> StepResult:
