@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import tempfile
 import threading
 import traceback
@@ -81,7 +82,9 @@ def test_a_connection_lost_inside_a_commit_leaves_nothing(postgres: PostgresStor
     ],
 )
 def test_an_unreachable_server_is_named_without_its_password(call: Callable[[], object]) -> None:
-    with pytest.raises(StoreUnavailable, match=r"host 127.0.0.1, port 1, database prod\).*start again") as caught:
+    with pytest.raises(
+        StoreUnavailable, match=r"host 127.0.0.1, port 1, database prod\).*Nothing committed is lost"
+    ) as caught:
         call()
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
@@ -155,6 +158,63 @@ def test_a_refused_statement_is_a_state_error(postgres: PostgresStore, dsn: str,
     with pytest.raises(StateError, match=r"refused a statement .*no_such_table"):
         run_epoch(postgres, record, 1, effects=[lambda connection: connection.execute("SELECT * FROM no_such_table")])
     assert postgres.acquire(job).epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "advice"),
+    [
+        ("SET TRANSACTION READ ONLY; CREATE TABLE never (n int)", "target_session_attrs=read-write"),
+        ("EXECUTE no_such_statement", "pooler"),
+    ],
+    ids=["a standby", "a pooler"],
+)
+def test_what_another_connection_may_mend_is_waited_for_and_connects_anew(
+    postgres: PostgresStore, job: str, statement: str, advice: str
+) -> None:
+    record = postgres.acquire(job)
+    before = server_process(postgres)
+    with pytest.raises(StoreUnavailable, match=advice):
+        run_epoch(postgres, record, 1, effects=[lambda connection: connection.execute(statement)])
+    assert postgres.record(job) == record
+    assert server_process(postgres) != before
+    run_epoch(postgres, record, 1)
+
+
+def server_process(store: PostgresStore) -> int:
+    with store._connection.session() as connection:
+        return connection.info.backend_pid
+
+
+def test_nothing_outlives_a_transaction_on_the_server(postgres: PostgresStore, job: str) -> None:
+    """So that a pooler in transaction mode may stand between."""
+    record = postgres.acquire(job)
+    for epoch in range(1, 9):
+        run_epoch(postgres, record, epoch, [f"s{epoch}"])
+    with postgres._connection.session() as connection:
+        assert connection.execute("SELECT name FROM pg_prepared_statements").fetchall() == []
+        changed = connection.execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        assert connection.execute(locks).fetchone() == (0,)
+    assert changed == []
+
+
+@pytest.mark.parametrize(
+    ("commit", "standbys", "words"),
+    [
+        ("on", "", None),
+        ("remote_apply", "s1", None),
+        ("local", "", None),
+        ("off", "", r"synchronous_commit is off \(host .*a crash of Postgres"),
+        ("local", "s1", r"synchronous_commit is local \(host .*a failover"),
+    ],
+)
+def test_commits_that_a_crash_may_take_back_are_warned_of(
+    postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch, commit: str, standbys: str, words: str | None
+) -> None:
+    monkeypatch.setattr(postgres_module, "_DURABILITY", f"SELECT '{commit}', '{standbys}'")
+    warning = postgres.durability_warning()
+    assert (warning is None) == (words is None)
+    assert words is None or re.search(words, warning or "")
 
 
 def test_a_value_too_long_for_an_index_is_refused_and_not_waited_for(postgres: PostgresStore, job: str) -> None:

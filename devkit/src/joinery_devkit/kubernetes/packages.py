@@ -1,4 +1,4 @@
-"""Debian packages that the whole node needs, installed when this machine lacks them."""
+"""Debian packages that tests need, installed when this machine lacks them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ NODE_PACKAGES: Mapping[str, str] = MappingProxyType(
 )
 BUSYBOX: Mapping[str, str] = MappingProxyType({"/bin/busybox": "busybox-static"})
 IMAGE_PACKAGES: Mapping[str, str] = MappingProxyType({"buildah": "buildah", "debootstrap": "debootstrap"})
+POOLER: Mapping[str, str] = MappingProxyType({"pgbouncer": "pgbouncer"})
 ALL: Mapping[str, str] = MappingProxyType({**NODE_PACKAGES, **BUSYBOX, **IMAGE_PACKAGES})
 _LOCK_SECONDS = 300
 
@@ -41,7 +42,7 @@ def install(packages: Mapping[str, str]) -> None:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise EnvironmentProblem(
-            "The tests' Kubernetes node lacks programs",
+            "The tests lack programs",
             facts=f"not on this machine: {', '.join(sorted(set(packages) & set(missing)))}",
             todo=f"Install the packages {' '.join(missing.values())} (Debian's names), or run as root on Debian",
         )

@@ -62,12 +62,12 @@ def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
             warn(MEMORY_WARNING)
             yield OpenStore(MemoryStore(), None)
         case "postgres":
-            with _postgres(job, store_address(job)) as opened:
+            with _postgres(job, store_address(job), warn) as opened:
                 yield opened
         case "embedded":
             with (
                 embedded_postgres(embedded_directory()) as dsn,
-                _postgres(job, PostgresStoreAddress(dsn, "joinery")) as opened,
+                _postgres(job, PostgresStoreAddress(dsn, "joinery"), warn) as opened,
             ):
                 yield opened
         case unknown:
@@ -78,10 +78,12 @@ def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
 
 
 @contextmanager
-def _postgres(job: Job, address: PostgresStoreAddress) -> Iterator[OpenStore]:
+def _postgres(job: Job, address: PostgresStoreAddress, warn: Callable[[str], None]) -> Iterator[OpenStore]:
     store = PostgresStore(address.dsn, address.schema)
     try:
         store.record(job.name)
+        if (warning := store.durability_warning()) is not None:
+            warn(warning)
         yield OpenStore(store, address)
     finally:
         store.close()

@@ -26,14 +26,16 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from joinery_runtime.errors import SinkError, StoreUnavailable
+from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
+from joinery_runtime.postgres_errors import advice, is_away
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
 _WORTH_EMPTYING = 4 * 2**20  # bytes
-# Unlogged rows need no flush. With a lock in the way, emptying can wait for another epoch.
-_SESSION = "SET synchronous_commit = off; SET lock_timeout = '2s'"
+# Unlogged rows need no flush. With a lock in the way, emptying can wait for another epoch. For the transaction only:
+# behind a pooler a setting that stays would reach the commits of the state, too.
+_STAGING = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '2s'"
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -75,10 +77,12 @@ class PostgresWriter:
         )
         try:
             connection = _connections.get(self.dsn)
-            with connection.transaction(), connection.cursor().copy(copy) as stream:
-                for batch in chain([first], batches):
-                    stream.write(_csv(str(attempt.id), batch, count))
-                    count += batch.num_rows
+            with connection.transaction():
+                connection.execute(_STAGING)
+                with connection.cursor().copy(copy) as stream:
+                    for batch in chain([first], batches):
+                        stream.write(_csv(str(attempt.id), batch, count))
+                        count += batch.num_rows
         except psycopg.Error as error:
             _connections.drop(self.dsn)
             raise _problem("The output rows cannot be staged", error) from error
@@ -120,10 +124,10 @@ class PostgresSink:
                 raise  # the store's connection: what became of it is for the store to judge
             raise problem from error
         if staged != expected:
-            raise SinkError(
+            raise OutputUnavailable(
                 f"The staged output of epoch {epoch} is not complete",
-                facts=f"{staged} rows are there, {expected} were written",
-                todo="Nothing was committed; start the job again: it runs the epoch again",
+                facts=f"{staged} rows are there, {expected} were written; a crash of Postgres empties unlogged tables",
+                todo="Nothing was committed; the epoch is run again",
             )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
@@ -132,12 +136,15 @@ class PostgresSink:
         with self._session("The staging table cannot be emptied") as connection:
             size = connection.execute("SELECT pg_table_size(%s::regclass)", (table.as_string(connection),)).fetchone()
             if size is not None and size[0] > _WORTH_EMPTYING:
-                with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a zombie is writing; next time
+                # A zombie may be writing: next time.
+                with contextlib.suppress(psycopg.errors.LockNotAvailable), connection.transaction():
+                    connection.execute(_STAGING)
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
 
     def recover(self, takeover: Takeover) -> bool:
         older = sql.SQL("split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(ATTEMPT))
-        with self._session("The staging tables cannot be swept") as connection:
+        with self._session("The staging tables cannot be swept") as connection, connection.transaction():
+            connection.execute(_STAGING)
             for table in self._staging.tables():
                 connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, older), (takeover.generation,))
         return False
@@ -175,8 +182,9 @@ class _Connections(threading.local):
     def get(self, dsn: str) -> Connection:
         connection = self._open.get(dsn)
         if connection is None or connection.closed:
-            connection = psycopg.connect(dsn, autocommit=True, application_name="joinery output", connect_timeout=10)
-            connection.execute(_SESSION)
+            connection = psycopg.connect(
+                dsn, autocommit=True, prepare_threshold=None, application_name="joinery output", connect_timeout=10
+            )
             self._open[dsn] = connection
         return connection
 
@@ -210,10 +218,6 @@ _REPLACEMENT = "\ufffd".encode()
 def _problem(what: str, error: psycopg.Error) -> SinkError | StoreUnavailable:
     """The table is in the state's database: when that is away, the job waits for it and recovers."""
     reason = " ".join(str(error).split())
-    if isinstance(error, psycopg.errors.ProgramLimitExceeded):
-        # psycopg counts it with a server that is away, but it comes again.
-        todo = "A key is longer than an index takes: name shorter columns in upsertKey; of sessions, session_id"
-        return SinkError(what, facts=reason, todo=todo)
-    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return StoreUnavailable(what, facts=reason, todo="Check that Postgres runs and can be reached from here")
-    return SinkError(what, facts=reason, todo="Check the table, the role's rights and that Postgres can be reached")
+    todo = advice(error, "Check the table and the role's rights")
+    kind = StoreUnavailable if is_away(error) else SinkError
+    return kind(what, facts=reason, todo=todo)

@@ -12,6 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from joinery_runtime.errors import StateError, StoreUnavailable
+from joinery_runtime.postgres_errors import advice, is_away
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -26,17 +27,18 @@ CONNECTION_DEFAULTS: dict[str, Any] = {
 }
 """What a DSN that is silent about it gets."""
 
-# A frozen driver must not hold the job's row for ever, nor may its successor wait for ever.
-_SESSION_SETTINGS = "SET idle_in_transaction_session_timeout = '60s'; SET lock_timeout = '90s'"
-
-
-# psycopg counts it with a server that is away, but it comes again: a value longer than an index takes, for one.
-_FINAL = psycopg.errors.ProgramLimitExceeded
+# A frozen driver must not hold the job's row for ever, nor may its successor wait for ever. For the transaction only:
+# behind a pooler the next one may have another server connection, and somebody else this one.
+_PATIENCE = "SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL lock_timeout = '90s'"
 
 
 class GuardedConnection:
     """Shared by the threads of one process, one at a time; a session may be opened inside a session. `prepare` runs on
-    the connection when it is opened, until it has succeeded once."""
+    the connection when it is opened, until it has succeeded once.
+
+    Nothing outlives a transaction on the server (no prepared statement, setting, temporary table or advisory lock), so
+    a pooler in transaction mode may stand between.
+    """
 
     def __init__(self, dsn: str, prepare: Callable[[Connection], None] | None = None) -> None:
         self._parameters, self._prepare = _parse(dsn), prepare
@@ -55,12 +57,15 @@ class GuardedConnection:
             try:
                 yield self._open()
             except psycopg.Error as error:
+                if is_away(error):
+                    self.close()
                 raise self._translate(error) from error
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """The connection in a READ COMMITTED transaction that ends with the block."""
         with self.session() as connection, connection.transaction():
+            connection.execute(_PATIENCE)
             yield connection
 
     def close(self) -> None:
@@ -75,10 +80,11 @@ class GuardedConnection:
         return self._connection
 
     def _connect(self) -> Connection:
-        connection = psycopg.connect(make_conninfo(**(CONNECTION_DEFAULTS | self._parameters)), autocommit=True)
+        connection = psycopg.connect(
+            make_conninfo(**(CONNECTION_DEFAULTS | self._parameters)), autocommit=True, prepare_threshold=None
+        )
         # Locking first and reading after relies on it, whatever the database's default is.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        connection.execute(_SESSION_SETTINGS)
         if self._prepare is not None:
             try:
                 self._prepare(connection)
@@ -90,17 +96,11 @@ class GuardedConnection:
 
     def _translate(self, error: psycopg.Error) -> StateError:
         reason = " ".join(str(error).split())
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, _FINAL):
-            return StoreUnavailable(
-                f"The state store is not available ({self.place})",
-                facts=reason,
-                todo="Check that Postgres runs and can be reached from here and start again: nothing committed is lost",
-            )
-        return StateError(
-            f"The state store refused a statement ({self.place})",
-            facts=reason,
-            todo="Check the role's rights, and that nobody altered the schema by hand",
-        )
+        todo = advice(error, "Check the role's rights, and that nobody altered the schema by hand")
+        if is_away(error):
+            what = f"The state store is not available ({self.place})"
+            return StoreUnavailable(what, facts=reason, todo=f"{todo}. Nothing committed is lost")
+        return StateError(f"The state store refused a statement ({self.place})", facts=reason, todo=todo)
 
 
 def describe(parameters: dict[str, Any]) -> str:

@@ -42,6 +42,8 @@ from joinery_runtime.state.store import (
 
 _T = TypeVar("_T")
 
+_DURABILITY = "SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names')"
+
 SWEEP_BATCH = 32
 """Segments deleted at a time: 1 ms per MB, and a commit of this process waits for one batch at most."""
 
@@ -77,6 +79,20 @@ class PostgresStore:
     def place(self) -> str:
         """Where it is, for messages; never the password."""
         return f"{self._connection.place}, schema {self.schema}"
+
+    def durability_warning(self) -> str | None:
+        """What a user should know of how long commits last on this server."""
+        with self._connection.session() as connection:
+            row = connection.execute(_DURABILITY).fetchone()
+        assert row is not None, "settings are always there"
+        commit, standbys = row
+        losing = {"off": "a crash of Postgres"} | ({"local": "a failover to a synchronous standby"} if standbys else {})
+        if commit not in losing:
+            return None
+        return (
+            f"synchronous_commit is {commit} ({self.place}): {losing[commit]} may take the newest commits back. Their "
+            "Kafka output stays, and the job then refuses to go on. Set it to on for this role"
+        )
 
     def schema_version(self) -> int:
         """Of the tables: how many of the steps in `ddl` they have been through."""

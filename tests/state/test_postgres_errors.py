@@ -1,0 +1,88 @@
+"""Which errors of Postgres are waited for, by SQLSTATE, and what is advised."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from joinery_runtime.postgres_errors import advice, is_away
+
+AWAY = {
+    "08006": "can be reached",
+    "08P01": "can be reached",  # pgbouncer's own, too
+    "25006": "target_session_attrs=read-write",
+    "25P03": "idle_in_transaction_session_timeout",
+    "25P04": "transaction_timeout",
+    "26000": "pooler",
+    "42P05": "pooler",
+    "40001": "Another transaction",
+    "40P01": "Another transaction",
+    "53000": "resources",
+    "53100": "disk more room",
+    "53200": "memory",
+    "53300": "max_connections",
+    "55000": "maintained",
+    "55P03": "in the way",
+    "57014": "statement_timeout",
+    "57P01": "can be reached",
+    "57P02": "can be reached",
+    "57P03": "can be reached",
+    "57P05": "can be reached",
+    "58030": "log and its disk",
+}
+FINAL = {
+    "22003": "otherwise",
+    "23505": "otherwise",
+    "28P01": "otherwise",
+    "3D000": "otherwise",
+    "42501": "otherwise",
+    "42P01": "otherwise",
+    "42804": "otherwise",
+    "54000": "name shorter columns",
+    "54001": "select fewer",
+    "54011": "1,600 columns",
+    "57P04": "dropped",
+    "XX000": "otherwise",
+}
+
+
+def error_of(code: str) -> psycopg.Error:
+    """Also one that psycopg has no class of its own for."""
+    try:
+        return errors.lookup(code)("refused")
+    except KeyError:
+        return type("Unknown", (psycopg.DatabaseError,), {"sqlstate": code})("refused")
+
+
+@pytest.mark.parametrize("code", [*AWAY, *FINAL])
+def test_by_sqlstate(code: str) -> None:
+    error = error_of(code)
+    assert error.sqlstate == code
+    assert is_away(error) == (code in AWAY)
+    assert (AWAY | FINAL)[code] in advice(error, "otherwise")
+
+
+@pytest.mark.parametrize(
+    ("text", "away"),
+    [
+        ('connection to server at "127.0.0.1", port 1 failed: Connection refused', True),
+        ("server closed the connection unexpectedly", True),
+        ("connection timeout expired", True),
+        ('could not translate host name "db" to address', True),
+        ("FATAL:  the database system is starting up", True),
+        ("FATAL:  sorry, too many clients already", True),
+        ('FATAL:  password authentication failed for user "me"', False),
+        ("fe_sendauth: no password supplied", False),
+        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1"', False),
+        ('FATAL:  database "prod" does not exist', False),
+        ('FATAL:  role "me" does not exist', False),
+        ("SSL error: certificate verify failed", False),
+    ],
+)
+def test_a_connection_that_is_not_made_has_no_sqlstate(text: str, away: bool) -> None:
+    assert is_away(psycopg.OperationalError(text)) == away
+
+
+def test_errors_of_data_without_a_code_are_final() -> None:
+    assert not is_away(psycopg.DataError("a NUL in a text"))
