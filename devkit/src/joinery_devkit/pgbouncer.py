@@ -47,7 +47,7 @@ def pooled(dsn: str, servers: int = 3) -> Iterator[str]:
         settings.write_text(_SETTINGS.format(**server, listen=listen, servers=servers))
         command = ["/usr/sbin/pgbouncer", "--quiet", str(settings)]
         if os.geteuid() == 0:  # which it refuses to run as: as the server's user it may open the server's socket
-            owner = Path(server["host"]).stat().st_uid
+            owner = Path(str(server["host"])).stat().st_uid
             os.chown(folder, owner, -1)
             settings.chmod(0o644)
             command[1:1] = ["--user", pwd.getpwuid(owner).pw_name]
