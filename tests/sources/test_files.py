@@ -80,6 +80,14 @@ def test_cut_takes_about_as_many_records_as_asked(tmp_path) -> None:
     assert planner.cut(bounds, 250).end_exclusive == 25_000
 
 
+def test_records_that_are_longer_than_a_sample_are_counted_too(tmp_path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_bytes((b"x" * 199_999 + b"\n") * 10)
+    planner = planner_for(file_input(path), "job")
+    (bounds,) = planner.bounds(StoredOffsets())
+    assert planner.cut(bounds, 3).end_exclusive == 600_000
+
+
 def test_csv_columns_come_in_the_header_s_order(tmp_path) -> None:
     (tmp_path / "in.csv").write_bytes(b"\xef\xbb\xbfb,unused,a\n1,2,3\n")
     model = file_input(tmp_path / "in.csv", "csv")

@@ -69,7 +69,11 @@ class FilePlanner(Exclusive):
         sample = data[start : min(start + _SAMPLE, end)]
         ends = _record_ends(sample, quoted=self._quoted)
         records = int(np.count_nonzero(np.diff(ends, prepend=0) > 2))
-        return float(ends[-1] / records) if records else float(max(1, len(sample)))
+        if records:
+            return float(ends[-1] / records)
+        # The next record is longer than that.
+        first = _boundary(data, Bounds(self._partition, start, end), start + 1, quoted=self._quoted) - start
+        return float(max(1, len(sample), first))
 
     def records(self, planned: Range, record_bytes: float) -> int:
         return math.ceil((planned.end_exclusive - planned.start) / record_bytes)
