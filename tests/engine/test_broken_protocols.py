@@ -203,7 +203,7 @@ TOPIC_MUTANTS: list[tuple[type[SimTopic], str]] = [
     (ShowsAborted, "has a row twice"),
 ]
 MUTANTS: list[tuple[type, str]] = [
-    (NoFence, "fenced committed|epoch log|Fenced|lacks segments|cannot commit"),
+    (NoFence, "fenced committed|epoch log|Fenced|lacks segments|cannot commit|ended with KeyError"),
     (NoGenerations, "ended with|left behind"),
     (EffectsApart, "a commit that failed"),
     (NeverSweeps, "staged segments were left behind"),
