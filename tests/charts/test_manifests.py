@@ -274,6 +274,23 @@ def test_the_dashboard_is_whole(chart: Chart) -> None:
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
 
 
+def _status_from(rendered: Rendered) -> Any:
+    return json.loads(rendered.environment.get("JOINERY_OPERATOR_STATUS_FROM", "null"))
+
+
+def test_who_reaches_a_jobs_status_port(chart: Chart) -> None:
+    rendered = chart.render()
+    pod = rendered.one("Deployment", "joinery-operator")
+    (operator,) = _status_from(rendered)
+    assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": pod["metadata"]["namespace"]}
+    assert operator["podSelector"]["matchLabels"].items() <= pod["spec"]["template"]["metadata"]["labels"].items()
+    peers = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
+    assert _status_from(chart.render({"networkPolicy": {"jobs": {"statusFrom": peers}}})) == [operator, *peers]
+    scraped = _status_from(chart.render({"metrics.podMonitor.enabled": True}))
+    assert scraped == [operator, {"namespaceSelector": {}}], "Prometheus may run anywhere"
+    assert _status_from(chart.render({"networkPolicy.jobs.enabled": False})) is None
+
+
 def test_the_metrics_port_can_be_closed(chart: Chart) -> None:
     peers = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
     rendered = chart.render({"networkPolicy": {"enabled": True, "metricsFrom": peers}})

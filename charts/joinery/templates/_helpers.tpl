@@ -38,6 +38,19 @@ app.kubernetes.io/name: joinery-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* The NetworkPolicyPeers, as JSON, that may reach drivers' status ports: this operator, and whom the values name. With a
+     PodMonitor and nobody named, every pod of the cluster: Prometheus may run anywhere. */}}
+{{- define "joinery.jobs.statusFrom" -}}
+{{- $operator := dict
+  "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace))
+  "podSelector" (dict "matchLabels" (include "joinery.operator.selector" . | fromYaml)) }}
+{{- $named := .Values.networkPolicy.jobs.statusFrom }}
+{{- if and .Values.metrics.podMonitor.enabled (not $named) }}
+{{- $named = list (dict "namespaceSelector" (dict)) }}
+{{- end }}
+{{- prepend $named $operator | toJson }}
+{{- end }}
+
 {{/* An image from {repository, tag, digest} and the tag where it names none. */}}
 {{- define "joinery.image" -}}
 {{- $image := index . 0 -}}

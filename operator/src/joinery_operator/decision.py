@@ -16,6 +16,8 @@ from joinery_runtime.job.crd import DriverStatus, ResourceKind, Status
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 
+ChildKind = Literal["Pod", "ConfigMap", "Service", "NetworkPolicy"]
+
 
 @dataclass(frozen=True, slots=True)
 class Children:
@@ -24,6 +26,7 @@ class Children:
     pods: Mapping[str, Manifest] = field(default_factory=dict)
     config_maps: Mapping[str, Manifest] = field(default_factory=dict)
     services: Mapping[str, Manifest] = field(default_factory=dict)
+    network_policies: Mapping[str, Manifest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Create:
 class Patch:
     """A merge patch of the job's own child, to repair what others changed."""
 
-    kind: Literal["Pod", "ConfigMap", "Service"]
+    kind: ChildKind
     name: str
     body: Manifest
 
@@ -69,7 +72,7 @@ class Delete:
     """With the uid as precondition: never another object of that name. Gone already is as good. `grace_seconds` None:
     the object's own."""
 
-    kind: Literal["Pod", "ConfigMap", "Service"]
+    kind: ChildKind
     name: str
     uid: str
     grace_seconds: int | None = None

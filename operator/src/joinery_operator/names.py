@@ -13,7 +13,7 @@ from typing import Any, Literal
 from joinery_operator.decision import Manifest
 from joinery_runtime.job.crd.status import Mode
 
-Role = Literal["driver", "check", "delete-state", "executor", "config", "service"]
+Role = Literal["driver", "check", "delete-state", "executor", "config", "service", "network-policy"]
 
 JOB_LABEL = "joinery.dev/job"
 KIND_LABEL = "joinery.dev/kind"
@@ -49,6 +49,10 @@ class ChildNames:
     @property
     def service(self) -> str:
         return f"{self._stem}-driver"
+
+    @property
+    def network_policy(self) -> str:
+        return f"{self._stem}-pods"
 
     def check(self, revision: str, mode: Mode = "stateful") -> str:
         """One per mode: what a check of the other mode says is no answer."""

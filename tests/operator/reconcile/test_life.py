@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -253,6 +254,20 @@ def test_lost_and_changed_children_are_repaired(running: SimulatedCluster) -> No
     running.pods[FIRST]["metadata"]["labels"].clear()
     decision = running.step()
     assert [type(action) for action in decision.actions] == [Patch, Create, Create]
+    assert quiescent(running)
+
+
+def test_a_network_policy_comes_is_repaired_and_goes_as_the_installation_says(running: SimulatedCluster) -> None:
+    assert not running.network_policies
+    running.settings = replace(running.settings, status_from="[]")
+    for _ in ("there is none", "others have deleted it"):
+        running.network_policies.clear()
+        running.step()
+        assert running.network_policies["orders-pods"]["spec"]["policyTypes"] == ["Ingress"]
+        assert quiescent(running)
+    running.settings = replace(running.settings, status_from="")
+    running.step()
+    assert not running.network_policies
     assert quiescent(running)
 
 

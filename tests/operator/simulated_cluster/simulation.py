@@ -100,6 +100,7 @@ class SimulatedCluster:
     pods: dict[str, Manifest] = field(default_factory=dict)
     config_maps: dict[str, Manifest] = field(default_factory=dict)
     services: dict[str, Manifest] = field(default_factory=dict)
+    network_policies: dict[str, Manifest] = field(default_factory=dict)
     create_refused: str = ""
     orphaned_drivers: dict[str, Manifest] = field(default_factory=dict)
     name_conflicts: list[Manifest] = field(default_factory=list)
@@ -143,7 +144,7 @@ class SimulatedCluster:
         return Observed(
             kind=BY_NAME[self.resource["kind"]],
             resource=deepcopy(self.resource),
-            children=deepcopy(Children(self.pods, self.config_maps, self.services)),
+            children=deepcopy(Children(self.pods, self.config_maps, self.services, self.network_policies)),
             templates=self.templates,
             driver=self._said(),
             now=self.now,
@@ -205,7 +206,12 @@ class SimulatedCluster:
                     self._collect()
 
     def _of(self, kind: str) -> dict[str, Manifest]:
-        return {"Pod": self.pods, "ConfigMap": self.config_maps, "Service": self.services}[kind]
+        return {
+            "Pod": self.pods,
+            "ConfigMap": self.config_maps,
+            "Service": self.services,
+            "NetworkPolicy": self.network_policies,
+        }[kind]
 
     def _create(self, manifest: Manifest) -> None:
         existing = self._of(manifest["kind"])

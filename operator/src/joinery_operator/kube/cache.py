@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from joinery_operator.decision import Children, Manifest
-from joinery_operator.kube.resources import JOB_KINDS, JOBS, POD, ObjectKey
+from joinery_operator.kube.resources import CHILDREN, JOB_KINDS, JOBS, POD, ObjectKey
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
 
 _GRAVES = 20_000
@@ -75,10 +75,10 @@ class ObjectCache:
 
     def children(self, uid: str) -> Children:
         """The objects whose controller is the job of this uid."""
-        found: dict[str, dict[str, Manifest]] = {"Pod": {}, "ConfigMap": {}, "Service": {}}
+        found: dict[str, dict[str, Manifest]] = {child.kind: {} for child in CHILDREN}
         for key in sorted(self._children.get(uid, ())):
             found[key.kind][key.name] = self._objects[key]
-        return Children(found["Pod"], found["ConfigMap"], found["Service"])
+        return Children(found["Pod"], found["ConfigMap"], found["Service"], found["NetworkPolicy"])
 
     def job_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
         """The job to reconcile when this object changes: itself, or its controller."""

@@ -1,6 +1,6 @@
 """Manifests of a job's children: pure functions of a revision."""
 
-from joinery_operator.manifests.objects import config_map, drifted, service
+from joinery_operator.manifests.objects import config_map, drifted, network_policy, service
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.pods import (
     MAIN_CONTAINER,
@@ -25,5 +25,6 @@ __all__ = [
     "delete_state_pod",
     "drifted",
     "driver_pod",
+    "network_policy",
     "service",
 ]

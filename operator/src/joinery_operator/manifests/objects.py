@@ -1,15 +1,18 @@
-"""A revision's ConfigMap, the job's Service, and the patches that repair what others changed of a child."""
+"""A revision's ConfigMap, the job's Service and NetworkPolicy, and the patches that repair what others changed of a
+child."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from joinery_operator.decision import Manifest, Patch
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.spark import DEFAULTS_FILE, EXECUTOR_FILE, UI_PORT, defaults_file, executor_template
 from joinery_operator.manifests.yaml import to_yaml
-from joinery_operator.names import ChildNames, labels, owner_reference
+from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, ChildNames, labels, owner_reference
 from joinery_operator.revision import JobRevision
+from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import STATUS_PORT
 
 FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
@@ -67,6 +70,35 @@ def service(resource: Manifest) -> Manifest:
     }
 
 
+def network_policy(resource: Manifest, settings: Settings) -> Manifest:
+    """Who may reach the job's pods: its driver and executors each other, on all ports, and whom the installation names
+    the driver's status port. What the pods may reach is open: Kafka and Postgres are anywhere."""
+    names = ChildNames(resource)
+    job = {JOB_LABEL: names.label, KIND_LABEL: names.kind}
+    roles = {"key": ROLE_LABEL, "operator": "In", "values": ["driver", "executor"]}
+    spark = {"from": [{"podSelector": {"matchLabels": job, "matchExpressions": [roles]}}]}
+    status = {
+        "from": json.loads(settings.status_from),
+        "ports": [{"protocol": "TCP", "port": settings.status_port}],
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": names.network_policy,
+            "namespace": resource["metadata"]["namespace"],
+            "labels": labels(resource, "network-policy"),
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "spec": {
+            "podSelector": {"matchLabels": job},
+            "policyTypes": ["Ingress"],
+            # An empty list of peers would be everybody.
+            "ingress": [spark, *([status] if status["from"] else [])],
+        },
+    }
+
+
 def _port(name: str, number: int) -> Manifest:
     # Spells out what the API server would fill in, so that nothing differs afterwards.
     return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
@@ -74,7 +106,8 @@ def _port(name: str, number: int) -> Manifest:
 
 def drifted(expected: Manifest, found: Manifest) -> Patch | None:
     """The merge patch that makes `found` what `expected` says; None when nothing differs. What others added stays. Only
-    labels, owner and a Service's spec can be repaired: nearly all else of a pod is immutable, as is a ConfigMap."""
+    labels, owner, and the spec of a Service or NetworkPolicy can be repaired: nearly all else of a pod is immutable, as
+    is a ConfigMap."""
     metadata: dict[str, Any] = {}
     if changed := _missing(expected["metadata"]["labels"], found["metadata"].get("labels") or {}):
         metadata["labels"] = changed
@@ -85,8 +118,11 @@ def drifted(expected: Manifest, found: Manifest) -> Patch | None:
         others = (each for each in owners if each.get("uid") != owner["uid"] and not each.get("controller"))
         metadata["ownerReferences"] = [owner, *others]
     body: dict[str, Any] = {"metadata": metadata} if metadata else {}
-    if expected["kind"] == "Service" and (spec := _service_changes(expected["spec"], found.get("spec") or {})):
-        body["spec"] = spec
+    spec = found.get("spec") or {}
+    if expected["kind"] == "Service" and (changed := _changes(expected["spec"], spec, "selector")):
+        body["spec"] = changed
+    if expected["kind"] == "NetworkPolicy" and (changed := _changes(expected["spec"], spec, "podSelector")):
+        body["spec"] = changed
     return Patch(expected["kind"], expected["metadata"]["name"], body) if body else None
 
 
@@ -94,10 +130,10 @@ def _missing(wanted: Manifest, there: Manifest) -> dict[str, Any]:
     return {key: value for key, value in wanted.items() if there.get(key) != value}
 
 
-def _service_changes(wanted: Manifest, there: Manifest) -> dict[str, Any]:
-    changed = _missing({key: value for key, value in wanted.items() if key != "selector"}, there)
-    selector = there.get("selector") or {}
-    if wanted["selector"] != selector:
+def _changes(wanted: Manifest, there: Manifest, selector: str) -> dict[str, Any]:
+    changed = _missing({key: value for key, value in wanted.items() if key != selector}, there)
+    found = there.get(selector) or {}
+    if wanted[selector] != found:
         # A merge patch removes what is null.
-        changed["selector"] = {**dict.fromkeys(selector), **wanted["selector"]}
+        changed[selector] = {**dict.fromkeys(found), **wanted[selector]}
     return changed

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from joinery_operator.decision import Action, Create, Delete, Manifest
-from joinery_operator.manifests import ManifestError, check_pod, config_map, drifted, driver_pod, service
+from joinery_operator.manifests import (
+    ManifestError,
+    check_pod,
+    config_map,
+    drifted,
+    driver_pod,
+    network_policy,
+    service,
+)
 from joinery_operator.names import labels, owner_reference
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.desired import stored_revision
@@ -49,6 +57,7 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     found += [*_check(ctx, status), *_config_maps(ctx, status)]
     found += _delete([ctx.delete_state] if ctx.delete_state else [])
     if status.revision:
+        found += _network_policy(ctx)
         # Last: a Service of that name that is somebody else's keeps no driver from running.
         expected = service(ctx.observed.resource)
         found += _ensure(expected, ctx.observed.children.services.get(ctx.names.service))
@@ -65,6 +74,14 @@ def _once(actions: Iterable[Action]) -> Iterator[Action]:
                 continue
             created.add(key)
         yield action
+
+
+def _network_policy(ctx: ReconcileContext) -> Iterator[Action]:
+    there = ctx.observed.children.network_policies.get(ctx.names.network_policy)
+    if ctx.settings.status_from:
+        yield from _ensure(network_policy(ctx.observed.resource, ctx.settings), there)
+    elif there is not None and not there["metadata"].get("deletionTimestamp"):
+        yield Delete("NetworkPolicy", ctx.names.network_policy, there["metadata"]["uid"])
 
 
 def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:

@@ -1,0 +1,75 @@
+"""Who reaches a job's pods."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+
+from joinery_operator.manifests import drifted, network_policy
+from joinery_operator.names import labels
+from joinery_operator.settings import Settings, settings_from
+from joinery_runtime.errors import EnvironmentProblem
+
+OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "joinery-system"}}}
+SETTINGS = Settings(status_from=json.dumps([OPERATOR]))
+
+
+def selects(selector, found) -> bool:
+    """As Kubernetes does, of the forms that are used here."""
+    assert selector.keys() <= {"matchLabels", "matchExpressions"}
+    assert all(each["operator"] == "In" for each in selector.get("matchExpressions", ()))
+    return selector.get("matchLabels", {}).items() <= found.items() and all(
+        found.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", ())
+    )
+
+
+def test_driver_and_executors_reach_each_other_and_the_operator_the_status_port(job):
+    policy = network_policy(job.resource, SETTINGS)
+    spark, status = policy["spec"]["ingress"]
+    assert policy["spec"]["policyTypes"] == ["Ingress"], "Kafka and Postgres are anywhere"
+    assert "ports" not in spark
+    assert status == {"from": [OPERATOR], "ports": [{"protocol": "TCP", "port": SETTINGS.status_port}]}
+    (peer,) = spark["from"]
+    assert peer.keys() == {"podSelector"}, "of the job's own namespace"
+    mine = {role: labels(job.resource, role) for role in ("driver", "executor", "check", "delete-state")}
+    assert all(selects(policy["spec"]["podSelector"], each) for each in mine.values())
+    reach = {role for role, each in mine.items() if selects(peer["podSelector"], each)}
+    assert reach == {"driver", "executor"}
+
+
+def test_pods_of_other_jobs_are_strangers(job):
+    policy = network_policy(job.resource, SETTINGS)
+    other = copy.deepcopy(job.resource)
+    other["metadata"]["name"] = "other"
+    for role in ("driver", "executor"):
+        found = labels(other, role)
+        assert not selects(policy["spec"]["podSelector"], found)
+        assert not selects(policy["spec"]["ingress"][0]["from"][0]["podSelector"], found)
+
+
+def test_without_peers_nobody_reaches_the_status_port(job):
+    """An empty list of peers would be everybody."""
+    assert len(network_policy(job.resource, Settings(status_from="[]"))["spec"]["ingress"]) == 1
+
+
+def test_what_others_change_of_it_comes_back(job):
+    expected = network_policy(job.resource, SETTINGS)
+    found = copy.deepcopy(expected)
+    assert drifted(expected, found) is None
+    found["spec"]["ingress"].append({})
+    patch = drifted(expected, found)
+    assert patch is not None
+    assert (patch.kind, patch.body) == ("NetworkPolicy", {"spec": {"ingress": expected["spec"]["ingress"]}})
+    named = replace(SETTINGS, status_from="[]")
+    changed = drifted(network_policy(job.resource, named), expected)
+    assert changed is not None, "as the installation says now"
+
+
+@pytest.mark.parametrize("text", ["operator", "{}", "[1]"])
+def test_peers_that_are_none_are_refused(text):
+    with pytest.raises(EnvironmentProblem, match=r"JOINERY_OPERATOR_STATUS_FROM is .*NetworkPolicyPeers") as caught:
+        settings_from({"JOINERY_OPERATOR_STATUS_FROM": text})
+    assert "networkPolicy.jobs" in caught.value.todo
