@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -90,4 +90,6 @@ def test_the_operator_reads_what_the_chart_sets(chart: Chart) -> None:
             }
         ).environment
     )
-    assert settings == Settings(runtime_image="mine/runtime:2", service_account="spark", namespaces=("a", "b"))
+    assert json.loads(settings.status_from), "what it says is looked at with the chart's manifests"
+    plain = Settings(runtime_image="mine/runtime:2", service_account="spark", namespaces=("a", "b"))
+    assert replace(settings, status_from="") == plain
