@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.kafka_errors import LastError, is_away
-from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
-from joinery_runtime.sinks.kafka_target import KafkaTarget, as_messages, enqueue
+from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, as_messages, enqueue
 
 
 class _Client:
@@ -31,7 +29,7 @@ _clients_lock = threading.Lock()
 
 
 def _settings(target: KafkaTarget) -> dict[str, Any]:
-    return target.producer_settings({"message.timeout.ms": int(kafka_target.DELIVERY_SECONDS * 1000)})
+    return target.producer_settings({})
 
 
 def _client(target: KafkaTarget) -> _Client:
@@ -72,12 +70,12 @@ class KafkaWriter:
             if error is not None:
                 failures.append(error)
 
-        deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
+        patience = Patience(self.target.delivery_seconds)
         try:
-            unsent = enqueue(client.producer, self.target.topic, messages, deadline, delivered)
+            unsent = enqueue(client.producer, self.target.topic, messages, patience, delivered)
         except KafkaException as error:
             raise self._failure(client, error.args) from error
-        unsent += client.producer.flush(max(0.0, deadline - time.monotonic()))
+        unsent += patience.flush(client.producer)
         if failures:
             raise self._failure(client, failures)
         if unsent:

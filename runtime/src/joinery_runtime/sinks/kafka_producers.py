@@ -17,7 +17,7 @@ from joinery_runtime.errors import JoineryError, SinkError
 from joinery_runtime.kafka_errors import DENIED, LastError
 from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.kafka_markers import EpochMarker
-from joinery_runtime.sinks.kafka_target import KafkaTarget, enqueue, repeat
+from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, enqueue, repeat
 
 _MAX_IDLE = 4  # idle producers per process, one for each set of settings: each has four threads and three connections
 _CALL_SECONDS = 10.0  # one call; it is repeated until the deadline
@@ -32,9 +32,6 @@ _TAKEN_OVER = {
 }
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _SETTINGS = {
-    # The broker ends a transaction that nobody goes on with after this; until then it holds back `read_committed`
-    # readers of its partitions, unless the next attempt comes first.
-    "transaction.timeout.ms": 120_000,
     # A transaction's first requests are refused while the broker is ending the one before, for some milliseconds:
     # with the default, 100 ms, 200 rows take 106 ms when transactions follow each other closely, with this 5 to 15.
     "retry.backoff.ms": 10,
@@ -56,11 +53,15 @@ class OwningProducer:
         self.name = name
         self._target, self._errors = target, LastError()
         self._refused: KafkaError | None = None
-        settings = {**target.producer_settings(_SETTINGS), "transactional.id": name}
+        self._begun_at = time.monotonic()
+        # The broker ends a transaction that nobody goes on with after its time; until then it holds back
+        # `read_committed` readers of its partitions, unless the next attempt comes first.
+        own = {"transactional.id": name, "transaction.timeout.ms": target.transaction_ms}
+        settings = {**target.producer_settings(_SETTINGS), **own}
         self._producer: Producer = target.connect(Producer, settings, self._errors)
         self._meet_brokers()
         try:
-            self._repeat(self._producer.init_transactions, kafka_target.DELIVERY_SECONDS)
+            self._repeat(self._producer.init_transactions, target.delivery_seconds)
         except KafkaException as error:
             raise self._problem("no transaction can be begun", error.args[0]) from error
 
@@ -75,25 +76,23 @@ class OwningProducer:
     def begin(self) -> None:
         with self._aborting():
             self._producer.begin_transaction()
+            self._begun_at = time.monotonic()
 
     def send(self, topic: str, chunks: Iterable[Sequence[dict[str, Any]]], group: str, marker: EpochMarker) -> None:
         """Returns when the broker has the topic's rows and the group's marker, which nobody sees yet. `chunks` are made
         while they are sent: an error that they raise ends the transaction too."""
         with self._aborting():
-            unsent = 0
+            unsent, seconds = 0, self._target.delivery_seconds
             for messages in chunks:
-                deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
-                unsent = enqueue(self._producer, topic, messages, deadline, self._note_refusal)
+                unsent = enqueue(self._producer, topic, messages, Patience(seconds), self._note_refusal)
                 if unsent:
                     break
-            deadline = time.monotonic() + kafka_target.DELIVERY_SECONDS
             if not unsent:
                 offsets, metadata = [marker.committed(topic)], _group_metadata(group)
                 self._repeat(  # the rows are on their way meanwhile
-                    lambda seconds: self._producer.send_offsets_to_transaction(offsets, metadata, seconds),
-                    deadline - time.monotonic(),
+                    lambda seconds: self._producer.send_offsets_to_transaction(offsets, metadata, seconds), seconds
                 )
-            unsent += self._flush(deadline)
+            unsent += Patience(seconds).flush(self._producer)
             if unsent:
                 raise self._target.too_slow(unsent, self._errors)
 
@@ -102,20 +101,13 @@ class OwningProducer:
         if error is not None and self._refused is None and error.code() not in _PURGED:
             self._refused = error
 
-    def _flush(self, deadline: float) -> int:
-        """Rows that are not written yet at the deadline. The client's own `flush` goes on with callbacks after it
-        set an exception, which Python answers with SystemError."""
-        while len(self._producer) and time.monotonic() < deadline:
-            self._producer.poll(0.1)
-        return len(self._producer)
-
     def commit(self) -> None:
         try:
-            self._repeat(self._producer.commit_transaction, kafka_target.DELIVERY_SECONDS)
+            self._repeat(self._producer.commit_transaction, self._target.delivery_seconds)
         except KafkaException as error:
             cause = error.args[0]
             if cause.code() in _TAKEN_OVER:
-                raise Disowned(cause.str()) from error
+                raise self._disowned(cause) from error
             if cause.txn_requires_abort():
                 self._abort()
                 raise self._problem("rows were not written", cause) from error
@@ -138,12 +130,25 @@ class OwningProducer:
             yield
         except KafkaException as error:
             if error.args[0].code() in _TAKEN_OVER:
-                raise Disowned(error.args[0].str()) from error
+                raise self._disowned(error.args[0]) from error
             self._abort()
             raise self._problem("rows were not written", error.args[0]) from error
         except JoineryError:
             self._abort()
             raise
+
+    def _disowned(self, error: KafkaError) -> Disowned | SinkError:
+        """The brokers take the id away also when the transaction's time is up: the next attempt would fare the same."""
+        seconds = time.monotonic() - self._begun_at
+        if seconds < self._target.transaction_ms / 1000:
+            return Disowned(error.str())
+        return self._target.problem(
+            "the brokers ended the transaction, which took too long",
+            f"transactional id {self.name}: {error.str()}; it took {seconds:.0f} s, transaction.timeout.ms is "
+            f"{self._target.transaction_ms}",
+            "Raise transaction.timeout.ms under properties (and transaction.max.timeout.ms of the brokers), raise the "
+            "quota, or set a smaller maxBytesPerEpoch",
+        )
 
     def _abort(self) -> None:
         """So that readers need not wait for the next attempt."""

@@ -21,11 +21,13 @@ from joinery_runtime.kafka_errors import LastError, is_away
 from joinery_runtime.sinks.encode import rows_to_json
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
-DELIVERY_SECONDS = 60.0  # how long all rows of an attempt may take
+DELIVERY_SECONDS = 120.0  # how long no row at all may be taken, unless the job sets delivery.timeout.ms
+TRANSACTION_MS = 900_000  # the longest that brokers allow by default
 _TURN_SECONDS = 1.0  # how often a wait is checked for an error that time does not heal
 _NEWS_SECONDS = 2.0  # how much later one broker may hear of a new topic than another
 _BATCH = 10_000  # records that are handed to the client at a time
 
+_DELIVERY = ("delivery.timeout.ms", "message.timeout.ms")  # one property with two names
 _CHECK_LOGIN = "Check security.protocol and the sasl.* settings in kafka.properties"
 
 # By default stamina tells of every trial on standard output, where `joinery run` prints JSON lines.
@@ -58,6 +60,39 @@ class KafkaTarget:
         if refused:
             reasons = "; ".join(f"{name}: {_OWNED[name]}" for name in refused)
             raise self.problem(f"kafka.properties may not set {', '.join(refused)}", reasons, "Remove it")
+        delivery = self._milliseconds(*_DELIVERY)
+        transaction = self._milliseconds("transaction.timeout.ms")
+        if delivery is not None and transaction is not None and delivery > transaction:
+            raise self.problem(
+                "kafka.properties do not go together",
+                f"delivery.timeout.ms is {delivery}, and transaction.timeout.ms is {transaction}: the brokers would end "
+                "a transaction before its rows have had their time",
+                "Set transaction.timeout.ms to the same or more, or leave it out",
+            )
+
+    @property
+    def delivery_seconds(self) -> float:
+        """How long no row at all may be taken: the job's `delivery.timeout.ms`. Brokers that take rows slowly, for a
+        quota, may take as long as a transaction may."""
+        delivery = self._milliseconds(*_DELIVERY)
+        return DELIVERY_SECONDS if delivery is None else delivery / 1000
+
+    @property
+    def transaction_ms(self) -> int:
+        """The brokers end a transaction after this."""
+        return self._milliseconds("transaction.timeout.ms") or max(
+            TRANSACTION_MS, self._milliseconds(*_DELIVERY) or TRANSACTION_MS
+        )
+
+    def _milliseconds(self, *names: str) -> int | None:
+        """The value of the property, which has these names; None where it is not set."""
+        found = {name: self.properties[name] for name in names if name in self.properties}
+        if not found:
+            return None
+        if len(found) > 1 or not all(str(value).isdecimal() and int(value) for value in found.values()):
+            facts = ", ".join(f"{name}: {value}" for name, value in found.items())
+            raise self.problem("kafka.properties are not valid", facts, "Name one of them, in milliseconds above 0")
+        return int(next(iter(found.values())))
 
     def client_settings(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """For a client that only asks; the job's properties go over `defaults`."""
@@ -69,8 +104,16 @@ class KafkaTarget:
         # and the next; librdkafka's own limit, 1 GiB, would be most of a task's memory.
         queue = {"queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 64 * 2**10}
         shared = {"linger.ms": 5, "batch.size": 2**20, **queue}
-        own = {"enable.idempotence": True, "delivery.report.only.error": True}
-        return {**self.client_settings({**shared, **defaults}), **own}
+        # A row in the client's queue has the time of the whole transaction: `Patience` ends the wait for brokers that
+        # take nothing, and those that take rows slowly only slow the job.
+        own = {
+            "enable.idempotence": True,
+            "delivery.report.only.error": True,
+            "message.timeout.ms": self.transaction_ms,
+        }
+        settings = {**self.client_settings({**shared, **defaults}), **own}
+        settings.pop("delivery.timeout.ms", None)  # the same property
+        return settings
 
     def connect(
         self, client: Callable[[dict[str, Any]], Client], settings: Mapping[str, Any], errors: LastError
@@ -114,7 +157,7 @@ class KafkaTarget:
         return self.away("the Kafka broker does not answer", facts)
 
     def too_slow(self, rows: int, errors: LastError) -> SinkError:
-        what = f"{rows} rows were not written within {DELIVERY_SECONDS:.0f} s"
+        what = f"{rows} rows were not written, and none was for {self.delivery_seconds:.0f} s"
         return self.away(what, str(errors)) if errors.denied is None else self.problem(what, str(errors), _CHECK_LOGIN)
 
     def away(self, what: str, facts: str) -> OutputUnavailable:
@@ -151,22 +194,44 @@ def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_
             call()
 
 
+class Patience:
+    """How long brokers may take no row at all. `clock` is in seconds and never goes back."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._until = clock() + seconds
+
+    def poll(self, producer: Producer, seconds: float) -> bool:
+        """Lets the client work; whether it is worth going on: rows were taken, or there is time left."""
+        before = len(producer)
+        producer.poll(seconds)
+        if len(producer) < before:
+            self._until = self._clock() + self._seconds
+        return self._clock() < self._until
+
+    def flush(self, producer: Producer) -> int:
+        """Rows that are not written when the patience ends. The client's own `flush` goes on with callbacks after it
+        set an exception, which Python answers with SystemError."""
+        while len(producer) and self.poll(producer, 0.1):
+            """Rows are being taken."""
+        return len(producer)
+
+
 def enqueue(
     producer: Producer,
     topic: str,
     messages: Sequence[dict[str, Any]],
-    deadline: float,
+    patience: Patience,
     on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
 ) -> int:
-    """Hands messages to the client and returns how many its queue had no room for until the `deadline`, which is by
-    time.monotonic. Raises KafkaException for one that the client refuses."""
+    """Hands messages to the client and returns how many its queue had no room for when the patience ended. Raises
+    KafkaException for one that the client refuses."""
     for start in range(0, len(messages), _BATCH):
         waiting = list(messages[start : start + _BATCH])
         while waiting:
             producer.produce_batch(topic, waiting, on_delivery=on_delivery)
             waiting = _not_queued(waiting)
-            producer.poll(0.1 if waiting else 0)
-            if waiting and time.monotonic() > deadline:
+            if not patience.poll(producer, 0.1 if waiting else 0) and waiting:
                 return len(messages) - start
     return 0
 

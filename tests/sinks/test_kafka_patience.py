@@ -1,0 +1,127 @@
+"""How long Kafka output waits: `delivery.timeout.ms` counts from the last row that was taken, so that a quota slows the
+job instead of ending it. Brokers, here a client's queue, and time are the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.sinks.kafka_markers import EpochMarker
+from joinery_runtime.sinks.kafka_producers import Disowned, OwningProducer
+from joinery_runtime.sinks.kafka_target import DELIVERY_SECONDS, TRANSACTION_MS, KafkaTarget, Patience, enqueue
+
+
+class Queue:
+    """A client with room for ten rows; each poll takes `poll_s` and has the next number of rows written."""
+
+    def __init__(self, *written: int, poll_s: float = 50.0) -> None:
+        self.now, self._rows, self._poll_s = 0.0, 0, poll_s
+        self._written: Iterator[int] = iter(written)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def produce_batch(self, topic: str, messages: list[dict[str, Any]], on_delivery: object) -> None:
+        for message in messages:
+            if self._rows == 10:
+                message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
+            else:
+                self._rows += 1
+
+    def poll(self, seconds: float) -> None:
+        if seconds:
+            self.now += self._poll_s
+            self._rows -= min(self._rows, next(self._written, 0))
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"value": b"x"} for _ in range(count)]
+
+
+def test_brokers_that_take_a_row_at_a_time_are_waited_for() -> None:
+    slow: Any = Queue(*[1] * 40)
+    patience = Patience(60.0, lambda: slow.now)
+    assert enqueue(slow, "topic", rows(40), patience) == 0
+    assert patience.flush(slow) == 0
+    assert slow.now == 40 * 50.0
+
+
+def test_brokers_that_take_nothing_any_more_are_not() -> None:
+    stuck: Any = Queue(1, 1, 0, 0)
+    patience = Patience(60.0, lambda: stuck.now)
+    assert enqueue(stuck, "topic", rows(40), patience) == 40
+    assert stuck.now == 4 * 50.0
+    assert Patience(60.0, lambda: stuck.now).flush(stuck) == 10
+
+
+@pytest.mark.parametrize(
+    ("properties", "delivery", "transaction"),
+    [
+        ({}, DELIVERY_SECONDS, TRANSACTION_MS),
+        ({"delivery.timeout.ms": "30000"}, 30.0, TRANSACTION_MS),
+        ({"message.timeout.ms": "30000"}, 30.0, TRANSACTION_MS),
+        ({"delivery.timeout.ms": "1800000"}, 1800.0, 1_800_000),
+        ({"delivery.timeout.ms": "30000", "transaction.timeout.ms": "60000"}, 30.0, 60_000),
+    ],
+)
+def test_the_job_s_timeouts(properties: dict[str, str], delivery: float, transaction: int) -> None:
+    target = KafkaTarget("joined", "kafka:9092", properties=properties)
+    assert (target.delivery_seconds, target.transaction_ms) == (delivery, transaction)
+    settings = target.producer_settings({})
+    assert settings["message.timeout.ms"] == transaction
+    assert "delivery.timeout.ms" not in settings
+
+
+@pytest.mark.parametrize(
+    ("properties", "complaint"),
+    [
+        (
+            {"delivery.timeout.ms": "90000", "transaction.timeout.ms": "60000"},
+            "delivery.timeout.ms is 90000, and transaction.timeout.ms is 60000.*Set transaction.timeout.ms",
+        ),
+        ({"delivery.timeout.ms": "1", "message.timeout.ms": "1"}, "Name one of them"),
+        ({"delivery.timeout.ms": "2m"}, "delivery.timeout.ms: 2m.*in milliseconds"),
+        ({"transaction.timeout.ms": "0"}, "transaction.timeout.ms: 0.*above 0"),
+    ],
+)
+def test_timeouts_that_do_not_go_together_are_refused_at_once(properties: dict[str, str], complaint: str) -> None:
+    with pytest.raises(SinkError, match=complaint):
+        KafkaTarget("joined", "kafka:9092", properties=properties)
+
+
+class Client:
+    """In the place of librdkafka's producer: the broker has ended the transaction when it is to be committed."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+
+    def __len__(self) -> int:
+        return 0
+
+    def commit_transaction(self, timeout: float) -> None:
+        raise KafkaException(KafkaError(KafkaError.INVALID_PRODUCER_EPOCH))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize("seconds", [10, 61])
+def test_a_transaction_that_took_too_long_is_no_other_attempt_s_work(
+    monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    monkeypatch.setattr("joinery_runtime.sinks.kafka_producers.Producer", Client)
+    target = KafkaTarget("joined", "kafka:9092", properties={"transaction.timeout.ms": "60000"})
+    producer = OwningProducer(target, "job-1")
+    producer.begin()
+    producer.send("joined", [rows(1)], "job-0", EpochMarker(1, "life", 1))
+    producer._begun_at -= seconds
+    with pytest.raises((Disowned, SinkError)) as caught:
+        producer.commit()
+    assert isinstance(caught.value, Disowned) == (seconds < 60)
+    if seconds > 60:
+        assert not isinstance(caught.value, OutputUnavailable)
+        assert "Raise transaction.timeout.ms" in str(caught.value)
