@@ -65,8 +65,8 @@ class KafkaTarget:
         if delivery is not None and transaction is not None and delivery > transaction:
             raise self.problem(
                 "kafka.properties do not go together",
-                f"delivery.timeout.ms is {delivery}, and transaction.timeout.ms is {transaction}: the brokers would end "
-                "a transaction before its rows have had their time",
+                f"delivery.timeout.ms is {delivery}, and transaction.timeout.ms is {transaction}: the brokers would "
+                "end a transaction before its rows have had their time",
                 "Set transaction.timeout.ms to the same or more, or leave it out",
             )
 
