@@ -36,7 +36,7 @@ def reset_command(
         for line in report(name, reset):
             say(line)
         if record.plan is not None and not drop_planned:
-            raise _planned(record)
+            raise planned_refusal(record)
         if record.plan is not None:
             say(f"The plan of epoch {record.epoch + 1} is dropped: rows of it may repeat in a Kafka output.")
         elif reset.state == state:
@@ -103,7 +103,7 @@ def _input_state(record: JobRecord, name: str, *, drop_planned: bool) -> InputSt
     )
 
 
-def _planned(record: JobRecord) -> JoineryError:
+def planned_refusal(record: JobRecord) -> JoineryError:
     return JoineryError(
         f"Epoch {record.epoch + 1} of job {record.job} is planned and not committed",
         facts="its offsets are fixed and some of its output may have gone out; nothing was changed",

@@ -89,15 +89,16 @@ def parse_target(to: Literal["earliest", "latest"] | None, to_time: str | None, 
         )
     if to is not None:
         return to
-    return ToTime(_timestamp(to_time)) if to_time is not None else ToOffsets(_offsets(to_offset))
+    return ToTime(parse_time("--to-time", to_time)) if to_time is not None else ToOffsets(_offsets(to_offset))
 
 
-def _timestamp(text: str) -> int:
+def parse_time(option: str, text: str) -> int:
+    """Raises JoineryError that names the option."""
     try:
         return _TIME.validate_python(int(text) if _DIGITS.fullmatch(text) else text)
     except ValidationError as error:
         raise JoineryError(
-            f"--to-time {text} is not a time",
+            f"{option} {text} is not a time",
             todo="Write milliseconds since 1970 or RFC 3339 with its offset, for example 2026-01-15T10:00:00Z",
         ) from error
 

@@ -28,16 +28,18 @@ def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
 def reset(
     job_file: JobFile,
     *,
-    name: Annotated[str, Parameter(name="--input")],
+    name: Annotated[str | None, Parameter(name="--input")] = None,
     to: Literal["earliest", "latest"] | None = None,
     to_time: str | None = None,
     to_offset: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    watermark: str | None = None,
     dry_run: Flag = False,
     drop_planned: Flag = False,
 ) -> None:
-    """Sets where a Kafka input is read on from, and says per partition what is read again or skipped.
+    """Sets where a Kafka input is read on from, and says per partition what is read again or skipped; or brings
+    watermarks down.
 
-    A running driver is fenced. Watermark and state stay as they are.
+    A running driver is fenced. The state stays as it is.
 
     Parameters
     ----------
@@ -49,6 +51,8 @@ def reset(
         All partitions: the first record whose Kafka timestamp is this or later; RFC 3339 or milliseconds since 1970.
     to_offset
         PARTITION=OFFSET, or TOPIC:PARTITION=OFFSET if the input has several topics; others stay where they are.
+    watermark
+        [INPUT=]TIME: the watermark of the input, or of all, comes down to this. What was evicted stays gone.
     dry_run
         Only say what would change.
     drop_planned
@@ -56,7 +60,16 @@ def reset(
     """
     from joinery_runtime.cli.reset import reset_command  # noqa: PLC0415
     from joinery_runtime.cli.reset_target import parse_target  # noqa: PLC0415
+    from joinery_runtime.cli.reset_watermark import reset_watermark_command  # noqa: PLC0415
 
+    if watermark is not None and (name, to, to_time, to_offset) == (None, None, None, ()):
+        reset_watermark_command(load(job_file), watermark, dry_run=dry_run, drop_planned=drop_planned, say=say)
+        return
+    if watermark is not None or name is None:
+        raise JoineryError(
+            "It is not clear what is to be reset",
+            todo="Give --input with one of --to, --to-time and --to-offset, or --watermark [INPUT=]TIME alone",
+        )
     target = parse_target(to, to_time, to_offset)
     reset_command(load(job_file), name, target, dry_run=dry_run, drop_planned=drop_planned, say=say)
 
