@@ -31,6 +31,7 @@ SCHEMA = pa.schema(
         *KINDS.items(),
         ("float", pa.float32()),
         ("s", pa.string()),
+        ("raw", pa.binary()),
         ("b", pa.bool_()),
         ("ts", pa.timestamp("ms", "UTC")),
         ("day", pa.date32()),
@@ -74,6 +75,8 @@ def result_type(text: str) -> pa.DataType:
         ("CASE WHEN o.b THEN o.d38_0 ELSE o.d5_2 END", pa.decimal128(38, 2)),
         ("CASE WHEN o.b THEN o.d5_2 ELSE o.double END", pa.float64()),
         ("LENGTH(o.s)", pa.int32()),
+        ("COALESCE(o.s, o.raw)", pa.binary()),
+        ("o.raw LIKE 'a%' OR o.raw = 'a'", pa.bool_()),
     ],
 )
 def test_what_a_column_of_an_expression_holds(text: str, wanted: pa.DataType) -> None:

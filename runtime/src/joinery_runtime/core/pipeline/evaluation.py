@@ -249,7 +249,9 @@ def _like(node: exp.Expr, rows: Rows) -> Value:
     pattern = node.expression
     if not (isinstance(pattern, exp.Literal) and pattern.is_string):
         raise ExpressionError(f"{node.sql()!r}", facts="the pattern of LIKE must be a string literal")
-    matched = pc.match_like(text(_value(node.this, rows)), pattern.name, ignore_case=isinstance(node, exp.ILike))
+    value = _value(node.this, rows)
+    searched = value if pa.types.is_binary(value.type) else text(value)
+    matched = pc.match_like(searched, pattern.name, ignore_case=isinstance(node, exp.ILike))
     return pc.invert(matched) if node.args.get("negate") else matched
 
 

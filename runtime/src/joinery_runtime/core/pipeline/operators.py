@@ -32,7 +32,8 @@ _DIGITS = {pa.int32(): 10, pa.int64(): 19}
 
 def alike(*values: Value) -> list[Value]:
     """The values with one type, exactly: what is compared, or may stand for each other. Integers and decimals meet as
-    decimals (of up to 76 digits), both with doubles as doubles; a date is a timestamp at midnight UTC."""
+    decimals (of up to 76 digits), both with doubles as doubles; a date is a timestamp at midnight UTC; beside binary, a
+    string is its bytes in UTF-8."""
     kind = reduce(_common, (value.type for value in values))
     return [converted(value, kind) for value in values]
 
@@ -65,6 +66,8 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return _common_number(one, other)
     if {one, other} == {pa.date32(), TIMESTAMP}:
         return TIMESTAMP
+    if {one, other} == {pa.string(), pa.binary()}:
+        return pa.binary()
     raise pa.ArrowTypeError(f"{named(one)} and {named(other)} do not go together")
 
 
@@ -244,10 +247,7 @@ def absolute(value: Value) -> Value:
 
 
 def concat(left: Value, right: Value) -> Value:
-    both = alike(left, right)
-    if not pa.types.is_binary(both[0].type):
-        both = [text(value) for value in both]
-    return pc.binary_join_element_wise(*both, "")
+    return pc.binary_join_element_wise(text(left), text(right), "")
 
 
 # --- CAST -------------------------------------------------------------------------------------------------------------
