@@ -30,8 +30,11 @@ class LoweredState:
     floors: Mapping[str, int]
 
     def offsets(self, record: JobRecord) -> dict[str, bytes]:
-        closed = {**json.loads(record.offsets[HORIZONS]), "horizons": dict(self.floors)}
-        return {name: state.to_bytes() for name, state in self.inputs.items()} | {HORIZONS: json.dumps(closed).encode()}
+        found = {name: state.to_bytes() for name, state in self.inputs.items()}
+        if HORIZONS in record.offsets:
+            closed = {**json.loads(record.offsets[HORIZONS]), "horizons": dict(self.floors)}
+            found[HORIZONS] = json.dumps(closed).encode()
+        return found
 
 
 def reset_watermark_command(
@@ -45,6 +48,8 @@ def reset_watermark_command(
         record = known(job, opened.store)
         if record.plan is not None and not drop_planned:
             raise planned_refusal(record)
+        if not record.offsets:
+            raise JoineryError(f"Job {job.name} has committed no epoch", todo="It has no watermark that could go back")
         lowered = lower_watermarks(job, compile_job(job), record, wanted)
         for line in _report(job, record, lowered):
             say(line)
