@@ -152,12 +152,15 @@ class _Reader:
 
     directory: Path
 
-    def read(self, planned: Range) -> Iterator[RawBatch]:
+    def read(self, *planned: Range) -> Iterator[RawBatch]:
+        return map(self._read, planned)
+
+    def _read(self, planned: Range) -> RawBatch:
         ref = planned.partition
         file = _file(self.directory, ref.input, ref.partition)
         records = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
         offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
-        yield RawBatch(ref, offsets, pa.array(records[planned.start : planned.end_exclusive], pa.binary()))
+        return RawBatch(ref, offsets, pa.array(records[planned.start : planned.end_exclusive], pa.binary()))
 
     def close(self) -> None:
         """Nothing is open."""

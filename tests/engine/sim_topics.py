@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,9 @@ class Topic(Exclusive):
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
 
-    def read(self, planned: Range) -> Iterator[RawBatch]:
-        yield call("source.read", IN_TASK, lambda: self._read(planned), _source_error)
+    def read(self, *planned: Range) -> Iterator[RawBatch]:
+        for each in planned:
+            yield call("source.read", IN_TASK, partial(self._read, each), _source_error)
 
     def _read(self, planned: Range) -> RawBatch:
         values = self.partitions[planned.partition.partition][planned.start : planned.end_exclusive]

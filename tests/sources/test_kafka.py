@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, closing
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from joinery_runtime.errors import DataLoss, SourceError, SourceUnavailable
 from joinery_runtime.sources import Bounds, Range, SourceReader, StoredOffsets, planner_for, reader_for
+from joinery_runtime.sources.base import RawBatch
 from sources.kafka_bench import bounds_of, joined, kafka_input, plain, planning, ref, unique
 from sources.kafka_bench import send as send_to
 
@@ -50,6 +53,13 @@ def reader(broker, topic) -> Iterator[SourceReader]:
     opened = reader_for(kafka_input(broker.bootstrap, topic))
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def reader_of(broker) -> Iterator[Callable[[str], SourceReader]]:
+    """Opens readers of other topics."""
+    with ExitStack() as opened:
+        yield lambda name: opened.enter_context(closing(reader_for(kafka_input(broker.bootstrap, name))))
 
 
 def read(reader: SourceReader, topic: str, start: int, end: int) -> list[tuple[int, bytes | None]]:
@@ -250,9 +260,9 @@ def test_old_news_of_lost_records_loses_nothing(broker, topic, send) -> None:
     broker.delete_records(topic, 0, 1)
     reader = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
     assert read(reader, topic, 1, 2) == [(1, b"b")]
-    partition = reader._open[ref(topic)]
-    fetch, news = partition._consumer.consume, [Message(error=KafkaError(KafkaError._AUTO_OFFSET_RESET))]
-    partition._consumer = Consuming(partition._consumer, lambda *asked: [news.pop()] if news else fetch(*asked))
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+    fetch, news = reader._consumer.consume, [Message(topic=topic, partition=0, error=error)]
+    reader._consumer = Consuming(reader._consumer, lambda *asked: [news.pop()] if news else fetch(*asked))
     assert read(reader, topic, 2, 3) == [(2, b"c")]
     assert news == []
     reader.close()
@@ -270,7 +280,7 @@ class Consuming:
 
 def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
-    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._PartitionReader._watermarks", lambda _: (0, 2))
+    monkeypatch.setattr("joinery_runtime.sources.kafka_reader.KafkaReader._watermarks", lambda *_: (0, 2))
     send([b"a"])
     with pytest.raises(SourceError, match="no record has come for 1 s at offset 1"):
         read(reader, topic, 0, 2)
@@ -287,13 +297,49 @@ def test_a_log_that_was_truncated_within_a_planned_range(broker, topic, send, re
     assert [(batch.offsets.tolist(), batch.lost) for batch in batches] == [([0], 0), ([], 2)]
 
 
-def test_the_least_recently_used_consumer_goes(broker, topic, send, reader, monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._MAX_CONSUMERS", 1)
-    for partition in (0, 1, 0):
-        send([b"x"], partition=partition)
-    read_from = [(0, 0, 1), (1, 0, 1), (0, 1, 2)]
-    counts = [sum(len(b.offsets) for b in reader.read(Range(ref(topic, p), s, e))) for p, s, e in read_from]
-    assert counts == [1, 1, 1]
+def records(batches: Iterable[RawBatch]) -> dict[int, list[int]]:
+    """Offsets by partition, in the order in which they came."""
+    found: dict[int, list[int]] = {}
+    for batch in batches:
+        found.setdefault(batch.partition.partition, []).extend(batch.offsets.tolist())
+    return found
+
+
+def test_one_consumer_reads_all_partitions_of_an_input(topic, send, reader) -> None:
+    for partition in (0, 1):
+        send([b"%d" % i for i in range(5)], partition=partition)
+    assert records(reader.read(Range(ref(topic, 0), 0, 3), Range(ref(topic, 1), 1, 2))) == {0: [0, 1, 2], 1: [1]}
+    first = reader._consumer
+    assert records(reader.read(Range(ref(topic, 1), 2, 5))) == {1: [2, 3, 4]}
+    assert records(reader.read(Range(ref(topic, 0), 3, 5))) == {0: [3, 4]}
+    assert reader._consumer is first
+
+
+def test_ranges_at_random_places_are_read_exactly(broker, reader_of, monkeypatch) -> None:
+    """As when tasks change places: whatever was fetched before, and however little may be kept."""
+    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._AHEAD_BYTES", 2_000)
+    many, length, random = unique("many"), 300, Random(7)
+    broker.create_topic(many, 12)
+    for partition in range(12):
+        send_to(broker.bootstrap, many, [b"%d" % i for i in range(length)], partition=partition)
+    reader = reader_of(many)
+    for _ in range(60):
+        chosen = random.sample(range(12), random.randint(1, 12))
+        bounds = {p: sorted(random.sample(range(length + 1), 2)) for p in chosen}
+        found = records(reader.read(*(Range(ref(many, p), *between) for p, between in bounds.items())))
+        assert found == {p: list(range(*between)) for p, between in bounds.items() if between[0] < between[1]}
+
+
+def test_an_error_of_a_partition_that_is_not_read_now_stops_nothing(broker, topic, send, reader) -> None:
+    send([b"a", b"b"], partition=0)
+    send([b"a", b"b", b"c"], partition=1)
+    assert records(reader.read(Range(ref(topic, 0), 0, 1), Range(ref(topic, 1), 0, 1))) == {0: [0], 1: [0]}
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+    fetch, news = reader._consumer.consume, [Message(topic=topic, partition=1, error=error)]
+    reader._consumer = Consuming(reader._consumer, lambda *asked: [news.pop()] if news else fetch(*asked))
+    assert records(reader.read(Range(ref(topic, 0), 1, 2))) == {0: [1]}
+    assert records(reader.read(Range(ref(topic, 1), 1, 3))) == {1: [1, 2]}
+    assert news == []
 
 
 class Unsettled(AdminClient):

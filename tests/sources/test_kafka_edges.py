@@ -401,7 +401,7 @@ def test_tombstones_go_to_the_dead_letters(broker, topic) -> None:
         (raw,) = batches(reader, ref(topic), 0, 4)
     decoded = decoder_for(model).decode_batch(raw)
     assert decoded.rows.to_pylist() == [{"ts": 1}]
-    dead = DeadLetters.of(raw, decoded.bad, np.array([], np.int64), "ts")
+    dead = DeadLetters.of(raw, decoded.bad)
     rows = dead.rows.to_pylist()
     assert [(row["offset"], row["value"]) for row in rows] == [(0, None), (2, None), (3, b"")]
     assert [row["reason"] for row in rows[:2]] == ["null value"] * 2

@@ -109,7 +109,7 @@ def test_tombstones_that_name_no_key_go_to_the_dead_letters(broker: KafkaAdmin, 
     )
     ((raw, decoded),) = decoded_batches(table_input(broker, topic), topic, (0, 4))
     assert rows([(raw, decoded)]) == [(1, 7, None, T + 1, True)]
-    dead = DeadLetters.of(raw, decoded.bad, np.array([], np.int64), "ts").rows.to_pylist()
+    dead = DeadLetters.of(raw, decoded.bad).rows.to_pylist()
     assert [(row["offset"], row["value"], row["reason"]) for row in dead] == [
         (0, None, "deletion (null value) by record key '7': not a JSON object but a number (keyFormat json)"),
         (2, None, "deletion (null value) without a record key"),

@@ -55,7 +55,7 @@ class ReadCounter:
     """Adds up the batches of one range while it is read: `records`, and their undecoded `bytes`."""
 
     def __init__(self, planned: Range) -> None:
-        self._partition = planned.partition
+        self.planned = planned
         self._rows = self._lost = 0
         self.records = self.bytes = 0
         self._lowest: int | None = None
@@ -77,7 +77,7 @@ class ReadCounter:
 
     def report(self, lost: int = 0) -> ReadReport:
         read = PartitionRead(
-            partition=self._partition,
+            partition=self.planned.partition,
             records=self.records,
             bytes=self.bytes,
             rows=self._rows,

@@ -7,7 +7,8 @@ collect  the read reports, dead letters and summaries of earlier steps -> ReadSu
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,32 +91,36 @@ class Worker:
     # --- read -------------------------------------------------------------------------------------------------------
 
     def read(self, work: EpochWork, ranges: Iterable[Range]) -> Iterator[Sent]:
+        by_input: dict[str, list[Range]] = {}
         for planned in ranges:
-            work.reach("reading")
             if planned.partition in work.gone:
                 yield work.plan.shards, ReadCounter(planned).report(lost=planned.end_exclusive - planned.start)
             else:
-                yield from self._read_range(work, planned)
+                by_input.setdefault(planned.partition.input, []).append(planned)
+        for name, of_input in by_input.items():
+            work.reach("reading")
+            yield from self._read_input(work, name, of_input)
 
-    def _read_range(self, work: EpochWork, planned: Range) -> Iterator[Sent]:
-        name, plan = planned.partition.input, work.plan
+    def _read_input(self, work: EpochWork, name: str, ranges: Sequence[Range]) -> Iterator[Sent]:
+        """Small ranges share their blocks: hundreds of partitions make no more of them than one."""
+        plan = work.plan
         reader, decoder = self._parts.inputs.reader(name), self._parts.inputs.decoder(name)
-        counter = ReadCounter(planned)
+        counters = {planned.partition: ReadCounter(planned) for planned in ranges}
         most = plan.max_future.get(name)
-        future = None if most is None else FutureRows(most, plan.watermarks[name])
-        allowed = work.allowed.get(planned.partition)
+        future = {} if most is None else {ref: FutureRows(most, plan.watermarks[name]) for ref in counters}
 
         def prepared() -> Generator[pa.RecordBatch, None, None]:
-            for raw in reader.read(planned):
-                rows = self._prepare(name, decoder, raw, counter, future)
-                if allowed is not None and counter.bytes > allowed:
-                    raise _too_large(work, planned, counter)
+            for raw in reader.read(*ranges):
+                ref, counter = raw.partition, counters[raw.partition]
+                rows = self._prepare(name, decoder, raw, counter, future.get(ref))
+                if counter.bytes > work.allowed.get(ref, math.inf):
+                    raise _too_large(work, counter)
                 if rows.num_rows:
                     yield rows
 
         for rows in in_chunks(prepared()):
             yield from self._blocks(name, rows, plan.shards)
-        yield plan.shards, counter.report()
+        yield from ((plan.shards, counter.report()) for counter in counters.values())
 
     def _prepare(
         self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter, future: FutureRows | None
@@ -276,8 +281,8 @@ class Worker:
         return ReadSummary(reads, self._parts.dead_letters.write(self._attempt(work, attempt_id), rows))
 
 
-def _too_large(work: EpochWork, planned: Range, counter: ReadCounter) -> PlanTooLarge:
-    place = planned.partition
+def _too_large(work: EpochWork, counter: ReadCounter) -> PlanTooLarge:
+    planned, place = counter.planned, counter.planned.partition
     return PlanTooLarge(
         f"Epoch {work.plan.epoch} holds more bytes than trigger.maxBytesPerEpoch allows",
         facts=f"{counter.records:,} records of input {place.input} have {counter.bytes:,} bytes, and more is planned: "

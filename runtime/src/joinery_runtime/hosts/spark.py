@@ -10,11 +10,13 @@ docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets c
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 import shutil
 import sys
 import uuid
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -102,7 +104,7 @@ class SparkHost:
 
     def _job_of(self, work: EpochWork) -> RDD[Any]:
         context, plan, setup = self._context, work.plan, self._setup
-        groups = balance_ranges(plan.ranges, context.defaultParallelism)
+        groups = deal_ranges(plan.ranges, context.defaultParallelism)
         context.setJobDescription(f"{self._job}: epoch {plan.epoch}")
         blocks = context.parallelize(groups, max(1, len(groups))).mapPartitions(lambda tasks: _read(setup, work, tasks))
         for step in range(setup.steps):
@@ -239,12 +241,21 @@ def _submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def balance_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
-    """The ranges of each read task, at most `most` tasks that read about as many records: the largest range goes first,
-    each to the task that has the fewest records so far."""
+def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
+    """The ranges of each read task, at most `most` tasks that read about as many records. A partition is dealt to the
+    same task in every epoch, as far as that allows: a process that reads it again has records of it already."""
     tasks: list[list[Range]] = [[] for _ in range(min(most, len(ranges)))]
-    for planned in sorted(ranges, key=lambda r: (r.start - r.end_exclusive, r.partition)):
-        min(tasks, key=lambda task: sum(r.end_exclusive - r.start for r in task)).append(planned)
+    loads = [0] * len(tasks)
+    sizes = {r.partition: max(1, r.end_exclusive - r.start) for r in ranges}
+    fair = max(math.ceil(sum(sizes.values()) / max(1, len(tasks))), *sizes.values(), 0)
+    # Large ones first, by powers of two: sizes that differ a little from epoch to epoch change no order.
+    for planned in sorted(ranges, key=lambda r: (-sizes[r.partition].bit_length(), r.partition)):
+        place, size = planned.partition, sizes[planned.partition]
+        task = (zlib.crc32(f"{place.input}/{place.topic}".encode()) + place.partition) % len(tasks)
+        if loads[task] + size > fair:
+            task = loads.index(min(loads))
+        tasks[task].append(planned)
+        loads[task] += size
     return tasks
 
 

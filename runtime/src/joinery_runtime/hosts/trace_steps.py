@@ -143,12 +143,15 @@ class StepLog(Exclusive):
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
 
-    def read(self, planned: Range) -> Iterator[RawBatch]:
+    def read(self, *planned: Range) -> Iterator[RawBatch]:
+        return map(self._read, planned)
+
+    def _read(self, planned: Range) -> RawBatch:
         records = self.partitions.get(planned.partition.partition, [])[planned.start : planned.end_exclusive]
         offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
         values = pa.array([value for value, _ in records], pa.binary())
         timestamps = np.array([timestamp for _, timestamp in records], dtype=np.int64)
-        yield RawBatch(planned.partition, offsets, values, timestamps=timestamps.__getitem__)
+        return RawBatch(planned.partition, offsets, values, timestamps=timestamps.__getitem__)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -179,8 +179,9 @@ class Exclusive:
 class SourceReader(Protocol):
     """Task half; kept alive between epochs, so that a client may prefetch."""
 
-    def read(self, planned: Range) -> Iterator[RawBatch]:
-        """Exactly the records of the range, in order. Ends when the position is at or past the end, also where
+    def read(self, *planned: Range) -> Iterator[RawBatch]:
+        """Exactly the records of these ranges, which are of different partitions of the input. Batches of a partition
+        come in its order, and between those of others. Ends when all positions are at or past the ends, also where
         offsets are missing (control records, compaction)."""
         ...
 

@@ -88,7 +88,11 @@ class FileReader:
     def __init__(self, *, quoted: bool) -> None:
         self._quoted = quoted
 
-    def read(self, planned: Range) -> Iterator[RawBatch]:
+    def read(self, *planned: Range) -> Iterator[RawBatch]:
+        for each in planned:
+            yield from self._read(each)
+
+    def _read(self, planned: Range) -> Iterator[RawBatch]:
         with _opened(planned.partition.topic) as data:
             if planned.end_exclusive > len(data):
                 raise SourceError(

@@ -1,0 +1,94 @@
+"""What many partitions cost: the same interval join over topics of 1, 8, 100 and 500 partitions, in small epochs and in
+large ones. Prints, for each, how long an epoch takes once workers and consumers are warm.
+
+    python bench/partitions.py --partitions 1,8,100,500 --out build/partitions.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from topics import Workload, produce
+
+from joinery_devkit.kafka import KafkaBroker
+
+JOB = """
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: partitions}}
+spec:
+  inputs:
+    - name: orders
+      kafka: {{bootstrapServers: "{bootstrap}", topic: orders, stopAt: latest}}
+      format: json
+      schema: [{{name: order_id, type: string}}, {{name: amount, type: double}}, {{name: ts, type: timestamp}}]
+      eventTime: ts
+      watermark: {{delay: 10s}}
+    - name: payments
+      kafka: {{bootstrapServers: "{bootstrap}", topic: payments, stopAt: latest}}
+      format: json
+      schema: [{{name: payment_id, type: string}}, {{name: order_id, type: string}}, {{name: ts, type: timestamp}}]
+      eventTime: ts
+      watermark: {{delay: 10s}}
+  joins:
+    - right: payments
+      keys: {{orders.order_id: payments.order_id}}
+      interval: {{of: orders, lower: 0s, upper: 10s}}
+  output: {{file: {{path: "{out}"}}}}
+  delivery: atLeastOnce
+  stateStore: {{memory: {{}}}}
+  trigger: {{maxRecordsPerEpoch: {epoch}}}
+"""
+
+# Records per epoch and, so that there are some warm epochs, per topic.
+EPOCHS = {1_000: 12_500, 500_000: 1_500_000}
+COLD = 5  # epochs in which workers start and consumers connect, at most a third of all
+
+
+def measure(partitions: int, epoch: int) -> dict[str, Any]:
+    with KafkaBroker() as broker, tempfile.TemporaryDirectory() as folder:
+        for topic in ("orders", "payments"):
+            broker.create_topic(topic, partitions)
+        produce(broker.bootstrap, Workload(EPOCHS[epoch], partitions))
+        job = Path(folder, "job.yaml")
+        job.write_text(JOB.format(bootstrap=broker.bootstrap, out=Path(folder, "out"), epoch=epoch))
+        command = [str(Path(sys.executable).with_name("joinery")), "run", str(job), "--master", "local[2,4]"]
+        environment = os.environ | {"JOINERY_HOME": str(Path(folder, "home"))}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    seconds = [line["seconds"] for line in lines if line["event"] == "epoch" and sum(line["rows_in"].values())]
+    warm = seconds[min(COLD, len(seconds) // 3) :]
+    return {
+        "partitions": partitions,
+        "records_per_epoch": epoch,
+        "epochs": len(seconds),
+        "median_seconds": round(median(warm), 3),
+        "highest_seconds": round(max(warm), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--partitions", default="1,8,100,500")
+    parser.add_argument("--epochs", default=",".join(map(str, EPOCHS)), help="records per epoch")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    found = []
+    for partitions in map(int, arguments.partitions.split(",")):
+        for epoch in map(int, arguments.epochs.split(",")):
+            found.append(measure(partitions, epoch))
+            print(json.dumps(found[-1]), flush=True)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
