@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
+import pytest
 
 from joinery_runtime.core.table.columns import ENGINE_FIELDS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
@@ -61,3 +63,66 @@ def test_what_is_not_live_goes_but_not_what_the_running_epoch_stages(tmp_path: P
     assert len(store.asked) == 3
     cache.retain({live.key}, epoch=3)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def files(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def bounded(tmp_path: Path, segments: int) -> tuple[Blobs, SegmentCache, list[SegmentMeta]]:
+    """A cache with room for so many of the segments, which are one larger than that and were last used in order."""
+    store, cache = opened(tmp_path / "sizes")
+    metas = [add(store, f"left/1-1-0-a/{n}", 1, [n]) for n in range(segments + 1)]
+    cache.get(metas[:1])
+    (one,) = (path.stat().st_size for path in (tmp_path / "sizes").iterdir())
+    directory = tmp_path / "cache"
+    cache = SegmentCache(directory, cast(StateStore, store), "job", max_bytes=one * segments)
+    for age, meta in enumerate(reversed(metas)):
+        cache.get([meta])
+        (path,) = (path for path in directory.iterdir() if path.name.endswith(f".{meta.key[-1]}.arrow"))
+        os.utime(path, (1_000 - age, 1_000 - age))
+    store.asked.clear()
+    return store, cache, metas
+
+
+def test_the_least_recently_used_goes_when_there_is_too_much(tmp_path: Path) -> None:
+    store, cache, metas = bounded(tmp_path, segments=3)
+    cache.get(metas[:1])  # which was the oldest
+    cache.retain({meta.key for meta in metas}, epoch=2)
+    assert len(files(tmp_path / "cache")) == 3
+    assert [run.hash.tolist() for run in cache.get(metas)] == [[0], [1], [2], [3]]
+    assert store.asked == [metas[1].key]
+
+
+def test_what_another_process_evicted_is_let_go_and_loaded_again(tmp_path: Path) -> None:
+    store, cache, metas = bounded(tmp_path, segments=3)
+    other = SegmentCache(tmp_path / "cache", cast(StateStore, store), "job")
+    (mapped,) = other.get(metas[:1])
+    cache.retain({meta.key for meta in metas}, epoch=2)
+    assert mapped.hash.tolist() == [0]
+    for path in (tmp_path / "cache").iterdir():
+        path.unlink()
+    other.retain({meta.key for meta in metas}, epoch=2)
+    assert other.get(metas[:1])[0].hash.tolist() == [0]
+    assert store.asked == [metas[0].key]
+
+
+def test_a_file_that_a_dead_process_left_half_written_goes_at_the_start(tmp_path: Path) -> None:
+    dead, alive = tmp_path / "left.1-1-0-a.0.abc", tmp_path / "left.1-1-0-a.1.def"
+    dead.write_bytes(b"half")
+    alive.write_bytes(b"half")
+    os.utime(dead, (1_000, 1_000))
+    opened(tmp_path)
+    assert files(tmp_path) == {alive.name}
+
+
+def test_a_file_that_cannot_be_written_whole_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    store, cache = opened(tmp_path)
+    meta = add(store, "left/1-1-0-a/0", 1, [1])
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no space left"):
+        cache.get([meta])
+    assert files(tmp_path) == set()

@@ -1,14 +1,16 @@
 """Segments close to the tasks: decoded once into uncompressed Arrow files, then memory-mapped by every process.
 
 A segment is immutable and its key is unique for ever, so a cached copy is never stale. What is missing is loaded from
-the state store; losing the directory costs time only.
+the state store; losing a file, or the directory, costs time only.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,11 @@ import pyarrow as pa
 
 from joinery_runtime.core.table.segment import Run, SegmentMeta, decode
 from joinery_runtime.state.store import SegmentReader
+
+DEFAULT_MAX_BYTES = 10 << 30
+
+_SUFFIX = ".arrow"
+_ABANDONED_SECONDS = 600  # a file that nobody has written to for so long is of a process that died
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +32,19 @@ class _Cached:
 
 
 class SegmentCache:
-    """One process's view of a cache directory, which other processes on the machine may share."""
+    """One process's view of a cache directory, which other processes on the machine may share.
 
-    def __init__(self, directory: Path, store: SegmentReader, job: str) -> None:
-        self._directory, self._store, self._job = directory, store, job
+    The files take `max_bytes` at most, as of the last `retain` of any of the processes: the least recently used go
+    first. A file that was deleted takes its space until no process maps it; each lets go at its own `retain`.
+    """
+
+    def __init__(self, directory: Path, store: SegmentReader, job: str, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self._directory, self._store, self._job, self._max_bytes = directory, store, job, max_bytes
         self._open: dict[str, _Cached] = {}
         directory.mkdir(parents=True, exist_ok=True)
+        for path, status in self._files():
+            if path.suffix != _SUFFIX and status.st_mtime < time.time() - _ABANDONED_SECONDS:
+                path.unlink(missing_ok=True)
 
     def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
         """The runs of these segments, in order. Raises StateError when the store lacks one."""
@@ -38,31 +52,67 @@ class SegmentCache:
         if missing:
             for key, blob in self._store.read_segments(self._job, missing).items():
                 self.put(key, missing[key].epoch, decode(blob))
+        for segment in segments:
+            if segment.key not in missing:
+                with suppress(FileNotFoundError):  # another process has evicted it: the mapping stays good
+                    os.utime(self._path(segment.key))
         return [self._open[s.key].run for s in segments]
 
     def put(self, key: str, epoch: int, batch: pa.RecordBatch) -> None:
         """Keeps a sorted batch, made in `epoch`, under its segment key."""
         path = self._path(key)
         partial = path.with_suffix(f".{uuid.uuid4().hex}")
-        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        partial.rename(path)
-        self._map(key, epoch)
+        try:
+            with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            mapped = pa.memory_map(str(partial))
+            partial.rename(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        self._open[key] = _view(epoch, mapped)
 
     def retain(self, live: Collection[str], epoch: int) -> None:
         """Lets go of segments of epochs before `epoch` that are not live: expired, merged, or of an attempt that was
-        never named. What this epoch stages is not live yet and stays."""
+        never named. What this epoch stages is not live yet and stays. Then evicts what is too much."""
         for key in [key for key, cached in self._open.items() if cached.epoch < epoch and key not in live]:
             del self._open[key]
             self._path(key).unlink(missing_ok=True)
+        self._evict()
+
+    def _evict(self) -> None:
+        files = [(status.st_mtime_ns, status.st_size, path) for path, status in self._files() if path.suffix == _SUFFIX]
+        excess = sum(size for _, size, _ in files) - self._max_bytes
+        kept = {path for _, _, path in files}
+        for _, size, path in sorted(files):
+            if excess <= 0:
+                break
+            path.unlink(missing_ok=True)
+            kept.remove(path)
+            excess -= size
+        for key in [key for key in self._open if self._path(key) not in kept]:
+            del self._open[key]
+
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        """Those that are still there when they are looked at."""
+        found = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    found.append((Path(entry.path), entry.stat()))
+        return found
 
     def _map(self, key: str, epoch: int) -> bool:
         try:
             source = pa.memory_map(str(self._path(key)))
         except FileNotFoundError:
             return False
-        self._open[key] = _Cached(epoch, Run.view(pa.ipc.open_file(source).get_batch(0)))
+        self._open[key] = _view(epoch, source)
         return True
 
     def _path(self, key: str) -> Path:
-        return self._directory / f"{key.replace('/', os.extsep)}.arrow"
+        return self._directory / f"{key.replace('/', os.extsep)}{_SUFFIX}"
+
+
+def _view(epoch: int, source: pa.MemoryMappedFile) -> _Cached:
+    return _Cached(epoch, Run.view(pa.ipc.open_file(source).get_batch(0)))

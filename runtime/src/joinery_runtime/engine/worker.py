@@ -22,7 +22,7 @@ from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import StepResult
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
-from joinery_runtime.engine.cache import SegmentCache
+from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
 from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.marks import MarkCache
@@ -62,8 +62,9 @@ class InputAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker works with. `cache` is a directory that it may share with other processes; `ordered` adds the
-    order columns of traces to its output rows; `dead_letters` None: bad records are only reported."""
+    """What a worker works with. `cache` is a directory of at most `cache_bytes` that it may share with other processes;
+    `ordered` adds the order columns of traces to its output rows; `dead_letters` None: bad records are only reported.
+    """
 
     job: str
     pipeline: Pipeline
@@ -72,6 +73,7 @@ class WorkerParts:
     output: SinkWriter
     dead_letters: SinkWriter | None
     cache: Path
+    cache_bytes: int = DEFAULT_MAX_BYTES
     ordered: bool = False
     hasher: KeyHash = key_hash
 
@@ -79,7 +81,7 @@ class WorkerParts:
 class Worker:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts, self._pipeline = parts, parts.pipeline
-        self._cache = SegmentCache(parts.cache, parts.store, parts.job)
+        self._cache = SegmentCache(parts.cache, parts.store, parts.job, parts.cache_bytes)
         self._mark_cache = MarkCache(self._cache)
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES
 from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.own_secrets import restored
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
 from joinery_runtime.hosts.stores import PostgresStoreAddress, store_address
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.quantity import parse_bytes
 from joinery_runtime.sinks import dead_letter_sink, sink_for
 from joinery_runtime.sources import Decoder, decoder_for, reader_for
 from joinery_runtime.sources.base import SourceReader
 from joinery_runtime.state.store import TaskStore
+
+CACHE_BYTES = "JOINERY_CACHE_BYTES"
+"""The environment variable that says how large a segment cache may be, as `20Gi` or in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,21 @@ def worker_of(job: Job, store: TaskStore, tables: PostgresStoreAddress | None, c
     """A worker of a job that has its secrets. `tables` is where output tables are, None where there can be none."""
     output, dead_letters = sink_for(job, tables), dead_letter_sink(job)
     dead_writer = None if dead_letters is None else dead_letters.writer()
-    return Worker(WorkerParts(job.name, compile_job(job), _Inputs(job), store, output.writer(), dead_writer, cache))
+    parts = WorkerParts(job.name, compile_job(job), _Inputs(job), store, output.writer(), dead_writer, cache)
+    return Worker(replace(parts, cache_bytes=cache_bytes()))
+
+
+def cache_bytes() -> int:
+    """Of a segment cache. Raises EnvironmentProblem where the variable holds no size."""
+    text = os.environ.get(CACHE_BYTES)
+    try:
+        return DEFAULT_MAX_BYTES if text is None else parse_bytes(text)
+    except ValueError as error:
+        raise EnvironmentProblem(
+            f"The environment variable {CACHE_BYTES} holds no size",
+            facts=str(error),
+            todo="Correct it under spark.executorEnv",
+        ) from error
 
 
 class _Inputs:
