@@ -13,15 +13,17 @@ from engine import sim_kafka
 from engine.simulation import World
 from joinery_runtime.cli.ending import failed
 from joinery_runtime.engine import driver as driver_module
-from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.driver import REJOINS_OF_A_NAMESAKE, Driver
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.planner import REJOINS_MS
 from joinery_runtime.engine.protocol import Action, CommitResult, choose_attempts, next_action, resolve_commit
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.errors import (
     DataLoss,
     Fenced,
     IncompatibleState,
+    NamesakeFound,
     PartitionsLost,
     RecordError,
     SourceError,
@@ -603,6 +605,27 @@ def test_an_older_driver_that_joins_the_group_does_not_drive_the_newest_one_out(
     assert rejoined == ["orders"]
     topic.still_held = group.still_held
     assert epoch(driver).epoch == 1
+
+
+def test_a_job_of_the_same_name_with_another_store_is_named_instead_of_fenced_for_ever(world: World) -> None:
+    fill(world, 4)
+    driver = started(world)
+    topic: Any = world.topics["orders"]
+
+    def fenced(_: Any) -> bool:
+        raise Fenced("another member has the name")
+
+    topic.bounds = fenced
+    for _ in range(REJOINS_OF_A_NAMESAKE - 1):
+        world.now_ms += 1_000
+        with pytest.raises(PartitionsLost, match="An older driver of job simulated"):
+            driver.plan()
+    world.now_ms += REJOINS_MS  # those were too long ago: drivers that slept, one after the other
+    for _ in range(REJOINS_OF_A_NAMESAKE - 1):
+        with pytest.raises(PartitionsLost):
+            driver.plan()
+    with pytest.raises(NamesakeFound, match=r"Two jobs have the name simulated on one Kafka.*Rename one of the two"):
+        driver.plan()
 
 
 def test_a_driver_that_was_replaced_ends_when_the_newer_one_joins_the_group(world: World) -> None:

@@ -20,6 +20,7 @@ the command line ends with.
     |   +-- LimitReached        the state is over a limit that the job sets
     |   +-- Moved               the state is in another database
     |   +-- RolloutOver         a rollout that has ended may not change the state any more
+    |   +-- NamesakeFound   a job of the same name, with another store, uses the same Kafka
     |   +-- CommittedSince      no rollback to a savepoint: the state stands on another epoch by now
     +-- SinkError           an output cannot be written
     |   +-- Superseded      another attempt of the same task took over; this one wrote nothing
@@ -156,6 +157,10 @@ class RolloutOver(StateError):
 
 
 class CommittedSince(StateError):
+    pass
+
+
+class NamesakeFound(StateError):
     pass
 
 

@@ -18,7 +18,7 @@ from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.planner import REJOINS_MS, Planner
 from joinery_runtime.engine.protocol import (
     Action,
     CommitResult,
@@ -32,6 +32,7 @@ from joinery_runtime.errors import (
     DataLoss,
     Fenced,
     LimitReached,
+    NamesakeFound,
     PartitionsLost,
     PlanTooLarge,
     SinkError,
@@ -44,6 +45,8 @@ from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
 from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
+
+REJOINS_OF_A_NAMESAKE = 5
 
 
 class Host(Protocol):
@@ -223,12 +226,25 @@ class Driver:
             yield
         except Fenced as error:
             self._require_ownership()
-            self._parts.planner.rejoin()
+            if self._parts.planner.rejoin(self._now_ms()) >= REJOINS_OF_A_NAMESAKE:
+                raise self._namesake() from error
             raise PartitionsLost(
                 f"An older driver of job {self._identity.name} has joined its consumer group",
                 facts=str(error),
                 todo="The newest driver is this one; it joins anew, and the other one ends",
             ) from error
+
+    def _namesake(self) -> NamesakeFound:
+        """An older driver of this job ends when it asks this store; who comes again and again asks another one."""
+        name, place = self._identity.name, getattr(self._parts.store, "place", "this process's memory")
+        return NamesakeFound(
+            f"Two jobs have the name {name} on one Kafka, with different state stores",
+            facts=f"this one's store is {place}, life {self.state.lineage}; the other one does not know it, and took "
+            f"this one's place in its consumer groups {REJOINS_OF_A_NAMESAKE} times within "
+            f"{REJOINS_MS // 60_000} minutes",
+            todo="Rename one of the two (metadata.name, or the namespace): groups and transactional ids are made of "
+            "the name. Find the other one with kafka-consumer-groups --describe --members",
+        )
 
     def _taken_over(self) -> Fenced:
         name = self._identity.name

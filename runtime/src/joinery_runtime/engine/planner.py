@@ -19,6 +19,8 @@ from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
 
+REJOINS_MS = 300_000
+
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
@@ -97,6 +99,7 @@ class Planner:
         idleness: Idleness,
     ) -> None:
         self._settings, self._sources, self.clocks, self._idleness = settings, sources, clocks, idleness
+        self._rejoined_at: list[int] = []
         self._densities: Densities[PartitionRef] = Densities()
         self._sizes = RecordSizes()
         self._history = History()
@@ -194,9 +197,12 @@ class Planner:
         for name, source in self._sources.items():
             source.release(inputs[name].positions if name in inputs else {})
 
-    def rejoin(self) -> None:
+    def rejoin(self, now_ms: int) -> int:
+        """How often that was within the last REJOINS_MS, this time included."""
         for source in self._sources.values():
             source.rejoin()
+        self._rejoined_at = [at for at in self._rejoined_at if now_ms - at < REJOINS_MS] + [now_ms]
+        return len(self._rejoined_at)
 
     def _by_source(self, partitions: Iterable[PartitionRef]) -> list[tuple[str, SourcePlanner, list[PartitionRef]]]:
         listed = list(partitions)
