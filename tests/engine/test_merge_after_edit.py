@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pytest
 
 from engine.sim_jobs import FULL, parsed
 from joinery_runtime.core.compile import compile_join
@@ -55,8 +56,10 @@ def merged(pipeline: Pipeline, runs: dict[str, Run], cache: Path) -> Run:
     horizons = dict.fromkeys(pipeline.parts(), Horizon())
     plan = EpochPlan(2, 1, (), {"orders": None, "payments": None}, checkpoint=True, horizons=horizons)
     work = EpochWork(1, plan, tuple[SegmentMeta, ...](segments))
-    done = StepTask(pipeline, pipeline.steps[0], 0, work, held, MarkCache(held)).run((None, None), ordered=False)
-    assert done is not None
+    task = StepTask(pipeline, pipeline.steps[0], 0, work, held, MarkCache(held))
+    with pytest.raises(StopIteration) as ended:
+        next(task.run((None, None), ordered=False))
+    done = ended.value.value
     assert set(done.replaced) == set(runs)
     ((part, run),) = done.runs
     assert part == "left"

@@ -36,8 +36,8 @@ class OlderStore(SimStore):
         super().__init__(spawn)
         self.older = True
 
-    def do_write_plan(self, job: str, generation: int, plan: Json, definition: Json) -> None:
-        super().do_write_plan(job, generation, _plan(plan) if self.older else plan, definition)
+    def do_write_plan(self, job: str, generation: int, plan: Json, definition: Json, replacing: Json | None) -> None:
+        super().do_write_plan(job, generation, _plan(plan) if self.older else plan, definition, replacing)
 
     def do_commit(self, job: str, generation: int, commit: EpochCommit) -> None:
         super().do_commit(job, generation, _older(commit) if self.older else commit)
