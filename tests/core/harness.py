@@ -92,7 +92,7 @@ class Told:
     def idle(self) -> dict[str, Collection[str]]:
         return dict(self.partitions)
 
-    def idle_for_ms(self, all_idle: bool, now_ms: int) -> int:
+    def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:
         return 0
 
 

@@ -25,17 +25,17 @@ from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, StepRun, StepWork
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import FORCED
 from joinery_runtime.engine.job_state import JobState
 
 Patch = pytest.MonkeyPatch
-Kernel = Callable[[StepSpec, StepWork], StepResult]
+Kernel = Callable[[StepSpec, StepWork], StepRun]
 KINDS: tuple[type[Kind], ...] = (IntervalJoin, WindowJoin, SessionWindowJoin, AsOfJoin, SessionAggregation)
 
 
-def kernel(wrapped: Callable[[Kernel, StepSpec, StepWork], StepResult]) -> Callable[[Patch], None]:
+def kernel(wrapped: Callable[[Kernel, StepSpec, StepWork], StepRun]) -> Callable[[Patch], None]:
     """Every kernel, with this around it."""
 
     def breaks(patch: Patch) -> None:
@@ -43,7 +43,7 @@ def kernel(wrapped: Callable[[Kernel, StepSpec, StepWork], StepResult]) -> Calla
             patch.setattr(kind, "run", broken(kind.run))
 
     def broken(real: Any) -> Any:
-        def run(step: StepSpec, work: StepWork) -> StepResult:
+        def run(step: StepSpec, work: StepWork) -> StepRun:
             return real(step.kind, step, work)
 
         return lambda self, step, work: wrapped(run, step, work)
@@ -54,7 +54,7 @@ def kernel(wrapped: Callable[[Kernel, StepSpec, StepWork], StepResult]) -> Calla
 def another_duration(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
     """The kernel alone takes a duration for another."""
 
-    def wrapped(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
+    def wrapped(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
         changed = {name: of(getattr(step.kind, name)) for name, of in change.items()}
         kind: Any = step.kind
         return run(replace(step, kind=replace(kind, **changed)), work)
@@ -63,24 +63,26 @@ def another_duration(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
 
 
 def other_horizons(change: Callable[[Horizon], Horizon], *sides: int) -> Callable[[Patch], None]:
-    def wrapped(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
+    def wrapped(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
         horizons = tuple(change(h) if side in sides else h for side, h in enumerate(work.horizons))
         return run(step, replace(work, horizons=horizons))
 
     return kernel(wrapped)
 
 
-def forget_marks(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
-    return replace(run(step, work), marks=({},) * len(step.sides))
+def forget_marks(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
+    result = yield from run(step, work)
+    return replace(result, marks=({},) * len(step.sides))
 
 
-def keep_nothing_of_the_left(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
-    result = run(step, work)
+def keep_nothing_of_the_left(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
+    result = yield from run(step, work)
     return replace(result, added=(None, result.added[RIGHT]))
 
 
-def count_no_drops(run: Kernel, step: StepSpec, work: StepWork) -> StepResult:
-    return replace(run(step, work), dropped=({},) * len(step.sides))
+def count_no_drops(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
+    result = yield from run(step, work)
+    return replace(result, dropped=({},) * len(step.sides))
 
 
 def one_later(horizon: Horizon) -> Horizon:
