@@ -404,6 +404,14 @@ def test_a_broker_that_never_answers(silent_server, monkeypatch) -> None:
         bounds_of(kafka_input(silent_server, "any"))
 
 
+def test_a_task_without_a_broker_does_not_say_that_the_topic_is_missing(monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 0.5)
+    reader = reader_for(kafka_input("127.0.0.1:1", "any"))
+    with pytest.raises(SourceUnavailable, match=r"asking for the offsets of any-0 failed: .*"):
+        list(reader.read(Range(ref("any"), 0, 1)))
+    reader.close()
+
+
 def test_no_broker_at_all(monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
     with pytest.raises(SourceUnavailable, match=r"does not answer: waited 1 s; .*Connection refused"):

@@ -293,7 +293,15 @@ class KafkaReader:
         try:
             earliest, latest = self._consumer.get_watermark_offsets(place, _STALLED_SECONDS, cached=False)
         except KafkaException as problem:
-            raise self._cluster.at(ref.topic).failure(problem, f"asking for the offsets of {_name(ref)}") from problem
+            cluster, doing, error = (
+                self._cluster.at(ref.topic),
+                f"asking for the offsets of {_name(ref)}",
+                problem.args[0],
+            )
+            # A client that never met a broker knows no partition: whether the topic is gone is for the driver to judge.
+            if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
+                raise cluster.away(f"{doing} failed", f"{error.str()}; {self._errors}") from problem
+            raise cluster.failure(problem, doing) from problem
         return int(earliest), int(latest)
 
 
