@@ -21,6 +21,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from joinery_runtime.errors import Fenced, StateError, StoreUnavailable
+from joinery_runtime.state import decisions
 from joinery_runtime.state import postgres as postgres_module
 from joinery_runtime.state.decisions import by_bytes
 from joinery_runtime.state.embedded import embedded_postgres
@@ -349,3 +350,39 @@ def test_threads_share_a_store(postgres: PostgresStore, job: str) -> None:
     keys = [f"{thread}-{number}" for thread in range(4) for number in range(5)]
     postgres.commit(job, record.generation, commit_of(1, keys))
     assert live_keys(postgres, job) == keys
+
+
+class TestEpochLog:
+    """What `sweep` trims beyond the number of epochs, which every commit bounds."""
+
+    def logged(self, store: PostgresStore, job: str, epochs: int) -> list[int]:
+        """The epochs in the log after so many, the first two of them a day old, and a sweep."""
+        record = store.acquire(job)
+        for epoch in range(1, epochs + 1):
+            store.commit(job, record.generation, commit_of(epoch, plan={"text": "x" * 100}))
+        with psycopg.connect(store.dsn) as connection:
+            table = sql.Identifier(store.schema, "epochs")
+            aged = sql.SQL("UPDATE {} SET committed_at = now() - interval '1d' WHERE pipeline_name = %s AND epoch < 3")
+            connection.execute(aged.format(table), (job,))
+        store.sweep(job, record.generation)
+        return [entry.epoch for entry in store.epochs(job)]
+
+    @pytest.mark.parametrize(("retention_ms", "left"), [(None, [1, 2, 3, 4]), (3_600_000, [3, 4])])
+    def test_epochs_go_when_they_are_older_than_the_retention(
+        self, dsn: str, job: str, retention_ms: int | None, left: list[int]
+    ) -> None:
+        with closing(PostgresStore(dsn, "shared by tests", log_retention_ms=retention_ms)) as store:
+            assert self.logged(store, job, 4) == left
+
+    def test_the_epoch_that_the_state_stands_on_stays(self, dsn: str, job: str) -> None:
+        with closing(PostgresStore(dsn, "shared by tests", log_retention_ms=1)) as store:
+            assert self.logged(store, job, 2) == [2]
+
+    def test_the_oldest_go_when_the_log_is_too_large(
+        self, postgres: PostgresStore, job: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(decisions, "EPOCH_LOG_BYTES", 400)  # of which an epoch takes some 120
+        monkeypatch.setattr("joinery_runtime.state.postgres.SWEEP_BATCH", 2)
+        left = self.logged(postgres, job, 20)
+        assert left == list(range(left[0], 21))
+        assert 1 < len(left) < 5

@@ -79,7 +79,9 @@ def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
 
 @contextmanager
 def _postgres(job: Job, address: PostgresStoreAddress, warn: Callable[[str], None]) -> Iterator[OpenStore]:
-    store = PostgresStore(address.dsn, address.schema)
+    named = job.spec.state_store.postgres
+    retention = None if named is None else named.epoch_log_retention
+    store = PostgresStore(address.dsn, address.schema, log_retention_ms=retention)
     try:
         store.record(job.name)
         if (warning := store.durability_warning()) is not None:

@@ -22,6 +22,9 @@ from joinery_runtime.state.store import EpochCommit, Json, Savepoint, SegmentMet
 EPOCH_LOG_LENGTH = 10_000
 """Epoch numbers that the log goes back from the newest commit; older ones are trimmed by each commit."""
 
+EPOCH_LOG_BYTES = 256 << 20
+"""What the plans and results of a job's log may take, compressed as they are stored; each sweep trims the oldest."""
+
 MAX_SEGMENT_BYTES = 1_000_000_000
 """Postgres refuses a row of 1 GiB by breaking the connection, which would look like an outage."""
 

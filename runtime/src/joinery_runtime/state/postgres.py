@@ -55,9 +55,10 @@ class PostgresStore:
     the next call. Pickles as its DSN and schema, so each Spark task opens its own.
     """
 
-    def __init__(self, dsn: str, schema: str = "joinery") -> None:
-        """`dsn` is a libpq connection string or postgresql:// address; raises StateError if it cannot be read."""
-        self.dsn, self.schema = dsn, schema
+    def __init__(self, dsn: str, schema: str = "joinery", *, log_retention_ms: int | None = None) -> None:
+        """`dsn` is a libpq connection string or postgresql:// address; raises StateError if it cannot be read. `sweep`
+        trims epochs that were committed longer than `log_retention_ms` ago (None: number and bytes bound the log)."""
+        self.dsn, self.schema, self._log_retention_ms = dsn, schema, log_retention_ms
         self._connection = GuardedConnection(dsn, self._prepare)
         self._sql = Statements(schema)
         self._segments = SegmentTable(self._sql)
@@ -188,7 +189,19 @@ class PostgresStore:
         for batch in _batches(garbage, SWEEP_BATCH):
             with self._connection.session() as connection:  # one at a time, so that others get in between
                 removed += self._segments.remove(connection, job, batch)
+        self._trim_log(job, stored.committed)
         return removed
+
+    def _trim_log(self, job: str, newest: int) -> None:
+        limits: dict[str, Any] = {
+            "bytes": decisions.EPOCH_LOG_BYTES,
+            "retention": self._log_retention_ms,
+            "limit": SWEEP_BATCH,
+        }
+        while True:
+            with self._connection.session() as connection:
+                if self._sql.run(connection, statements.TRIM_LOG, job, newest=newest, **limits).rowcount < SWEEP_BATCH:
+                    return
 
     def create_savepoint(self, job: str, name: str) -> Savepoint:
         with self._connection.transaction() as connection:

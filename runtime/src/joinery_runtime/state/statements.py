@@ -118,6 +118,18 @@ VALUES (%(job)s, %(epoch)s, %(generation)s, %(plan)s::json, %(result)s::json)
 
 TRIM_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch < %(oldest)s"
 
+# The newest epoch is what the state stands on. `pg_column_size` reads no value that is out of line.
+TRIM_LOG = """
+DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch = ANY (ARRAY(
+    SELECT epoch FROM (
+        SELECT epoch, committed_at,
+            sum(pg_column_size(plan) + pg_column_size(result)) OVER (ORDER BY epoch DESC) AS held
+        FROM {schema}.epochs WHERE pipeline_name = %(job)s) log
+    WHERE epoch < %(newest)s
+    AND (held > %(bytes)s OR committed_at < now() - %(retention)s::float8 * interval '1 millisecond')
+    ORDER BY epoch LIMIT %(limit)s))
+"""
+
 EPOCHS = """
 SELECT epoch, generation, plan::text, result::text, (extract(epoch FROM committed_at) * 1000)::bigint
 FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch > %(after)s ORDER BY epoch LIMIT %(limit)s

@@ -71,11 +71,13 @@ class DeadLetter(Model):
 
 class PostgresStoreSpec(Model):
     """A database and the schema in it that holds Joinery's tables. `dsn` is libpq's, and may hold a password; exactly
-    one of it and `dsn_secret_ref` is named."""
+    one of it and `dsn_secret_ref` is named. `epoch_log_retention` (milliseconds) is how long committed plans and
+    results are kept; without it their number and bytes alone bound the log."""
 
     dsn: Annotated[Text | None, Field(repr=False)] = None
     dsn_secret_ref: SecretKeyRef | None = None
     schema_name: Annotated[Text, Field(alias="schema")] = "joinery"
+    epoch_log_retention: Annotated[PositiveDuration, Field(gt=0)] | None = None
 
 
 class MemoryStoreSpec(Model):
