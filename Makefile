@@ -101,11 +101,12 @@ demo: setup ## a join (KIND=sessions: sessions) on real Kafka, Spark and Postgre
 	@$(BIN)/python -m joinery_devkit.demo --kind $(KIND)
 
 .PHONY: bench
-bench: setup ## throughput beside Spark's own joins and sessions and the raw read, and latency (minutes; wants a quiet machine)
+bench: setup ## throughput beside Spark's own joins and sessions and the raw read, and latency and upserts into Postgres (minutes; wants a quiet machine)
 	@$(BIN)/python bench/join.py --out build/bench.json
 	@$(BIN)/python bench/kinds.py --out build/kinds.json
 	@$(BIN)/python bench/sessions.py --out build/sessions.json
 	@$(BIN)/python bench/latency.py --out build/latency.json
+	@$(BIN)/python bench/upserts.py --out build/upserts.json
 
 .PHONY: crds
 crds: setup ## write crds/ from the resource models, deploy/ from the chart, the operator's table (tests fail while they differ)

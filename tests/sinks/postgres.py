@@ -17,4 +17,4 @@ def commit(connection: psycopg.Connection, sink: PostgresSink, epoch: int, *rece
 
 
 def content(connection: psycopg.Connection, table: str) -> list[tuple[Any, ...]]:
-    return connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall()
+    return connection.execute(f"SELECT * FROM {table} AS stored ORDER BY stored").fetchall()

@@ -98,6 +98,44 @@ def test_upsert_keeps_the_newest_row_within_and_across_epochs(connection, make, 
     assert content(connection, table) == [(1, "new"), (2, "c"), (None, "y")]
 
 
+def test_rows_of_several_shards_with_one_key_resolve_alike(connection, make, table) -> None:
+    """The upsert key need not be the join's: the row with the higher number in its attempt counts, then the attempt."""
+    sink = make(PAIR, "v")
+    receipts = [
+        sink.writer().write(attempt(shard=0), pairs((1, "a"), (2, "B"), (3, "b"))),
+        sink.writer().write(attempt(shard=1), pairs((4, "é"), (5, "a"), (6, "B"))),
+        sink.writer().write(attempt(shard=2), pairs((7, "é"))),
+    ]
+    for named in (receipts, receipts[::-1]):
+        commit(connection, sink, 1, *named)
+        assert sorted(content(connection, table)) == [(3, "b"), (4, "é"), (5, "a"), (6, "B")]
+
+
+def test_a_row_is_replaced_where_it_is(connection, make, table) -> None:
+    """In the room that inserts leave in a page: no index is written (HOT)."""
+    sink = make(PAIR, "k")
+    for epoch in (1, 2):
+        few = [(key, f"{epoch}") for key in range(5_000) if epoch == 1 or key % 10 == 0]
+        with connection.transaction():
+            sink.in_transaction(connection, epoch, [sink.writer().write(attempt(epoch=epoch), pairs(*few))])
+            counts = (
+                "SELECT pg_stat_get_xact_tuples_updated(%(t)s::regclass), "
+                "pg_stat_get_xact_tuples_hot_updated(%(t)s::regclass)"
+            )
+            updated, in_place = connection.execute(counts, {"t": table}).fetchone()
+    assert (updated, in_place) == (500, 500)
+
+
+def test_an_epoch_is_sorted_in_memory_and_the_server_s_setting_is_back_afterwards(connection, make) -> None:
+    sink = make(PAIR, "k")
+    for epoch, theirs, during in ((1, "4MB", "128MB"), (2, "1GB", "1GB")):
+        connection.execute(f"SET work_mem = '{theirs}'")
+        with connection.transaction():
+            sink.in_transaction(connection, epoch, [sink.writer().write(attempt(epoch=epoch), pairs((1, "a")))])
+            assert connection.execute("SHOW work_mem").fetchone() == (during,)
+        assert connection.execute("SHOW work_mem").fetchone() == (theirs,)
+
+
 def test_upsert_where_all_columns_are_the_key(connection, make, table) -> None:
     sink = make(PAIR, "v", "k")
     for epoch in (1, 2):

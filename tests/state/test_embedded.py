@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.state import embedded
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
 from state.values import live_keys, run_epoch
@@ -120,3 +121,27 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         embedded_postgres(tmp_path),
     ):
         pass
+
+
+def settings(dsn: str) -> dict[str, str]:
+    with psycopg.connect(dsn) as connection:
+        return {name: connection.execute(f"SHOW {name}").fetchone()[0] for name in ("shared_buffers", "max_wal_size")}
+
+
+def test_a_new_server_has_a_cache_by_the_memory_there_is_and_keeps_what_its_user_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_memory", lambda: 8 << 30)
+    with embedded_postgres(tmp_path) as dsn:
+        assert settings(dsn) == {"shared_buffers": "512MB", "max_wal_size": "4GB"}
+    with (tmp_path / "data" / "postgresql.conf").open("a") as file:
+        file.write("max_wal_size = 2GB\n")
+    with embedded_postgres(tmp_path) as dsn:
+        assert settings(dsn) == {"shared_buffers": "512MB", "max_wal_size": "2GB"}
+
+
+@pytest.mark.parametrize(("memory", "cache"), [(2, 128), (3, 192), (64, 1024)])
+def test_the_cache_is_a_sixteenth_within_bounds(tmp_path: Path, monkeypatch, memory: int, cache: int) -> None:
+    monkeypatch.setattr(embedded, "_memory", lambda: memory << 30)
+    embedded._configure(tmp_path)
+    assert f"shared_buffers = {cache}MB\n" in (tmp_path / "postgresql.conf").read_text()

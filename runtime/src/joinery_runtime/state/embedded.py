@@ -15,6 +15,12 @@ from typing import Any
 
 from joinery_runtime.errors import EnvironmentProblem
 
+MIB = 1 << 20
+# A sixteenth of the memory caches tables: 128 MB, as Postgres has it, where there are 2 GB.
+_CACHE_LEAST, _CACHE_MOST = 128 * MIB, 1024 * MIB
+# After a checkpoint each first change of a page logs all of it: a GB of log, Postgres's default, is one large epoch.
+_LOG_MOST = "4GB"
+
 _this_process = threading.Lock()
 
 
@@ -77,6 +83,9 @@ def _start(package: ModuleType, directory: Path) -> Any:
     data = directory / "data"
     try:
         _drop_stale_pid(data)
+        if not (data / "PG_VERSION").exists():
+            package.get_server(data, start=False).ensure_pgdata_inited()
+            _configure(data)
         return package.get_server(data).__enter__()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         raise EnvironmentProblem(
@@ -84,6 +93,28 @@ def _start(package: ModuleType, directory: Path) -> Any:
             facts=f"{error}; its log is {data / 'log'}",
             todo="Read the log, or name a Postgres in spec.stateStore.postgres",
         ) from error
+
+
+def _configure(data: Path) -> None:
+    """What a new server is made with; later it is the user's file to edit."""
+    cache = min(max(_memory() // 16, _CACHE_LEAST), _CACHE_MOST) // MIB
+    with (data / "postgresql.conf").open("a") as settings:
+        settings.write(f"\n# Joinery\nshared_buffers = {cache}MB\nmax_wal_size = {_LOG_MOST}\n")
+
+
+def _memory() -> int:
+    """Bytes that this process may use: the machine's, or its control group's."""
+    import psutil  # noqa: PLC0415  # comes with the package
+
+    limits = [int(psutil.virtual_memory().total)]
+    group = Path("/proc/self/cgroup")
+    for line in group.read_text().splitlines() if group.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            folder = Path("/sys/fs/cgroup", controllers, path.lstrip("/"))
+            texts = [f.read_text() for name in ("memory.max", "memory.limit_in_bytes") if (f := folder / name).exists()]
+            limits += [int(text) for text in texts if text.strip().isdigit()]
+    return min(limits)
 
 
 def _drop_stale_pid(data: Path) -> None:
