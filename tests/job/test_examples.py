@@ -30,7 +30,7 @@ def test_an_example_in_sql_is_the_job_of_the_example_that_it_names(path):
     assert job.spec.sql is not None
     assert job.inputs == same.inputs
     if isinstance(job, SessionWindow):
-        assert job.sessions == same.sessions
+        assert job.sessions.model_copy(update={"select": None}) == same.sessions
     else:
         assert (job.joins, job.select) == (same.joins, same.select)
     assert job.output_columns == same.output_columns

@@ -157,7 +157,7 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     names = [side["name"] for side in given]
     joins = [_join(step, names, number) for number, step in enumerate(spec.get("joins", ()), start=1)]
     filled = {
-        "select": [{"column": f"{side}.v", "as": side} for side in names],
+        "select": [*({"column": f"{side}.v", "as": side} for side in names), *_window_columns(joins)],
         **_ENDS,
         **spec,
         "inputs": [_input(side, joins) for side in given],
@@ -167,6 +167,11 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     if filled.get("select") == "default" or "sql" in spec:
         del filled["select"]
     return _resource("StreamJoin", name, filled)
+
+
+def _window_columns(joins: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, str]]:
+    windowed = any("window" in step for step in joins)
+    return [{"column": name} for name in ("window_start", "window_end")] if windowed else []
 
 
 def session_resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:

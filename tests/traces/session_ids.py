@@ -24,8 +24,8 @@ _WORDS: Mapping[str, Callable[[Any], Any]] = {
 
 def with_session_id(spec: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """An output row of the SessionWindow with this `spec`; an id goes behind `window_end`, where it belongs (S6). One
-    that the trace has written itself stays."""
-    if "session_id" in row:
+    that the trace has written itself stays; a row without a window's times shows what was selected."""
+    if "session_id" in row or "window_start" not in row:
         return dict(row)
     names = list(row)
     groups, behind = names[: names.index("window_start")], names.index("window_end") + 1

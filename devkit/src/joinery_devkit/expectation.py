@@ -140,7 +140,7 @@ class _Join:
 
 def _source(column: OutputField) -> Reference:
     if column.source is None:
-        raise JoineryError(f"output column {column.name} cannot be judged in SQL", facts="it is an expression")
+        raise JoineryError(f"output column {column.name} cannot be judged in SQL", facts="it is no column of an input")
     return column.source
 
 

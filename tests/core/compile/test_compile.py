@@ -196,10 +196,15 @@ def test_the_sides_of_a_join_on_time_only() -> None:
     assert [side.intake.placement for side in pipeline.last.sides] == [Placement.SPREAD, Placement.EVERYWHERE]
 
 
-def test_window_columns_come_last() -> None:
+def test_window_columns_come_last_where_nothing_is_selected_else_where_they_are_named() -> None:
     step = {"right": "p", "keys": {"o.id": "p.oid"}, "window": {"tumbling": "1h"}}
-    pipeline = job([ORDERS, PAYMENTS], [step], [{"column": "o.note"}])
-    assert pipeline.output_schema().names == ["note", "window_start", "window_end"]
+    by_default = job([ORDERS, PAYMENTS], [step], None).output_schema()
+    assert by_default.names[-3:] == ["right_ts", "window_start", "window_end"]
+    chosen = [{"column": "window_end"}, {"column": "o.note"}, {"column": "window_start", "as": "began"}]
+    selected = job([ORDERS, PAYMENTS], [step], chosen).output_schema()
+    assert selected.names == ["window_end", "note", "began"]
+    assert selected.types == [pa.int64(), pa.string(), pa.int64()]
+    assert job([ORDERS, PAYMENTS], [step], [{"column": "o.note"}]).output_schema().names == ["note"]
 
 
 def test_a_computed_column_has_the_type_of_its_values() -> None:

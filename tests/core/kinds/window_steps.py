@@ -1,6 +1,6 @@
 """Window steps built by hand, and the state of one shard that goes through epochs of them: for the kernels' tests.
 
-Both sides have columns k (the key, text), v (a number that names the row) and ts; the output is both sides' v.
+Both sides have columns k (the key, text), v (a number that names the row) and ts; the output is both sides' v and the window.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon, KeptRun, StepWork, with_marks
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, merge
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 Joined = tuple[int | None, int | None, int, int]  # v of the left row, of the right row, window start and end
 Hasher = Callable[[Sequence[str | None]], np.ndarray]
@@ -58,8 +59,9 @@ def window_step(rule: WindowRule, kind: str = "inner", residual: str | None = No
         SideSpec(part, (name,), name, Intake(schema, "ts", ("k",), ("k", "v"), preserved=PRESERVED[kind][side]), marks)
         for side, (part, name) in enumerate((("left", "l"), ("right", "r")))
     ]
-    output = tuple(OutputColumn(f"{name}_v", pa.int64(), side, "v") for side, name in enumerate("lr"))
-    return StepSpec(0, (sides[0], sides[1]), rule, parse_expression(residual) if residual else None, output)
+    output = [OutputColumn(f"{name}_v", pa.int64(), side, "v") for side, name in enumerate("lr")]
+    output += [OutputColumn(name, pa.int64(), made=name) for name in WINDOW_COLUMNS]
+    return StepSpec(0, (sides[0], sides[1]), rule, parse_expression(residual) if residual else None, tuple(output))
 
 
 def prepared(step: StepSpec, side: int, rows: Sequence[Row], hasher: Hasher = real_hash) -> pa.RecordBatch | None:

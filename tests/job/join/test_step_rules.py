@@ -248,9 +248,21 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([step()], {"select": [{"expression": "1 +", "as": "x"}]}, "select[0].expression", "is not an SQL expression"),
     (
         [window(tumbling="1h")],
-        {"select": [{"column": "orders.id", "as": "window_start"}]},
-        "select[0]",
-        "a window join adds a column 'window_start' of its own (rule W4); rename this one with `as`",
+        {"select": [{"column": "window_start"}, {"column": "orders.id", "as": "window_start"}]},
+        "select[1]",
+        "two output columns are named 'window_start'",
+    ),
+    (
+        [step()],
+        {"select": [{"column": "window_start"}]},
+        "select[0].column",
+        "is a column of window joins only (rule W4); write <input>.window_start",
+    ),
+    (
+        [window(tumbling="1h")],
+        {"select": [{"expression": "window_start / 1000", "as": "s"}]},
+        "select[0].expression",
+        "write <input>.window_start",
     ),
     (
         [step(name, keys={"a.id": f"{name}.id"}, interval={**DAY, "of": "a"}) for name in ("b", "a_b")],
@@ -284,19 +296,22 @@ def test_a_chain_tells_its_sides_and_keys() -> None:
 
 
 def test_expressions_and_windows_in_the_output() -> None:
-    job = load(window(tumbling="1h"), select=[{"column": "orders.id"}, {"expression": "orders.amount * 2", "as": "x"}])
+    until = {"column": "window_end", "as": "until"}
+    chosen = [{"column": "orders.id"}, {"expression": "orders.amount * 2", "as": "x"}, until]
+    job = load(window(tumbling="1h"), select=chosen)
     said = [(c.name, c.source, c.expression, c.type and str(c.type)) for c in job.output_columns]
     assert said == [
         ("id", Reference("orders", "id"), None, "string"),
         ("x", None, "orders.amount * 2", None),
-        ("window_start", None, None, "int64"),
-        ("window_end", None, None, "int64"),
+        ("until", None, None, "int64"),
     ]
 
 
 def test_output_names_may_be_named_by_the_output() -> None:
     key = {"kafka": {"bootstrapServers": "k", "topic": "t", "key": ["window_start", "left_id"]}}
     assert mistakes(window(tumbling="1h"), output=key) == {}
+    chosen = mistakes(window(tumbling="1h"), output=key, select=[{"column": "orders.id", "as": "left_id"}])
+    assert "'window_start' is not an output column" in chosen["spec.output.kafka.key[0]"]
     assert "output columns are left_id" in mistakes(step(), output=key)["spec.output.kafka.key[0]"]
 
 

@@ -177,7 +177,35 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([], {"window": {"tumbling": "1h"}}, "window", "a session has no width, it grows with its rows; write gap"),
     ([], {"gap_ms": 30_000}, "gap_ms", "write gap"),
     ([], {"max_session_duration_ms": 30_000}, "max_session_duration_ms", "write maxDuration"),
-    ([], {"select": []}, "select", "it is of a StreamJoin"),
+    ([], {"joins": []}, "joins", "it is of a StreamJoin"),
+    ([], {"select": []}, "select", "at least 1"),
+    ([], {"select": [{"column": "user"}]}, "select[0].column", "(did you mean 'user_id'?)"),
+    ([], {"select": [{"column": "user_id"}, {"column": "page"}]}, "select[1].column", "'page' is no column of these"),
+    ([], {"select": [{"column": "user_id"}, {"column": "user_id"}]}, "select[1]", "are named 'user_id'"),
+    ([], {"select": [{"column": "user_id", "as": "retracted"}]}, "select[0]", "is the column that emitRetractions adds"),
+    ([], {"select": [{"column": "user_id", "as": "$u"}]}, "select[0]", "starts with `$`"),
+    (
+        [],
+        {"select": [{"column": "user_id"}], "output": {"kafka": {**KAFKA["kafka"], "key": ["session_id"]}}},
+        "output.kafka.key[0]",
+        "'session_id' is not an output column; output columns are user_id",
+    ),
+    (
+        [],
+        {"select": [{"column": "user_id"}], "output": {"postgres": {"table": "t"}}},
+        "select",
+        "session_id is left out; select it, or write output.postgres.upsertKey",
+    ),
+    (
+        [],
+        {
+            "select": [{"column": "user_id"}, {"column": "window_end", "as": "session_id"}],
+            "output": {"postgres": {"table": "t", "upsertKey": ["user_id", "session_id"]}},
+            "emitRetractions": True,
+        },
+        "output.postgres.upsertKey[1]",
+        "may change while a session lasts",
+    ),
     ([], {"aggregations": []}, "aggregations", "did you mean 'aggregates'?"),
 ]
 

@@ -40,7 +40,7 @@ def aggregate(function: str, column: str | None = None, **more: Any) -> dict[str
 def test_a_job_in_sql_is_the_job_of_its_fields() -> None:
     sql = """
         SELECT user_id, LOWER(page) AS low, COUNT(*) AS events, SUM(price * qty) AS total, FIRST(page) AS first_page,
-               COUNT(DISTINCT page) AS pages, window_start, window_end, session_id
+               COUNT(DISTINCT page) AS pages, window_start AS began, session_id
         FROM clicks AS c
         WHERE price > 1 AND c.page <> 'x'
         GROUP BY user_id, LOWER(c.page), SESSION(c.ts, INTERVAL '90' SECOND)
@@ -57,6 +57,11 @@ def test_a_job_in_sql_is_the_job_of_its_fields() -> None:
         compute=[
             {"expression": "LOWER(clicks.page)", "as": "low"},
             {"expression": "clicks.price * clicks.qty", "as": "price * qty"},
+        ],
+        select=[
+            *({"column": name} for name in ("user_id", "low", "events", "total", "first_page", "pages")),
+            {"column": "window_start", "as": "began"},
+            {"column": "session_id"},
         ],
     )
     job, twin = parsed(in_sql(sql)), parsed(same)
@@ -162,7 +167,6 @@ REFUSED = [
     (counted(f"user_id, SUM(qty), {SESSION}"), "`SUM(qty)`: is computed over many rows, and a group is known of each"),
     (counted(f"CUBE(user_id), {SESSION}"), "`GROUP BY`: groups are columns and expressions with commas between them"),
     (counted("ALL"), "`GROUP BY`: groups are columns and expressions with commas between them"),
-    (counted(f"LOWER(page), {SESSION}", "COUNT(*) AS n"), "`LOWER(page)`: this group has no name; select it with AS"),
     (counted(f"usr, {SESSION}"), "no input has a column 'usr' (did you mean 'user_id'?)"),
     (f"SELECT user_id FROM clicks {GROUPED} HAVING COUNT(*) > 1", "`HAVING`: is not supported: a job puts out every"),
     (f"SELECT user_id FROM clicks {GROUPED} ORDER BY user_id", "`ORDER BY`: is not supported: sessions go out as they"),
@@ -207,15 +211,14 @@ REFUSED = [
     (selected("COUNT(*) FILTER (WHERE qty > 1) AS x"), "FILTER is not supported; write CASE WHEN <condition> THEN"),
     (selected("SUM(qty) OVER (PARTITION BY page) AS x"), "OVER is not supported: the session is what is aggregated"),
     (selected("FIRST(page) RESPECT NULLS AS x"), "RESPECT NULLS is not supported: aggregates skip NULLs (rule S7)"),
-    (selected("window_start AS begin"), "sessions carry it as window_start (rule S6); write just window_start"),
-    (selected("WINDOWSTART AS begin"), "sessions carry it as window_start (rule S6)"),
-    (selected("SESSION_END(ts, INTERVAL '30' SECOND) AS x"), "sessions carry it as window_end (rule S6)"),
+    (selected("WINDOWSTART"), "is called window_start here (rule S6); write window_start, or give it a name with AS"),
+    (selected("SESSION_END(ts, INTERVAL '30' SECOND)"), "is called window_end here (rule S6)"),
+    (selected("window_end AS user_id"), "two output columns are named 'user_id'"),
     (selected("(SELECT 1) AS x"), "a sub-query is not supported; use columns of the inputs"),
     (selected("SUM(page) AS x"), "sum takes numbers, and column 'page' is string"),
     (selected("COUNT(*) AS session_id"), "sessions have a column 'session_id' of their own"),
     (selected("COUNT(*) AS user_id"), "'user_id' is the name of a group column"),
     (selected("COUNT(*) AS x, SUM(qty) AS x"), "two aggregates are named 'x'"),
-    (counted(f"LOWER(page), {SESSION}", "LOWER(page) AS page"), "has a column 'page' already; choose another name"),
 ]
 
 
@@ -230,6 +233,33 @@ def test_every_problem_is_told_with_its_place_in_the_text() -> None:
     sql = "SELECT page,\n  SUM(prize) AS x\nFROM clicks\nGROUP BY user_id, SESSION(ts, INTERVAL '1' YEAR)"
     said = said_of(in_sql(sql))["spec.sql"]
     assert [place in said for place in ("line 1, column 8", "line 2, column 7", "line 4, column 19")] == [True] * 3
+
+
+def names_of(sql: str) -> list[str]:
+    return [column.name for column in parsed(in_sql(sql)).output_columns]
+
+
+def test_the_select_list_is_what_goes_out() -> None:
+    assert names_of(selected("COUNT(*) AS n")) == ["user_id", "n"]
+    assert names_of(counted(f"user_id, {SESSION}", "SUM(qty) AS total, WINDOWEND AS last")) == ["total", "last"]
+    assert names_of(counted(f"user_id, {SESSION}", "session_id AS id, user_id AS u")) == ["id", "u"]
+
+
+def test_a_group_that_is_an_expression_needs_no_name() -> None:
+    sql = counted(f"LOWER(clicks.page), qty % 2, {SESSION}", "COUNT(DISTINCT LOWER(page)) AS n, qty % 2")
+    of = parsed(in_sql(sql)).sessions
+    assert of.group_by == ("LOWER(page)", "qty % 2")
+    assert [(made.expression, made.as_) for made in of.compute] == [
+        ("LOWER(clicks.page)", "LOWER(page)"),
+        ("clicks.qty % 2", "qty % 2"),
+    ]
+    assert names_of(sql) == ["n", "qty % 2"]
+
+
+def test_a_group_can_go_out_under_the_name_of_a_column_of_the_input() -> None:
+    sql = counted(f"LOWER(page), {SESSION}", "LOWER(page) AS page, FIRST(page) AS first_page")
+    assert parsed(in_sql(sql)).sessions.group_by == ("LOWER(page)",)
+    assert names_of(sql) == ["page", "first_page"]
 
 
 def test_without_a_known_input_the_shape_is_still_checked() -> None:

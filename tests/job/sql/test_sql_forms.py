@@ -72,7 +72,7 @@ SEED_001_FORMS = {
     "the window's own columns": (
         f"{BARE.replace('SELECT', 'SELECT window_start, window_end,')} WINDOW TUMBLING(INTERVAL '1' HOUR)",
         one("window: {tumbling: 1h}"),
-        OUT,
+        f"{{column: window_start}}, {{column: window_end}}, {OUT}",
     ),
     "left": (f"{SELECT} FROM orders o LEFT JOIN shipments s {ON}", one(f"type: left, {DAY}"), OUT),
     "right": (f"{SELECT} FROM orders o RIGHT JOIN shipments s {ON}", one(f"type: right, {DAY}"), OUT),

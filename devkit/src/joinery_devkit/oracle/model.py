@@ -13,6 +13,7 @@ from joinery_runtime.job.model.references import Reference, parse_reference
 
 JoinType = Literal["inner", "left", "right", "full"]
 LEFT, RIGHT = 0, 1
+_TIMES = ("window_start", "window_end")
 
 ByInput = Mapping[str, Values]
 Check = Callable[[ByInput], bool | None]
@@ -98,35 +99,41 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One output column: an input's, or what `computed` makes of all inputs' columns."""
+    """One output column: an input's, what `computed` makes of all inputs' columns, or the start (0) or end (1) of the
+    `window`."""
 
     name: str
     input: str = ""
     column: str = ""
     computed: Callable[[ByInput], Any] | None = None
+    window: int | None = None
 
     def of(self, row: Joined) -> Any:
+        if self.window is not None:
+            assert row.window is not None, "a row of a window join has a window (W4)"
+            return row.window[self.window]
         if self.computed is not None:
             return self.computed(row.by_input)
         return row.values(self.input)[self.column]
 
 
 def output_row(row: Joined, columns: Sequence[Projection]) -> dict[str, Any]:
-    """As it goes out; W4's two columns after the others."""
-    window = {} if row.window is None else dict(zip(("window_start", "window_end"), row.window, strict=True))
-    return {column.name: column.of(row) for column in columns} | window
+    """As it goes out."""
+    return {column.name: column.of(row) for column in columns}
 
 
 def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], Any]] | None = None) -> list[Projection]:
-    """J10. `computed` says in Python what the expressions of `select` say, by output name."""
+    """J10, W4. `computed` says in Python what the expressions of `select` say, by output name."""
     if job.select is None:
         prefixes = ("left", "right") if len(job.spec.inputs) == 2 else [side.name for side in job.spec.inputs]
         sides = zip(prefixes, job.spec.inputs, strict=True)
-        return [Projection(f"{prefix}_{column}", side.name, column) for prefix, side in sides for column in side.types]
+        times = [Projection(name, window=n) for n, name in enumerate(_TIMES) if job.joins[0].window is not None]
+        every = [Projection(f"{prefix}_{column}", side.name, column) for prefix, side in sides for column in side.types]
+        return [*every, *times]
     return [
         Projection(item.as_ or "", computed=(computed or {})[item.as_ or ""])
         if item.column is None
-        else _selected(_reference(item.column), item.as_)
+        else _selected(item.column, item.as_)
         for item in job.select
     ]
 
@@ -163,7 +170,10 @@ def _rule(step: JoinStep) -> Rule:
     return WindowRule(step.window.tumbling, step.window.tumbling)
 
 
-def _selected(source: Reference, name: str | None) -> Projection:
+def _selected(column: str, name: str | None) -> Projection:
+    if column in _TIMES:
+        return Projection(name or column, window=_TIMES.index(column))
+    source = _reference(column)
     return Projection(name or source.column, source.input, source.column)
 
 

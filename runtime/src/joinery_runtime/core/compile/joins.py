@@ -56,12 +56,13 @@ def stored_columns(pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A column of the job's output: of an input, or an expression over such columns."""
+    """A column of the job's output: of an input, an expression over such columns, or one of a window's times."""
 
     name: str
     type: pa.DataType
-    ref: ColumnRef | None
-    expression: Expression | None
+    ref: ColumnRef | None = None
+    expression: Expression | None = None
+    made: str | None = None
 
     @property
     def columns(self) -> Collection[ColumnRef]:
@@ -216,7 +217,7 @@ class _JoinCompiler:
         return [
             self._plain(of, output.ref, output.name, output.type)
             if output.ref is not None
-            else OutputColumn(output.name, output.type, expression=output.expression)
+            else OutputColumn(output.name, output.type, expression=output.expression, made=output.made)
             for output in self._output
         ]
 
@@ -231,15 +232,16 @@ class _JoinCompiler:
     # --- expressions --------------------------------------------------------------------------------------------------
 
     def _outputs(self) -> list[_Output]:
-        listed = [column for column in self._job.output_columns if column.source is not None or column.expression]
         found = []
-        for number, column in enumerate(listed):
+        for number, column in enumerate(self._job.output_columns):
             if column.source is not None:
                 ref = _ref(column.source)
-                found.append(_Output(column.name, self._type(ref), ref, None))
+                found.append(_Output(column.name, self._type(ref), ref))
+            elif column.made is not None:
+                found.append(_Output(column.name, pa.int64(), made=column.made))
             else:
                 expression, kind = self._computed(number, column.expression or "")
-                found.append(_Output(column.name, kind, None, expression))
+                found.append(_Output(column.name, kind, expression=expression))
         return found
 
     def _computed(self, number: int, text: str) -> tuple[Expression, pa.DataType]:

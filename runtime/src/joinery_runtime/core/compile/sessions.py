@@ -61,11 +61,10 @@ class _SessionCompiler:
         return SideSpec(SESSIONS, (self._input.name,), self._input.name, intake, marks=True, state=state)
 
     def output(self) -> list[OutputColumn]:
-        groups = [OutputColumn(name, self._schema.field(name).type) for name in self._sessions.group_by]
-        window = [OutputColumn(name, kind) for name, kind in SESSION_TYPES.items()]
-        values = [OutputColumn(of.name, accumulator(of).result_type) for of in self._aggregates]
-        retracted = [OutputColumn(RETRACTED, pa.bool_())] if self._job.spec.emit_retractions else []
-        return [*groups, *window, *values, *retracted]
+        types = {name: self._schema.field(name).type for name in self._sessions.group_by}
+        types |= {**SESSION_TYPES, **{of.name: accumulator(of).result_type for of in self._aggregates}}
+        types[RETRACTED] = pa.bool_()
+        return [OutputColumn(of.name, types[of.made or ""], made=of.made) for of in self._job.output_columns]
 
     def _intake(self) -> Intake:
         keys = self._sessions.group_by

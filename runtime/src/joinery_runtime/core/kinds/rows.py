@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.pipeline.expression import ColumnRef
-from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
 from joinery_runtime.core.table.columns import JOINABLE, MARK_FIELD, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 # Rows and bytes projected at once: what a key holds in memory that matches with very many rows.
 MAX_ROWS = 1 << 16
@@ -175,13 +176,15 @@ def project(step: StepSpec, pairs: Pairs, failures: PairFailures) -> pa.RecordBa
         if c.expression is not None
     }
     failures.count += len({row for of in made.values() for row in of.failed})
-    columns = [
-        made[c.name].values.cast(c.type) if c.name in made else _column(step, pairs, c.side, c.column)
-        for c in step.output
-    ]
-    if pairs.windows is not None:
-        columns += [pa.array(values) for values in pairs.windows]
+    columns = [made[c.name].values.cast(c.type) if c.name in made else _output(step, pairs, c) for c in step.output]
     return pa.record_batch(columns, schema=step.output_schema())
+
+
+def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
+    if column.made is None:
+        return _column(step, pairs, column.side, column.column)
+    assert pairs.windows is not None, "only rows of a window join have window columns"
+    return pa.array(pairs.windows[WINDOW_COLUMNS.index(column.made)])
 
 
 def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:

@@ -29,7 +29,6 @@ from joinery_runtime.core.table.sort import sort_order
 from joinery_runtime.job import JoinStep, Session
 from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.model.duration import format_time
-from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 Accepted = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason
 
@@ -42,7 +41,6 @@ class SessionWindowJoin(Join):
     A row is marked when it has gone out."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
-    added_columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
     marked_rows_leave: ClassVar[bool] = True
 
     gap: int

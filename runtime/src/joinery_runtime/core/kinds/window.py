@@ -29,7 +29,6 @@ from joinery_runtime.job import Hopping, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.window import Tumbling
 from joinery_runtime.job.model.duration import format_time
-from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
 Bounds = tuple[np.ndarray, np.ndarray]  # int64[n] each: the first and the last window of each row
@@ -43,7 +42,6 @@ class WindowJoin(Join):
     Bounds are Python ints, since what is taken off the ends of int64 must not wrap round."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping)
-    added_columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
 
     size: int
     slide: int

@@ -118,13 +118,15 @@ class SideSpec:
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """`name` holds `column` (its name in the batches of `side`), or `expression` over input columns, of type `type`."""
+    """`name` holds `column` (its name in the batches of `side`), `expression` over input columns, or `made`: a column
+    that the step makes itself, by its name there (`window_start`, or any of a session)."""
 
     name: str
     type: pa.DataType
     side: int = LEFT
     column: str = ""
     expression: Expression | None = None
+    made: str | None = None
 
 
 def part_name(step: int, side: int) -> str:

@@ -30,8 +30,6 @@ class Kind(ABC):
 
     __slots__ = ()
 
-    added_columns: ClassVar[tuple[str, ...]] = ()
-    """int64 columns that go out after the user's."""
     marked_rows_leave: ClassVar[bool] = False
     """Whether a row that is marked has left the state. Else its mark says that it has matched, and it stays."""
     summary_columns: ClassVar[tuple[str, ...]] = ()
@@ -156,7 +154,7 @@ class Kind(ABC):
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One join, or the sessions of one input: then there is one side, and `output` only names columns.
+    """One join, or the sessions of one input: then there is one side, and each column of `output` is `made`.
 
     `residual` is what both sides decide together; of an as-of step it includes what only the table can decide, since
     that must not hide a version. `output` are the user's columns, or what the next step takes in."""
@@ -168,9 +166,7 @@ class StepSpec:
     output: tuple[OutputColumn, ...]
 
     def output_schema(self) -> pa.Schema:
-        """The user's columns, then those that the kind adds."""
-        added = [pa.field(name, pa.int64()) for name in self.kind.added_columns]
-        return pa.schema([*(pa.field(c.name, c.type) for c in self.output), *added])
+        return pa.schema([pa.field(c.name, c.type) for c in self.output])
 
     def place_of(self, ref: ColumnRef) -> tuple[int, str]:
         """Which side holds an input's column, and its name in that side's batches."""

@@ -17,6 +17,7 @@ from joinery_runtime.job.kinds.session.cel import SESSION_RULES
 from joinery_runtime.job.model.cel import TARGETS, Rule, exactly_one, positive
 from joinery_runtime.job.model.inputs import Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, Output, PostgresStoreSpec, StoreSpec
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
 # The models take all steps apart once every input is known by its own name: rules on names are silent before.
@@ -27,6 +28,8 @@ _SAME_ADDRESS = f"self.inputs.all(i, !has(i.kafka) || self.inputs.all(j, !has(j.
 _FIELDS = [f"has(self.{field})" for field in FIELDS]
 _ALONE = list(dict.fromkeys(kind.field for kind in STEP_KINDS if not kind.chains))
 _IS_ALONE = " && ".join(f"!has(self.{field})" for field in _ALONE)
+_TIMES = f"[{', '.join(map(repr, WINDOW_COLUMNS))}]"
+_WINDOWED = "has(self.joins) && self.joins.exists(step, has(step.window)) && "
 
 RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     StreamJoinSpec: (
@@ -84,7 +87,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".inputs",
         ),
         Rule(
-            "!has(self.select) || self.select.all(item, !has(item.column) || "
+            f"!has(self.select) || self.select.all(item, !has(item.column) || ({_WINDOWED}item.column in {_TIMES}) || "
             "self.inputs.exists(i, item.column.startsWith(i.name + '.')))",
             "a column is written <input>.<column>, and one here does not begin with the name of an input",
             ".select",

@@ -39,7 +39,10 @@ def _items(draft: JobDraft) -> Iterator[Finding]:
 
 def _column(at: Loc, text: Any, draft: JobDraft) -> Iterator[Finding]:
     found = reference(text)
-    if isinstance(text, str) and text and found is None:
+    if text in WINDOW_COLUMNS:
+        if not _windowed(draft):
+            yield at, f"{text!r} is a column of window joins only (rule W4); write <input>.{text}, or leave it out"
+    elif isinstance(text, str) and text and found is None:
         yield at, f"{text!r} does not name its input; write <input>.{text}"
     elif found is not None:
         yield from _known(at, found.input, found.column, draft)
@@ -80,9 +83,6 @@ def _names(draft: JobDraft) -> Iterator[Finding]:
     for i, name in enumerate(names):
         if name is not None and name.startswith("$"):
             yield ("spec", "select", i), f"{name!r} starts with `$`, which engine columns do; rename it with `as`"
-        if name in WINDOW_COLUMNS and _windowed(draft):
-            facts = f"a window join adds a column {name!r} of its own (rule W4)"
-            yield ("spec", "select", i), f"{facts}; rename this one with `as`"
 
 
 def _default_names(draft: JobDraft) -> Iterator[Finding]:
@@ -105,15 +105,18 @@ def output_names(draft: JobDraft) -> list[str] | None:
         known = [name for name in names if name is not None]
         if len(known) < len(names):
             return None
-    else:
-        known = list(_every_column(draft))
+        return known or None
+    known = list(_every_column(draft))
     return [*known, *(WINDOW_COLUMNS if _windowed(draft) else ())] if known else None
 
 
 def _name(item: object) -> str | None:
-    renamed, source = dig(item, "as"), reference(dig(item, "column"))
+    renamed, column = dig(item, "as"), dig(item, "column")
     if isinstance(renamed, str):
         return renamed
+    if column in WINDOW_COLUMNS:
+        return str(column)
+    source = reference(column)
     return source.column if source is not None else None
 
 

@@ -59,8 +59,9 @@ class JoinStep(Model):
 
 
 class SelectItem(Model):
-    """One output column: `column` is `input.column`, or `expression` an SQL expression over such columns; without `as`
-    a column keeps its name without the input's."""
+    """One output column: `column` is `input.column`, or of a window join `window_start` or `window_end` (rule W4);
+    `expression` is an SQL expression over columns of inputs. Without `as` a column keeps its name without the
+    input's."""
 
     column: Text | None = None
     expression: Text | None = None

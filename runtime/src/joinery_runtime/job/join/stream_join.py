@@ -78,7 +78,7 @@ class StreamJoin(Job):
 
     @property
     def windowed(self) -> bool:
-        """Whether output rows carry their window's start and end (W4)."""
+        """Whether output rows can carry their window's start and end (W4)."""
         return any(step.matching.windowed for step in self.joins)
 
     @property
@@ -102,14 +102,17 @@ class StreamJoin(Job):
 
     @property
     def output_columns(self) -> tuple[OutputField, ...]:
-        """What goes out, in order: the select list, else every column with its input's prefix (rule J10); a window's
-        start and end come last."""
+        """What goes out, in order: the select list, else every column with its input's prefix (rule J10), then the
+        start and end of a window (rule W4)."""
         chosen = self.select
-        named = [self._selected(item) for item in chosen] if chosen else self._every_column()
-        times = [OutputField(name, type=ColumnType("int64")) for name in WINDOW_COLUMNS if self.windowed]
-        return (*named, *times)
+        if chosen:
+            return tuple(self._selected(item) for item in chosen)
+        times = [_window_column(name, name) for name in WINDOW_COLUMNS if self.windowed]
+        return (*self._every_column(), *times)
 
     def _selected(self, item: SelectItem) -> OutputField:
+        if item.column in WINDOW_COLUMNS:
+            return _window_column(item.as_ or item.column, item.column)
         source = parse_reference(item.column) if item.column is not None else None
         if source is None:
             return OutputField(item.as_ or "", expression=item.expression)
@@ -125,6 +128,10 @@ class StreamJoin(Job):
 
     def _column(self, name: str, source: Reference) -> OutputField:
         return OutputField(name, source, type=self.input(source.input).types[source.column])
+
+
+def _window_column(name: str, made: str) -> OutputField:
+    return OutputField(name, type=ColumnType("int64"), made=made)
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:

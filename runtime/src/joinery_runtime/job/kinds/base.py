@@ -73,7 +73,7 @@ class StepKind(ABC):
     what_is_final: ClassVar[str] = ""
     """What late rows cannot change, where it takes none back."""
     windowed: ClassVar[bool] = False
-    """Whether rows carry WINDOW_COLUMNS."""
+    """Whether rows have WINDOW_COLUMNS to put out."""
     adds_lateness: ClassVar[bool] = True
     """Whether `allowedLateness` counts."""
     shorter: ClassVar[str] = "make the windows shorter"

@@ -33,9 +33,9 @@ class KeyPair:
 # --- columns that the engine adds -------------------------------------------------------------------------------------
 
 WINDOW_COLUMNS = ("window_start", "window_end")
-"""What the rows of a window join carry after the user's columns (rule W4): int64 milliseconds."""
+"""What a window join can put out beside columns of its inputs (rule W4): int64 milliseconds."""
 WINDOW_START, SESSION_ID = WINDOW_COLUMNS[0], "session_id"
 SESSION_COLUMNS = (*WINDOW_COLUMNS, SESSION_ID)
-"""What every session's row carries after its group columns (rule S6): int64 milliseconds twice, uint64."""
+"""What a session has beside its groups and aggregates (rule S6): int64 milliseconds twice, uint64."""
 RETRACTED = "retracted"
 """The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""

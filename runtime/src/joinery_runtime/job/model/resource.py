@@ -68,12 +68,14 @@ class JobSpec(Model):
 @dataclass(frozen=True, slots=True)
 class OutputField:
     """`source` is the input's column, `expression` an SQL expression over `input.column`s, whose type the core works
-    out (`type` is None). What the engine adds itself (a window's times, aggregates) has neither."""
+    out (`type` is None). `made` is what the step makes itself, by the name that it has there: a window's times, and
+    every column of a session."""
 
     name: str
     source: Reference | None = None
     expression: str | None = None
     type: ColumnType | None = None
+    made: str | None = None
 
 
 class Job(Model):

@@ -19,8 +19,6 @@ def selection(items: Sequence[exp.Expr], names: Names, report: Report, *, window
     """Every output column in order; what is wrong is left out and reported."""
     found = list(_read(items, names, report, windowed))
     _refuse_repeats(found, report)
-    if windowed and items and all(_is_window_column(item, names) for item in items):
-        report.add(place_of(items[0]), "selects no column of an input; add one")
     return [item for item, _ in found]
 
 
@@ -28,8 +26,7 @@ def _read(items: Sequence[exp.Expr], names: Names, report: Report, windowed: boo
     for item in items:
         at = place_of(item)
         if windowed and _is_window_column(item, names):
-            if isinstance(item, exp.Alias):
-                report.add(at, f"goes out as {item.this.name} (rule W4), it has no other name; leave AS out")
+            yield _item({"column": item.unalias().name}, item.alias if isinstance(item, exp.Alias) else ""), at
         else:
             yield from ((found, at) for found in _items(item, names, report))
 
@@ -88,7 +85,7 @@ def _refuse_repeats(found: Sequence[tuple[Item, Place]], report: Report) -> None
             if "*" in at.fragment
             else "name one with AS"
         )
-        name = item.get("as") or item["column"].partition(".")[2]
+        name = item.get("as") or item["column"].partition(".")[2] or item["column"]
         if name in seen:
             report.add(at, f"two output columns are named {name!r} (rule J10); {todo}")
         seen.add(name)

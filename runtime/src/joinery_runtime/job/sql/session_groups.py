@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
 from joinery_runtime.job.sql.names import Names, SqlInput
-from joinery_runtime.job.sql.report import Place, Report, place_of
+from joinery_runtime.job.sql.report import Report, place_of
 from joinery_runtime.job.sql.session_parts import SessionParts
 
 _GAP = "write SESSION({time}, INTERVAL '30' SECOND) into GROUP BY"
@@ -22,12 +22,13 @@ _OTHERS = {
 @dataclass(slots=True)
 class GroupExpression:
     """One group: `text` is its expression with the input's own name before columns, `column` the column that it is, if
-    it is one, `name` what goes out (None: not known yet)."""
+    it is one, `name` what sessions call it: as the select list does, else as it is written; a column of the input keeps
+    its name to itself."""
 
     text: str
     column: str | None
-    at: Place
-    name: str | None = None
+    name: str
+    selected: bool = False
 
 
 @dataclass(slots=True)
@@ -56,6 +57,14 @@ def column_name(value: exp.Expr, names: Names) -> str | None:
     """The input's column that this is; None for another expression, and for a name that is wrong (the report says)."""
     found = names.find(value) if isinstance(value, exp.Column) and not isinstance(value.this, exp.Star) else None
     return found[1] if found is not None else None
+
+
+def unqualified(value: exp.Expr) -> str:
+    """The expression without the input before its columns: what a column is called that has no other name."""
+    plain = value.copy()
+    for column in plain.find_all(exp.Column):
+        column.set("table", None)
+    return plain.sql(comments=False)
 
 
 def _function(node: exp.Expr) -> str:
@@ -87,7 +96,7 @@ def _read_group(
     text = value.sql(comments=False)
     if text in found.by_text:
         report.add(at, "is grouped by twice; keep one")
-    found.by_text.setdefault(text, GroupExpression(text, column, at))
+    found.by_text.setdefault(text, GroupExpression(text, column, column or unqualified(value)))
 
 
 def _problem(value: exp.Expr, table: SqlInput) -> str:

@@ -12,7 +12,7 @@ from joinery_runtime.job.model.references import SESSION_COLUMNS
 from joinery_runtime.job.sql.names import Names
 from joinery_runtime.job.sql.report import Place, Report, place_of
 from joinery_runtime.job.sql.session_aggregates import KNOWN, BadAggregateError, is_aggregate, read_call
-from joinery_runtime.job.sql.session_groups import GroupExpression, SessionGrouping, column_name
+from joinery_runtime.job.sql.session_groups import SessionGrouping, column_name, unqualified
 
 _ELSEWHERE = {
     **dict.fromkeys(("SESSION_START", "WINDOWSTART"), "window_start"),
@@ -22,10 +22,15 @@ _ELSEWHERE = {
 
 @dataclass(slots=True)
 class Chosen:
-    """`computed` are expressions by the names of their columns, `aggregates` entries of `spec.aggregates`."""
+    """`computed` are expressions by the names of their columns, `aggregates` and `select` entries of the fields of
+    these names."""
 
     computed: dict[str, str] = field(default_factory=dict)
     aggregates: list[dict[str, Any]] = field(default_factory=list)
+    select: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, column: str, name: str) -> None:
+        self.select.append({"column": column, **({"as": name} if name not in {"", column} else {})})
 
 
 def read_items(items: Sequence[exp.Expr], groups: SessionGrouping, names: Names, report: Report) -> Chosen:
@@ -33,9 +38,6 @@ def read_items(items: Sequence[exp.Expr], groups: SessionGrouping, names: Names,
     chosen = Chosen()
     for item in items:
         _read_item(item, chosen, groups, names, report)
-    for group in groups.by_text.values():
-        if group.name is None and group.column is None:
-            report.add(group.at, "this group has no name; select it with AS")
     return chosen
 
 
@@ -44,8 +46,9 @@ def _read_item(item: exp.Expr, chosen: Chosen, groups: SessionGrouping, names: N
     renamed = item.alias if isinstance(item, exp.Alias) else ""
     own = _own_column(value, names)
     if own:
-        if own != value.name or renamed not in {"", own}:
-            report.add(at, f"sessions carry it as {own} (rule S6); write just {own}")
+        if own != value.name and not renamed:
+            report.add(at, f"is called {own} here (rule S6); write {own}, or give it a name with AS")
+        chosen.add(own, renamed)
     elif value.is_star:
         report.add(at, "a star is not supported: a session holds many rows; name groups and aggregates")
     elif is_aggregate(value):
@@ -53,7 +56,7 @@ def _read_item(item: exp.Expr, chosen: Chosen, groups: SessionGrouping, names: N
     elif value.find(exp.AggFunc, exp.Window) is not None:
         report.add(at, "aggregates go out as they are; select each by itself and compute with the job's output")
     else:
-        _read_group_item(value, renamed, at, groups, names, report)
+        _read_group_item(value, renamed, at, chosen, groups, names, report)
 
 
 def _own_column(value: exp.Expr, names: Names) -> str:
@@ -65,7 +68,13 @@ def _own_column(value: exp.Expr, names: Names) -> str:
 
 
 def _read_group_item(
-    value: exp.Expr, renamed: str, at: Place, groups: SessionGrouping, names: Names, report: Report
+    value: exp.Expr,
+    renamed: str,
+    at: Place,
+    chosen: Chosen,
+    groups: SessionGrouping,
+    names: Names,
+    report: Report,
 ) -> None:
     qualified = value.copy()
     if qualified.find(exp.Query) is not None or not names.qualify(qualified):
@@ -75,10 +84,13 @@ def _read_group_item(
         known = f"is not an aggregate of sessions; these are {KNOWN}"
         many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
         report.add(at, known if isinstance(value, exp.Anonymous) else many)
-    elif group is not None and group.name is not None:
+    elif group is not None and group.selected:
         report.add(at, "this group is selected twice; keep one")
     elif group is not None:
-        group.name = renamed or group.column
+        group.selected = True
+        if renamed and not names.has_column(renamed):
+            group.name = renamed
+        chosen.add(group.name, renamed)
 
 
 def _read_aggregate(value: exp.Expr, renamed: str, at: Place, chosen: Chosen, names: Names, report: Report) -> None:
@@ -97,6 +109,7 @@ def _read_aggregate(value: exp.Expr, renamed: str, at: Place, chosen: Chosen, na
         entry["method"] = call.method
     if renamed:
         chosen.aggregates.append(entry)
+        chosen.add(renamed, "")
     else:
         report.add(at, "an aggregate has no name of its own; write <aggregate> AS <name>")
 
@@ -108,18 +121,6 @@ def _argument_column(argument: exp.Expr, chosen: Chosen, names: Names) -> str | 
     qualified = argument.copy()
     if qualified.find(exp.Query) is not None or not names.qualify(qualified):
         return None
-    plain = qualified.copy()
-    for column in plain.find_all(exp.Column):
-        column.set("table", None)
-    name = plain.sql(comments=False)
+    name = unqualified(qualified)
     chosen.computed[name] = qualified.sql(comments=False)
     return name
-
-
-def computed_groups(groups: Sequence[GroupExpression]) -> list[dict[str, str]]:
-    """What `spec.compute` says of groups that are not called as a column of the input is."""
-    return [
-        {"expression": group.text, "as": group.name}
-        for group in groups
-        if group.name is not None and group.name != group.column
-    ]

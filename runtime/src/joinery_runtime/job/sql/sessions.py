@@ -13,14 +13,14 @@ from joinery_runtime.job.sql.parse import SESSIONS, parse_select
 from joinery_runtime.job.sql.report import Report, place_of
 from joinery_runtime.job.sql.session_groups import read_groups
 from joinery_runtime.job.sql.session_parts import SessionParts, session_parts
-from joinery_runtime.job.sql.session_select import computed_groups, read_items
+from joinery_runtime.job.sql.session_select import read_items
 from joinery_runtime.job.sql.translate import TOO_DEEP
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTranslation:
-    """`fields` are groupBy, gap, compute, where and aggregates as YAML would hold them. With `problems` they are not to
-    be used."""
+    """`fields` are groupBy, gap, compute, where, aggregates and select as YAML would hold them. With `problems` they
+    are not to be used."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -61,15 +61,14 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     chosen = read_items(parts.items, groups, names, report)
     where = _where(parts, names, report)
     named = list(groups.by_text.values())
+    computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
     fields = {
-        "groupBy": [group.name or group.column for group in named],
+        "groupBy": [group.name for group in named],
         "gap": groups.gap,
-        "compute": [
-            *computed_groups(named),
-            *({"expression": text, "as": name} for name, text in chosen.computed.items()),
-        ],
+        "compute": [{"expression": text, "as": name} for name, text in computed.items()],
         **({"where": where} if where is not None else {}),
         "aggregates": chosen.aggregates,
+        "select": chosen.select,
     }
     return SessionTranslation(fields, report.problems)
 

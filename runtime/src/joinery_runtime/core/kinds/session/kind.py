@@ -38,6 +38,7 @@ from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, OFFSET, PA
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
 from joinery_runtime.job.model.duration import format_time
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,9 @@ def _rows_of(kept: KeptRun, there: np.ndarray, hashes: np.ndarray) -> np.ndarray
 
 class SessionOutput:
     def __init__(self, of: SessionParameters, step: StepSpec, *, ordered: bool) -> None:
-        self._retracts, self._schema, self._ordered = of.retracts, step.output_schema(), ordered
+        self._schema, self._ordered = step.output_schema(), ordered
+        self._made = [column.made or "" for column in step.output]
+        self._aggregates = [call.name for call in of.aggregates]
         self._folding = Folding(of.aggregates)
         self._keys = step.sides[0].intake.keys
 
@@ -256,16 +259,15 @@ class SessionOutput:
             yield self._rows(sessions, phase, retracted=retracted)
 
     def _rows(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
-        keys = [sessions.column(name) for name in self._keys]
-        columns = [
-            *keys,
-            sessions.column(START),
-            sessions.column(TS),
-            pa.array(key_hash([*keys, sessions.column(START)])),  # documented: S6, V1
-            *self._folding.results(sessions),
-            *([pa.repeat(pa.scalar(retracted), sessions.num_rows)] if self._retracts else []),
-        ]
-        rows = pa.record_batch(columns, schema=self._schema)
+        keys, start = [sessions.column(name) for name in self._keys], sessions.column(START)
+        own = (start, sessions.column(TS), pa.array(key_hash([*keys, start])))  # documented: S6, V1
+        made = {
+            **dict(zip(self._keys, keys, strict=True)),
+            **dict(zip(SESSION_COLUMNS, own, strict=True)),
+            **dict(zip(self._aggregates, self._folding.results(sessions), strict=True)),
+            RETRACTED: pa.repeat(pa.scalar(retracted), sessions.num_rows),
+        }
+        rows = pa.record_batch([made[name] for name in self._made], schema=self._schema)
         return _with_order(rows, sessions, phase, retracted=retracted) if self._ordered else rows
 
 

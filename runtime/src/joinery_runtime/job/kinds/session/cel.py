@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
-from joinery_runtime.job.kinds.session.sessions import FROM_SQL, Aggregate, ComputedColumn
+from joinery_runtime.job.kinds.session.sessions import FROM_SQL, Aggregate, ComputedColumn, SessionColumn
 from joinery_runtime.job.model.cel import TARGETS, Rule, positive
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed
@@ -73,6 +73,10 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
             "is for method: exact, a sketch takes any number of values; drop it",
             ".limit",
         ),
+    ),
+    (SessionColumn, "as"): (
+        _NOT_OURS,
+        Rule(f"self != '{RETRACTED}'", "emitRetractions adds this column (rule S6); choose another name"),
     ),
     (Aggregate, "as"): (
         _NOT_OURS,

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from joinery_runtime.job.kinds.session.rules import broken_rules
-from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate, ComputedColumn, Sessions
+from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate, ComputedColumn, SessionColumn, Sessions
 from joinery_runtime.job.model.base import Bool, Length, Limits, PositiveDuration, Text
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
@@ -17,7 +17,7 @@ from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SES
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField
 from joinery_runtime.job.sql import SqlInput, translate_sessions
 
-_SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where and aggregates."
+_SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where, aggregates and select."
 
 
 _NO_WIDTH = "a session has no width, it grows with its rows; write gap, and maxDuration for the most"
@@ -26,7 +26,7 @@ _NO_FIELDS = {
     **dict.fromkeys(("size", "slide", "tumbling", "hopping", "window"), _NO_WIDTH),
     **dict.fromkeys(("gapMs", "gap_ms"), "write gap, as 30s or milliseconds"),
     **dict.fromkeys(("maxSessionDuration", "max_session_duration_ms"), "write maxDuration, as 2h or milliseconds"),
-    **dict.fromkeys(("joins", "select"), "it is of a StreamJoin; sessions have groupBy and aggregates"),
+    "joins": "it is of a StreamJoin; sessions have groupBy and aggregates",
 }
 
 
@@ -50,6 +50,7 @@ class SessionWindowSpec(JobSpec):
     compute: tuple[ComputedColumn, ...] = ()
     where: Text | None = None
     aggregates: tuple[Aggregate, ...] = ()
+    select: Annotated[tuple[SessionColumn, ...], Field(min_length=1)] | None = None
     sql: Annotated[Text, Field(description=_SQL)] | None = None
     late_data: Annotated[Literal["drop", "reopen"], BeforeValidator(_no_dead_letters)] = "drop"
     allowed_lateness: PositiveDuration = 0
@@ -64,7 +65,7 @@ class SessionWindow(Job):
 
     row_fields: ClassVar[frozenset[str]] = frozenset(
         {
-            *("input", "group_by", "gap", "max_duration", "compute", "where", "aggregates"),
+            *("input", "group_by", "gap", "max_duration", "compute", "where", "aggregates", "select"),
             *("late_data", "allowed_lateness", "emit_retractions", "limits"),
         }
     )
@@ -104,7 +105,8 @@ class SessionWindow(Job):
         target = self.spec.output.postgres
         if target is None:
             return ()
-        return target.upsert_key or (*self.sessions.group_by, SESSION_ID)
+        names = {column.made: column.name for column in reversed(self.output_columns)}
+        return target.upsert_key or tuple(names[made] for made in (*self.sessions.group_by, SESSION_ID))
 
     @property
     def limits(self) -> Mapping[tuple[str, ...], Limits]:
@@ -126,8 +128,9 @@ class SessionWindow(Job):
     def output_columns(self) -> tuple[OutputField, ...]:
         """Rule S6, and RETRACTED last where retractions are on."""
         of, types = self.sessions, self.spec.input.types
+        every = [*of.group_by, *SESSION_COLUMNS, *(aggregate.as_ for aggregate in of.aggregates)]
+        chosen = [(item.as_ or item.column, item.column) for item in of.select or ()] or zip(every, every, strict=True)
         sources = {name: Reference(self.spec.input.name, name) for name in of.group_by if name in types}
-        groups = [OutputField(name, sources.get(name), type=types.get(name)) for name in of.group_by]
-        last = [self.retracted] if self.retracted is not None else []
-        added = [*SESSION_COLUMNS, *(aggregate.as_ for aggregate in of.aggregates), *last]
-        return (*groups, *(OutputField(name) for name in added))
+        named = [OutputField(name, sources.get(made), None, types.get(made), made) for name, made in chosen]
+        last = [OutputField(self.retracted, made=RETRACTED)] if self.retracted is not None else []
+        return (*named, *last)

@@ -16,6 +16,7 @@ from joinery_runtime.job.sql.names import table_of
 
 _SQL: Loc = ("spec", "sql")
 _GROUPS: Loc = ("spec", "groupBy")
+_SELECT: Loc = ("spec", "select")
 _ENGINE = (*SESSION_COLUMNS, RETRACTED)
 _NO_KEY = f"{RETRACTED!r} is not an output column that rows can be told by: it says which are taken back; drop it"
 
@@ -127,36 +128,73 @@ def _names(draft: JobDraft) -> Iterator[Finding]:
             yield at, f"{name!r} starts with `$`, which engine columns do; choose another name"
 
 
+def _select(draft: JobDraft) -> Iterator[Finding]:
+    made, chosen = _made(draft), items(draft.data, *_SELECT)
+    names = [dig(item, "as") or dig(item, "column") for item in chosen]
+    for i, item in enumerate(chosen):
+        column, name, at = dig(item, "column"), names[i], (*_SELECT, i)
+        if made is not None and isinstance(column, str) and column not in made:
+            hint = suggestion(column, made)
+            yield (*at, "column"), f"{column!r} is no column of these sessions{hint}; columns are {listed(made)}"
+        elif name in names[:i]:
+            yield at, f"two output columns are named {name!r} (rule S6); rename one with `as`"
+        elif name == RETRACTED:
+            yield at, f"{name!r} is the column that emitRetractions adds (rule S6); rename this one with `as`"
+        elif isinstance(name, str) and name.startswith("$"):
+            yield at, f"{name!r} starts with `$`, which engine columns do; rename it with `as`"
+
+
 def _taken(name: str) -> str:
     return f"sessions have a column {name!r} of their own (rule S6)"
 
 
 def _keys_known(draft: JobDraft) -> Iterator[Finding]:
-    known = output_names(draft)
-    for at, message in output_rules.unknown_columns(draft, known):
+    named = _output_columns(draft)
+    for at, message in output_rules.unknown_columns(draft, list(named) if named is not None else None):
         yield at, message if dig(draft.data, *at) != RETRACTED else _NO_KEY
 
 
 def _takes_back_its_own(draft: JobDraft) -> Iterator[Finding]:
     at: Loc = ("spec", "output", "postgres", "upsertKey")
-    key, groups = items(draft.data, *at), items(draft.data, *_GROUPS)
+    key, groups, named = items(draft.data, *at), items(draft.data, *_GROUPS), _output_columns(draft) or {}
     if dig(draft.data, "spec", "emitRetractions") is not True or not key:
         return
     todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
-    if SESSION_ID not in key and not all(name in key for name in (WINDOW_START, *groups)):
+    made = [named.get(name, name) for name in key]
+    if SESSION_ID not in made and not all(name in made for name in (WINDOW_START, *groups)):
         yield at, f"a retraction would delete the row that another session has under this key; {todo}"
-    changing = [name for name in output_names(draft) or () if name not in (SESSION_ID, WINDOW_START, *groups)]
     for i, name in enumerate(key):
-        if name in changing:
+        if name in named and made[i] not in (SESSION_ID, WINDOW_START, *groups):
             yield (*at, i), f"{name!r} may change while a session lasts, and no retraction finds its older row; {todo}"
 
 
-def output_names(draft: JobDraft) -> list[str] | None:
-    """The columns that a key of the output may name, or None while something hides one."""
+def _selects_its_key(draft: JobDraft) -> Iterator[Finding]:
+    """Without an upsertKey a table holds one row for each group and session_id."""
+    target, named = dig(draft.data, "spec", "output", "postgres"), _output_columns(draft)
+    if not isinstance(target, Mapping) or target.get("upsertKey") or named is None:
+        return
+    missing = [name for name in (*items(draft.data, *_GROUPS), SESSION_ID) if name not in named.values()]
+    if missing:
+        facts = f"rows of the table are replaced by group and {SESSION_ID} (rule S6), and {listed(missing)} is left out"
+        yield _SELECT, f"{facts}; select it, or write output.postgres.upsertKey"
+
+
+def _made(draft: JobDraft) -> list[str] | None:
+    """The columns that sessions have: groups, SESSION_COLUMNS, aggregates. None while something hides one."""
     groups = items(draft.data, *_GROUPS)
     aggregates = [dig(each, "as") for each in items(draft.data, "spec", "aggregates")]
     names = [*groups, *SESSION_COLUMNS, *aggregates]
     return names if groups and all(isinstance(name, str) for name in names) else None
+
+
+def _output_columns(draft: JobDraft) -> dict[str, str] | None:
+    """The columns that a key of the output may name, each with the column of sessions that it shows."""
+    made, chosen = _made(draft), items(draft.data, *_SELECT)
+    if made is None or not chosen:
+        return dict(zip(made, made, strict=True)) if made is not None else None
+    pairs = [(dig(item, "as") or dig(item, "column"), dig(item, "column")) for item in chosen]
+    known = all(isinstance(name, str) and column in made for name, column in pairs)
+    return dict(pairs) if known else None
 
 
 # --- aggregates -------------------------------------------------------------------------------------------------------
@@ -222,5 +260,5 @@ _OF_AGGREGATES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_columns,
 
 _RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     *(*input_rules.RULES, _table, _groups, _gap, _computed),
-    *(*_OF_AGGREGATES, _names, _keys_known, _takes_back_its_own, *output_rules.RULES),
+    *(*_OF_AGGREGATES, _names, _select, _keys_known, _selects_its_key, _takes_back_its_own, *output_rules.RULES),
 )

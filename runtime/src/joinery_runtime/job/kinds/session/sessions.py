@@ -28,7 +28,7 @@ def takes_text(function: str) -> str:
     return "numbers" if function in {"sum", "avg"} else "all types but boolean and binary"
 
 
-FROM_SQL = ("groupBy", "gap", "compute", "where", "aggregates")
+FROM_SQL = ("groupBy", "gap", "compute", "where", "aggregates", "select")
 """The fields of `spec` in whose place `sql` may stand."""
 
 
@@ -57,12 +57,21 @@ class Aggregate(Model):
         return (self.limit or EXACT_LIMIT) if exact else None
 
 
+class SessionColumn(Model):
+    """One output column: `column` is a group, an aggregate, `window_start`, `window_end` or `session_id`
+    (docs/semantics.md#s6); without `as` it keeps its name."""
+
+    column: Text
+    as_: Annotated[str | None, Field(alias="as", min_length=1)] = None
+
+
 class Sessions(Model):
     """What the sessions of a job are: as its fields say, or as its SQL does. `gap` is milliseconds of event time;
-    `where` keeps the input's rows for which it is true."""
+    `where` keeps the input's rows for which it is true; `select` is what goes out, None for every column."""
 
     group_by: tuple[Text, ...]
     gap: Length
     compute: tuple[ComputedColumn, ...] = ()
     where: Text | None = None
     aggregates: tuple[Aggregate, ...] = ()
+    select: Annotated[tuple[SessionColumn, ...], Field(min_length=1)] | None = None
