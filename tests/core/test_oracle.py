@@ -324,11 +324,12 @@ def test_output_rows_take_their_columns_from_all_inputs_and_nulls_from_absent_on
         Projection("one", "l", "v"),
         Projection("two", "r", "w"),
         Projection("three", computed=lambda columns: columns["r"]["w"] is None),
+        Projection("until", window=1),
     ]
     join = Oracle(("l", "r"), [Step("r", WindowRule(10, 10), KEYS, "left")], columns)
     join.epoch(NONE, {"l": [row(1, v="x")]})
     (found,) = join.epoch({"l": END, "r": END}, {}).rows
-    assert found == {"one": "x", "two": None, "three": True, "window_start": 0, "window_end": 10}
+    assert found == {"one": "x", "two": None, "three": True, "until": 10}
 
 
 def test_a_place_names_a_row_in_the_jobs_order_of_inputs() -> None:

@@ -186,7 +186,7 @@ def _judged_sql(join: _Join, side: Input) -> str:
         SELECT {_quoted(side.name)}.*, CASE
             WHEN {null_key} THEN 'null_key'
             WHEN ({_own_predicate(join, side)}) IS NOT TRUE THEN 'filtered'
-            WHEN {join.step.late_data == "drop"} AND {late} THEN 'late'
+            WHEN {join.step.late_data != "reopen"} AND {late} THEN 'late'
         END AS "$drop"
         FROM {_quoted(f"read {side.name}")} AS {_quoted(side.name)} JOIN "$plans" USING ("$epoch")"""
 

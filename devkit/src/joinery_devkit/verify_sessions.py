@@ -99,7 +99,7 @@ def verify_sessions(
 
 def _only_what_is_known(job: SessionWindow) -> None:
     of = job.sessions
-    final = job.spec.late_data == "drop" or job.spec.emit_retractions
+    final = job.spec.late_data != "reopen" or job.spec.emit_retractions
     unknown = [
         *(["it computes columns or filters rows"] if of.compute or of.where else []),
         *(["ids that were replaced stay in its table: it emits no retractions"] if not final else []),

@@ -199,7 +199,7 @@ def test_the_sides_of_a_join_on_time_only() -> None:
 def test_window_columns_come_last_where_nothing_is_selected_else_where_they_are_named() -> None:
     step = {"right": "p", "keys": {"o.id": "p.oid"}, "window": {"tumbling": "1h"}}
     by_default = job([ORDERS, PAYMENTS], [step], None).output_schema()
-    assert by_default.names[-3:] == ["right_ts", "window_start", "window_end"]
+    assert by_default.names[-3:] == ["right_at", "window_start", "window_end"]
     chosen = [{"column": "window_end"}, {"column": "o.note"}, {"column": "window_start", "as": "began"}]
     selected = job([ORDERS, PAYMENTS], [step], chosen).output_schema()
     assert selected.names == ["window_end", "note", "began"]

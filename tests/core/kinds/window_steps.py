@@ -1,6 +1,7 @@
 """Window steps built by hand, and the state of one shard that goes through epochs of them: for the kernels' tests.
 
-Both sides have columns k (the key, text), v (a number that names the row) and ts; the output is both sides' v and the window.
+Both sides have columns k (the key, text), v (a number that names the row) and ts; the output is both sides' v and
+the window.
 """
 
 from __future__ import annotations

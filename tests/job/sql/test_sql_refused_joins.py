@@ -47,7 +47,8 @@ AT = [
     (SEED_001, f"{SHIPPED} WINDOW SESSION(INTERVAL '1' DAY) WINDOW SESSION(INTERVAL '1' DAY)",
      None, "a second", "keep one"),
     (SEED_001, f"{SHIPPED} WINDOW SESSION(INTERVAL '1' DAY) WITH ('join.retention' = '1h')", "'join.retention'",
-     "is not an option of this kind of join (session)", "its options are join.type and join.allowed_lateness"),
+     "is not an option of this kind of join (session)",
+     "its options are join.type, join.allowed_lateness and join.late_data"),
     (SEED_001, f"{SHIPPED.replace('FROM', ', window_end AS order_id FROM')} WINDOW SESSION(INTERVAL '1' DAY)",
      "window_end", "two output columns are named 'order_id'", "name one with AS"),
     (SEED_001, f"SELECT window_start FROM orders o JOIN shipments s ON o.order_id = s.order_id AND {DAY}",
@@ -84,7 +85,7 @@ AT = [
      "'orders')", "every row of 'o' goes out", "name the other side"),
     # options
     (SEED_001, f"{LEFT} WITH ('join.allowed_lateness' = '-5s')", "'-5s'", "must not be negative", "length of time"),
-    (SEED_001, f"{LEFT} WITH ('join.late_data' = 'keep')", "'keep'", "is drop or reopen", "drop"),
+    (SEED_001, f"{LEFT} WITH ('join.late_data' = 'keep')", "'keep'", "is drop, reopen or dlq", "drop"),
     (SEED_001, f"{LEFT} WITH ('join.allowed_lateness' = '5s', 'join.retention' = '9s')",
      "'5s'", "says the same", "keep one"),
     (SEED_001, f"{LEFT} WITH ('join.grace' = '5s')",

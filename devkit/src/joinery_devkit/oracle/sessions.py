@@ -73,7 +73,7 @@ class SessionOracle:
     def _use(self, shape: SessionShape) -> None:
         spec, self.shape = shape.job.spec, shape
         self._gap, self._cap = shape.job.sessions.gap, spec.max_duration
-        self._lateness, self._drops = spec.allowed_lateness, spec.late_data == "drop"
+        self._lateness, self._drops = spec.allowed_lateness, spec.late_data != "reopen"
 
     def epoch(self, watermarks: Watermarks, rows: Arrivals) -> EpochExpectation:
         """Replays one epoch, as `Oracle.epoch` does."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.future import FutureRows
+from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.prepare import cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
@@ -108,13 +109,14 @@ class Worker:
         plan = work.plan
         reader, decoder = self._parts.inputs.reader(name), self._parts.inputs.decoder(name)
         counters = {planned.partition: ReadCounter(planned) for planned in ranges}
+        late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         most = plan.max_future.get(name)
         future = {} if most is None else {ref: FutureRows(most, plan.watermarks[name]) for ref in counters}
 
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
                 ref, counter = raw.partition, counters[raw.partition]
-                rows = self._prepare(name, decoder, raw, counter, future.get(ref))
+                rows = self._prepare(name, decoder, raw, counter, future.get(ref), late)
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
                 if rows.num_rows:
@@ -125,7 +127,13 @@ class Worker:
         yield from ((plan.shards, counter.report()) for counter in counters.values())
 
     def _prepare(
-        self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter, future: FutureRows | None
+        self,
+        name: str,
+        decoder: Decoder,
+        raw: RawBatch,
+        counter: ReadCounter,
+        future: FutureRows | None,
+        late: LateRows | None,
     ) -> pa.RecordBatch:
         intake = self._pipeline.intake(name)
         decoded = decoder.decode_batch(raw)
@@ -135,7 +143,15 @@ class Worker:
         of_all = raw.timestamps
         timestamps = None if of_all is None else lambda at: of_all(decoded.index[at])
         prepared = prepare(
-            intake, rows, raw.partition.partition, offsets, self._parts.hasher, decoded.deleted, future, timestamps
+            intake,
+            rows,
+            raw.partition.partition,
+            offsets,
+            self._parts.hasher,
+            decoded.deleted,
+            future,
+            timestamps,
+            late,
         )
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         counter.add(raw, prepared, DeadLetters.of(raw, [*decoded.bad, *unusable]))

@@ -51,8 +51,9 @@ class _SessionCompiler:
             max_duration=wanted.max_duration,
             aggregates=self._aggregates,
             allowed_lateness=wanted.allowed_lateness,
-            drop_late=wanted.late_data == "drop",
+            drop_late=wanted.late_data != "reopen",
             retracts=wanted.emit_retractions,
+            late_to_dead_letters=wanted.late_data == "dlq",
         )
 
     def side(self) -> SideSpec:

@@ -53,6 +53,7 @@ class IntervalJoin(Join):
     allowed_lateness: int = 0
     drop_late: bool = True
     lenient: bool = True
+    late_to_dead_letters: bool = False
 
     @classmethod
     def of(cls, step: JoinStep, only: bool, /) -> Self:
@@ -61,8 +62,9 @@ class IntervalJoin(Join):
             said.lower,
             said.upper,
             step.allowed_lateness,
-            step.late_data == "drop",
+            step.late_data != "reopen",
             lenient=only and step.type == "inner",
+            late_to_dead_letters=step.late_data == "dlq",
         )
 
     def marks_rows(self, *, preserved: bool) -> bool:

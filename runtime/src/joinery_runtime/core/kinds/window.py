@@ -21,7 +21,7 @@ from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Lows, Times, clamp
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Lows, Times, Watermark, clamp
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import list_pairs, sort_order
@@ -46,11 +46,12 @@ class WindowJoin(Join):
     size: int
     slide: int
     allowed_lateness: int = 0
+    late_to_dead_letters: bool = False
 
     @classmethod
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
         said = cast(Tumbling | Hopping, step.matching)
-        return cls(said.size, said.slide, step.allowed_lateness)
+        return cls(said.size, said.slide, step.allowed_lateness, step.late_data == "dlq")
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         out = WindowOutput(step, ordered=work.ordered)
@@ -77,6 +78,13 @@ class WindowJoin(Join):
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         return lower_of_both(step, lows)
+
+    def late_below(
+        self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
+    ) -> int | None:
+        """W2."""
+        closed = horizons[step.sides[side].part].now
+        return None if closed is None else self.keep_from(side, closed)
 
     def keep_from(self, side: int, horizon: int) -> int:
         """The lowest event time of a row that is still in an open window."""

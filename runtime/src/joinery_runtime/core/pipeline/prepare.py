@@ -1,10 +1,10 @@
 """From decoded rows to prepared rows: event time, key hash, one-sided predicate, only the columns that are stored.
 
 What does not go on is counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4),
-`future` (T11). Rows whose event time is null, out of range or too far ahead (T11), and rows on which an expression
-fails, are reported for the dead-letter output (T8). What the step before made goes through `prepare_joined`: it is
-nobody's record any more, a NULL time there only matches nothing (N4), and a predicate that fails there is not true
-(J1).
+`future` (T11), `late` where late records go to the dead letters (J6, W2, S4). Rows whose event time is null, out of
+range or too far ahead (T11), late ones, and rows on which an expression fails, are reported for the dead-letter output
+(T8). What the step before made goes through `prepare_joined`: it is nobody's record any more, a NULL time there only
+matches nothing (N4), and a predicate that fails there is not true (J1).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.pipeline.expression import Evaluated, Expression
 from joinery_runtime.core.pipeline.future import FutureRows, Timestamps
+from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import Intake, Placement
 from joinery_runtime.core.table.columns import HASH
@@ -71,10 +72,12 @@ def prepare(
     deleted: np.ndarray | None = None,
     future: FutureRows | None = None,
     timestamps: Timestamps | None = None,
+    late: LateRows | None = None,
 ) -> Prepared:
     """`rows` are n decoded rows of the input's schema, `offsets` int64[n] their places in `partition`; `deleted` is
     bool[n] for a table (None: none of them deletes). `future` finds those that are too far ahead (None: none is), also
-    of their Kafka `timestamps`, if they have any."""
+    of their Kafka `timestamps`, if they have any. `late` names those that are too late for the step (None: the step
+    itself drops them)."""
     times = rows.column(intake.event_time).cast(pa.int64())
     values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
     usable = np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
@@ -87,7 +90,7 @@ def prepare(
     span = pc.min_max(read.times).as_py()
     reason = f"event time {intake.event_time!r} is null or outside the years 0001 to 9999"
     bad = dict.fromkeys(np.flatnonzero(~usable).tolist(), reason) | ahead
-    prepared, dropped = _prepared(intake, read, hasher, bad)
+    prepared, dropped = _prepared(intake, read, hasher, bad, late)
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
     return Prepared(prepared, span["min"], span["max"], counted, bad)
 
@@ -121,17 +124,26 @@ def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: Ke
 
 
 def _prepared(
-    intake: Intake, rows: _DecodedRows, hasher: KeyHash, bad: dict[int, str] | None
+    intake: Intake,
+    rows: _DecodedRows,
+    hasher: KeyHash,
+    bad: dict[int, str] | None,
+    late: LateRows | None = None,
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
     """`bad` takes in the rows on which an expression fails; None: they are nobody's records."""
     rows, passes = _passing(intake, rows, bad)
-    joinable, dropped = _joinable(intake, rows, passes)
+    joinable, counted = _joinable(intake, rows, passes)
+    dropped = {} if intake.preserved else counted
     if not intake.preserved:
         rows = rows.where(joinable)
         joinable = joinable[joinable]
     if bad is not None and (intake.computed or intake.checked or intake.compared):
         rows, fine = _with_computed(intake, rows, joinable, bad)
         joinable = joinable[fine]
+    if bad is not None and late is not None:
+        on_time = _on_time(intake, rows, late, bad)
+        dropped = dropped | ({} if on_time.all() else {"late": int((~on_time).sum())})
+        rows, joinable = rows.where(on_time), joinable[on_time]
     columns = [
         pa.array(_hashes(intake, rows, joinable, hasher)),
         pc.fill_null(rows.times, 0),
@@ -141,7 +153,15 @@ def _prepared(
         *([pa.array(_deleted(rows))] if intake.table else []),
         *(rows.user.column(name) for name in intake.stored),
     ]
-    return pa.record_batch(columns, schema=intake.prepared_schema()), {} if intake.preserved else dropped
+    return pa.record_batch(columns, schema=intake.prepared_schema()), dropped
+
+
+def _on_time(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, str]) -> np.ndarray:
+    """bool[n]: the rows that are not late; adds the others to `bad`."""
+    times = rows.times.to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(times < late.accept_from):
+        bad[int(rows.positions[row])] = late.reason(intake.event_time, int(times[row]))
+    return np.asarray(times >= late.accept_from)
 
 
 def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> tuple[_DecodedRows, np.ndarray]:

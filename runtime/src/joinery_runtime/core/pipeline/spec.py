@@ -65,6 +65,17 @@ class Kind(ABC):
         already (T10); None: no row does. `horizons` are those of the sides."""
         return None
 
+    @property
+    def late_to_dead_letters(self) -> bool:
+        """Whether late records go to the dead letters: they are judged by `late_below` as they are read."""
+        return False
+
+    def late_below(
+        self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
+    ) -> int | None:
+        """The lowest event time of a record of the side that is not late; None: none is."""
+        return self.accept_from(step, watermarks)[side]
+
     def lowest_times(self, step: StepSpec, times: Times) -> Lows:
         """Of the inputs that this step reads: the lowest event time that may still come, late rows apart."""
         read = [side.time for side in step.sides if not side.intake.chained]

@@ -92,6 +92,11 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             "a column is written <input>.<column>, and one here does not begin with the name of an input",
             ".select",
         ),
+        Rule(
+            "has(self.deadLetter) || !has(self.joins) || self.joins.all(step, step.lateData != 'dlq')",
+            "lateData: dlq writes late records to the dead letters, and the job has none; name `deadLetter`",
+            ".joins",
+        ),
         *TARGETS,
         Rule(
             "!has(self.deadLetter) || !has(self.deadLetter.kafka) || has(self.deadLetter.kafka.bootstrapServers) || "
@@ -159,6 +164,11 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         Rule(
             f"self.lateData != 'reopen' || ({_IS_ALONE})",
             "reopen is for interval steps; write drop",
+            ".lateData",
+        ),
+        Rule(
+            "self.lateData != 'dlq' || (!has(self.asOf) && (!has(self.window) || !has(self.window.session)))",
+            "dlq is for interval steps and tumbling and hopping windows; write drop",
             ".lateData",
         ),
         *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.cel_of_step),

@@ -28,7 +28,7 @@ class _StepExplainer:
             right=self._step.right,
             times={side.name: side.event_time for side in job.inputs},
             allowed_lateness=self._step.allowed_lateness,
-            reopens=self._step.late_data == "reopen",
+            late_data=self._step.late_data,
             only_inner=len(job.joins) == 1 and self._step.type == "inner",
         )
 

@@ -18,6 +18,7 @@ from joinery_runtime.job.model.draft import (
     reference,
     unknown_column,
 )
+from joinery_runtime.job.model.output_rules import late_without_dead_letters
 from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
@@ -174,8 +175,16 @@ def _lateness(draft: JobDraft) -> Iterator[Finding]:
     final = {kind.field: kind.what_is_final for kind in STEP_KINDS if kind.what_is_final}
     for step in draft.steps:
         facts = next((text for way, text in final.items() if step.data.get(way) is not None), None)
-        if facts is not None and step.data.get("lateData") == "reopen":
-            yield (*step.at, "lateData"), f"reopen is for interval steps, {facts} stays as it is; write drop"
+        at, late_data = (*step.at, "lateData"), step.data.get("lateData")
+        if facts is not None and late_data == "reopen":
+            yield at, f"reopen is for interval steps, {facts} stays as it is; write drop"
+        elif late_data == "dlq" and dig(step.data, "window", "session") is not None:
+            facts = "in a session of both sides, other rows decide whether a row is late, after it has been read"
+            yield at, f"dlq is for interval steps and tumbling and hopping windows: {facts}; write drop"
+        elif late_data == "dlq" and step.data.get("asOf") is not None:
+            yield at, "no row of an asOf step is late (rule A3); leave it out"
+        else:
+            yield from late_without_dead_letters(draft, at)
 
 
 RULES: Rules = (

@@ -32,7 +32,7 @@ class JoinStep(Model):
     window: Window | None = None
     as_of: AsOf | None = None
     where: Text | None = None
-    late_data: Literal["drop", "reopen"] = "drop"
+    late_data: Literal["drop", "reopen", "dlq"] = "drop"
     allowed_lateness: PositiveDuration = 0
     broadcast: Text | None = None
     co_partitioned: Annotated[Literal[False], not_yet("coPartitioned: true", True, todo="leave it out")] = False
@@ -59,9 +59,9 @@ class JoinStep(Model):
 
 
 class SelectItem(Model):
-    """One output column: `column` is `input.column`, or of a window join `window_start` or `window_end` (rule W4);
-    `expression` is an SQL expression over columns of inputs. Without `as` a column keeps its name without the
-    input's."""
+    """One output column: `column` is `input.column`, or names the start or the end of a join's window
+    (docs/semantics.md#w4); `expression` is an SQL expression over columns of inputs. Without `as` a column keeps its
+    name without the input's."""
 
     column: Text | None = None
     expression: Text | None = None

@@ -37,12 +37,17 @@ class StepWords:
     right: str
     times: Mapping[str, str]
     allowed_lateness: int
-    reopens: bool
+    late_data: str
     only_inner: bool
 
     @property
     def labels(self) -> tuple[str, str]:
         return " + ".join(self.left), self.right
+
+    @property
+    def dropped(self) -> str:
+        """What becomes of late rows."""
+        return "written to the dead letters and counted" if self.late_data == "dlq" else "dropped and counted"
 
     @property
     def lateness(self) -> str:

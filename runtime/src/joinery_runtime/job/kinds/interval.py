@@ -101,13 +101,13 @@ class Interval(Model, StepKind):
 
     def late(self, of: StepWords) -> str:
         """Rules J6 and J7."""
-        if of.reopens:
+        if of.late_data == "reopen":
             return "joined with what is still kept, and never dropped (lateData: reopen)"
         if of.only_inner:
             reach = plus(max(self.upper, -self.lower))
-            return f"dropped and counted when ts {reach} [the wider bound] + {of.lateness} < {of.lower_watermark()}"
+            return f"{of.dropped} when ts {reach} [the wider bound] + {of.lateness} < {of.lower_watermark()}"
         inputs = listed(of.labels if of.number == 0 else of.labels[1:])
-        return f"of {inputs}, dropped and counted when ts < the input's own watermark - {of.lateness}"
+        return f"of {inputs}, {of.dropped} when ts < the input's own watermark - {of.lateness}"
 
 
 Interval.cel = {

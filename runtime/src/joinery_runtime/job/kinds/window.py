@@ -65,7 +65,7 @@ class _Window(StepKind):
     def late(self, of: StepWords) -> str:
         """Rule W2."""
         end, sign = self.over
-        return f"dropped and counted when {end} + {of.lateness} {sign} {of.lower_watermark()}"
+        return f"{of.dropped} when {end} + {of.lateness} {sign} {of.lower_watermark()}"
 
 
 class Tumbling(Model, _Window):

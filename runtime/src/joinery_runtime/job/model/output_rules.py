@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 
-from joinery_runtime.job.model.draft import Finding, JobDraft, dig, exactly_one, items
+from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly_one, items
 from joinery_runtime.job.model.outputs import DeadLetter, Output, StoreSpec
 from joinery_runtime.job.model.wording import listed, suggestion
 
@@ -20,6 +20,12 @@ def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Fi
                 hint = suggestion(name, known)
                 at = ("spec", "output", *steps, i)
                 yield at, f"{name!r} is not an output column{hint}; output columns are {listed(known)}"
+
+
+def late_without_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
+    """`at` is the place of a `lateData`."""
+    if dig(draft.data, *at) == "dlq" and dig(draft.data, "spec", "deadLetter") is None:
+        yield at, "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop"
 
 
 def _one_target(draft: JobDraft) -> Iterator[Finding]:

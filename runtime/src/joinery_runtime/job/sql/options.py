@@ -21,7 +21,7 @@ HISTORY, GRACE = "join.history_retention", "join.grace"
 
 _MAY_BE_NEGATIVE = {LOWER, UPPER}
 _INTERVAL = (TYPE, LOWER, UPPER, RETENTION, LATENESS, LATE_DATA, BROADCAST)
-_WINDOW = (TYPE, LATENESS)
+_WINDOW = (TYPE, LATENESS, LATE_DATA)
 _OF_KIND: Mapping[JoinKind, tuple[str, ...]] = {
     "interval": _INTERVAL, "asof": (TYPE, HISTORY, GRACE),
     "tumbling": _WINDOW, "hopping": _WINDOW, "session": _WINDOW,
@@ -43,7 +43,7 @@ class Options:
     `broadcast` holds names or aliases. `at` says where the value of an option stands; `broken` that one was refused."""
 
     ms: dict[str, int] = field(default_factory=dict)
-    reopen: bool = False
+    late_data: str = "drop"
     broadcast: tuple[str, ...] = ()
     at: dict[str, Place] = field(default_factory=dict)
     broken: bool = False
@@ -82,9 +82,9 @@ def _take(name: str, text: str, kind: JoinKind, options: Options) -> None:
     if name == TYPE:
         _check_type(text.lower(), kind)
     elif name == LATE_DATA:
-        if text not in {"drop", "reopen"}:
-            raise ValueError("is drop or reopen")
-        options.reopen = text == "reopen"
+        if text not in {"drop", "reopen", "dlq"}:
+            raise ValueError("is drop, reopen or dlq")
+        options.late_data = text
     elif name == BROADCAST:
         options.broadcast = tuple(part.strip() for part in text.split(","))
     else:

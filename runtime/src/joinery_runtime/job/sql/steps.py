@@ -70,6 +70,7 @@ def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -
     else:
         _check_keys(link, matching, "", context)
         step |= _as_of(link, context) if kind == "asof" else _window(context)
+    step |= {"lateData": context.options.late_data} if context.options.late_data != "drop" else {}
     where = matching.where(of)
     return step if where is None else {**step, "where": where}
 
@@ -110,7 +111,6 @@ def _take_interval(step: Step, link: Link, matching: Matching, distances: Distan
         return None
     distances.add(link, interval)
     step["interval"] = {"of": interval.of, "lower": interval.lower, "upper": interval.upper}
-    step |= {"lateData": "reopen"} if context.options.reopen else {}
     lateness = _lateness(interval, context)
     step |= {"allowedLateness": lateness} if lateness else {}
     return interval.of

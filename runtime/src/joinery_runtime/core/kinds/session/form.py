@@ -34,6 +34,7 @@ class SessionParameters:
     allowed_lateness: int = 0
     drop_late: bool = True
     retracts: bool = False
+    late_to_dead_letters: bool = False
 
 
 @dataclass(frozen=True, slots=True)

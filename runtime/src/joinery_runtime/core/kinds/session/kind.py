@@ -66,6 +66,13 @@ class SessionAggregation(SessionParameters, Kind):
         """S4."""
         return (earlier(watermarks[step.sides[0].time], self.allowed_lateness) if self.drop_late else None,)
 
+    def late_below(
+        self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
+    ) -> int | None:
+        """S4. After an edit, not below what was evicted under longer times either."""
+        (lowest,), evicted = self.accept_from(step, watermarks), horizons[step.sides[side].part].now
+        return lowest if lowest is None or evicted is None else max(lowest, evicted)
+
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         """S4, S5."""
         (side,) = step.sides

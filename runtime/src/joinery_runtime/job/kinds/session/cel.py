@@ -40,6 +40,11 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
             "versions of a table replace each other, a session holds events; drop `table`",
             ".input.table",
         ),
+        Rule(
+            "self.lateData != 'dlq' || has(self.deadLetter)",
+            "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop",
+            ".lateData",
+        ),
         *TARGETS,
         Rule(
             "!has(self.deadLetter) || !has(self.deadLetter.kafka) || has(self.deadLetter.kafka.bootstrapServers) || "

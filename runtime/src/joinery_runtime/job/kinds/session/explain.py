@@ -57,7 +57,7 @@ def _aggregate(of: Aggregate) -> str:
 def _goes_out(job: SessionWindow) -> str:
     name, gap = job.spec.input.name, format_duration(job.sessions.gap)
     late = format_duration(job.spec.allowed_lateness)
-    if job.spec.late_data == "drop":
+    if job.spec.late_data != "reopen":
         return f"each session once, when wm({name}) > last + {gap} [gap] + {late} [allowedLateness]"
     again = "again, whole, after each epoch that changes it"
     if job.spec.emit_retractions:
@@ -68,8 +68,9 @@ def _goes_out(job: SessionWindow) -> str:
 def _late(job: SessionWindow) -> str:
     """Rules S4 and S5."""
     name, late = job.spec.input.name, f"{format_duration(job.spec.allowed_lateness)} [allowedLateness]"
-    if job.spec.late_data == "drop":
-        return f"dropped and counted when ts < wm({name}) - {late}"
+    if job.spec.late_data != "reopen":
+        gone = "written to the dead letters" if job.spec.late_data == "dlq" else "dropped"
+        return f"{gone} and counted when ts < wm({name}) - {late}"
     reach = f"wm({name}) > ts + {format_duration(job.sessions.gap)} [gap] + {late}"
     return f"taken by the kept sessions that they are near to; others dropped and counted when {reach}"
 

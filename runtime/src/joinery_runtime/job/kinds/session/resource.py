@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from joinery_runtime.job.kinds.session.rules import broken_rules
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate, ComputedColumn, SessionColumn, Sessions
@@ -30,16 +29,6 @@ _NO_FIELDS = {
 }
 
 
-def _no_dead_letters(value: object) -> object:
-    if value == "dlq":
-        facts = "it needs a dead-letter output for late rows, a second way out that sessions do not have"
-        raise PydanticCustomError("not_yet", "{text}", {"text": f"dlq is not offered for sessions: {facts}; {_LATE}"})
-    return value
-
-
-_LATE = "write drop, which drops and counts late rows, or reopen (deadLetter takes records that cannot be read)"
-
-
 class SessionWindowSpec(JobSpec):
     """`gap` and `max_duration` are milliseconds of event time."""
 
@@ -52,7 +41,7 @@ class SessionWindowSpec(JobSpec):
     aggregates: tuple[Aggregate, ...] = ()
     select: Annotated[tuple[SessionColumn, ...], Field(min_length=1)] | None = None
     sql: Annotated[Text, Field(description=_SQL)] | None = None
-    late_data: Annotated[Literal["drop", "reopen"], BeforeValidator(_no_dead_letters)] = "drop"
+    late_data: Literal["drop", "reopen", "dlq"] = "drop"
     allowed_lateness: PositiveDuration = 0
     emit_retractions: Bool = False
     limits: Limits | None = None

@@ -148,6 +148,10 @@ def _taken(name: str) -> str:
     return f"sessions have a column {name!r} of their own (rule S6)"
 
 
+def _late(draft: JobDraft) -> Iterator[Finding]:
+    yield from output_rules.late_without_dead_letters(draft, ("spec", "lateData"))
+
+
 def _keys_known(draft: JobDraft) -> Iterator[Finding]:
     named = _output_columns(draft)
     for at, message in output_rules.unknown_columns(draft, list(named) if named is not None else None):
@@ -260,5 +264,5 @@ _OF_AGGREGATES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_columns,
 
 _RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     *(*input_rules.RULES, _table, _groups, _gap, _computed),
-    *(*_OF_AGGREGATES, _names, _select, _keys_known, _selects_its_key, _takes_back_its_own, *output_rules.RULES),
+    *(*_OF_AGGREGATES, _late, _names, _select, _keys_known, _selects_its_key, _takes_back_its_own, *output_rules.RULES),
 )

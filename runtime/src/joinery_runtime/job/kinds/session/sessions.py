@@ -58,7 +58,7 @@ class Aggregate(Model):
 
 
 class SessionColumn(Model):
-    """One output column: `column` is a group, an aggregate, `window_start`, `window_end` or `session_id`
+    """One output column: `column` is a group, an aggregate, or a column that all sessions have
     (docs/semantics.md#s6); without `as` it keeps its name."""
 
     column: Text

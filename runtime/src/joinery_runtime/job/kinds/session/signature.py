@@ -103,8 +103,9 @@ def session_warnings(old: Signed, new: Signed) -> Iterator[str]:
             f"allowedLateness went from {_times(old, new, 'allowedLateness')}: sessions that were evicted before stay "
             "gone, so rows that belong to them open new ones"
         )
-    if (old["lateData"], new["lateData"]) == ("reopen", "drop"):
-        yield "lateData went from reopen to drop: what has gone out goes out again only with a row that is not late"
+    if old["lateData"] == "reopen" != new["lateData"]:
+        went = f"lateData went from reopen to {new['lateData']}"
+        yield f"{went}: what has gone out goes out again only with a row that is not late"
 
 
 def _times(old: Signed, new: Signed, field: str) -> str:

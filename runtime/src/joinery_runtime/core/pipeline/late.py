@@ -1,0 +1,45 @@
+"""Late records that go to the dead letters (`lateData: dlq`, rules J6, W2, S4).
+
+They are judged where they are read, since a record is at hand there and its place is known. This needs a rule that
+event times and the plan alone decide, so a replay finds the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizons
+from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.job.model.duration import format_time
+
+
+@dataclass(frozen=True, slots=True)
+class LateRows:
+    """Rows of an input with event times below `accept_from` (ms) are late. `watermarks` are those in force, of the
+    inputs that the step joins."""
+
+    accept_from: int
+    watermarks: Mapping[str, Watermark]
+
+    @classmethod
+    def of(
+        cls, pipeline: Pipeline, name: str, watermarks: Mapping[str, Watermark], horizons: Horizons
+    ) -> LateRows | None:
+        """Of an input; None: no row of it is late, or late rows are none of the dead letters."""
+        place = pipeline.input(name)
+        step = pipeline.steps[place.step]
+        if not step.kind.late_to_dead_letters:
+            return None
+        lowest = step.kind.late_below(step, place.side, watermarks, horizons)
+        joined = {side.time: watermarks[side.time] for side in step.sides}
+        return None if lowest is None else cls(lowest, joined)
+
+    def reason(self, event_time: str, ts: int) -> str:
+        """For the dead letter of a row at `ts`; `event_time` names its column."""
+        known = ", ".join(f"{name} {format_time(at)}" for name, at in self.watermarks.items())
+        return (
+            f"late: event time {event_time!r} is {format_time(ts)}, rows are taken from "
+            f"{format_time(self.accept_from)} on (watermark: {known})"
+        )

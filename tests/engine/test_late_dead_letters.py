@@ -1,0 +1,62 @@
+"""`lateData: dlq`: what becomes of a late record (rules J6, W2, S4). The golden traces say which records are late."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.hosts.trace_environment import local_environment
+from joinery_runtime.job import parse_job
+from joinery_runtime.state.memory import MemoryStore
+from traces.corpus import resource, session_resource
+
+DEAD = {"deadLetter": {"file": {"path": "unused-dead.jsonl"}}}
+EXPLICIT = {"watermark": {"explicit": True}}
+INPUTS = {"inputs": [{"name": "l", **EXPLICIT}, {"name": "r", **EXPLICIT}]}
+
+
+def dead_letters(job: dict[str, Any], steps: Sequence[dict[str, Any]], shards: int) -> list[dict[str, Any]]:
+    store = MemoryStore()
+    with local_environment(store) as environment:
+        list(run_trace(parse_job(json.dumps(job), "job.yaml"), steps, store, shards=shards, environment=environment))
+        return [row for table in environment.dead_letters.take() for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize(
+    ("step", "watermarks", "below"),
+    [
+        ({"interval": {"lower": -3, "upper": 8}}, {"l": 100, "r": 120}, 92),
+        ({"type": "left", "interval": {"lower": -3, "upper": 8}}, {"l": 100, "r": 120}, 100),
+        ({"window": {"tumbling": 10}}, {"l": 100, "r": 120}, 100),
+    ],
+)
+def test_a_late_record_of_a_join_is_one_dead_letter(
+    step: dict[str, Any], watermarks: dict[str, int], below: int, shards: int
+) -> None:
+    job = resource({**INPUTS, **DEAD, "joins": [{**step, "lateData": "dlq"}]}, "late")
+    late = {"k": "a", "v": "late", "ts": below - 1, "$partition": 2}
+    steps = [
+        {"watermark": watermarks},
+        {"input": "l", "rows": [{"k": "a", "v": "A", "ts": below}, late]},
+        {"end": True},
+    ]
+    (found,) = dead_letters(job, steps, shards)
+    assert (found["input"], found["partition"], found["offset"]) == ("l", 2, 0)
+    assert found["reason"] == (
+        f"late: event time 'ts' is 1970-01-01T00:00:00.{below - 1:03}Z, rows are taken from "
+        f"1970-01-01T00:00:00.{below:03}Z on (watermark: l 1970-01-01T00:00:00.100Z, r 1970-01-01T00:00:00.120Z)"
+    )
+    assert b'"late"' in found["value"]
+
+
+def test_a_late_row_of_a_session_is_one_dead_letter() -> None:
+    job = session_resource({**DEAD, "input": EXPLICIT, "lateData": "dlq", "allowedLateness": 5}, "late")
+    steps = [{"watermark": {"c": 110}}, {"input": "c", "rows": [{"k": "a", "ts": 104}, {"k": "a", "ts": 105}]}]
+    (found,) = dead_letters(job, steps, 2)
+    assert found["reason"].startswith("late: event time 'ts' is 1970-01-01T00:00:00.104Z, rows are taken from")
+    assert found["offset"] == 0
