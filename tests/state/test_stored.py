@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_it_goes_on_where_it_was(name: str, folder: Path, restored: str) -> None
         assert pending is not None
         assert run_epochs(run.driver) > 1
     assert _documents(restored, "plan", COMMITTED + 1) == [pending.to_json()], "it was run as it stood"
-    assert output_rows(name, restored) == expected
+    assert _selected(name, output_rows(name, restored)) == _selected(name, expected)
 
 
 def test_a_savepoint_of_it_can_be_restored(name: str, folder: Path, restored: str) -> None:
@@ -75,7 +75,8 @@ def test_a_savepoint_of_it_can_be_restored(name: str, folder: Path, restored: st
         assert (record.committed, record.epoch) == (COMMITTED // 2, epoch + 1)
     with running(name, restored, folder / "cache") as run:
         run_epochs(run.driver)
-    assert set((folder / "expected.jsonl").read_text().splitlines()) <= set(output_rows(name, restored))
+    expected = (folder / "expected.jsonl").read_text().splitlines()
+    assert set(_selected(name, expected)) <= set(_selected(name, output_rows(name, restored)))
 
 
 def test_this_release_writes_the_same(name: str, folder: Path, restored: str, dsn: str) -> None:
@@ -100,6 +101,14 @@ _LASTING = {
     "claims": "pipeline_name, name, owner",
     "schema_version": "version, usable_from",
 }
+
+
+def _selected(name: str, lines: Sequence[str]) -> list[str]:
+    """Rows without the columns that the release that stored `windows` put out although nobody selected them (W4)."""
+    if name != "windows":
+        return list(lines)
+    rows = map(json.loads, lines)
+    return sorted(json.dumps({key: row[key] for key in row if not key.startswith("window_")}) for row in rows)
 
 
 def _rows(dsn: str, table: str, columns: str) -> list[tuple[Any, ...]]:
