@@ -321,7 +321,7 @@ def next_plan(
     unsaved_ms = max(
         (value.idle_ms - inputs[name].progress.idle_ms for name, value in snapshot.progress.items()), default=0
     )
-    saves = unsaved_ms >= settings.checkpoint_interval_ms and bool(state.remaining)
+    saves = unsaved_ms >= max(1, settings.checkpoint_interval_ms) and bool(state.remaining)
     if not (ranges or checkpoint or snapshot.deleted or always or closes or saves):
         return None, history
     if checkpoint:
