@@ -3,7 +3,7 @@
 They do not travel with the job to Spark's workers. What is sent says WITHHELD in their place and names a job file,
 where a worker reads them: in a pod the job's own, which is mounted into executors as into the driver, elsewhere a copy
 that the driver writes for its user alone. Workers on other machines get none of them: a job that runs there refers to
-its secrets (docs/decisions/0105).
+its secrets (docs/decisions/0016).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Without that, whoever reaches the driver's port and has seen the application's id can register an executor, is given
 tasks, and so gets records and settings. Spark makes a secret of its own where it starts the processes itself (local
 masters, Kubernetes, YARN). For `local-cluster` it wants one from outside, and a standalone cluster has one secret for
-its master, its workers and all of its applications (docs/decisions/0105).
+its master, its workers and all of its applications (docs/decisions/0016).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 With an upsert key, of the rows of one epoch with one key the one that its shard wrote last counts. Where the output has
 a column that says that a row is taken back, such a row deletes the one with its key.
 
-Rows with a key arrive sorted by it, so that neighbours in the index are written together; decision 108 has what this
+Rows with a key arrive sorted by it, so that neighbours in the index are written together; decision 19 has what this
 and other statements cost.
 
 A comparison that takes NULLs as equal (IS NOT DISTINCT FROM) can use no index and no hash. So deletions are made by
