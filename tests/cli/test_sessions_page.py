@@ -48,7 +48,13 @@ def test_its_sql_is_understood() -> None:
     assert isinstance(job, SessionWindow)
     assert (job.sessions.group_by, job.sessions.gap) == (("user_id",), 30_000)
     assert job.sessions.where is not None
-    assert [column.name for column in compile_job(job).last.output][4:] == ["events", "first_page", "pages"]
+    assert [column.name for column in compile_job(job).last.output] == [
+        "user_id",
+        "session_id",
+        "events",
+        "first_page",
+        "pages",
+    ]
 
 
 def test_its_ids() -> None:

@@ -170,7 +170,7 @@ BAD = [
     (("upper: 1h", "upper: orders.due"), "spec.joins[0].interval.upper", "a bound is constant", 33),
     (("of: orders", "of: payments"), "spec.joins[0].interval.of", "negate the bounds", 33),
     (("of: orders", "of: x"), "spec.joins[0].interval.of", "'x' is not the left input", 33),
-    (("lateData: drop", "lateData: keep"), "spec.joins[0].lateData", "write drop or reopen", 34),
+    (("lateData: drop", "lateData: keep"), "spec.joins[0].lateData", "write drop, reopen or dlq", 34),
     (after(STEP, "      allowedLateness: -1s\n"), "spec.joins[0].allowedLateness", "must be at least 0", 35),
     # output and state
     (after(OUTPUT, "  select: []\n"), "spec.select", "write at least one entry", 37),
