@@ -225,7 +225,7 @@ def test_settings_that_are_not_what_they_should_be(secure, topic, secret, name, 
     job = with_secrets(referring(secure.secure_access, topic))
     for what, kind in [
         (lambda: planned(job), SourceError),
-        (lambda: reader_for(job.spec.inputs[0]).read(Range(PartitionRef("l", topic, 0), 0, 1)), SourceError),
+        (lambda: list(reader_for(job.spec.inputs[0]).read(Range(PartitionRef("l", topic, 0), 0, 1))), SourceError),
         (lambda: sink_for(job, None).prepare(ROWS.schema), SinkError),
     ]:
         assert "kafka.properties are not valid" in refused(what, nothing_leaks, kind)

@@ -92,7 +92,8 @@ def test_every_form_of_sessions_is_taken(judge: Judge, written: Any) -> None:
 SESSIONS_LOADER_ONLY = (
     *("no column 'usr_id'", "no column 'prize'", "takes numbers", "boolean", "has a column 'page' already"),
     *("is the name of a group column", "is not an output column", "is counted with limit"),
-    *("the row that another session has", "may change while a session lasts"),
+    *("the row that another session has", "may change while a session lasts", "did you mean 'user_id'?"),
+    *("is no column of these", "are named 'user_id'", "session_id is left out"),
 )
 
 
@@ -151,6 +152,12 @@ def on_another_kafka(spec: dict[str, Any]) -> None:
     spec["deadLetter"] = {"kafka": {"topic": "dead"}}
 
 
+def late_rows_of_sessions_to_the_dead_letters(spec: dict[str, Any]) -> None:
+    spec["joins"][0].pop("interval")
+    spec["joins"][0].update(window={"session": {"gap": "30s"}}, lateData="dlq")
+    spec["deadLetter"] = {"file": {"path": "dead"}}
+
+
 # Bad by a rule that no case of the other lists breaks.
 RULED = [
     changed(lambda spec: spec.pop("joins")),
@@ -161,6 +168,8 @@ RULED = [
     changed(lambda spec: spec["joins"][0].update(window={"tumbling": "0s"})),
     changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),
     changed(on_another_kafka),
+    changed(late_rows_of_sessions_to_the_dead_letters),
+    changed(lambda spec: spec["joins"][0].update(lateData="dlq")),
 ]
 
 

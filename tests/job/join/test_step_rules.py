@@ -256,7 +256,7 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
         [step()],
         {"select": [{"column": "window_start"}]},
         "select[0].column",
-        "is a column of window joins only (rule W4); write <input>.window_start",
+        "is a column of window joins only (rule W4)",
     ),
     (
         [window(tumbling="1h")],
