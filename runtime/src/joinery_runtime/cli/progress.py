@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Protocol, TextIO
+from typing import TextIO
 
 import structlog
 from rich.console import Console, Group, RenderableType
@@ -30,13 +31,40 @@ HOTTEST = 3  # keys that are told with every epoch; /status has more
 NOTHING_NEW = "there was nothing new to read: an earlier run of this job has read it"
 
 
-class RunProgress(Protocol):
-    @property
-    def listener(self) -> JobListener: ...
+class RunProgress(ABC):
+    """What a run tells its user; the epoch loop calls `listener`."""
 
+    @property
+    def listener(self) -> JobListener:
+        return JobListener(
+            self._started,
+            self._committed,
+            self._trouble,
+            noticed=self.warn,
+            waiting=self._waiting,
+            back=self._back,
+        )
+
+    @abstractmethod
     def warn(self, message: str) -> None: ...
 
+    @abstractmethod
     def ended(self, *, stopped: bool) -> None: ...
+
+    @abstractmethod
+    def _started(self, driver: Driver) -> None: ...
+
+    @abstractmethod
+    def _committed(self, progress: Progress) -> None: ...
+
+    @abstractmethod
+    def _trouble(self, error: JoineryError, pause: float) -> None: ...
+
+    @abstractmethod
+    def _waiting(self, outage: Outage) -> None: ...
+
+    @abstractmethod
+    def _back(self, outage: Outage) -> None: ...
 
 
 @contextmanager
@@ -49,7 +77,7 @@ def open_progress(job: Job, stream: TextIO) -> Iterator[RunProgress]:
         yield TableProgress(job, live)
 
 
-class JsonProgress:
+class JsonProgress(RunProgress):
     """One line per epoch and event, with the job's name and a UTC time."""
 
     def __init__(self, job: Job, stream: TextIO) -> None:
@@ -64,17 +92,6 @@ class JsonProgress:
         self._delays = {side.name: side.watermark.delay for side in job.inputs}
         self._read = 0
         self._totals = Totals()
-
-    @property
-    def listener(self) -> JobListener:
-        return JobListener(
-            self._started,
-            self._committed,
-            self._trouble,
-            noticed=self.warn,
-            waiting=self._waiting,
-            back=self._back,
-        )
 
     def warn(self, message: str) -> None:
         self._log.warning("warning", message=message)
@@ -135,7 +152,7 @@ class JsonProgress:
         self._log.info("back", system=outage.error.system, since=show_time(round(outage.since * 1000)))
 
 
-class TableProgress:
+class TableProgress(RunProgress):
     """A table that is drawn again after each epoch; rates are over the last ten seconds."""
 
     def __init__(self, job: Job, live: Live, clock: Callable[[], float] = time.monotonic) -> None:
@@ -146,17 +163,6 @@ class TableProgress:
         self._rows_in: Counter[str] = Counter()
         self._rows_out = 0
         self._totals = Totals()
-
-    @property
-    def listener(self) -> JobListener:
-        return JobListener(
-            self._started,
-            self._committed,
-            self._trouble,
-            noticed=self.warn,
-            waiting=self._waiting,
-            back=self._back,
-        )
 
     def warn(self, message: str) -> None:
         self._say(f"[bold red]warning:[/] {escape(message)}")
