@@ -32,7 +32,7 @@ _PIECES = 16  # a piece on which an operator fails is cut into so many
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class EvaluatedRows:
     """`count` rows whose columns `resolve` gives. `failed` collects the reasons of rows that have no value, by their
     `positions` (int64[count]) in the batch; None: an operator that fails on a row raises ArrowInvalid."""
 
@@ -45,17 +45,17 @@ class Rows:
     def careful(self) -> bool:
         return self.positions is not None
 
-    def with_care(self) -> Rows:
-        return Rows(self.resolve, self.count, np.arange(self.count), self.failed)
+    def with_care(self) -> EvaluatedRows:
+        return EvaluatedRows(self.resolve, self.count, np.arange(self.count), self.failed)
 
-    def where(self, chosen: pa.BooleanArray) -> Rows:
+    def where(self, chosen: pa.BooleanArray) -> EvaluatedRows:
         assert self.positions is not None, "rows are only picked with care"
         kept = self.positions[chosen.to_numpy(zero_copy_only=False)]
 
         def resolve(name: str, column: str) -> Value:
             return self.resolve(name, column).filter(chosen)
 
-        return Rows(resolve, len(kept), kept, self.failed)
+        return EvaluatedRows(resolve, len(kept), kept, self.failed)
 
     def fail(self, row: int, reason: str) -> None:
         assert self.positions is not None, "reasons are only collected with care"
@@ -65,7 +65,7 @@ class Rows:
 def evaluate(node: exp.Expr, resolve: Resolve, count: int) -> tuple[Value, dict[int, str]]:
     """An array of `count` values, or a scalar for all rows; and why rows have none (what stands there means nothing).
     Raises ArrowException for types that do not fit, which rows do not matter for, and ExpressionError."""
-    rows = Rows(resolve, count)
+    rows = EvaluatedRows(resolve, count)
     try:
         return _value(node, rows), {}
     except pa.ArrowInvalid:
@@ -94,7 +94,7 @@ def unguarded(node: exp.Expr) -> list[exp.Expr]:
     return [part for part in node.iter_expressions() if is_known(part)]
 
 
-def _value(node: exp.Expr, rows: Rows) -> Value:
+def _value(node: exp.Expr, rows: EvaluatedRows) -> Value:
     kind = type(node)
     if isinstance(node, exp.Column):
         return rows.resolve(node.table, node.name)
@@ -108,7 +108,7 @@ def _value(node: exp.Expr, rows: Rows) -> Value:
 # --- rows that fail, and rows that are not needed ---------------------------------------------------------------------
 
 
-def _apply(rows: Rows, function: Callable[..., Value], *values: Value, null: bool = False) -> Value:
+def _apply(rows: EvaluatedRows, function: Callable[..., Value], *values: Value, null: bool = False) -> Value:
     """The function's values; with care, NULL where it fails, and the row has a reason unless `null`."""
     if not rows.careful and not null:
         return function(*values)
@@ -132,7 +132,7 @@ def _length(values: tuple[Value, ...]) -> int:
 
 
 def _pieces(
-    rows: Rows, function: Callable[..., Value], values: tuple[Value, ...], start: int, stop: int, *, null: bool
+    rows: EvaluatedRows, function: Callable[..., Value], values: tuple[Value, ...], start: int, stop: int, *, null: bool
 ) -> list[pa.Array]:
     def piece(first: int, last: int) -> list[Value]:
         return [value if isinstance(value, pa.Scalar) else value.slice(first, last - first) for value in values]
@@ -151,7 +151,7 @@ def _pieces(
     ]
 
 
-def _where(needed: Value, node: exp.Expr, rows: Rows) -> Value:
+def _where(needed: Value, node: exp.Expr, rows: EvaluatedRows) -> Value:
     """The node's values for the rows that need them (boolean, never NULL); NULL or anything for the others."""
     if not rows.careful:
         return _value(node, rows)
@@ -171,17 +171,17 @@ def _true(value: Value) -> Value:
     return pc.fill_null(boolean(value), False)
 
 
-def _and(node: exp.Expr, rows: Rows) -> Value:
+def _and(node: exp.Expr, rows: EvaluatedRows) -> Value:
     left = boolean(_value(node.this, rows))
     return pc.and_kleene(left, boolean(_where(pc.fill_null(left, True), node.expression, rows)))
 
 
-def _or(node: exp.Expr, rows: Rows) -> Value:
+def _or(node: exp.Expr, rows: EvaluatedRows) -> Value:
     left = boolean(_value(node.this, rows))
     return pc.or_kleene(left, boolean(_where(pc.invert(pc.fill_null(left, False)), node.expression, rows)))
 
 
-def _case(node: exp.Expr, rows: Rows) -> Value:
+def _case(node: exp.Expr, rows: EvaluatedRows) -> Value:
     of = _value(node.this, rows) if node.this is not None else None
     rest: Value = pa.scalar(True)
     taken: list[Value] = []
@@ -201,7 +201,7 @@ def _case(node: exp.Expr, rows: Rows) -> Value:
     return found
 
 
-def _coalesce(node: exp.Expr, rows: Rows) -> Value:
+def _coalesce(node: exp.Expr, rows: EvaluatedRows) -> Value:
     values = [_value(node.this, rows)]
     missing = pc.is_null(values[0])
     for part in node.expressions:
@@ -214,7 +214,7 @@ def _coalesce(node: exp.Expr, rows: Rows) -> Value:
 # --- the other nodes --------------------------------------------------------------------------------------------------
 
 
-def _literal(node: exp.Expr, _: Rows) -> Value:
+def _literal(node: exp.Expr, _: EvaluatedRows) -> Value:
     written = str(node.this)
     if node.args["is_string"]:
         return pa.scalar(written)
@@ -224,14 +224,14 @@ def _literal(node: exp.Expr, _: Rows) -> Value:
     return pa.scalar(float(written), pa.float64()) if "e" in written.lower() else pa.scalar(Decimal(written))
 
 
-def _is(node: exp.Expr, rows: Rows) -> Value:
+def _is(node: exp.Expr, rows: EvaluatedRows) -> Value:
     value, wanted = _value(node.this, rows), node.expression
     if isinstance(wanted, exp.Null):
         return pc.is_null(value)
     return pc.fill_null(pc.equal(boolean(value), _value(wanted, rows)), False)
 
 
-def _in(node: exp.Expr, rows: Rows) -> Value:
+def _in(node: exp.Expr, rows: EvaluatedRows) -> Value:
     value = _value(node.this, rows)
     answer = pa.scalar(False)
     for option in node.expressions:
@@ -239,13 +239,13 @@ def _in(node: exp.Expr, rows: Rows) -> Value:
     return answer
 
 
-def _between(node: exp.Expr, rows: Rows) -> Value:
+def _between(node: exp.Expr, rows: EvaluatedRows) -> Value:
     value = _value(node.this, rows)
     low, high = _value(node.args["low"], rows), _value(node.args["high"], rows)
     return pc.and_kleene(pc.greater_equal(*alike(value, low)), pc.less_equal(*alike(value, high)))
 
 
-def _like(node: exp.Expr, rows: Rows) -> Value:
+def _like(node: exp.Expr, rows: EvaluatedRows) -> Value:
     pattern = node.expression
     if not (isinstance(pattern, exp.Literal) and pattern.is_string):
         raise ExpressionError(f"{node.sql()!r}", facts="the pattern of LIKE must be a string literal")
@@ -255,7 +255,7 @@ def _like(node: exp.Expr, rows: Rows) -> Value:
     return pc.invert(matched) if node.args.get("negate") else matched
 
 
-def _cast(node: exp.Expr, rows: Rows) -> Value:
+def _cast(node: exp.Expr, rows: EvaluatedRows) -> Value:
     target = node.args["to"]
     if target.this in _DATETIME_TYPES and isinstance(node.this, exp.Literal):
         return _time_literal(node.this.name, target)
@@ -271,7 +271,7 @@ def _cast(node: exp.Expr, rows: Rows) -> Value:
     return _apply(rows, lambda value: operators.cast(value, kind), value, null=null)
 
 
-def _readable(texts: pa.StringArray, kind: pa.DataType, rows: Rows, *, null: bool) -> pa.StringArray:
+def _readable(texts: pa.StringArray, kind: pa.DataType, rows: EvaluatedRows, *, null: bool) -> pa.StringArray:
     """NULL for those that are no value of the kind for certain: there may be many."""
     wrong = operators.unreadable(texts, kind)
     for row in () if null else np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
@@ -306,7 +306,7 @@ _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?")
 _UNIT_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
 
 
-def _interval(node: exp.Expr, _: Rows) -> Value:
+def _interval(node: exp.Expr, _: EvaluatedRows) -> Value:
     unit = str(node.args["unit"]).upper().removesuffix("S") if node.args.get("unit") else ""
     if unit not in _UNIT_MS:
         raise ExpressionError(f"{node.sql()!r}", facts=f"the unit must be one of {', '.join(_UNIT_MS)}")
@@ -320,7 +320,7 @@ def _interval(node: exp.Expr, _: Rows) -> Value:
     return pa.scalar(int(milliseconds), DURATION)
 
 
-def _substring(node: exp.Expr, rows: Rows) -> Value:
+def _substring(node: exp.Expr, rows: EvaluatedRows) -> Value:
     first = _whole(node, "start") - 1
     if first < 0:
         raise ExpressionError(f"{node.sql()!r}", facts="SUBSTRING counts from 1")
@@ -375,7 +375,7 @@ _UNARY: dict[type[exp.Expr], Callable[[Value], Value]] = {
     exp.Length: lambda value: pc.utf8_length(text(value)),
     exp.Trim: lambda value: pc.utf8_trim_whitespace(text(value)),
 }
-_SPECIAL: dict[type[exp.Expr], Callable[[Any, Rows], Value]] = {
+_SPECIAL: dict[type[exp.Expr], Callable[[Any, EvaluatedRows], Value]] = {
     exp.Literal: _literal,
     exp.Boolean: lambda node, _: pa.scalar(bool(node.this)),
     exp.Null: lambda _node, _: pa.scalar(None),
