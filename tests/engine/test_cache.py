@@ -94,6 +94,18 @@ def test_the_least_recently_used_goes_when_there_is_too_much(tmp_path: Path) -> 
     assert store.asked == [metas[1].key]
 
 
+def test_the_files_are_looked_at_once_in_an_epoch_however_many_shards_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, cache, metas = bounded(tmp_path, segments=3)
+    scans: list[object] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: scans.append(path) or scandir(path))
+    for epoch in (2, 2, 2, 3):
+        cache.retain({meta.key for meta in metas}, epoch)
+    assert len(scans) == 2
+
+
 def test_what_another_process_evicted_is_let_go_and_loaded_again(tmp_path: Path) -> None:
     store, cache, metas = bounded(tmp_path, segments=3)
     other = SegmentCache(tmp_path / "cache", cast(StateStore, store), "job")

@@ -41,6 +41,7 @@ class SegmentCache:
     def __init__(self, directory: Path, store: SegmentReader, job: str, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._directory, self._store, self._job, self._max_bytes = directory, store, job, max_bytes
         self._open: dict[str, _Cached] = {}
+        self._evicted_in: int | None = None
         directory.mkdir(parents=True, exist_ok=True)
         for path, status in self._files():
             if path.suffix != _SUFFIX and status.st_mtime < time.time() - _ABANDONED_SECONDS:
@@ -74,11 +75,14 @@ class SegmentCache:
 
     def retain(self, live: Collection[str], epoch: int) -> None:
         """Lets go of segments of epochs before `epoch` that are not live: expired, merged, or of an attempt that was
-        never named. What this epoch stages is not live yet and stays. Then evicts what is too much."""
+        never named. What this epoch stages is not live yet and stays. The first call of an epoch, of which each shard
+        makes one, also evicts what is too much: that looks at every file of the directory."""
         for key in [key for key, cached in self._open.items() if cached.epoch < epoch and key not in live]:
             del self._open[key]
             self._path(key).unlink(missing_ok=True)
-        self._evict()
+        if epoch != self._evicted_in:
+            self._evicted_in = epoch
+            self._evict()
 
     def _evict(self) -> None:
         files = [(status.st_mtime_ns, status.st_size, path) for path, status in self._files() if path.suffix == _SUFFIX]
