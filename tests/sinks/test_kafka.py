@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.kafka import KafkaSink
-from joinery_runtime.sinks.kafka_target import KafkaTarget
+from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience
 from sinks.rows import attempt
 
 pytestmark = pytest.mark.services
@@ -58,6 +58,16 @@ def test_more_rows_than_the_client_s_queue_holds(broker, topic) -> None:
     target = KafkaTarget(topic, broker.bootstrap, properties={"queue.buffering.max.messages": "1000"})
     KafkaSink(target).writer().write(attempt(), pa.table({"n": range(25_000)}))
     assert [value["n"] for _, value in written(broker, topic, 25_000)] == list(range(25_000))
+
+
+def test_the_broker_is_waited_for_once_however_many_chunks_there_are(broker, topic, monkeypatch) -> None:
+    flushes: list[int] = []
+    flush = Patience.flush
+    monkeypatch.setattr(Patience, "flush", lambda self, producer: flushes.append(1) or flush(self, producer))
+    chunks = pa.table({"n": pa.chunked_array([[1], [2, 3], [4]])})
+    assert KafkaSink(KafkaTarget(topic, broker.bootstrap)).writer().write(attempt(), chunks)["rows"] == 4
+    assert [value for _, value in written(broker, topic, 4)] == [{"n": n} for n in (1, 2, 3, 4)]
+    assert len(flushes) == 1
 
 
 def test_no_rows(broker, topic) -> None:

@@ -52,34 +52,40 @@ class KafkaWriter:
     target: KafkaTarget
 
     def write(self, attempt: Attempt, rows: Rows) -> Receipt:
-        count = 0
         try:
-            for batch in rows.to_batches():
-                self._send(_client(self.target), as_messages(batch, self.target.key))
-                count += batch.num_rows
+            count = self._send(_client(self.target), rows)
         except SinkError:
             with _clients_lock:  # an idempotent producer that lost rows may refuse all others
                 _clients.pop(_client_key(self.target), None)
             raise
         return {"attempt": str(attempt.id), "rows": count}
 
-    def _send(self, client: _Client, messages: list[dict[str, Any]]) -> None:
+    def _send(self, client: _Client, rows: Rows) -> int:
+        """Enqueues chunk after chunk and waits once, at the end, until the broker has all of them; returns how many."""
         failures: list[KafkaError] = []
+        count = unsent = 0
 
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is not None:
                 failures.append(error)
 
-        patience = Patience(self.target.delivery_seconds)
         try:
-            unsent = enqueue(client.producer, self.target.topic, messages, patience, delivered)
+            for batch in rows.to_batches():
+                messages = as_messages(batch, self.target.key)
+                # Made anew: brokers are not to blame for the time that a chunk's rows took to be made.
+                patience = Patience(self.target.delivery_seconds)
+                unsent += enqueue(client.producer, self.target.topic, messages, patience, delivered)
+                count += batch.num_rows
+                if unsent or failures:
+                    break
         except KafkaException as error:
             raise self._failure(client, error.args) from error
-        unsent += patience.flush(client.producer)
+        unsent += Patience(self.target.delivery_seconds).flush(client.producer)
         if failures:
             raise self._failure(client, failures)
         if unsent:
             raise self.target.too_slow(unsent, client.errors)
+        return count
 
     def _failure(self, client: _Client, failures: Sequence[KafkaError]) -> SinkError:
         # A row that is refused comes before those that had to wait for their turn.
