@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pyarrow as pa
 import pytest
@@ -41,6 +42,19 @@ def test_what_json_has_no_number_for_is_null(value: float) -> None:
 def test_no_rows() -> None:
     assert rows_to_json(ROWS.slice(0, 0)) == []
     assert json_lines(ROWS.slice(0, 0)) == b""
+
+
+def test_lines_are_held_once() -> None:
+    """As a text and as bytes they would take the time of two copies, and the memory."""
+    rows = pa.table({"text": ["x" * 100] * 65_536})
+    json_lines(rows)
+    tracemalloc.start()
+    try:
+        lines = json_lines(rows)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.75 * len(lines)
 
 
 def test_a_job_can_read_what_another_wrote() -> None:
