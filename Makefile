@@ -11,6 +11,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.in-step
+COMPILED := $(VENV)/.compiled
 TOOLS := .cache/uv-tool
 # uv when the machine has it, else one of our own in .cache/.
 UV := $(shell command -v uv || echo $(TOOLS)/bin/uv)
@@ -23,7 +24,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
-setup: $(STAMP) ## create .venv with the pinned dependencies and the three distributions (done by the others when needed)
+setup: $(STAMP) $(COMPILED) ## create .venv with the pinned dependencies and the three distributions (done by the others when needed)
 
 $(STAMP): requirements/dev.txt requirements/uv.txt $(PROJECTS:%=%/pyproject.toml)
 	@command -v $(PYTHON) >/dev/null || { echo "joinery: $(PYTHON) is missing. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python" >&2; exit 3; }
@@ -33,6 +34,11 @@ $(STAMP): requirements/dev.txt requirements/uv.txt $(PROJECTS:%=%/pyproject.toml
 	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python requirements/dev.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(PROJECTS:%=-e ./%)
 	@$(BIN)/python -m joinery_devkit.environment
+	@touch $@
+
+# Else the first process of each test would compile them, or wait for one that does.
+$(COMPILED): $(STAMP) $(wildcard runtime/src/joinery_runtime/sources/kernels/*.py)
+	@$(BIN)/python -m joinery_runtime.sources.compiled
 	@touch $@
 
 .PHONY: lint

@@ -61,13 +61,15 @@ ENTRYPOINT ["/usr/bin/tini", "-s", "--", "/opt/joinery/entrypoint.sh"]
 CMD ["joinery", "--help"]
 
 FROM pip AS code
+COPY --from=dependencies /opt/joinery /opt/joinery
 COPY runtime/pyproject.toml /build/runtime/
 COPY runtime/src /build/runtime/src
-COPY --from=dependencies /opt/joinery/pyvenv.cfg /opt/joinery/
-COPY --from=dependencies /opt/joinery/bin /opt/joinery/bin
+# The last command compiles what decodes records: no pod can write down what it compiles.
 RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels /build/runtime \
     && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index --root /layer \
-        /build/wheels/*.whl
+        /build/wheels/*.whl \
+    && PYTHONPATH=/layer/opt/joinery/lib/python3.11/site-packages \
+        /opt/joinery/bin/python -m joinery_runtime.sources.compiled
 
 # Our own code is the last layer, alone: with the rest in a cache a change of it costs seconds.
 FROM assembled
