@@ -299,7 +299,7 @@ def test_a_second_kind_shares_models_and_their_rules():
 def test_durations_are_known_wherever_they_stand():
     fields = root(ResourceKind(Probe, "probes", "pb"))["properties"]["spec"]["properties"]
     delay = fields["source"]["properties"]["watermark"]["properties"]["delay"]
-    assert fields["gap"] == {key: value for key, value in delay.items() if key != "default"}
+    assert fields["gap"] == {key: value for key, value in delay.items() if key not in {"default", "description"}}
     assert fields["longest"] == {**fields["gap"], "minimum": 1}
 
 
@@ -342,3 +342,22 @@ def test_a_field_that_kubernetes_has_no_type_for_is_an_error():
 )
 def test_docstrings_become_short_descriptions(docstring, told):
     assert description(docstring) == told
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_field_says_what_it_is(kind):
+    """`kubectl explain` shows nothing else. Entries of lists and mappings are described by the field that has them."""
+    fields = {
+        at: schema for at, schema in walk(root(kind)) if at.startswith((".spec.", ".status.")) and at[-1] not in "]}"
+    }
+    assert len(fields) > 200
+    assert [at for at, schema in fields.items() if not schema.get("description")] == []
+
+
+def test_a_default_is_said_as_people_write_it():
+    described = {at: schema.get("description", "") for at, schema in walk(root())}
+    assert described[".spec.inputs[].watermark.idleTimeout"].endswith(" Default: 1m.")
+    assert described[".spec.inputs[].watermark.maxFuture"].endswith(" Default: 24h.")
+    assert described[".spec.trigger.maxBytesPerEpoch"].endswith(" Default: 64Mi.")
+    assert described[".spec.suspend"].endswith(" Default: false.")
+    assert described[".spec.shards"].endswith(" Default: 8.")

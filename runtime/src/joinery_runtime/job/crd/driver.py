@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from joinery_runtime.job.crd.status import Count, HotKey, InputStatus, SavepointStatus, Words
@@ -45,8 +45,10 @@ class SideStatus(_Message):
     bytes: Count
     stored: Count = 0
     expired: Count = 0
-    lookups: Annotated[Count, Field(description="Arrivals of the other side that were looked up here.")] = 0
-    matches: Annotated[Count, Field(description="Matches that the step has found.")] = 0
+    lookups: Count = 0
+    """Arrivals of the other side that were looked up here."""
+    matches: Count = 0
+    """Matches that the step has found."""
     peak: Count = 0
 
 
@@ -68,7 +70,8 @@ class Paused(_Message):
 class Waiting(_Message):
     """An outside system that is away: Kafka of an input or an output, or the state store."""
 
-    system: Annotated[str, Field(description="One of input, output and store.")]
+    system: str
+    """One of input, output and store."""
     since: datetime
     reason: Words
 
@@ -77,7 +80,8 @@ class DriverStatus(_Message):
     """`GET /status`. Totals count since the job's state began; `committed` are this driver's own epochs."""
 
     revision: str = ""
-    ready: Annotated[bool, Field(description="It has recovered: epochs go on, or wait for records.")] = False
+    ready: bool = False
+    """It has recovered: epochs go on, or wait for records."""
     job_generation: Count | None = None
     epoch: Count | None = None
     committed: Count = 0
@@ -88,7 +92,8 @@ class DriverStatus(_Message):
     late: Count | None = None
     state_bytes: Count | None = None
     sides: tuple[SideStatus, ...] = ()
-    amplification: Annotated[float | None, Field(description="Rows out per record in, of the newest epoch.")] = None
+    amplification: float | None = None
+    """Rows out per record in, of the newest epoch."""
     hottest_keys: tuple[Annotated[HotKey, _known(HotKey)], ...] = ()
     too_hot: tuple[TooHot, ...] = ()
     paused: tuple[Paused, ...] = ()
@@ -103,8 +108,10 @@ class Ending(_Message):
 
     outcome: Literal["finished", "stopped", "failed"]
     error: Words = ""
-    kind: Annotated[str, Field(description="The error's class, as IncompatibleState.")] = ""
-    retry: Annotated[bool, Field(description="Whether the same again may go better.")] = True
+    kind: str = ""
+    """The error's class, as IncompatibleState."""
+    retry: bool = True
+    """Whether the same again may go better."""
 
 
 class StateCheck(_Message):
@@ -116,4 +123,5 @@ class StateCheck(_Message):
     epoch: Count | None = None
     state_versions: tuple[Count, ...] = ()
     target_version: Count
-    to_migrate: Annotated[Count, Field(description="Segments that are older than the target.")] = 0
+    to_migrate: Count = 0
+    """Segments that are older than the target."""

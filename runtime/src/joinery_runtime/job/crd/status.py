@@ -37,138 +37,190 @@ class Condition(Model):
     """As metav1.Condition: one aspect of the job's state, and since when."""
 
     type: Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z]([A-Za-z0-9]*[A-Za-z0-9])?$")]
+    """Which aspect, for example Ready."""
     status: Literal["True", "False", "Unknown"]
+    """True, False or Unknown."""
     observed_generation: Count | None = None
+    """The metadata.generation that the condition is about."""
     last_transition_time: datetime
+    """When `status` last changed."""
     reason: Annotated[
         str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
     ]
+    """Why, in one word."""
     message: Annotated[str, StringConstraints(max_length=32_768)]
+    """Why, in words, and what to do."""
 
 
 class InputStatus(Model):
     """One input as of the last committed epoch."""
 
     name: Word
-    lag: Annotated[Count | None, Field(description="Records that are there and not read yet.")] = None
-    watermark: Annotated[datetime | None, Field(description="Missing while nothing was read.")] = None
-    watermark_delay: Annotated[
-        DurationText | None, Field(description="How far the watermark is behind the clock, as 12s.")
-    ] = None
+    """The input's name."""
+    lag: Count | None = None
+    """Records that are there and not read yet."""
+    watermark: datetime | None = None
+    """The input's watermark; missing while nothing was read."""
+    watermark_delay: DurationText | None = None
+    """How far the watermark is behind the clock, as 12s."""
     rows_per_second: Count | None = None
+    """Records read per second, over the last 30 seconds."""
     idle: bool | None = None
+    """All partitions are idle."""
     ended: bool | None = None
-    late: Annotated[Count | None, Field(description="Rows that came too late, since the job's state began.")] = None
-    late_by: Annotated[
-        DurationText | None,
-        Field(
-            description="How far behind the watermark the latest of them was: so much more watermark.delay keeps all."
-        ),
-    ] = None
-    after_eviction: Annotated[
-        Count | None, Field(description="Rows that came when partners of them may have left the state already.")
-    ] = None
+    """The input was read to its end."""
+    late: Count | None = None
+    """Rows that came too late, since the job's state began."""
+    late_by: DurationText | None = None
+    """How far behind the watermark the latest of them was: so much more watermark.delay keeps all."""
+    after_eviction: Count | None = None
+    """Rows that came when partners of them may have left the state already."""
 
 
 class HotKey(Model):
     """A join key with many rows in the state."""
 
     key: Words
+    """The key's values."""
     rows: Count
+    """Its rows in the state."""
 
 
 class SavepointStatus(Model):
     """A pinned epoch that the job can be returned to."""
 
     name: Word
+    """The savepoint's name."""
     epoch: Count
+    """The epoch that it pins."""
     time: datetime
+    """When it was made."""
 
 
 class DriverAttempt(Model):
     """The driver pod: written before it is created, so that it is created once."""
 
     number: Count
+    """Counts the driver pods of the job."""
     revision: Word
+    """The revision that it runs."""
     image: Words
+    """The image that it runs."""
     created: datetime
-    pod_uid: Annotated[Word | None, Field(description="The pod's uid, once it was seen.")] = None
-    ready: Annotated[
-        datetime | None, Field(description="Since when; the back-off begins anew after a healthy time.")
-    ] = None
-    outcome: Annotated[
-        Outcome | None, Field(description="How it ended: Fatal would only fail again, Interrupted is no failure.")
-    ] = None
-    reason: Annotated[Word | None, Field(description="Why it ended, as IncompatibleState or OOMKilled.")] = None
-    failures: Annotated[Count, Field(description="Attempts in a row that failed.")] = 0
-    not_before: Annotated[datetime | None, Field(description="The next attempt waits until then.")] = None
-    restore: Annotated[Word | None, Field(description="The savepoint that it began with, when it rolled back.")] = None
-    migrate: Annotated[Word | None, Field(description="The savepoint that it pinned before it migrated.")] = None
-    anew: Annotated[bool, Field(description="Whether it left the old state behind.")] = False
+    """When the attempt was decided."""
+    pod_uid: Word | None = None
+    """The pod's uid, once it was seen."""
+    ready: datetime | None = None
+    """Since when; the back-off begins anew after a healthy time."""
+    outcome: Outcome | None = None
+    """How it ended: Fatal would only fail again, Interrupted is no failure."""
+    reason: Word | None = None
+    """Why it ended, as IncompatibleState or OOMKilled."""
+    failures: Count = 0
+    """Attempts in a row that failed."""
+    not_before: datetime | None = None
+    """The next attempt waits until then."""
+    restore: Word | None = None
+    """The savepoint that it began with, when it rolled back."""
+    migrate: Word | None = None
+    """The savepoint that it pinned before it migrated."""
+    anew: bool = False
+    """Whether it left the old state behind."""
 
 
 class Rollout(Model):
     """Another revision on its way."""
 
     revision: Word
+    """The revision that is on its way."""
     image: Words
+    """Its image."""
     mode: Mode = "stateful"
+    """Whether it takes the state over."""
     stage: Stage
-    since: Annotated[datetime, Field(description="When the stage began.")]
-    savepoint: Annotated[Word | None, Field(description="What a rollback returns to.")] = None
-    reason: Annotated[Words, Field(description="What keeps the stage from ending well.")] = ""
+    """How far it has come."""
+    since: datetime
+    """When the stage began."""
+    savepoint: Word | None = None
+    """What a rollback returns to."""
+    reason: Words = ""
+    """What keeps the stage from ending well."""
 
 
 class Refusal(Model):
     """A revision that was refused or rolled back; it is not tried again in this mode."""
 
     revision: Word
+    """The revision."""
     mode: Mode = "stateful"
+    """The mode in which it was tried."""
     reason: Literal["IncompatibleState", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"]
+    """Why, in one word."""
     message: Words
+    """Why, in words, and what to do."""
 
 
 class Deletion(Model):
     """Tries to delete the job's state, of a resource that is being deleted."""
 
     failures: Count = 0
-    not_before: Annotated[datetime | None, Field(description="The next try waits until then.")] = None
+    """Tries in a row that failed."""
+    not_before: datetime | None = None
+    """The next try waits until then."""
 
 
 class Status(Model):
     """What the operator knows of the job. Written by it only."""
 
     phase: Phase | None = None
-    observed_generation: Annotated[
-        Count | None, Field(description="The metadata.generation that the rest of the status is about.")
-    ] = None
+    """Where the job is in its life."""
+    observed_generation: Count | None = None
+    """The metadata.generation that the rest of the status is about."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
-    revision: Annotated[Word | None, Field(description="The revision of the job that is in force.")] = None
-    image: Annotated[Words | None, Field(description="The image that is in force.")] = None
-    proved: Annotated[
-        datetime | None, Field(description="When the revision in force was first ready; no rollout returns to others.")
-    ] = None
-    target_revision: Annotated[Word | None, Field(description="The revision that the resource asks for.")] = None
+    """Valid, Ready and more, as other Kubernetes resources have them."""
+    revision: Word | None = None
+    """The revision of the job that is in force."""
+    image: Words | None = None
+    """The image that is in force."""
+    proved: datetime | None = None
+    """When the revision in force was first ready; no rollout returns to others."""
+    target_revision: Word | None = None
+    """The revision that the resource asks for."""
     driver: DriverAttempt | None = None
+    """The driver pod."""
     rollout: Rollout | None = None
+    """Another revision on its way."""
     refused: Refusal | None = None
+    """A revision that was refused or rolled back."""
     deletion: Deletion | None = None
-    reported: Annotated[datetime | None, Field(description="When the driver's figures below were written.")] = None
-    job_generation: Annotated[
-        Count | None, Field(description="The fencing generation of the driver that runs, counted in the state store.")
-    ] = None
-    epoch: Annotated[Count | None, Field(description="The last committed epoch.")] = None
+    """What the deletion of the job's state waits for."""
+    reported: datetime | None = None
+    """When the driver's figures below were written."""
+    job_generation: Count | None = None
+    """The fencing generation of the driver that runs, counted in the state store."""
+    epoch: Count | None = None
+    """The last committed epoch."""
     inputs: Annotated[tuple[InputStatus, ...], Field(max_length=16, json_schema_extra=list_map("name"))] = ()
-    lag: Annotated[Count | None, Field(description="Records not read yet, over all inputs.")] = None
-    rows_per_second: Annotated[Count | None, Field(description="Rows read, over all inputs.")] = None
-    watermark_delay: Annotated[
-        DurationText | None, Field(description="How far the slowest input's watermark is behind the clock, as 12s.")
-    ] = None
-    rows_in: Annotated[Count | None, Field(description="Rows read since the job's state began.")] = None
-    rows_out: Annotated[Count | None, Field(description="Rows written since the job's state began.")] = None
-    late: Annotated[Count | None, Field(description="Rows that came too late, since the job's state began.")] = None
+    """The inputs as of the last committed epoch."""
+    lag: Count | None = None
+    """Records not read yet, over all inputs."""
+    rows_per_second: Count | None = None
+    """Records read per second, over all inputs and the last 30 seconds."""
+    watermark_delay: DurationText | None = None
+    """How far the slowest input's watermark is behind the clock, as 12s."""
+    rows_in: Count | None = None
+    """Rows read since the job's state began."""
+    rows_out: Count | None = None
+    """Rows written since the job's state began."""
+    late: Count | None = None
+    """Rows that came too late, since the job's state began."""
     state_bytes: Count | None = None
+    """Stored bytes of the state."""
     hottest_keys: Annotated[tuple[HotKey, ...], Field(max_length=10)] = ()
+    """The keys with the most rows in the state."""
     last_savepoint: SavepointStatus | None = None
+    """The newest savepoint."""
     last_error: Words | None = None
-    executors: Annotated[Count | None, Field(description="Executors that run.")] = None
+    """The trouble that the driver waits out, or how it ended."""
+    executors: Count | None = None
+    """Executors that run."""

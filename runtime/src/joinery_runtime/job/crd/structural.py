@@ -49,7 +49,7 @@ def object_schema(model: type[BaseModel]) -> Schema:
         for name, info in fields.items():
             place, field = (model, name), raw["properties"][name]
             shape = {**_shape(place, info, field, models), **FIELDS.get(place, {})}
-            schema["properties"][name] = with_rules({**_sized(shape), **_described(field)}, place)
+            schema["properties"][name] = with_rules({**_sized(shape), **_described(field, info)}, place)
     if raw.get("required"):
         schema["required"] = raw["required"]
     return with_rules(schema, model)
@@ -133,8 +133,17 @@ def _sized(schema: Schema) -> Schema:
     return schema
 
 
-def _described(raw: Schema) -> Schema:
-    return {"description": description(raw["description"])} if "description" in raw else {}
+def _described(raw: Schema, info: FieldInfo | None = None) -> Schema:
+    """With the field's default, as people write it: `kubectl explain` does not show that by itself."""
+    if "description" not in raw:
+        return {}
+    value = None if info is None else info.default
+    for each in () if info is None else _metadata(info):
+        if isinstance(each, PlainSerializer) and isinstance(value, int):
+            value = each.func(value)  # type: ignore[call-arg]
+    said = isinstance(value, str | int) and value != ""
+    default = f" Default: {str(value).lower() if value is False else value}." if said else ""
+    return {"description": description(raw["description"], _DESCRIPTION - len(default)) + default}
 
 
 def _least(info: FieldInfo) -> int | None:

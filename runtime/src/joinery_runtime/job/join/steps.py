@@ -22,21 +22,34 @@ FIELDS: tuple[str, ...] = tuple(dict.fromkeys(kind.field for kind in STEP_KINDS)
 
 
 class JoinStep(Model):
-    """Joins the first input, or what the step before made, with `right`. `keys` maps `<earlier>.column` to
-    `right.column`; without keys, `broadcast` names the side that every shard gets whole."""
+    """Joins the first input, or what the step before made, with `right`."""
 
     right: Text
+    """The input to join with the first input, or with what the step before made."""
     type: JoinType = "inner"
+    """Which rows go out without a match too, padded with nulls: none, those of the left, of the right, or of both."""
     keys: dict[str, str]
+    """What must be equal: `<earlier input>.column` to `<right>.column`. Without entries rows match on time only."""
     interval: Interval | None = None
+    """Rows match when the right one's event time is in [lower, upper], counted from that of `of`, both ends included.
+    One of `interval`, `window` and `asOf`."""
     window: Window | None = None
+    """Rows match when both are in the same window: exactly one of `tumbling`, `hopping` and `session`."""
     as_of: AsOf | None = None
+    """Each row takes the version of a table that is valid at its time."""
     where: Text | None = None
+    """An SQL condition over columns of the inputs (`input.column`) that a pair must meet."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
+    """What becomes of late rows: `drop` counts them, `reopen` joins them with what is still kept, `dlq` writes them to
+    the dead letters."""
     allowed_lateness: PositiveDuration = 0
+    """How much longer state is kept for rows behind the watermark, a duration."""
     broadcast: Text | None = None
+    """Without keys: the side that every shard gets whole."""
     co_partitioned: Annotated[Literal[False], not_yet("coPartitioned: true", True, todo="leave it out")] = False
+    """Not supported yet."""
     limits: Limits | None = None
+    """Caps on the state of each side, and what happens at one."""
 
     @property
     def matching(self) -> StepKind:
@@ -59,13 +72,14 @@ class JoinStep(Model):
 
 
 class SelectItem(Model):
-    """One output column: `column` is `input.column`, or names the start or the end of a join's window
-    (docs/semantics.md#w4); `expression` is an SQL expression over columns of inputs. Without `as` a column keeps its
-    name without the input's."""
+    """One output column: exactly one of `column` and `expression`. Window columns: docs/semantics.md#w4."""
 
     column: Text | None = None
+    """`input.column`, or of a window join: window_start, window_end."""
     expression: Text | None = None
+    """An SQL expression over columns of inputs, in place of `column`."""
     as_: Annotated[str | None, Field(alias="as", min_length=1)] = None
+    """The output column's name; if absent, the column's own without its input's."""
 
 
 def key_pairs(step: JoinStep) -> tuple[KeyPair, ...]:

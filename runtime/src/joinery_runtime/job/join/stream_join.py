@@ -20,9 +20,14 @@ from joinery_runtime.job.sql import SqlInput, Translation, translate
 
 class StreamJoinSpec(JobSpec):
     inputs: tuple[Input, ...]
+    """What is joined, in order: the first input is the left side of the first step."""
     joins: tuple[JoinStep, ...] = ()
+    """The steps. Each joins one more input."""
     select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
-    sql: Annotated[Text, Field(description="A SELECT with a join, instead of joins and select.")] | None = None
+    """What goes out: exactly these columns, in this order. If absent, every column with the prefix `left_`, `right_`
+    or `<input>_`."""
+    sql: Text | None = None
+    """A SELECT with a join, instead of `joins` and `select`."""
 
 
 class StreamJoin(Job):

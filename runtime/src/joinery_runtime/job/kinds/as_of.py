@@ -63,8 +63,7 @@ def _tables_elsewhere(draft: JobDraft) -> Iterator[Finding]:
 
 
 class AsOf(Model, StepKind):
-    """Each row takes the table's version that is valid at its time. Superseded versions are kept for
-    `historyRetention`; rows wait for `grace` so that late versions are seen."""
+    """Each row takes the table's version that is valid at its time."""
 
     field: ClassVar[str] = "asOf"
     what_is_final: ClassVar[str] = "a row that has gone out"
@@ -87,7 +86,9 @@ class AsOf(Model, StepKind):
     )
 
     history_retention: Length
+    """How long a version is kept after a newer one has superseded it, a duration."""
     grace: PositiveDuration = 0
+    """How long a row waits for late versions, a duration."""
 
     @property
     def name(self) -> str:

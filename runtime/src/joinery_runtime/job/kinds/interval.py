@@ -33,8 +33,7 @@ def _not_before(of: str, step: StepDraft) -> str:
 
 
 class Interval(Model, StepKind):
-    """`right.ts - of.ts` lies in [lower, upper], both ends included, in milliseconds; either may be negative. `of`
-    names the input whose times the bounds are counted from: the first one, or any that a step before has joined."""
+    """`right.ts - of.ts` lies in [lower, upper], both ends included, in milliseconds; either may be negative."""
 
     field: ClassVar[str] = "interval"
     chains: ClassVar[bool] = True
@@ -54,8 +53,11 @@ class Interval(Model, StepKind):
     )
 
     of: Text
+    """The input from whose event time the bounds count: one that was joined before."""
     lower: Bound
+    """The earliest event time of the right row, counted from that of `of`: a duration, also a negative one."""
     upper: Bound
+    """The latest event time of the right row, counted from that of `of`: a duration, also a negative one."""
 
     @property
     def name(self) -> str:

@@ -97,7 +97,9 @@ class Hopping(Model, _Window):
     """A window of `size` starts every `slide`; a row is in several when they overlap."""
 
     size: Length
+    """How long a window is, a duration."""
     slide: Length
+    """How often a window starts, a duration; at most `size`."""
 
     @property
     def name(self) -> str:
@@ -123,6 +125,7 @@ class Session(Model, _Window):
     over: ClassVar[tuple[str, str]] = ("ts + gap", "<")
 
     gap: Length
+    """A session ends when the key has no row for longer than this, a duration."""
 
     @property
     def name(self) -> str:
@@ -148,8 +151,11 @@ class Window(Model):
     kinds: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping, Session)
 
     tumbling: Length | None = None
+    """Windows of this length (a duration), one after the other."""
     hopping: Hopping | None = None
+    """Windows that overlap."""
     session: Session | None = None
+    """Windows that end when no row comes."""
 
     @property
     def form(self) -> StepKind:

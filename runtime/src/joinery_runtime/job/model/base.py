@@ -32,7 +32,8 @@ from joinery_runtime.job.model.types import ColumnType, parse_type
 
 
 class Model(BaseModel):
-    """camelCase in YAML, snake_case in Python (either may be used to construct); frozen; unknown fields are refused."""
+    """camelCase in YAML, snake_case in Python (either may be used to construct); frozen; unknown fields are refused.
+    The text under a field is its description, also in the CRDs."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -40,6 +41,7 @@ class Model(BaseModel):
         validate_by_alias=True,
         frozen=True,
         extra="forbid",
+        use_attribute_docstrings=True,
         hide_input_in_errors=True,  # pydantic's own messages would print secrets
     )
 
@@ -155,11 +157,14 @@ Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration,
 
 
 class Limits(Model):
-    """Caps on each side of the step, and what happens at one: `fail` stops the job before anything of the epoch is
-    committed; `pause` reads no more of that side until its state has shrunk. A key with more rows than `hotKeyWarning`
-    is warned about. `maxStateBytes` is a number of bytes, or text as 500M and 10Gi."""
+    """Caps on each side of the step, and what happens at one."""
 
     max_state_bytes: ByteCount | None = None
+    """Most bytes of stored state on each side, as a number or as 500M or 10Gi."""
     max_records: Annotated[Int, Field(ge=1)] | None = None
+    """Most stored rows on each side."""
     on_limit: Literal["fail", "pause"] = "fail"
+    """`fail` stops the job before anything of the epoch is committed; `pause` reads no more of that side until its
+    state has shrunk."""
     hot_key_warning: Annotated[Int, Field(ge=1)] = 100_000
+    """A key with more stored rows than this is warned about."""

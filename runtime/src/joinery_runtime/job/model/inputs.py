@@ -44,12 +44,14 @@ class AtTimestamp(Model):
     """Per partition, the first record whose Kafka timestamp is at or after this: epoch milliseconds."""
 
     timestamp: EpochMs
+    """The time, as RFC 3339 text with its offset or as milliseconds since 1970."""
 
 
 class AtOffsets(Model):
     """Kafka offsets by partition number: the next record to read, or for `stopAt` the first one not to read."""
 
     offsets: Annotated[dict[Annotated[int, Field(ge=0)], NonNegative], Field(min_length=1)]
+    """Offset by partition number, for example `{'0': 5}`."""
 
 
 def _branch(value: Any) -> str | None:
@@ -79,21 +81,29 @@ StopAt = Annotated[
 
 
 class KafkaInput(Model):
-    """A Kafka topic, or all topics whose whole names match a regular expression of Python's `re` (internal ones, which
-    begin with two underscores, never do): exactly one of `topic` and `topic_pattern`. `start_from` counts only for
-    partitions without a stored offset; partitions that its `offsets` do not name, and those that appear later, start at
-    the earliest record. `stop_at` makes the input bounded; partitions that its `offsets` do not name stop at their end
-    when the job first starts. `properties` are librdkafka's; those that are secret belong in the secret that
-    `properties_secret_ref` names (`hosts/secrets.py` merges them)."""
+    """Topics of Kafka: exactly one of `topic` and `topic_pattern`. `hosts/secrets.py` merges the settings of
+    `properties_secret_ref` into `properties`."""
 
     bootstrap_servers: Text
+    """Addresses of brokers, `host:port`, separated by commas."""
     topic: Topic | None = None
+    """The topic to read."""
     topic_pattern: TopicPattern | None = None
+    """A regular expression of Python's `re`: every topic whose whole name matches is read, also one that appears
+    later. Topics whose names begin with two underscores never match."""
     start_from: StartFrom = "earliest"
+    """Where reading begins in partitions without a stored offset: `earliest`, `latest`, `{timestamp: ...}` or
+    `{offsets: {...}}`. Partitions that `offsets` does not name, and those that appear later, begin at the earliest
+    record."""
     stop_at: Annotated[StopAt | None, BeforeValidator(lambda value: None if value == {} else value)] = None
+    """Makes the input bounded: `latest` (the ends when the job first starts), `{timestamp: ...}` or `{offsets:
+    {...}}`. Partitions that `offsets` does not name stop at their ends."""
     on_data_loss: Literal["fail", "continue"] = "fail"
+    """When records were deleted before they were read: `fail` stops the job, `continue` counts them and goes on."""
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    """Settings of librdkafka by their names. Secret ones belong in `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None
+    """A secret whose keys are names of librdkafka's settings."""
 
     @property
     def topics(self) -> str:
@@ -105,52 +115,72 @@ class FileInput(Model):
     """A file read once from start to end: a bounded input. A relative path counts from the job file's folder."""
 
     path: FilePath
+    """The file. A relative path counts from the job file's folder."""
 
 
 class Column(Model):
     """One column of an input's rows. The names of engine columns start with `$`, so no user column may."""
 
     name: Annotated[str, StringConstraints(min_length=1, pattern=r"^[^$\x00-\x1f]")]
+    """The name, as records have it."""
     type: TypeField
+    """boolean, int32, int64, float, double, string, binary, decimal(p,s), date or timestamp."""
 
 
 class Watermark(Model):
-    """How an input's watermark moves (docs/semantics.md#time). `idle_timeout` 0 switches idleness off. A record whose
-    event time is more than `max_future` ahead goes to the dead letters and moves nothing; "off" takes any. With
-    `explicit` only the steps of `joinery trace` raise the watermark."""
+    """How an input's watermark moves (docs/semantics.md#time). Durations are milliseconds here; `max_future` None takes
+    any time."""
 
     delay: PositiveDuration = 0
+    """How far the watermark stays behind the highest event time, a duration: rows may come out of order by so much."""
     idle_timeout: PositiveDuration = 60_000
+    """A partition without new records for this long (a duration) is idle, and holds the watermark back no more. 0
+    switches idleness off."""
     on_idle: Literal["hold", "advance"] = "hold"
+    """What an input does of which all partitions are idle: `hold` keeps its watermark, `advance` lets the other inputs
+    move it."""
     max_future: DurationOrOff = 24 * 3_600_000
+    """A record whose event time is further ahead than this (a duration) goes to the dead letters. `off` takes any."""
     explicit: Bool = False
+    """Only steps of `joinery trace` raise the watermark."""
 
 
 class Table(Model):
     """An input that is a changelog: each row is the version of its `key` columns from its event time on
     (docs/semantics.md#a1).
 
-    A record without a value deletes: its key columns come from the record's own key, read by `key_format` (`json`: an
-    object that has them; `string`: the one key column as text), its event time is the Kafka record's timestamp."""
+    A record without a value deletes: its key columns come from the record's own key, its event time is the Kafka
+    record's timestamp."""
 
     key: Annotated[tuple[Text, ...], Field(min_length=1)]
+    """The columns whose latest row is a version."""
     key_format: Literal["json", "string"] = "json"
+    """How the record's own key is read where the value is null (a deletion): `json` is an object with the key columns,
+    `string` the one key column as text."""
 
 
 class Input(Model):
-    """One input: exactly one of `kafka` and `file`. `event_time` names a timestamp or int64 (milliseconds) column.
-    `table` is for the right input of an as-of step."""
+    """One input: exactly one of `kafka` and `file`."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """What the rest of the job calls the input."""
     kafka: KafkaInput | None = None
+    """Reads topics of Kafka: exactly one of `topic` and `topic_pattern`."""
     file: FileInput | None = None
+    """Reads a file from start to end: a bounded input."""
     format: Annotated[
         Literal["json", "csv"], not_yet("format {}", "avro", "protobuf", "parquet", todo="use json or csv")
     ]
+    """How records are encoded: `json` (an object each) or `csv`."""
     columns: Annotated[tuple[Column, ...], Field(alias="schema", min_length=1)]
+    """The columns to read. Others that a record has are ignored."""
     event_time: Text
+    """The column with the event time: a timestamp, or an int64 of milliseconds since 1970."""
     watermark: Watermark = Watermark()
+    """How the input's event time moves on."""
     table: Table | None = None
+    """Makes the input a changelog, for the right side of an `asOf` step: each row is a version of its key, from its
+    event time on. A record without a value deletes the key."""
 
     @property
     def bounded(self) -> bool:

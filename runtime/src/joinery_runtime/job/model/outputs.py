@@ -12,28 +12,37 @@ from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 
 
 class KafkaOutput(Model):
-    """A topic to write; `key` names the output columns that make the record key, as a JSON object."""
+    """A topic to write."""
 
     bootstrap_servers: Text
+    """Addresses of brokers, `host:port`, separated by commas."""
     topic: Topic
+    """The topic to write. It must exist."""
     key: tuple[Text, ...] = ()
+    """Output columns that make the record's key: one text column as it is, else a JSON object. Without them records
+    have no key."""
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    """Settings of librdkafka by their names. Secret ones belong in `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None
+    """A secret whose keys are names of librdkafka's settings."""
 
 
 class PostgresOutput(Model):
-    """A table in the state store's database, written in the commit's transaction. With `upsert_key` (output columns) a
-    row replaces the one with the same key. `dsn` may only repeat the state store's."""
+    """A table in the state store's database, written in the commit's transaction."""
 
     table: Text
+    """The table, `name` or `schema.name`. It is created if it is missing."""
     upsert_key: tuple[Text, ...] = ()
+    """Output columns by which a row replaces the one with the same values. Without them every row is inserted."""
     dsn: Annotated[str | None, Field(repr=False)] = None
+    """May only repeat the state store's."""
 
 
 class FileOutput(Model):
-    """JSON lines. A relative path counts from the job file's folder."""
+    """JSON lines in files."""
 
     path: FilePath
+    """The folder to write. A relative path counts from the job file's folder."""
 
 
 class Output(Model):
@@ -42,11 +51,15 @@ class Output(Model):
     KINDS: ClassVar = ("kafka", "postgres", "file")
 
     kafka: KafkaOutput | None = None
+    """Writes to a topic."""
     postgres: PostgresOutput | None = None
+    """Writes to a table."""
     file: FileOutput | None = None
+    """Writes files into a folder."""
     format: Annotated[
         Literal["json"], not_yet("output format {}", "csv", "avro", "protobuf", "parquet", todo="use json")
     ] = "json"
+    """How rows are encoded in Kafka and files: `json`."""
 
 
 class DeadLetterKafka(Model):
@@ -55,9 +68,14 @@ class DeadLetterKafka(Model):
     named, neither is taken from elsewhere."""
 
     topic: Topic
+    """The topic to write. It must exist."""
     bootstrap_servers: Text | None = None
+    """Addresses of brokers, `host:port`, separated by commas; if absent, those of the Kafka output, else of the
+    inputs."""
     properties: Annotated[dict[str, Setting] | None, Field(repr=False)] = None
+    """Settings of librdkafka by their names; if absent, those of the same brokers elsewhere in the job."""
     properties_secret_ref: SecretRef | None = None
+    """A secret whose keys are names of librdkafka's settings; goes with `properties`."""
 
 
 class DeadLetter(Model):
@@ -66,18 +84,24 @@ class DeadLetter(Model):
     KINDS: ClassVar = ("kafka", "file")
 
     kafka: DeadLetterKafka | None = None
+    """Writes to a topic."""
     file: FileOutput | None = None
+    """Writes files into a folder."""
 
 
 class PostgresStoreSpec(Model):
-    """A database and the schema in it that holds Joinery's tables. `dsn` is libpq's, and may hold a password; exactly
-    one of it and `dsn_secret_ref` is named. `epoch_log_retention` (milliseconds) is how long committed plans and
-    results are kept; without it their number and bytes alone bound the log."""
+    """A database and the schema in it that holds Joinery's tables: exactly one of `dsn` (it may hold a password) and
+    `dsn_secret_ref`."""
 
     dsn: Annotated[Text | None, Field(repr=False)] = None
+    """The database, as libpq has it: `postgresql://host/database` or `host=... dbname=...`."""
     dsn_secret_ref: SecretKeyRef | None = None
+    """The secret, and the key in it, that holds the dsn."""
     schema_name: Annotated[Text, Field(alias="schema")] = "joinery"
+    """The schema for Joinery's tables. It is created if it is missing."""
     epoch_log_retention: Annotated[PositiveDuration, Field(gt=0)] | None = None
+    """How long committed plans and results are kept, a duration; if absent, only their number and bytes bound the
+    log."""
 
 
 class MemoryStoreSpec(Model):
@@ -85,14 +109,17 @@ class MemoryStoreSpec(Model):
 
 
 class StoreSpec(Model):
-    """At most one of `postgres` and `memory`; with neither, an embedded Postgres. `checkpoint_interval` (milliseconds)
-    bounds the small segments that a recovery reads, by compaction; every epoch commits anyway."""
+    """At most one of `postgres` and `memory`; with neither, an embedded Postgres."""
 
     KINDS: ClassVar = ("postgres", "memory")
 
     postgres: PostgresStoreSpec | None = None
+    """A Postgres of your own."""
     memory: MemoryStoreSpec | None = None
+    """Keeps the state in the driver's memory: it is lost when the job stops."""
     checkpoint_interval: Annotated[PositiveDuration, Field(gt=0)] = 60_000
+    """How often state is compacted, a duration: this bounds the segments that a recovery reads. Every epoch commits
+    anyway."""
 
     @property
     def kind(self) -> str:

@@ -17,10 +17,15 @@ class Toleration(Model):
     """As in a pod."""
 
     key: Text | None = None
+    """The taint's key; if absent, every taint is tolerated."""
     operator: Literal["Exists", "Equal"] = "Equal"
+    """`Exists` takes any value, `Equal` only `value`."""
     value: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """The taint's value."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """The taint's effect; if absent, every effect is tolerated."""
     toleration_seconds: Int | None = None
+    """For `NoExecute`: how many seconds the pod stays."""
 
 
 class TemplateRef(SecretRef):
@@ -28,19 +33,24 @@ class TemplateRef(SecretRef):
     affinity, environment, annotations)."""
 
     key: Text = "pod.yaml"
+    """The key in the ConfigMap."""
 
 
 class DriverSpec(Model):
-    """For the operator; without meaning on a laptop. `memory` is the JVM's heap, as 1g; the pod asks for more."""
+    """For the operator; without meaning on a laptop."""
 
     cores: Annotated[Int, Field(ge=1)] = 1
-    core_request: (
-        Annotated[Quantity, Field(description="CPU that the pod requests, as 200m; default: cores.")] | None
-    ) = None
+    """Cores that Spark counts with: how many tasks run at once."""
+    core_request: Quantity | None = None
+    """CPU that the pod requests, for example 200m; if absent, `cores`."""
     memory: JvmMemory = "1g"
+    """Heap of the JVM, for example 1g. The pod asks for more (docs/operator.md)."""
     node_selector: dict[str, Setting] = Field(default_factory=dict)
+    """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = ()
+    """Taints that the pod tolerates."""
     pod_template: TemplateRef | None = None
+    """A ConfigMap with a pod; whatever that says beyond what the operator sets is kept."""
 
 
 class ExecutorSpec(DriverSpec):
@@ -48,7 +58,9 @@ class ExecutorSpec(DriverSpec):
     tasks wait, and takes idle ones away down to `instances`."""
 
     instances: Annotated[Int, Field(ge=1)] = 2
+    """How many executors run; at least so many with `maxInstances`."""
     max_instances: Annotated[Int, Field(ge=1)] | None = None
+    """How many executors Spark may run while tasks wait."""
 
 
 class LocalRef(SecretRef):
@@ -59,9 +71,16 @@ class SparkSpec(Model):
     """`conf` counts everywhere; all else is for the operator."""
 
     image: Text | None = None
+    """The image of driver and executors; if absent, the operator's default."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When the image is pulled."""
     image_pull_secrets: tuple[LocalRef, ...] = ()
+    """Secrets for the image's registry."""
     service_account: Text | None = None
+    """The driver's service account; if absent, the operator's setting (`joinery-driver`)."""
     driver: DriverSpec = DriverSpec()
+    """The driver's pod."""
     executor: ExecutorSpec = ExecutorSpec()
+    """The executors' pods."""
     conf: dict[str, Setting] = Field(default_factory=dict)
+    """Spark's settings by their names. The operator sets those of the cluster itself."""

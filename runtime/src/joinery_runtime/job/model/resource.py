@@ -36,33 +36,47 @@ class Metadata(Model):
 
 
 class Trigger(Model):
-    """What one epoch reads at most, of all inputs together: records, and bytes of them as they are read (text as 64Mi).
-    The memory of a task is a multiple of the bytes (docs/operations.md, "Memory")."""
+    """What one epoch reads at most. The memory of a task is a multiple of the bytes (docs/operations.md, "Memory")."""
 
     max_records_per_epoch: Annotated[Int, Field(ge=1)] = 500_000
+    """Most records that an epoch reads, of all inputs together."""
     max_bytes_per_epoch: ByteCount = 64 * 2**20
+    """Most bytes that an epoch reads, of all inputs together, as a number or as 64Mi."""
 
 
 class Upgrade(Model):
     """How another image or a changed job takes over: with the state, or anew without it."""
 
     mode: Literal["stateful", "stateless"] = "stateful"
+    """`stateful` goes on with the state, `stateless` leaves it behind."""
     rollback: Literal["automatic"] = "automatic"
+    """`automatic` returns to the last revision that ran when the new one does not start."""
 
 
 class JobSpec(Model):
     """Where rows and state go, and how a job runs."""
 
     output: Output
+    """Where rows go: exactly one of `kafka`, `postgres` and `file`."""
     dead_letter: DeadLetter | None = None
+    """Where records go that cannot be used: exactly one of `kafka` and `file`. If absent, they are only counted."""
     state_store: StoreSpec = StoreSpec()
+    """Where state and offsets are kept: at most one of `postgres` and `memory`. With neither, an embedded Postgres,
+    which is for a laptop."""
     delivery: Literal["exactlyOnce", "atLeastOnce"] = "exactlyOnce"
+    """`exactlyOnce`, or `atLeastOnce`: Kafka output may repeat rows after a crash."""
     trigger: Trigger = Trigger()
+    """How much an epoch reads."""
     shards: Annotated[Int, Field(ge=1, le=4096)] = 8
+    """Into how many parts the keys are divided: how many tasks join at once. It may be changed at any time."""
     upgrade: Upgrade = Upgrade()
+    """How another image or an edited job takes over."""
     suspend: Bool = False
+    """Stops the driver after its epoch, and keeps the state."""
     cleanup: Literal["retainState", "deleteState"] = "retainState"
+    """What becomes of the state when the resource is deleted."""
     spark: SparkSpec = SparkSpec()
+    """The pods, and Spark's settings."""
 
 
 @dataclass(frozen=True, slots=True)

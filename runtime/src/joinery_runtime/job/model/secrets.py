@@ -34,9 +34,11 @@ class SecretRef(Model):
     """A secret whose every key is the name of a setting."""
 
     name: Annotated[str, AfterValidator(_name)]
+    """The object's name, in the job's namespace."""
 
 
 class SecretKeyRef(SecretRef):
     """One key of a secret."""
 
     key: Annotated[str, AfterValidator(_key)]
+    """The key in the secret."""

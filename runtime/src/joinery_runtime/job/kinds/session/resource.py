@@ -16,9 +16,6 @@ from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SES
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField
 from joinery_runtime.job.sql import SqlInput, translate_sessions
 
-_SQL = "A SELECT with GROUP BY ..., SESSION(...), instead of groupBy, gap, compute, where, aggregates and select."
-
-
 _NO_WIDTH = "a session has no width, it grows with its rows; write gap, and maxDuration for the most"
 _NO_FIELDS = {
     **dict.fromkeys(("width", "widthMs", "width_ms", "hop", "hopMs", "hop_ms"), _NO_WIDTH),
@@ -33,18 +30,34 @@ class SessionWindowSpec(JobSpec):
     """`gap` and `max_duration` are milliseconds of event time."""
 
     input: Input
+    """What the rows come from."""
     group_by: tuple[Text, ...] | None = None
+    """Columns whose values have sessions of their own."""
     gap: Length | None = None
+    """A session ends when the group has no row for longer than this, a duration."""
     max_duration: Length
+    """The longest that a session may be, a duration: a longer one is cut."""
     compute: tuple[ComputedColumn, ...] = ()
+    """Columns that SQL expressions make, for `groupBy` and `aggregates`."""
     where: Text | None = None
+    """An SQL condition over the input's columns that a row must meet."""
     aggregates: tuple[Aggregate, ...] = ()
+    """What is computed of each session."""
     select: Annotated[tuple[SessionColumn, ...], Field(min_length=1)] | None = None
-    sql: Annotated[Text, Field(description=_SQL)] | None = None
+    """What goes out: exactly these columns, in this order. If absent, groups, session_id, window_start,
+    window_end and aggregates."""
+    sql: Text | None = None
+    """A SELECT with `GROUP BY ..., SESSION(...)`, instead of `groupBy`, `gap`, `compute`, `where`, `aggregates` and
+    `select`."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
+    """What becomes of late rows: `drop` counts them, `reopen` changes sessions that have gone out, `dlq` writes them
+    to the dead letters."""
     allowed_lateness: PositiveDuration = 0
+    """How much longer sessions are kept for rows behind the watermark, a duration."""
     emit_retractions: Bool = False
+    """With `reopen`: a row that takes back the old session goes out before the changed one."""
     limits: Limits | None = None
+    """Caps on the sessions that are kept."""
 
 
 class SessionWindow(Job):

@@ -36,19 +36,25 @@ class ComputedColumn(Model):
     """A column that an SQL expression over the input's columns makes, for `groupBy` and aggregates."""
 
     expression: Text
+    """An SQL expression over the input's columns."""
     as_: Annotated[Text, Field(alias="as")]
+    """The column's name."""
 
 
 class Aggregate(Model):
     """One aggregate of a session (docs/semantics.md#s7); NULLs are skipped. `count` counts rows, every other
-    function needs a `column`. `count_distinct` is `exact`, and fails the job at more than `limit` (10,000 if not given)
-    values in one session, or `hll`: a HyperLogLog sketch with a relative standard error of about 1.6 %."""
+    function needs a `column`."""
 
     function: Function
+    """count, count_col, sum, min, max, avg, first, last or count_distinct."""
     column: Text | None = None
+    """The column to aggregate. `count` has none."""
     method: Literal["exact", "hll"] | None = None
+    """For `count_distinct`: `exact`, or `hll`, a sketch with a relative standard error of about 1.6 %."""
     limit: Annotated[Int, Field(ge=1)] | None = None
+    """For `count_distinct` with `exact`: more values than this in one session fail the job; if absent, 10,000."""
     as_: Annotated[Text, Field(alias="as")]
+    """The output column's name."""
 
     @property
     def distinct_limit(self) -> int | None:
@@ -58,11 +64,12 @@ class Aggregate(Model):
 
 
 class SessionColumn(Model):
-    """One output column: `column` is a group, an aggregate, or a column that all sessions have
-    (docs/semantics.md#s6); without `as` it keeps its name."""
+    """One output column (docs/semantics.md#s6)."""
 
     column: Text
+    """A group, an aggregate, or session_id, window_start, window_end."""
     as_: Annotated[str | None, Field(alias="as", min_length=1)] = None
+    """The output column's name; if absent, the column's own."""
 
 
 class Sessions(Model):
