@@ -115,8 +115,9 @@ bench: setup ## throughput beside Spark's own joins and sessions and the raw rea
 	@$(BIN)/python bench/upserts.py --out build/upserts.json
 
 .PHONY: crds
-crds: setup ## write crds/ from the resource models, deploy/ from the chart, the operator's table (tests fail while they differ)
+crds: setup ## write crds/ and docs/reference.md from the resource models, deploy/ from the chart, the operator's table (tests fail while they differ)
 	@$(BIN)/joinery crds --folder crds
+	@$(BIN)/python -m joinery_devkit.reference > docs/reference.md
 	@$(BIN)/python -c 'from joinery_operator.reconcile.rollout_table import rendered; print(rendered(), end="")' > docs/rollout-table.md
 	@PYTHONPATH=tests $(BIN)/python deploy/render.py --helm "$$($(BIN)/python -c 'from joinery_devkit.kubernetes.binaries import program; print(program("helm"))')"
 

@@ -14,7 +14,8 @@ from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Limits
-from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput
+from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput, Watermark
+from joinery_runtime.job.model.resource import Trigger
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.model.types import SIMPLE_TYPES
 
@@ -32,6 +33,7 @@ INT_OR_STRING: Schema = {
 _LONGEST_MS = (2**63 - 1) // 1_000_000
 _GO_DURATION = r"(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h))+"
 _RFC_3339 = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?(Z|[+-][0-9]{2}:?[0-9]{2})"
+_BYTES: Schema = {"pattern": r"^[0-9]{1,18}(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", "minimum": 1}
 _SECRET_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _DECIMAL = r"decimal\(\s*[0-9]{1,9}\s*,\s*[0-9]{1,9}\s*\)"
 
@@ -92,10 +94,8 @@ FIELDS: Mapping[Place, Schema] = {
     (JoinStep, "broadcast"): {"maxLength": 253},
     (JoinStep, "keys"): {"maxProperties": 64},
     **{place: schema for kind in STEP_KINDS for place, schema in kind.schemas.items()},
-    (Limits, "maxStateBytes"): {
-        "pattern": r"^[0-9]{1,18}(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$",
-        "minimum": 1,
-    },
+    **dict.fromkeys(((Limits, "maxStateBytes"), (Trigger, "maxBytesPerEpoch")), _BYTES),
+    (Watermark, "maxFuture"): {"pattern": rf"^(off|\+?0|\+?{_GO_DURATION})$", "minimum": 0, "maximum": _LONGEST_MS},
     (SelectItem, "expression"): {"maxLength": _LONG_TEXT},
     (SecretRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
     (SecretKeyRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},

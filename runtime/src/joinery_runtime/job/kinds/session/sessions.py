@@ -50,9 +50,9 @@ class Aggregate(Model):
     column: Text | None = None
     """The column to aggregate. `count` has none."""
     method: Literal["exact", "hll"] | None = None
-    """For `count_distinct`: `exact`, or `hll`, a sketch with a relative standard error of about 1.6 %."""
+    """For count_distinct: `exact`, or `hll`, a sketch with a relative standard error of about 1.6 %."""
     limit: Annotated[Int, Field(ge=1)] | None = None
-    """For `count_distinct` with `exact`: more values than this in one session fail the job; if absent, 10,000."""
+    """For count_distinct with `exact`: more values than this in one session fail the job; if absent, 10,000."""
     as_: Annotated[Text, Field(alias="as")]
     """The output column's name."""
 

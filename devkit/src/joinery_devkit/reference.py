@@ -1,0 +1,101 @@
+"""docs/reference.md: every field of both resources, from the CRDs' schemas.
+
+`python -m joinery_devkit.reference` prints the page: a table for the fields of `spec`, and one for each of them that is
+a mapping, with everything below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from joinery_runtime.job.crd.definition import KINDS, custom_resource_definition
+from joinery_runtime.job.crd.shapes import Schema
+
+_HEAD = """# Reference of the resources
+
+Generated from the resource models by `make crds`. `kubectl explain streamjoin.spec` prints the same.
+
+A *duration* is text such as `250ms`, `10s` or `1h30m`, or whole milliseconds. *Bytes* are a number, or text such as
+`500M` or `10Gi`. A field without a default may be left out unless it is *required*; a field inside a mapping that is
+left out is not.
+"""
+_TABLE = "| field | type | default | is |\n|---|---|---|---|"
+
+
+def page() -> str:
+    lines, printed = [_HEAD], list[list[str]]()
+    for kind in KINDS:
+        lines += _kind(custom_resource_definition(kind), printed)
+    return "\n".join(lines)
+
+
+def _kind(definition: dict[str, Any], printed: list[list[str]]) -> Iterator[str]:
+    """`printed` are the tables that stand on the page already, and are named only."""
+    name = definition["spec"]["names"]["kind"]
+    parts = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    yield f"## {name}\n\n### {name}: `spec`\n\n{_TABLE}"
+    for field, schema in parts["spec"]["properties"].items():
+        yield _row(field, schema, parts["spec"])
+    yield ""
+    known = []
+    for path, schema in [
+        *((f"spec.{n}", s) for n, s in parts["spec"]["properties"].items()),
+        ("status", parts["status"]),
+    ]:
+        rows = list(_rows("", schema))
+        if not rows:
+            continue
+        if rows in printed:
+            known.append(f"`{path}`")
+            continue
+        printed.append(rows)
+        yield f"### {name}: `{path}`\n\n{_TABLE}"
+        yield from rows
+        yield ""
+    if known:
+        yield f"The same as above: {', '.join(known)}.\n"
+
+
+def _rows(path: str, schema: Schema) -> Iterator[str]:
+    """All fields below a mapping, outer ones first."""
+    inner = schema.get("items", schema)
+    for name, field in inner.get("properties", {}).items():
+        yield _row(f"{path}{name}", field, inner)
+        yield from _rows(f"{path}{name}{'[]' if 'items' in field else ''}.", field)
+
+
+def _row(path: str, schema: Schema, of: Schema) -> str:
+    said, _, default = schema["description"].partition(" Default: ")
+    default = f"`{default.removesuffix('.')}`" if default else ""
+    if path.rpartition(".")[2] in of.get("required", ()):
+        default = "*required*"
+    return f"| `{path}` | {_type(schema)} | {default} | {_cell(said)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _type(schema: Schema) -> str:
+    if "enum" in schema:
+        return _cell(" | ".join(f"`{word}`" for word in schema["enum"]))
+    if schema.get("x-kubernetes-int-or-string"):
+        pattern = schema["pattern"]
+        return "duration" if "|ms|" in pattern else "bytes" if "|Mi|" in pattern else "time"
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        words = [word for branch in schema["anyOf"] for word in branch.get("enum", ()) if word != {}]
+        return _cell(" | ".join([*(f"`{word}`" for word in words), "mapping"]))
+    match schema["type"]:
+        case "array":
+            return f"list of {_type(schema['items'])}s" if schema["items"].get("type") != "string" else "list of text"
+        case "object":
+            return "mapping"
+        case "string":
+            return "time" if schema.get("format") == "date-time" else "text"
+        case other:
+            return str(other)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
