@@ -15,8 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from joinery_runtime.core.table import blob
+from joinery_runtime.core.table.blob import from_blob, to_blob
+from joinery_runtime.engine import worker
 from joinery_runtime.errors import JobError, JoineryError
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import Job, parse_job
@@ -48,6 +52,21 @@ RUNNING = [trace for trace in TRACES if trace.steps]
 REFUSED = [trace for trace in TRACES if trace.refused]
 
 every_trace = pytest.mark.parametrize("trace", RUNNING, ids=lambda trace: trace.name)
+
+
+@pytest.fixture(autouse=True)
+def what_is_stored_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every segment of every kind is packed as one with many rows is, and looked at."""
+
+    def looked_at(rows: pa.RecordBatch, keys: Sequence[str]) -> bytes:
+        stored = to_blob(rows, keys)
+        again = from_blob(stored)
+        assert again.schema.equals(rows.schema)
+        assert repr(again.to_pylist()) == repr(rows.to_pylist()), "also where a NaN is, which equals nothing"
+        return stored
+
+    monkeypatch.setattr(blob, "FEW_ROWS", 0)
+    monkeypatch.setattr(worker, "to_blob", looked_at)
 
 
 # --- the corpus -------------------------------------------------------------------------------------------------------

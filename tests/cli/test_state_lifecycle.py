@@ -52,7 +52,7 @@ def old(job: StreamJoin, store: PostgresStore) -> JobRecord:
 
 @pytest.fixture
 def next_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This release writes state_version 2: segments are not compressed any more."""
+    """A release to whose state_version 2 segments are rewritten: they are not compressed any more."""
     monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 2)
     monkeypatch.setattr(migrations, "MIGRATIONS", {1: lambda blob: encode(decode(blob), compression=None)})
 
@@ -88,7 +88,9 @@ class TestCheck:
     def test_a_job_without_state_fits(self, joinery: Joinery, job_file: Path) -> None:
         ended = joinery("state", "check", job_file)
         assert (ended.code, ended.err) == (0, "")
-        assert StateCheck.model_validate_json(ended.out) == StateCheck(fits=True, target_version=1)
+        assert StateCheck.model_validate_json(ended.out) == StateCheck(
+            fits=True, target_version=migrations.CURRENT_STATE_VERSION
+        )
 
     def test_a_job_that_fits_says_what_it_would_migrate_and_leaves_it(
         self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None,

@@ -9,7 +9,9 @@ import yaml
 
 from cli.commands import Joinery
 from cli.session_jobs import REOPEN, epoch, resource, row, run_epochs
-from joinery_runtime.core.table.segment import decode, encode
+from joinery_runtime.core.table import blob
+from joinery_runtime.core.table.blob import from_blob
+from joinery_runtime.core.table.segment import STATE_VERSION, encode
 from joinery_runtime.job import Job, load_job
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore
@@ -33,8 +35,10 @@ def job(job_file: Path) -> Job:
 
 
 @pytest.fixture
-def ran(job: Job, store: PostgresStore) -> None:
-    """Two epochs of rows; x is open, y has gone out in one between them. The last row completes nothing."""
+def ran(job: Job, store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two epochs of rows; x is open, y has gone out in one between them. The last row completes nothing. Segments are
+    stored as those with many rows are."""
+    monkeypatch.setattr(blob, "FEW_ROWS", 0)
     run_epochs(job, store, epoch(row(100), row(80, "y")), epoch(row(105)))
 
 
@@ -69,8 +73,9 @@ def test_going_back_names_the_key_that_rows_are_replaced_by(
 def test_migrating_it(joinery: Joinery, job_file: Path, ran: None, monkeypatch: pytest.MonkeyPatch) -> None:
     before = joinery("state", "show", job_file, "--key", "k=x").lines
     counted = joinery("state", "stats", job_file).lines[0]["sessions"]
-    monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 2)
-    monkeypatch.setattr(migrations, "MIGRATIONS", {1: lambda blob: encode(decode(blob), compression=None)})
+    monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", STATE_VERSION + 1)
+    step = {STATE_VERSION: lambda stored: encode(from_blob(stored), compression=None)}
+    monkeypatch.setattr(migrations, "MIGRATIONS", step)
     assert joinery("state", "show", job_file, "--key", "k=x").lines == before, "read as it is"
     (rehearsed,) = joinery("state", "migrate", job_file, "--dry-run").lines
     assert rehearsed["to_migrate"] == rehearsed["segments"] > 0
@@ -104,12 +109,12 @@ def test_segments_that_are_replaced_while_they_are_counted(
     def read_late(self: PostgresStore, name: str, keys: list[str]) -> dict[str, bytes]:
         if not calls:
             record = store.acquire("s")
-            store.migrate("s", record.generation, {1: lambda blob: blob}, 2)
+            store.migrate("s", record.generation, {STATE_VERSION: lambda stored: stored}, STATE_VERSION + 1)
             store.sweep("s", record.generation)
         calls.append(keys)
         return read(self, name, keys)
 
     monkeypatch.setattr(PostgresStore, "read_segments", read_late)
-    monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 2)
+    monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", STATE_VERSION + 1)
     assert joinery("state", "stats", job_file).lines[0]["sessions"] == before
     assert len(calls) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +14,7 @@ import pytest
 from joinery_runtime.core.table.columns import ENGINE_FIELDS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
 from joinery_runtime.engine.cache import SegmentCache
+from joinery_runtime.errors import StateError
 from joinery_runtime.state.store import StateStore
 
 
@@ -51,6 +53,14 @@ def test_a_segment_is_loaded_once_and_mapped_by_every_process_after(tmp_path: Pa
     (other,) = SegmentCache(tmp_path, cast(StateStore, store), "job").get([meta])
     assert other.hash.tolist() == [1, 2, 3]
     assert store.asked == [meta.key]
+
+
+def test_a_segment_whose_hashes_come_out_differently_is_refused(tmp_path: Path) -> None:
+    """Rows under another hash would silently match nothing."""
+    store, cache = opened(tmp_path)
+    meta = add(store, "left/1-1-0-a/0", 1, [3, 1, 2])
+    with pytest.raises(StateError, match=r"left/1-1-0-a/0 of job job .*: hashes 1 to 3, where 1 to 4 were noted"):
+        cache.get([replace(meta, hash_max=4)])
 
 
 def test_what_is_not_live_goes_but_not_what_the_running_epoch_stages(tmp_path: Path) -> None:

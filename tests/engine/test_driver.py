@@ -12,6 +12,7 @@ import pytest
 from engine import sim_kafka
 from engine.simulation import World
 from joinery_runtime.cli.ending import failed
+from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import REJOINS_OF_A_NAMESAKE, Driver
 from joinery_runtime.engine.messages import EpochOutcome
@@ -224,13 +225,13 @@ def test_a_change_that_loses_nothing_but_old_matches_is_a_warning(world: World) 
 def test_older_segments_are_migrated_before_anything_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(world, 4)
     epoch(started(world))
-    assert {segment.state_version for segment in record(world).segments} == {1}
-    monkeypatch.setattr(driver_module, "STATE_VERSION", 2)
+    assert {segment.state_version for segment in record(world).segments} == {STATE_VERSION}
+    monkeypatch.setattr(driver_module, "STATE_VERSION", STATE_VERSION + 1)
     with pytest.raises(IncompatibleState):
         started(world)
-    monkeypatch.setattr(driver_module, "MIGRATIONS", {1: lambda blob: blob})
+    monkeypatch.setattr(driver_module, "MIGRATIONS", {STATE_VERSION: lambda blob: blob})
     driver = started(world)
-    assert {segment.state_version for segment in record(world).segments} == {2}
+    assert {segment.state_version for segment in record(world).segments} == {STATE_VERSION + 1}
     fill(world, 2, first=4)
     assert epoch(driver).rows_out > 0
 

@@ -15,7 +15,7 @@ from engine.sim_steps import add, epochs, record, rows, started
 from engine.simulation import FullWorld, World
 from joinery_runtime.core.pipeline.sides import MARKS
 from joinery_runtime.core.table import compaction
-from joinery_runtime.core.table.segment import MIGRATED, Run, SegmentMeta
+from joinery_runtime.core.table.segment import MIGRATED, STATE_VERSION, Run, SegmentMeta
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.marks import MarkCache
@@ -114,7 +114,7 @@ def test_marks_are_about_their_rows_whatever_these_are_called_after_migrations(
     for number, key in enumerate("ab", start=2):
         add(world, "payments", 10 + number, 1_000, key=key)
         run_all(driver)
-        migrate_to(world, number, monkeypatch)
+        migrate_to(world, STATE_VERSION + number - 1, monkeypatch)
         driver = started(world, shards=1)
     (orders,) = [segment for segment in record(world).segments if segment.part == "left"]
     assert orders.key.count(MIGRATED) == 2
@@ -140,7 +140,7 @@ def run_all(driver: Driver) -> list[EpochPlan]:
 def migrate_to(world: World, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release with that state version, whose migration changes nothing."""
     before = record(world)
-    chain: dict[int, Migration] = dict.fromkeys(range(1, version), lambda blob: blob)
+    chain: dict[int, Migration] = dict.fromkeys(range(STATE_VERSION, version), lambda blob: blob)
     assert world.store.migrate(before.job, before.generation, chain, version) == len(before.segments)
     for name, value in {"STATE_VERSION": version, "MIGRATIONS": chain}.items():
         monkeypatch.setattr(driver_module, name, value)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import shard_range
-from joinery_runtime.core.table.segment import SegmentMeta, decode
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.planner import PlanSettings
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import Step
@@ -85,7 +86,7 @@ def test_after_a_rescale_each_shard_writes_its_rows_of_a_segment_once(step: str)
         owned = [shard_range(shard, 4) for shard in range(4)]
         assert all(any(o.contains(meta.hash_min, meta.hash_max) for o in owned) for meta in parts)
         blobs = store.read_segments("rewritten", [meta.key for meta in parts])
-        assert len({h for blob in blobs.values() for h in decode(blob).column(HASH).to_pylist()}) == len(KEYS)
+        assert len({h for blob in blobs.values() for h in from_blob(blob).column(HASH).to_pylist()}) == len(KEYS)
 
 
 @pytest.mark.usefixtures("checkpoints")

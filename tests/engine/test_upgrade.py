@@ -10,14 +10,15 @@ import pytest
 
 from engine import sim_kafka
 from engine.simulation import World
-from joinery_runtime.core.table.segment import decode, encode
+from joinery_runtime.core.table.blob import from_blob
+from joinery_runtime.core.table.segment import STATE_VERSION, encode
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import JobRecord
 
-PIN = "before-state-version-2-epoch-1"
+PIN = f"before-state-version-{STATE_VERSION + 1}-epoch-1"
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +41,12 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.fixture
 def newer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The release after it, which writes segments uncompressed."""
-    monkeypatch.setattr(driver_module, "STATE_VERSION", 2)
-    monkeypatch.setattr(driver_module, "MIGRATIONS", {1: lambda blob: encode(decode(blob), compression=None)})
+    monkeypatch.setattr(driver_module, "STATE_VERSION", STATE_VERSION + 1)
+    monkeypatch.setattr(driver_module, "MIGRATIONS", {STATE_VERSION: uncompressed})
+
+
+def uncompressed(blob: bytes) -> bytes:
+    return encode(from_blob(blob), compression=None)
 
 
 def fill(world: World, count: int, *, first: int = 0) -> None:
@@ -76,10 +81,12 @@ def pins(world: World) -> list[str]:
 def test_it_pins_and_says_so_before_it_migrates(world: World, newer: None) -> None:
     before = record(world)
     _, heard = started(world)
-    assert {segment.state_version for segment in record(world).segments} == {2}
+    assert {segment.state_version for segment in record(world).segments} == {STATE_VERSION + 1}
     assert pins(world) == [PIN]
     assert [PIN in text for text in heard] == [True, False]
-    assert f"{len(before.segments)} segments of the state were migrated to state_version 2" in heard[1]
+    assert (
+        f"{len(before.segments)} segments of the state were migrated to state_version {STATE_VERSION + 1}" in heard[1]
+    )
     assert started(world)[1] == []  # the second time there is nothing to migrate
 
 
@@ -106,8 +113,8 @@ def test_rolled_back_the_older_release_goes_on_as_if_nothing_had_been(
     before = record(world)
     fill(world, 2, first=4)
     with monkeypatch.context() as patch:
-        patch.setattr(driver_module, "STATE_VERSION", 2)
-        patch.setattr(driver_module, "MIGRATIONS", {1: lambda blob: encode(decode(blob), compression=None)})
+        patch.setattr(driver_module, "STATE_VERSION", STATE_VERSION + 1)
+        patch.setattr(driver_module, "MIGRATIONS", {STATE_VERSION: uncompressed})
         plan = started(world)[0].plan()
         assert plan is not None
     with pytest.raises(IncompatibleState, match="newer than this release"):

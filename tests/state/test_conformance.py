@@ -13,6 +13,7 @@ import pytest
 
 from joinery_runtime.errors import Fenced, IncompatibleState, StateError
 from joinery_runtime.state import decisions
+from joinery_runtime.state.migrations import unchanged
 from joinery_runtime.state.store import JobRecord, Standing, StateStore
 from state.values import DEFINITION, commit_of, live_keys, offsets_of, run_epoch, segment
 
@@ -938,6 +939,21 @@ class TestMigrate:
         before = store.record(job)
         assert store.migrate(job, record.generation, self.CHAIN, 2) == 0
         assert store.record(job) == before
+
+    def test_what_is_read_as_it_is_stays_as_it_is(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        run_epoch(store, record, 1, ["a"])
+        run_epoch(store, record, 2, ["b"], version=2)
+        before = store.record(job)
+        assert store.migrate(job, record.generation, {1: unchanged, 2: unchanged}, 3) == 0
+        assert store.record(job) == before
+        assert store.migrate(job, record.generation, {1: self.CHAIN[1], 2: unchanged}, 3) == 1
+        metas = store.acquire(job).segments
+        assert sorted(meta.state_version for meta in metas) == [2, 3]
+        assert sorted(store.read_segments(job, [meta.key for meta in metas]).values()) == [
+            b"blob of a to 2",
+            b"blob of b",
+        ]
 
     def test_many_segments(self, store: StateStore, job: str) -> None:
         record = store.acquire(job)

@@ -11,7 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from joinery_runtime.core.table.segment import decode
+from joinery_runtime.core.table.blob import from_blob
+from joinery_runtime.core.table.segment import MIGRATED, STATE_VERSION
 from state.stored_jobs import (
     ARCHIVE,
     COMMITTED,
@@ -63,6 +64,9 @@ def test_it_goes_on_where_it_was(name: str, folder: Path, restored: str) -> None
         pending = run.driver.plan()
         assert pending is not None
         assert run_epochs(run.driver) > 1
+    assert not any(MIGRATED.encode() in key for _, key in _rows(restored, "state", "pipeline_name, group_key")), (
+        "older segments are read as they are, and not rewritten for that"
+    )
     assert _documents(restored, "plan", COMMITTED + 1) == [pending.to_json()], "it was run as it stood"
     assert _selected(name, output_rows(name, restored)) == _selected(name, expected)
 
@@ -79,9 +83,12 @@ def test_a_savepoint_of_it_can_be_restored(name: str, folder: Path, restored: st
     assert set(_selected(name, expected)) <= set(_selected(name, output_rows(name, restored)))
 
 
-def test_this_release_writes_what_the_earlier_one_can_read(name: str, folder: Path, restored: str, dsn: str) -> None:
+def test_this_release_writes_what_the_earlier_one_wrote_under_another_version_of_segments(
+    name: str, folder: Path, restored: str, dsn: str
+) -> None:
     """Signature and definition are the same; plans, results and offsets have every key that the earlier release wrote,
-    and segments the same columns. Keys may be added, and where epochs are cut is no part of a format."""
+    and segments the same columns. Keys may be added, and where epochs are cut is no part of a format. A `state_version`
+    that is higher tells the earlier release to leave segments alone."""
     for part in ("joined", "refused"):
         if (folder / part).exists():
             (folder / part).rename(folder / f"{part}-before")
@@ -94,6 +101,7 @@ def test_this_release_writes_what_the_earlier_one_can_read(name: str, folder: Pa
             missing = _keys(_rows(restored, table, columns)) - _keys(_rows(written, table, columns))
             assert not missing, table
         assert _columns_of_segments(written) == _columns_of_segments(restored)
+        assert (_versions_of_segments(written), _versions_of_segments(restored)) == ({STATE_VERSION}, {1})
 
 
 _THE_SAME = {
@@ -132,10 +140,14 @@ def _rows(dsn: str, table: str, columns: str) -> list[tuple[Any, ...]]:
 
 
 def _columns_of_segments(dsn: str) -> set[tuple[Any, ...]]:
-    """By part of the state: its version, what is said of its segments, and their columns."""
+    """By part of the state: what is said of its segments, and their columns."""
     with psycopg.connect(dsn) as connection:
-        found = connection.execute(f"SELECT state_version, meta, state_blob FROM {SCHEMA}.state").fetchall()
-    return {(meta["part"], version, *sorted(meta), str(decode(blob).schema)) for version, meta, blob in found}
+        found = connection.execute(f"SELECT meta, state_blob FROM {SCHEMA}.state").fetchall()
+    return {(meta["part"], *sorted(meta), str(from_blob(blob).schema)) for meta, blob in found}
+
+
+def _versions_of_segments(dsn: str) -> set[int]:
+    return {version for version, _, _ in _rows(dsn, "state", "state_version, pipeline_name, group_key")}
 
 
 def _documents(dsn: str, column: str, epoch: int) -> list[Any]:

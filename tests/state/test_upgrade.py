@@ -10,6 +10,7 @@ import pytest
 
 from joinery_runtime.errors import Fenced, IncompatibleState, RolloutOver, StateError, StoreUnavailable
 from joinery_runtime.state.memory import MemoryStore
+from joinery_runtime.state.migrations import unchanged
 from joinery_runtime.state.store import JobRecord
 from joinery_runtime.state.upgrade import KEPT_PINS, ensure_pin, migrate_pinned, never, prune_pins, read_live, rehearse
 from state.values import live_keys, run_epoch
@@ -60,6 +61,13 @@ def test_what_is_pinned_is_the_state_before_the_migration(store: MemoryStore, re
 def test_nothing_to_migrate_pins_nothing(store: MemoryStore, record: JobRecord) -> None:
     assert migrate_pinned(store, record, {}, 1, quiet) is record
     assert names(store) == []
+
+
+def test_segments_that_are_read_as_they_are_stay_so(store: MemoryStore, record: JobRecord) -> None:
+    assert migrate_pinned(store, record, {1: unchanged}, 2, quiet) is record
+    assert names(store) == []
+    rehearsal = rehearse(store, record, {1: unchanged}, 2)
+    assert (rehearsal.versions, rehearsal.segments, rehearsal.to_migrate) == ((1,), 2, 0)
 
 
 @pytest.mark.parametrize("target", [0, 3])

@@ -12,18 +12,19 @@ SOURCES = Path(__file__).parents[4] / "runtime" / "src" / "joinery_runtime"
 INSTALLED = "opt/joinery/lib/python3.11/site-packages/joinery_runtime"
 
 _VERSION = re.compile(r"^STATE_VERSION = (\d+)$", re.MULTILINE)
-_CHAIN = re.compile(r"^MIGRATIONS: Mapping\[int, Migration\] = \{\}$", re.MULTILINE)
+_CHAIN = re.compile(r"^MIGRATIONS: Mapping\[int, Migration\] = \{(.+)\}$", re.MULTILINE)
 _START = re.compile(r"^def start_context\((.|\n)*\Z", re.MULTILINE)
 
 _STEP = """
 def _to_next(blob: bytes) -> bytes:
-    from joinery_runtime.core.table.segment import decode, encode
+    from joinery_runtime.core.table.blob import from_blob
+    from joinery_runtime.core.table.segment import encode
 
-    batch = decode(blob)
+    batch = from_blob(blob)
     {work}
 
 
-MIGRATIONS: Mapping[int, Migration] = {{STATE_VERSION - 1: _to_next}}"""
+MIGRATIONS: Mapping[int, Migration] = {{{before}, STATE_VERSION - 1: _to_next}}"""
 _WORKS = 'return encode(batch.replace_schema_metadata({"state_version": str(STATE_VERSION)}))'
 _FAILS = 'raise ValueError(f"a segment of {batch.num_rows} rows cannot be brought to the next version")'
 _NO_START = """
@@ -53,8 +54,8 @@ def _replaced(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], s
 
 
 _NEXT_VERSION = _replaced(_VERSION, lambda found: f"STATE_VERSION = {int(found[1]) + 1}")
-_WORKING = _replaced(_CHAIN, lambda _: _STEP.format(work=_WORKS))
-_FAILING = _replaced(_CHAIN, lambda _: _STEP.format(work=_FAILS))
+_WORKING = _replaced(_CHAIN, lambda found: _STEP.format(work=_WORKS, before=found[1]))
+_FAILING = _replaced(_CHAIN, lambda found: _STEP.format(work=_FAILS, before=found[1]))
 _ENDING = _replaced(_START, lambda found: found[0] + _NO_START)
 
 MIGRATING = Variant({"core/table/segment.py": _NEXT_VERSION, "state/migrations.py": _WORKING})

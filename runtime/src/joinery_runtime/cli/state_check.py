@@ -19,7 +19,7 @@ from joinery_runtime.job.crd.driver import ENDING_FILE, StateCheck
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import ReadOnlyStore
 from joinery_runtime.state.store import JobRecord, StateReader
-from joinery_runtime.state.upgrade import Rehearsal, older, rehearse
+from joinery_runtime.state.upgrade import Rehearsal, outdated, rehearse
 
 MAX_BYTES = 4096
 """What Kubernetes takes of a termination message."""
@@ -100,7 +100,7 @@ def _checked(
         epoch=record.epoch,
         state_versions=tuple(sorted({meta.state_version for meta in record.segments})),
         target_version=target,
-        to_migrate=len(older(record, target)) if rehearsal is None else rehearsal.to_migrate,
+        to_migrate=len(outdated(record, migrations.MIGRATIONS, target)) if rehearsal is None else rehearsal.to_migrate,
     )
 
 

@@ -21,7 +21,7 @@ from joinery_runtime.state.upgrade import (
     check_versions,
     ensure_pin,
     is_automatic,
-    older,
+    outdated,
     prune_pins,
     rehearse,
     unfinished_rollout,
@@ -91,12 +91,12 @@ def migrate_job(store: StateStore, job: str, savepoint: str | None, *, anew: boo
     record = store.record(job)
     if record is not None and savepoint is not None:
         # A rollout that is over, and a release that is too old, must not fence the driver that runs.
-        check_rollout(store, record, savepoint, done=_done(record, target, anew=anew))
+        check_rollout(store, record, savepoint, done=_done(record, anew=anew))
     if anew:
         return _start_anew(store, job, savepoint, target)
     if record is not None:
         check_versions(record, chain, target)
-    if savepoint is None and (record is None or not older(record, target)):
+    if savepoint is None and (record is None or not outdated(record, chain, target)):
         return Migrated(job, target, 0, None, dropped=False, pruned=())
     return _migrate(store, job, savepoint, chain, target)
 
@@ -106,14 +106,14 @@ def _migrate(
 ) -> Migrated:
     record = store.acquire(job)
     name = automatic_name(record, target) if savepoint is None else savepoint
-    done = _done(record, target, anew=False)
+    done = _done(record, anew=False)
     check_rollout(store, record, name, done=done)
     given_up = unfinished_rollout(store, record, but=name)
     if given_up is not None:
         # What is pinned now must be what the release before that rollout can go on with.
         record = store.roll_back(job, given_up.name, generation=record.generation)
-        done = _done(record, target, anew=False)
-    count = len(older(record, target))
+        done = _done(record, anew=False)
+    count = len(outdated(record, chain, target))
     pin = ensure_pin(store, record, name, done=done)
     store.migrate(job, record.generation, chain, target)
     return Migrated(job, target, count, pin, dropped=False, pruned=tuple(prune_pins(store, job, name)))
@@ -126,17 +126,18 @@ def _start_anew(store: StateStore, job: str, savepoint: str | None, target: int)
             todo="Give --savepoint NAME; it can be deleted once the job runs well",
         )
     record = store.acquire(job)
-    pin = ensure_pin(store, record, savepoint, done=_done(record, target, anew=True))
+    pin = ensure_pin(store, record, savepoint, done=_done(record, anew=True))
     after = store.start_anew(job, savepoint, generation=record.generation)
     planned = int(record.plan["epoch"]) if record.plan is not None and after.plan is None else None
     pruned = tuple(prune_pins(store, job, savepoint))
     return Migrated(job, target, 0, pin, dropped=True, pruned=pruned, dropped_plan=planned)
 
 
-def _done(record: JobRecord, target: int, *, anew: bool) -> Callable[[Savepoint], bool]:
+def _done(record: JobRecord, *, anew: bool) -> Callable[[Savepoint], bool]:
     """Whether what a savepoint was made for has been done, as the record shows."""
+    chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
 
     def done(pin: Savepoint) -> bool:
-        return pin.lineage != record.lineage if anew else is_automatic(pin.name) and not older(record, target)
+        return pin.lineage != record.lineage if anew else is_automatic(pin.name) and not outdated(record, chain, target)
 
     return done

@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from joinery_runtime.cli.state_key import StepKey
 from joinery_runtime.core.pipeline.sides import LEFT, MARKS
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
+from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.columns import MARK, ROW, SEGMENT
 from joinery_runtime.core.table.keyhash import HashRange
-from joinery_runtime.core.table.segment import Run, SegmentMeta, decode, first_key
+from joinery_runtime.core.table.segment import Run, SegmentMeta, first_key
 from joinery_runtime.state import migrations
 from joinery_runtime.state.store import JobRecord, StateReader
 from joinery_runtime.state.upgrade import read_live
@@ -102,7 +103,7 @@ def _unmarked(rows: pa.RecordBatch, marked: np.ndarray) -> pa.RecordBatch:
 
 def decoded(meta: SegmentMeta, blob: bytes) -> Run:
     target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
-    return Run.view(decode(migrations.migrate(blob, meta.state_version, target, chain)))
+    return Run.view(from_blob(migrations.migrate(blob, meta.state_version, target, chain)))
 
 
 def marks_among(live: Sequence[SegmentMeta], segments: Segments) -> list[pa.RecordBatch]:

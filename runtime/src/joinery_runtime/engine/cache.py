@@ -16,7 +16,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from joinery_runtime.core.table.segment import Run, SegmentMeta, decode
+from joinery_runtime.core.table.blob import from_blob
+from joinery_runtime.core.table.keyhash import KeyHash, key_hash
+from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.errors import StateError
 from joinery_runtime.state.store import SegmentReader
 
 DEFAULT_MAX_BYTES = 10 << 30
@@ -38,8 +41,16 @@ class SegmentCache:
     first. A file that was deleted takes its space until no process maps it; each lets go at its own `retain`.
     """
 
-    def __init__(self, directory: Path, store: SegmentReader, job: str, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        store: SegmentReader,
+        job: str,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        hasher: KeyHash = key_hash,
+    ) -> None:
         self._directory, self._store, self._job, self._max_bytes = directory, store, job, max_bytes
+        self._hasher = hasher
         self._open: dict[str, _Cached] = {}
         self._evicted_in: int | None = None
         directory.mkdir(parents=True, exist_ok=True)
@@ -52,12 +63,23 @@ class SegmentCache:
         missing = {s.key: s for s in segments if s.key not in self._open and not self._map(s.key, s.epoch)}
         if missing:
             for key, blob in self._store.read_segments(self._job, missing).items():
-                self.put(key, missing[key].epoch, decode(blob))
+                self.put(key, missing[key].epoch, from_blob(blob, self._hasher))
+                self._check(missing[key])
         for segment in segments:
             if segment.key not in missing:
                 with suppress(FileNotFoundError):  # another process has evicted it: the mapping stays good
                     os.utime(self._path(segment.key))
         return [self._open[s.key].run for s in segments]
+
+    def _check(self, meta: SegmentMeta) -> None:
+        """Raises StateError if its hashes, which were made anew, are not those that it was written with."""
+        hashes = self._open[meta.key].run.hash
+        if (int(hashes[0]), int(hashes[-1])) != (meta.hash_min, meta.hash_max):
+            raise StateError(
+                f"Segment {meta.key} of job {self._job} does not hold what was noted of it",
+                facts=f"hashes {hashes[0]} to {hashes[-1]}, where {meta.hash_min} to {meta.hash_max} were noted",
+                todo="Restore a savepoint from before it was written, and report this",
+            )
 
     def put(self, key: str, epoch: int, batch: pa.RecordBatch) -> None:
         """Keeps a sorted batch, made in `epoch`, under its segment key."""

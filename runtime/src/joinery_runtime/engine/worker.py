@@ -21,6 +21,7 @@ from joinery_runtime.core.pipeline.prepare import cut_by_shard, prepare, prepare
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import StepResult
+from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
@@ -82,7 +83,7 @@ class WorkerParts:
 class Worker:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts, self._pipeline = parts, parts.pipeline
-        self._cache = SegmentCache(parts.cache, parts.store, parts.job, parts.cache_bytes)
+        self._cache = SegmentCache(parts.cache, parts.store, parts.job, parts.cache_bytes, parts.hasher)
         self._mark_cache = MarkCache(self._cache)
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were
@@ -268,9 +269,11 @@ class Worker:
 
     def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run]]) -> tuple[SegmentMeta, ...]:
         staged: list[tuple[SegmentMeta, bytes]] = []
+        sides = self._pipeline.parts()
         for part, run in runs:
             key = f"{part}/{attempt}/{len(staged)}"
-            blob = encode(run.batch)
+            side = sides.get(part)  # marks have none
+            blob = to_blob(run.batch, side.hashed_by if side is not None else ())
             self._cache.put(key, attempt.epoch, run.batch)
             staged.append((describe(run, key=key, part=part, epoch=attempt.epoch, blob=blob), blob))
         if staged:

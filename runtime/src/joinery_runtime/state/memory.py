@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from joinery_runtime.state import decisions
 from joinery_runtime.state.decisions import SegmentStatus, StoredJob, StoredSegment, decode_optional, encode_json
-from joinery_runtime.state.migrations import check_chain, migrate_segment
+from joinery_runtime.state.migrations import check_chain, migrate_segment, readable_from
 from joinery_runtime.state.store import (
     EpochCommit,
     EpochRecord,
@@ -303,8 +303,9 @@ class MemoryStore:
             decisions.check_owner(self._stored(job), job, generation)
             entry = self._jobs[job]
             live = entry.live()
+            readable = readable_from(target, chain)
             check_chain((item.meta.state_version for item in live.values()), target, chain)
-            old = [item for item in live.values() if item.meta.state_version < target]
+            old = [item for item in live.values() if item.meta.state_version < readable]
             new = [migrate_segment(item.meta, item.blob, target, chain, generation) for item in old]
             entry.set_status([item.meta.key for item in old], SegmentStatus.RETIRED)
             for item, (meta, blob) in zip(old, new, strict=True):

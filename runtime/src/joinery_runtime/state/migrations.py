@@ -15,8 +15,23 @@ from joinery_runtime.state.store import Migration, SegmentMeta
 CURRENT_STATE_VERSION = STATE_VERSION
 """The version that this release writes."""
 
-MIGRATIONS: Mapping[int, Migration] = {}
+
+def unchanged(blob: bytes) -> bytes:
+    """The step to a version whose readers take the blobs of the version before as they are: no segment is rewritten for
+    it. It is read, and what compaction makes of it is of the new version."""
+    return blob
+
+
+MIGRATIONS: Mapping[int, Migration] = {1: unchanged}
 """`{n: step}` takes a blob from version n to n + 1. It keeps the rows and their order: marks know them by number."""
+
+
+def readable_from(target: int, chain: Mapping[int, Migration]) -> int:
+    """The oldest version whose blobs are read as they are by a release that writes `target`."""
+    version = target
+    while chain.get(version - 1) is unchanged:
+        version -= 1
+    return version
 
 
 def check_chain(versions: Iterable[int], target: int, chain: Mapping[int, Migration]) -> None:

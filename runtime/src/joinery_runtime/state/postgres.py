@@ -27,7 +27,7 @@ from joinery_runtime.state.decisions import (
     decode_optional,
     encode_json,
 )
-from joinery_runtime.state.migrations import CURRENT_STATE_VERSION, check_chain, migrate_segment
+from joinery_runtime.state.migrations import CURRENT_STATE_VERSION, check_chain, migrate_segment, readable_from
 from joinery_runtime.state.statements import Statements
 from joinery_runtime.state.store import (
     EpochCommit,
@@ -414,7 +414,8 @@ class SegmentTable:
         """How many live segments were rewritten. Raises IncompatibleState before any is."""
         versions = self._sql.run(connection, statements.LIVE_VERSIONS, stored.job).fetchall()
         check_chain((version for (version,) in versions), target, chain)
-        old = [(key, size) for key, size in self._sql.run(connection, statements.LIVE_BELOW, stored.job, target=target)]
+        below = self._sql.run(connection, statements.LIVE_BELOW, stored.job, version=readable_from(target, chain))
+        old = [(key, size) for key, size in below]
         for batch in by_bytes(old):
             self._migrate_batch(connection, stored, batch, chain, target)
         return len(old)

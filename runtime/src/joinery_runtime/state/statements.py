@@ -218,7 +218,7 @@ WHERE pipeline_name = %(job)s
 
 LIVE_BELOW = """
 SELECT group_key, octet_length(state_blob) FROM {schema}.state
-WHERE pipeline_name = %(job)s AND status = 'live' AND state_version < %(target)s ORDER BY group_key
+WHERE pipeline_name = %(job)s AND status = 'live' AND state_version < %(version)s ORDER BY group_key
 """
 
 LIVE_VERSIONS = """

@@ -213,8 +213,9 @@ class Epochs(Protocol):
         ...
 
     def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
-        """Rewrites every live segment below `target` through the chain, atomically; returns how many. Raises
-        IncompatibleState naming the missing step before anything is written, or state newer than `target`.
+        """Rewrites through the chain, atomically, every live segment that a release which writes `target` cannot read
+        as it is (`migrations.readable_from`); returns how many. Raises IncompatibleState naming the missing step before
+        anything is written, or state newer than `target`.
 
         A rewritten segment gets a new key, the old one followed by `~`: the old bytes stay what caches and savepoints
         know them as."""

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from joinery_runtime.core.table.segment import SegmentMeta, decode
+from joinery_runtime.core.table.blob import from_blob
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.errors import IncompatibleState, RolloutOver, StateError, StoreUnavailable
 from joinery_runtime.state import decisions
 from joinery_runtime.state.decisions import by_bytes
-from joinery_runtime.state.migrations import check_chain, migrate
+from joinery_runtime.state.migrations import check_chain, migrate, readable_from
 from joinery_runtime.state.store import DriverStore, JobReader, JobRecord, Migration, Savepoint, Savepoints, StateReader
 
 KEPT_PINS = 3
@@ -64,9 +65,10 @@ def is_rollout(name: str) -> bool:
 def migrate_pinned(
     store: DriverStore, record: JobRecord, chain: Mapping[int, Migration], target: int, say: Callable[[str], None]
 ) -> JobRecord:
-    """The record with every live segment at `target`. Raises IncompatibleState before anything is written."""
+    """The record, with no live segment that a release which writes `target` cannot read. Raises IncompatibleState
+    before anything is written."""
     check_versions(record, chain, target)
-    if not older(record, target):
+    if not outdated(record, chain, target):
         return record
     pin = ensure_pin(store, record, automatic_name(record, target)).savepoint.name
     say(f"The state is older than this release: savepoint {pin} keeps it as it is, for a return to the earlier one")
@@ -94,8 +96,10 @@ def check_versions(record: JobRecord, chain: Mapping[int, Migration], target: in
     check_chain((meta.state_version for meta in record.segments), target, chain)
 
 
-def older(record: JobRecord, target: int) -> list[SegmentMeta]:
-    return [meta for meta in record.segments if meta.state_version < target]
+def outdated(record: JobRecord, chain: Mapping[int, Migration], target: int) -> list[SegmentMeta]:
+    """The live segments that have to be rewritten before they can be read."""
+    readable = readable_from(target, chain)
+    return [meta for meta in record.segments if meta.state_version < readable]
 
 
 def ensure_pin(store: Savepoints, record: JobRecord, name: str, *, done: Callable[[Savepoint], bool] = never) -> Pin:
@@ -197,12 +201,12 @@ def rehearse(store: StateReader, record: JobRecord, chain: Mapping[int, Migratio
         nonlocal record
         record = now
         check_versions(now, chain, target)
-        return older(now, target)
+        return outdated(now, chain, target)
 
     for now, blobs in read_live(store, record, to_migrate):
         metas = {meta.key: meta for meta in now.segments}
         sizes |= {key: _rewritten_bytes(metas[key], blob, chain, target) for key, blob in blobs.items()}
-    migrated = [meta for meta in older(record, target) if meta.key in sizes]
+    migrated = [meta for meta in outdated(record, chain, target) if meta.key in sizes]
     return Rehearsal(
         versions=tuple(sorted({meta.state_version for meta in record.segments})),
         target=target,
@@ -228,7 +232,7 @@ def _rewritten_bytes(meta: SegmentMeta, blob: bytes, chain: Mapping[int, Migrati
 
 def _rows(blob: bytes) -> int | None:
     try:
-        return int(decode(blob).num_rows)
+        return int(from_blob(blob).num_rows)
     except (ValueError, OSError):  # what Arrow says of bytes that are no file of its own
         return None
 

@@ -106,6 +106,14 @@ class SideSpec:
         own = {field.name for field in (*ENGINE_FIELDS, MARK_FIELD, *SESSION_FIELDS)}
         return tuple(name for name in self.state.names if name not in own)
 
+    @property
+    def hashed_by(self) -> tuple[str, ...]:
+        """The columns of its segments that their `$hash` follows from; none where it follows from no column that is
+        stored: rows have places that are not their key's, or the event time is a key."""
+        stored = set(self.segment_schema().names)
+        by_key = self.intake.placement is Placement.BY_KEY and stored.issuperset(self.intake.keys)
+        return self.intake.keys if by_key else ()
+
     def segment_schema(self) -> pa.Schema:
         """Columns of this part's segments."""
         if self.state is not None:

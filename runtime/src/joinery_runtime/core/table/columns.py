@@ -51,7 +51,7 @@ MARKS_SCHEMA = pa.schema([*ENGINE_FIELDS[:2], pa.field(SEGMENT, pa.string(), Fal
 
 # --- the types of users' columns --------------------------------------------------------------------------------------
 
-_SCALARS: dict[str, pa.DataType] = {
+SCALARS: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
     "int32": pa.int32(),
     "int64": pa.int64(),
@@ -86,14 +86,14 @@ def arrow_type(column_type: TypeLike) -> pa.DataType:
     """The Arrow type that holds values of a job's column type; timestamps are UTC milliseconds."""
     if column_type.name == "decimal":
         return pa.decimal128(column_type.precision, column_type.scale)
-    return _SCALARS[column_type.name]
+    return SCALARS[column_type.name]
 
 
 def type_name(kind: pa.DataType) -> str | None:
     """The name of the job's column type that has this Arrow type; None where none has."""
     if pa.types.is_decimal128(kind):
         return "decimal"
-    return next((name for name, known in _SCALARS.items() if known == kind), None)
+    return next((name for name, known in SCALARS.items() if known == kind), None)
 
 
 def arrow_schema(columns: Iterable[ColumnLike]) -> pa.Schema:

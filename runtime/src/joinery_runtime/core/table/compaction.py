@@ -23,8 +23,8 @@ TIME_BUCKETS = 8
 # them apart for nothing.
 NARROWEST_BUCKET_MS = 60_000
 SMALLEST_TIER_BYTES = 64 << 10
-# A merge holds its rows in memory and the result is one value in the store.
-MAX_MERGED_BYTES = 64 << 20
+# A merge holds its rows in memory, where they take five times what they take in the store.
+MAX_MERGED_BYTES = 24 << 20
 LARGE_BYTES = MAX_MERGED_BYTES // 2
 
 

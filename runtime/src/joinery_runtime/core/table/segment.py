@@ -1,8 +1,8 @@
 """Runs and segments: sorted columnar rows in memory, and their immutable form in the state store.
 
-A *run* is a record batch sorted by (key hash, event time). A *segment* is a run written as one Arrow IPC file with one
-record batch, lz4-compressed, and described by a `SegmentMeta`. The layout is `core.table.columns`. Because a run is
-sorted by hash, the part that belongs to a hash range is a slice: no repartitioning when the number of shards changes.
+A *run* is a record batch sorted by (key hash, event time). A *segment* is a run in the bytes of `core.table.blob`,
+described by a `SegmentMeta`. The layout is `core.table.columns`. Because a run is sorted by hash, the part that belongs
+to a hash range is a slice: no repartitioning when the number of shards changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.sort import by_hash_and_time
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 MIGRATED = "~"
 """Stands in a segment's key after the one that it had before it was migrated."""
 
@@ -126,5 +126,5 @@ def encode(batch: pa.RecordBatch, *, compression: str | None = "lz4") -> bytes:
 
 
 def decode(blob: bytes | pa.Buffer) -> pa.RecordBatch:
-    """The batch of an encoded segment or block; zero-copy where it is not compressed."""
+    """The batch of such a file; zero-copy where it is not compressed."""
     return pa.ipc.open_file(pa.BufferReader(blob)).get_batch(0)
