@@ -267,6 +267,17 @@ def test_a_shard_that_moves_between_workers_to_and_fro_keeps_both_producers(outp
     assert output.visible() == list(range(1, 9))
 
 
+def test_shards_that_are_written_at_once_keep_a_producer_each(output) -> None:
+    """To initialise an id takes a tenth of a second: each epoch would begin with that."""
+    here = Producers()
+    made = [OwningProducer(output.target, f"{output.names.job}-{n}") for n in range(2)]
+    for _ in range(3):
+        for producer in made:
+            here.put(output.target, output.names.job, producer)
+        assert {here.take(output.target, output.names.job) for _ in made} == set(made)
+        assert here.take(output.target, output.names.job) is None
+
+
 def test_a_task_that_runs_again_in_its_worker_and_in_another(output) -> None:
     here = Producers()
     output.write(output.attempt(), rows(1), here)

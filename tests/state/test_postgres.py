@@ -9,6 +9,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -184,6 +185,22 @@ def test_what_another_connection_may_mend_is_waited_for_and_connects_anew(
 def server_process(store: PostgresStore) -> int:
     with store._connection.session() as connection:
         return connection.info.backend_pid
+
+
+def test_threads_that_call_at_once_have_a_connection_each_and_keep_it(postgres: PostgresStore) -> None:
+    met = threading.Barrier(2, timeout=60)
+
+    def together(_: int) -> int:
+        with postgres._connection.session() as outer, postgres._connection.session() as inner:
+            assert outer is inner, "a session inside a session is the same"
+            met.wait()
+            return outer.info.backend_pid
+
+    with ThreadPoolExecutor(2) as threads:
+        first, again = ({*threads.map(together, range(2))} for _ in range(2))
+    assert len(first) == 2
+    assert again == first
+    assert server_process(postgres) in first
 
 
 def test_nothing_outlives_a_transaction_on_the_server(postgres: PostgresStore, job: str) -> None:

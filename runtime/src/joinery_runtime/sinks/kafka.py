@@ -24,24 +24,31 @@ class _Client:
         self.producer: Producer = target.connect(Producer, _settings(target), self.errors)
 
 
-_clients: dict[str, _Client] = {}
-_clients_lock = threading.Lock()
+class _Clients(threading.local):
+    """A thread's clients by their settings, kept alive: a new one has to find and ask the brokers first. Not the
+    process's: a thread that waits for its rows would be handed what became of another one's."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Client] = {}
+
+    def get(self, target: KafkaTarget) -> _Client:
+        key = _key(target)
+        if key not in self._open:
+            self._open[key] = _Client(target)
+        return self._open[key]
+
+    def drop(self, target: KafkaTarget) -> None:
+        self._open.pop(_key(target), None)
+
+
+_clients = _Clients()
 
 
 def _settings(target: KafkaTarget) -> dict[str, Any]:
     return target.producer_settings({})
 
 
-def _client(target: KafkaTarget) -> _Client:
-    """The process's client for these settings, kept alive: a new one has to find and ask the brokers first."""
-    key = _client_key(target)
-    with _clients_lock:
-        if key not in _clients:
-            _clients[key] = _Client(target)
-        return _clients[key]
-
-
-def _client_key(target: KafkaTarget) -> str:
+def _key(target: KafkaTarget) -> str:
     return repr(sorted(_settings(target).items()))
 
 
@@ -53,10 +60,9 @@ class KafkaWriter:
 
     def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         try:
-            count = self._send(_client(self.target), rows)
+            count = self._send(_clients.get(self.target), rows)
         except SinkError:
-            with _clients_lock:  # an idempotent producer that lost rows may refuse all others
-                _clients.pop(_client_key(self.target), None)
+            _clients.drop(self.target)  # an idempotent producer that lost rows may refuse all others
             raise
         return {"attempt": str(attempt.id), "rows": count}
 
@@ -101,7 +107,7 @@ class KafkaSink:
         self._target = target
 
     def prepare(self, schema: pa.Schema) -> None:
-        client = _client(self._target)
+        client = _clients.get(self._target)
         self._target.require(schema, client.producer, client.errors)
 
     def writer(self) -> KafkaWriter:

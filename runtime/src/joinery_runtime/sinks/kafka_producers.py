@@ -1,4 +1,5 @@
-"""Producers that own a transactional id: one per process, and whoever takes an id over owns it from then on."""
+"""Producers that own a transactional id: one per thread of a process that writes, and whoever takes an id over owns it
+from then on."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import contextlib
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, enqueue, repeat
 
-_MAX_IDLE = 4  # idle producers per process, one for each set of settings: each has four threads and three connections
+_MAX_IDLE = 9  # idle producers per process, one per thread and one for dead letters: each has three connections
 _CALL_SECONDS = 10.0  # one call; it is repeated until the deadline
 _CLEANUP_SECONDS = 5.0
 _TAKEN_OVER = {
@@ -212,29 +212,30 @@ def _retriable(error: KafkaError) -> bool:
 
 
 class Producers:
-    """Idle producers of a process by their settings, the oldest dropped first.
+    """Idle producers of a process with their settings, the one that has been idle longest dropped first.
 
-    One that is taken is its taker's alone: of two attempts in one process, each has a producer of its own.
+    One that is taken is its taker's alone: of two shards that are written at once, each has a producer of its own.
     """
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[str, OwningProducer] = OrderedDict()
+        self._idle: list[tuple[str, OwningProducer]] = []
         self._lock = threading.Lock()
 
     def take(self, target: KafkaTarget, job: str) -> OwningProducer | None:
+        """The one that was put back last, which its brokers know best."""
+        wanted = _key(target, job)
         with self._lock:
-            return self._idle.pop(_key(target, job), None)
+            for place in reversed(range(len(self._idle))):
+                if self._idle[place][0] == wanted:
+                    return self._idle.pop(place)[1]
+        return None
 
     def put(self, target: KafkaTarget, job: str, producer: OwningProducer) -> None:
-        key = _key(target, job)
         with self._lock:
-            dropped = [self._idle.pop(key, None)]
-            self._idle[key] = producer
-            if len(self._idle) > _MAX_IDLE:
-                dropped.append(self._idle.popitem(last=False)[1])
-        for each in dropped:
-            if each is not None:
-                each.close()
+            self._idle.append((_key(target, job), producer))
+            dropped = self._idle.pop(0)[1] if len(self._idle) > _MAX_IDLE else None
+        if dropped is not None:
+            dropped.close()
 
 
 def _key(target: KafkaTarget, job: str) -> str:

@@ -1,4 +1,4 @@
-"""One guarded Postgres connection: opened when needed and again after a loss; our own errors at its boundary."""
+"""Guarded Postgres connections: opened when needed and again after a loss; our own errors at their boundary."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -101,6 +102,51 @@ class GuardedConnection:
             what = f"The state store is not available ({self.place})"
             return StoreUnavailable(what, facts=reason, todo=f"{todo}. Nothing committed is lost")
         return StateError(f"The state store refused a statement ({self.place})", facts=reason, todo=todo)
+
+
+class GuardedConnections:
+    """As many connections as threads of the process are in a session at one time, kept for the next sessions; a session
+    inside a session has the same one. Each runs `prepare` when it is opened, until it has succeeded once."""
+
+    def __init__(self, dsn: str, prepare: Callable[[Connection], None] | None = None) -> None:
+        self._new = partial(GuardedConnection, dsn, prepare)
+        self._idle = [self._new()]  # a DSN that cannot be read is said now
+        self.place = self._idle[0].place
+        self._mine = threading.local()
+
+    @contextmanager
+    def session(self) -> Iterator[Connection]:
+        """As of `GuardedConnection`."""
+        with self._guarded() as guarded, guarded.session() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """As of `GuardedConnection`."""
+        with self._guarded() as guarded, guarded.transaction() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Those that are in no session."""
+        for guarded in self._idle:
+            guarded.close()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[GuardedConnection]:
+        held: GuardedConnection | None = getattr(self._mine, "held", None)
+        if held is not None:
+            yield held
+            return
+        try:
+            held = self._idle.pop()
+        except IndexError:
+            held = self._new()
+        self._mine.held = held
+        try:
+            yield held
+        finally:
+            self._mine.held = None
+            self._idle.append(held)
 
 
 def describe(parameters: dict[str, Any]) -> str:

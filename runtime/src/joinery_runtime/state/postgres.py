@@ -16,7 +16,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from joinery_runtime.state import decisions, statements
-from joinery_runtime.state.connection import Connection, GuardedConnection
+from joinery_runtime.state.connection import Connection, GuardedConnections
 from joinery_runtime.state.ddl import ensure_schema, installed_version
 from joinery_runtime.state.decisions import (
     BATCH,
@@ -51,15 +51,15 @@ SWEEP_BATCH = 32
 class PostgresStore:
     """See `StateStore` for the contract; an effect of a commit gets the psycopg connection, inside the transaction.
 
-    Threads share one connection, one at a time. It is opened at the first call (or by `connect`), and after a loss by
-    the next call. Pickles as its DSN and schema, so each Spark task opens its own.
+    Threads that call at the same time have a connection each. It is opened at the first call (or by `connect`), and
+    after a loss by the next call. Pickles as its DSN and schema, so each Spark task opens its own.
     """
 
     def __init__(self, dsn: str, schema: str = "joinery", *, log_retention_ms: int | None = None) -> None:
         """`dsn` is a libpq connection string or postgresql:// address; raises StateError if it cannot be read. `sweep`
         trims epochs that were committed longer than `log_retention_ms` ago (None: number and bytes bound the log)."""
         self.dsn, self.schema, self._log_retention_ms = dsn, schema, log_retention_ms
-        self._connection = GuardedConnection(dsn, self._prepare)
+        self._connection = GuardedConnections(dsn, self._prepare)
         self._sql = Statements(schema)
         self._segments = SegmentTable(self._sql)
 
