@@ -72,10 +72,10 @@ class RowInputs:
     job: Job
     logs: Mapping[str, RowLog]
 
-    def reader(self, name: str) -> RowLog:
+    def reader(self, name: str, lane: int) -> RowLog:
         return self.logs[name]
 
-    def decoder(self, name: str) -> Decoder:
+    def decoder(self, name: str, lane: int) -> Decoder:
         side = self.job.input(name)
         return RowDecoder(arrow_schema(side.columns), side.table is not None)
 
@@ -109,10 +109,11 @@ class Result:
 class Engine:
     """A job between epochs: its store and its inputs outlive its drivers."""
 
-    def __init__(self, case: Case, cache: Path, hasher: KeyHash) -> None:
+    def __init__(self, case: Case, cache: Path, hasher: KeyHash, threads: int = 1) -> None:
         self._job, self._hasher, self._cache = case.job.job, hasher, cache
         self._store, self._told, self._output = MemoryStore(), Told(), LocalCapture()
         self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.inputs}
+        self._threads = threads
         self._shards, self._now_ms, self._last, self._crash = 1, 0, False, False
         self.start()
 
@@ -136,7 +137,7 @@ class Engine:
                 hasher=self._hasher,
             )
         )  # fmt: skip
-        parts = DriverParts(self._store, self._planner, LocalHost(worker), self._output, None)
+        parts = DriverParts(self._store, self._planner, LocalHost(worker, self._threads), self._output, None)
         self.driver = Driver(who, self._pipeline, parts, now_ms=lambda: self._now_ms)
         self.driver.recover()
 
@@ -233,10 +234,10 @@ def run(case: Case, hasher: KeyHash = key_hash) -> list[Result]:
         return list(Check(case, engine).history())
 
 
-def check_against_oracle(case: Case, hasher: KeyHash = key_hash) -> list[Result]:
+def check_against_oracle(case: Case, hasher: KeyHash = key_hash, threads: int = 1) -> list[Result]:
     """Every epoch: the watermarks, rows and drops that the oracle says; nothing is left for another epoch to emit."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as cache:
-        engine = Engine(case, Path(cache), hasher)
+        engine = Engine(case, Path(cache), hasher, threads)
         results = []
         for result in Check(case, engine).history():
             _compare(case, result)

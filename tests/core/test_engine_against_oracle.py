@@ -3,6 +3,7 @@ histories: late rows, NULL and NaN keys, idle and ended inputs, restarts, other 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,16 @@ def test_the_number_of_shards_changes_nothing(kind: str) -> None:
         assert rows(1) == rows(3) == rows(8)
 
     search(kind, 12, check)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_and_readers_on_threads_change_nothing(kind: str) -> None:
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # seconds: threads get in between each other's steps far more often than usual
+    try:
+        search(kind, 12, lambda case: check_against_oracle(case, threads=3))
+    finally:
+        sys.setswitchinterval(switching)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,8 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.worker import Worker, WorkerParts
-from joinery_runtime.hosts.spark import SparkHost, WorkerSetup
+from joinery_runtime.hosts.spark import SparkHost
+from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
@@ -139,10 +140,10 @@ class _Inputs:
         self._reader = _Reader(records)
         self._decoders = {side.name: json_decoder_for(side) for side in job.inputs}
 
-    def reader(self, name: str) -> _Reader:
+    def reader(self, name: str, lane: int) -> _Reader:
         return self._reader
 
-    def decoder(self, name: str) -> Decoder:
+    def decoder(self, name: str, lane: int) -> Decoder:
         return self._decoders[name]
 
 

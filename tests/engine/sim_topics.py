@@ -93,8 +93,8 @@ class Inputs:
     topics: Mapping[str, Topic]
     decoders: Mapping[str, PlainDecoder]
 
-    def reader(self, name: str) -> Topic:
+    def reader(self, name: str, lane: int) -> Topic:
         return self.topics[name]
 
-    def decoder(self, name: str) -> PlainDecoder:
+    def decoder(self, name: str, lane: int) -> PlainDecoder:
         return self.decoders[name]

@@ -3,11 +3,15 @@ there (`e2e.spark_trace.TASK_CONF`)."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from e2e.spark_trace import first_time
 from joinery_runtime.core.pipeline.sides import LEFT
@@ -17,6 +21,7 @@ from joinery_runtime.sinks.base import Attempt, Receipt, Rows, SinkWriter
 from joinery_runtime.sources.base import Range
 
 PATIENCE_S = 300
+ROWS = pa.record_batch({"n": [1]})
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,9 @@ class FailingWorker:
         if step == self.at:
             raise self.error
 
-    def read(self, work: EpochWork, ranges: Sequence[Range]) -> Iterator[tuple[int, Any]]:
+    def read(self, work: EpochWork, ranges: Sequence[Range], lane: int = 0) -> Iterator[tuple[int, Any]]:
         for planned in ranges:
-            yield 0, RowBlock(0, LEFT, b"rows", 1)
+            yield 0, RowBlock(0, LEFT, ROWS)
             yield work.plan.shards, ReadReport(PartitionRead(planned.partition), None)
         self._reach("read")
 
@@ -47,7 +52,7 @@ class FailingWorker:
         self._reach(f"step {number}")
         rows = [block for block in blocks if isinstance(block, RowBlock)]
         if number < self.steps - 1:
-            yield from (((shard - 1) % work.plan.shards, RowBlock(number + 1, LEFT, b"rows", 1)) for _ in rows)
+            yield from (((shard - 1) % work.plan.shards, RowBlock(number + 1, LEFT, ROWS)) for _ in rows)
         yield work.plan.shards, ShardSummary(number, shard, rows_out=len(rows))
 
     def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
@@ -67,6 +72,24 @@ class FailsAfterwards:
         if first_time(self.directory / f"{attempt.id.epoch}-{attempt.id.shard}"):
             raise OSError("the machine is on fire")
         return receipt
+
+
+@dataclass(frozen=True)
+class KillsItsExecutor:
+    """The first attempt of shard 0 in an epoch takes its executor with it, when everything is staged and written."""
+
+    writer: SinkWriter
+    directory: Path
+
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+        receipt = self.writer.write(attempt, rows)
+        if attempt.id.shard == 0 and first_time(self.directory / f"{attempt.id.epoch}"):
+            os.kill(_parent_of(os.getppid()), signal.SIGKILL)  # of the daemon that has forked this process
+        return receipt
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.own_secrets import WITHHELD, private_copy, restored, withheld, withheld_in
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.hosts.spark import WorkerSetup
+from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, StreamJoin, parse_job

@@ -14,13 +14,14 @@ import pytest
 from pyspark import SparkContext
 
 from e2e.spark_trace import TASK_CONF, SparkTrace
-from hosts.stand_ins import PATIENCE_S, FailingWorker, FailsAfterwards, WaitsForTheOther
+from hosts.stand_ins import PATIENCE_S, FailingWorker, FailsAfterwards, KillsItsExecutor, WaitsForTheOther
 from joinery_devkit.processes import ChildProcess
 from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
-from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, WorkerSetup, start_context
+from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, start_context
+from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import StreamJoin, parse_job
@@ -169,7 +170,9 @@ def check_state(job: StreamJoin, store: PostgresStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "around", [FailsAfterwards, WaitsForTheOther], ids=["a task that failed once", "a task that ran twice at once"]
+    "around",
+    [FailsAfterwards, WaitsForTheOther, KillsItsExecutor],
+    ids=["a task that failed once", "a task that ran twice at once", "an executor that died"],
 )
 def test_attempts_leave_rows_and_state_once(
     around: Any, context: SparkContext, address: PostgresStoreAddress, store: PostgresStore, tmp_path: Path

@@ -16,13 +16,13 @@ from pyspark.errors import PySparkRuntimeError
 
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.tasks import deal_ranges
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
-from joinery_runtime.hosts import spark
+from joinery_runtime.hosts import spark, spark_tasks
 from joinery_runtime.hosts.spark import (
     DEFAULT_CONF,
     WORKER_ENVIRONMENT,
     SparkHost,
-    deal_ranges,
     start_context,
     stop_context,
 )
@@ -67,7 +67,7 @@ def test_a_laptop_needs_no_settings(start: Start) -> None:
     assert settings["spark.app.name"] == "name"
     assert settings["spark.driver.host"] == "127.0.0.1"
     assert {name: settings[name] for name in DEFAULT_CONF} == DEFAULT_CONF
-    assert {settings[f"spark.executorEnv.{name}"] for name in WORKER_ENVIRONMENT} == {"1"}
+    assert {name: settings[f"spark.executorEnv.{name}"] for name in WORKER_ENVIRONMENT} == WORKER_ENVIRONMENT
 
 
 OURS = [*DEFAULT_CONF, "spark.executorEnv.OMP_NUM_THREADS", "spark.driver.defaultJavaOptions"]
@@ -202,11 +202,11 @@ def test_sparks_page_is_for_this_machine_only(start: Start, master: str, address
 def test_workers_write_where_they_may(
     monkeypatch: pytest.MonkeyPatch, root: str, local: str | None, directory: str
 ) -> None:
-    monkeypatch.setattr(spark.SparkFiles, "getRootDirectory", lambda: root)
+    monkeypatch.setattr(spark_tasks.SparkFiles, "getRootDirectory", lambda: root)
     monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
     if local is not None:
         monkeypatch.setenv("SPARK_LOCAL_DIRS", local)
-    assert spark._local_directory() == Path(directory)
+    assert spark_tasks._local_directory() == Path(directory)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""What a task does: read and cut, run a step, collect. One `Worker` lives per process and job.
+"""What a task does: read and cut, run a step, collect. One `Worker` lives per process and job; threads may use it at
+once, each for a lane or shard of its own.
 
 read     ranges -> (shard, block) pairs; the block for shard number `shards` says what was read
 step     one shard's blocks of a step -> staged segments, output rows or blocks for the next step, a ShardSummary
@@ -8,6 +9,7 @@ collect  the read reports, dead letters and summaries of earlier steps -> ReadSu
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,14 +42,20 @@ from joinery_runtime.state.store import Standing, TaskStore
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Prepared rows of one side of a step for one shard, as an Arrow IPC file, and how many; `read`: they were read,
-    not joined."""
+    """Prepared rows of one side of a step for one shard; `read`: they were read, not joined. Pickles as an Arrow IPC
+    file: what stays in its process is never encoded."""
 
     step: int
     side: int
-    rows: bytes
-    count: int
+    rows: pa.RecordBatch
     read: bool = True
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (self.step, self.side, encode(self.rows, compression=None), self.read)
+
+
+def _unpickled(step: int, side: int, rows: bytes, read: bool) -> RowBlock:
+    return RowBlock(step, side, decode(rows), read)
 
 
 Block = RowBlock | ReadReport | ShardSummary
@@ -55,11 +63,12 @@ Sent = tuple[int, Block]  # to which shard
 
 
 class InputAccess(Protocol):
-    """Where a worker gets its records from: a reader and a decoder per input."""
+    """Where a worker gets its records from: a reader and a decoder per input and lane. A lane is one thread's at a
+    time; it reads the same partitions in every epoch, as far as possible."""
 
-    def reader(self, name: str) -> SourceReader: ...
+    def reader(self, name: str, lane: int) -> SourceReader: ...
 
-    def decoder(self, name: str) -> Decoder: ...
+    def decoder(self, name: str, lane: int) -> Decoder: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,8 @@ class Worker:
         self._mark_cache = MarkCache(self._cache)
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were
+        self._letting_go = threading.Lock()
+        self._let_go_in = (0, 0)  # generation and epoch
 
     @property
     def steps(self) -> int:
@@ -94,7 +105,7 @@ class Worker:
 
     # --- read -------------------------------------------------------------------------------------------------------
 
-    def read(self, work: EpochWork, ranges: Iterable[Range]) -> Iterator[Sent]:
+    def read(self, work: EpochWork, ranges: Iterable[Range], lane: int = 0) -> Iterator[Sent]:
         by_input: dict[str, list[Range]] = {}
         for planned in ranges:
             if planned.partition in work.gone:
@@ -103,12 +114,12 @@ class Worker:
                 by_input.setdefault(planned.partition.input, []).append(planned)
         for name, of_input in by_input.items():
             work.reach("reading")
-            yield from self._read_input(work, name, of_input)
+            yield from self._read_input(work, name, of_input, lane)
 
-    def _read_input(self, work: EpochWork, name: str, ranges: Sequence[Range]) -> Iterator[Sent]:
+    def _read_input(self, work: EpochWork, name: str, ranges: Sequence[Range], lane: int) -> Iterator[Sent]:
         """Small ranges share their blocks: hundreds of partitions make no more of them than one."""
         plan = work.plan
-        reader, decoder = self._parts.inputs.reader(name), self._parts.inputs.decoder(name)
+        reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
         counters = {planned.partition: ReadCounter(planned) for planned in ranges}
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         most = plan.max_future.get(name)
@@ -161,11 +172,11 @@ class Worker:
     def _blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
         place = self._pipeline.input(name)
         if self._pipeline.intake(name).placement is Placement.EVERYWHERE:
-            block = _block(place.step, place.side, rows)
+            block = RowBlock(place.step, place.side, rows)
             yield from ((shard, block) for shard in range(shards))
         else:
             for shard, cut in cut_by_shard(rows, shards):
-                yield shard, _block(place.step, place.side, cut)
+                yield shard, RowBlock(place.step, place.side, cut)
 
     # --- step -------------------------------------------------------------------------------------------------------
 
@@ -180,9 +191,7 @@ class Worker:
             else:
                 yield shard, block
         arrivals = arrived.rows()
-        live = {s.key for s in work.segments}
-        self._cache.retain(live, work.plan.epoch)
-        self._mark_cache.retain(live)
+        self._let_go(work)
         task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache)
         hottest = self._hottest(work, step, shard, task)
         last = step is self._pipeline.last
@@ -216,6 +225,19 @@ class Worker:
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
         else:
             yield work.plan.shards, replace(summary, rows_handed=handed)
+
+    def _let_go(self, work: EpochWork) -> None:
+        """Of what no epoch needs any more. Once per epoch, before any of its shards has taken a segment: in between,
+        the caches only gain entries, which threads may do at once."""
+        with self._letting_go:
+            if self._let_go_in == (work.generation, work.plan.epoch):
+                return
+            live = {s.key for s in work.segments}
+            self._cache.retain(live, work.plan.epoch)
+            self._mark_cache.retain(live)
+            for counter in self._counters:
+                counter.retain(live)
+            self._let_go_in = (work.generation, work.plan.epoch)
 
     def _summary(
         self,
@@ -251,9 +273,9 @@ class Worker:
         if not work.plan.checkpoint and (place in self._counted or not any(task.sides)):
             return None
         self._counted.add(place)
-        counter = self._counters[step.number]
-        counter.retain({s.key for s in work.segments})
-        return counter.count([(side, kept) for side in range(len(step.sides)) for kept in task.kept_runs(side)])
+        return self._counters[step.number].count(
+            [(side, kept) for side in range(len(step.sides)) for kept in task.kept_runs(side)]
+        )
 
     def _hand_on(self, number: int, made: MadeRows[Any], shards: int) -> Generator[Sent, None, int]:
         """Blocks for the next step; returns how many rows they hold."""
@@ -263,7 +285,7 @@ class Worker:
             rows = batch.select(intake.schema.names)
             prepared = prepare_joined(intake, rows, partitions, offsets, self._parts.hasher)
             for shard, cut in cut_by_shard(prepared, shards):
-                yield shard, _block(number, LEFT, cut, read=False)
+                yield shard, RowBlock(number, LEFT, cut, read=False)
             handed += prepared.num_rows
         return handed
 
@@ -321,8 +343,8 @@ class _Arrived:
         self._batches: list[list[pa.RecordBatch]] = [[] for _ in range(sides)]
 
     def take(self, block: RowBlock) -> None:
-        self._batches[block.side].append(decode(block.rows))
-        (self.read if block.read else self.joined)[block.side] += block.count
+        self._batches[block.side].append(block.rows)
+        (self.read if block.read else self.joined)[block.side] += block.rows.num_rows
 
     def rows(self) -> Arrivals:
         """All of it, once: the blocks are let go, or a shard's arrivals would be in memory twice."""
@@ -336,10 +358,6 @@ class _Ended:
 
     done: StepOutcome
     staged: tuple[SegmentMeta, ...]
-
-
-def _block(step: int, side: int, rows: pa.RecordBatch, *, read: bool = True) -> RowBlock:
-    return RowBlock(step, side, encode(rows, compression=None), rows.num_rows, read)
 
 
 def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:

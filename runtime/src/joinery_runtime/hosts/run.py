@@ -32,8 +32,9 @@ from joinery_runtime.errors import (
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
-from joinery_runtime.hosts.spark import SparkHost, WorkerSetup, start_context, stop_context
+from joinery_runtime.hosts.spark import SparkHost, start_context, stop_context
 from joinery_runtime.hosts.spark_security import application_secret
+from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.status.executors import SparkWatch, watched
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store

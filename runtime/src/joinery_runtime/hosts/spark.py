@@ -1,39 +1,32 @@
-"""The tasks of an epoch as one Spark job: read, shuffle blocks by shard, join.
+"""The tasks of an epoch as one Spark job, and the context that runs it.
 
-    parallelize(ranges) -> mapPartitions(read) -> [partitionBy(shard) -> mapPartitions(step | collect)] -> collect
+    one peer:       parallelize([0]) -> mapPartitions(whole) -> collect
+    several peers:  parallelize(ranges) -> mapPartitions(read) -> [partitionBy(peer) -> mapPartitions(step)] -> collect
 
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
-docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step. Partition number
-`shards` takes the reports of reading and of the steps.
+docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import re
 import shutil
 import sys
-import uuid
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import RDD, SparkConf, SparkContext, SparkFiles, TaskContext
+from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
-from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
-from joinery_runtime.engine.protocol import choose_attempts
-from joinery_runtime.engine.read_report import ReadReport
-from joinery_runtime.engine.worker import Block, Worker
-from joinery_runtime.errors import EnvironmentProblem, JoineryError, Superseded
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
+from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome
+from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
@@ -42,10 +35,11 @@ from joinery_runtime.hosts.spark_security import (
     page_defaults,
     security_defaults,
 )
-from joinery_runtime.sources.base import Range
+from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup
 
-# Spark gives the parallelism; a worker that starts threads of its own for every task only gets slower.
-WORKER_ENVIRONMENT = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_IO_THREADS": "1"}
+# A task's threads give the parallelism: libraries that start threads of their own for each of them only get slower. Not
+# so polars, whose threads are of the whole process: with one, all tasks' calls would wait for each other.
+WORKER_ENVIRONMENT = {"POLARS_MAX_THREADS": str(MAX_THREADS), "OMP_NUM_THREADS": "1", "ARROW_IO_THREADS": "1"}
 
 # The JVM only moves blocks: compiling its code twice would take the cores from the tasks for a minute.
 _JIT = "-XX:TieredStopAtLevel=1"
@@ -59,23 +53,13 @@ DEFAULT_CONF = {
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",  # Java's cuts them into pieces of 1 KB
     "spark.kryoserializer.buffer.max": "1g",
     "spark.locality.wait": "0s",
+    "spark.shuffle.reduceLocality.enabled": "false",  # else a peer that read most would get two tasks, another none
     "spark.executor.defaultJavaOptions": _JIT,
 }
 
+_IN_THE_DRIVER = ("local[", "local ")  # masters whose only executor is the driver's JVM
+
 _LOG = Path(__file__).with_name("log4j2.properties")
-
-WorkerFactory = Callable[[Path], Worker]
-Result = Block | ReadSummary | TaskFailure
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSetup:
-    """How an executor process builds its worker: `digest` tells setups apart, `build` gets the cache directory; `steps`
-    is how many joins follow each other. Must pickle."""
-
-    digest: str
-    build: WorkerFactory
-    steps: int
 
 
 class SparkHost:
@@ -85,34 +69,55 @@ class SparkHost:
         self._context, self._setup, self._job = context, setup, job
 
     def run(self, work: EpochWork) -> EpochOutcome:
-        plan = work.plan
         results = self._results(work)
         for result in results:
             if isinstance(result, TaskFailure):
                 raise result.error
-        summaries = [((s.step, s.shard), s) for s in results if isinstance(s, ShardSummary)]
+        whole = [result for result in results if isinstance(result, EpochOutcome)]
+        if whole:
+            return whole[0]
         (read,) = (result for result in results if isinstance(result, ReadSummary))
-        return EpochOutcome(read, choose_attempts(summaries, self._setup.steps, plan.shards))
+        return outcome(read, results, self._setup.steps, work.plan.shards)
 
-    def _results(self, work: EpochWork) -> list[Result]:
+    def _results(self, work: EpochWork) -> list[object]:
         try:
-            return [result for _, result in self._job_of(work).collect()]
+            self._context.setJobDescription(f"{self._job}: epoch {work.plan.epoch}")
+            peers = peers_of(self._context, work)
+            task = PeerTask(self._setup, work, peers)
+            if peers.count == 1:
+                return list(self._context.parallelize([0], 1).mapPartitions(task.whole).collect())
+            return [result for _, result in self._in_stages(task).collect()]
         except (Py4JError, ConnectionError) as error:
             raise JoineryError(
                 f"Spark gave up on epoch {work.plan.epoch}", facts=_cause(error), todo=_todo(error)
             ) from error
 
-    def _job_of(self, work: EpochWork) -> RDD[Any]:
-        context, plan, setup = self._context, work.plan, self._setup
-        groups = deal_ranges(plan.ranges, context.defaultParallelism)
-        context.setJobDescription(f"{self._job}: epoch {plan.epoch}")
-        blocks = context.parallelize(groups, max(1, len(groups))).mapPartitions(lambda tasks: _read(setup, work, tasks))
-        for step in range(setup.steps):
-            # Turned by one: Spark begins with the reports, whose task is short, instead of ending with it alone.
-            blocks = blocks.partitionBy(plan.shards + 1, lambda number: number + 1).mapPartitionsWithIndex(
-                partial(_step, setup, work, step)
-            )
-        return blocks
+    def _in_stages(self, task: PeerTask) -> RDD[Any]:
+        count = task.peers.count
+        shares = deal_ranges(task.work.plan.ranges, count)
+        carried = self._context.parallelize(shares, max(1, len(shares))).mapPartitions(task.read)
+        for step in range(self._setup.steps):
+            carried = carried.partitionBy(count, _to_peer).mapPartitionsWithIndex(partial(task.step, step))
+        return carried
+
+
+def _to_peer(peer: int) -> int:
+    return peer
+
+
+def peers_of(context: SparkContext, work: EpochWork) -> Peers:
+    """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do."""
+    cores = context.defaultParallelism
+    executors = 1 if (context.master + " ").startswith(_IN_THE_DRIVER) else max(1, _executors(context))
+    each = math.ceil(cores / executors)
+    processes = math.ceil(each / MAX_THREADS)
+    count = min(executors * processes, max(work.plan.shards, len(work.plan.ranges)))
+    return Peers(count, math.ceil(each / processes))
+
+
+def _executors(context: SparkContext) -> int:
+    status: Any = context._jsc.sc()
+    return int(status.getExecutorMemoryStatus().size()) - 1  # the driver is listed too
 
 
 def _cause(error: Exception) -> str:
@@ -239,101 +244,3 @@ def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentPr
 def _submitted() -> bool:
     """Whether spark-submit started this process: then the JVM runs already, with a master and a log of its own."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
-    """The ranges of each read task, at most `most` tasks that read about as many records. A partition is dealt to the
-    same task in every epoch, as far as that allows: a process that reads it again has records of it already."""
-    tasks: list[list[Range]] = [[] for _ in range(min(most, len(ranges)))]
-    loads = [0] * len(tasks)
-    sizes = {r.partition: max(1, r.end_exclusive - r.start) for r in ranges}
-    fair = max(math.ceil(sum(sizes.values()) / max(1, len(tasks))), *sizes.values(), 0)
-    # Large ones first, by powers of two: sizes that differ a little from epoch to epoch change no order.
-    for planned in sorted(ranges, key=lambda r: (-sizes[r.partition].bit_length(), r.partition)):
-        place, size = planned.partition, sizes[planned.partition]
-        task = (zlib.crc32(f"{place.input}/{place.topic}".encode()) + place.partition) % len(tasks)
-        if loads[task] + size > fair:
-            task = loads.index(min(loads))
-        tasks[task].append(planned)
-        loads[task] += size
-    return tasks
-
-
-# --- inside the tasks ------------------------------------------------------------------------------------------------
-
-# A client's call gives thousands of records, an object each. They die together, without the collector, which by its own
-# thresholds would go over them dozens of times per call: that doubled the cost of reading.
-_COLLECT_AFTER = 200_000
-
-_workers: dict[str, Worker] = {}
-
-
-def _worker(setup: WorkerSetup) -> Worker:
-    """This process's worker. Spark reuses processes, so consumers, connections and mapped segments live on."""
-    if setup.digest not in _workers:
-        _workers.clear()
-        _workers[setup.digest] = setup.build(_local_directory() / f"joinery-{setup.digest}")
-        gc.set_threshold(_COLLECT_AFTER)
-        # PySpark collects after every task, which would take 50 ms to go over all that was imported.
-        gc.freeze()
-    return _workers[setup.digest]
-
-
-def _local_directory() -> Path:
-    """Where this process may write. An executor's own folder is its working directory, which is read-only in a pod with
-    a read-only root; its local directories are not."""
-    own, local = Path(SparkFiles.getRootDirectory()), os.environ.get("SPARK_LOCAL_DIRS", "")
-    return Path(local.split(",")[0]) if local and not own.is_absolute() else own
-
-
-def _read(setup: WorkerSetup, work: EpochWork, tasks: Iterable[Sequence[Range]]) -> Iterator[tuple[int, Any]]:
-    try:
-        for ranges in tasks:
-            yield from _worker(setup).read(work, ranges)
-    except JoineryError as error:
-        # To every partition: Spark may have run this task again for one of them only, with the others done already.
-        for partition in range(work.plan.shards + 1):
-            yield partition, TaskFailure(error)
-
-
-def _step(
-    setup: WorkerSetup, work: EpochWork, step: int, index: int, blocks: Iterable[tuple[int, Block | TaskFailure]]
-) -> Iterator[tuple[int, Result]]:
-    received: deque[Block] = deque()
-    try:
-        for _, block in blocks:
-            if isinstance(block, TaskFailure):
-                raise block.error
-            received.append(block)
-        # Taken out one by one: what the worker has decoded is not kept here too.
-        handed = (received.popleft() for _ in range(len(received)))
-        yield from _stepped(_worker(setup), work, step, (index - 1) % (work.plan.shards + 1), handed)
-    except Superseded:
-        raise  # Spark tries the task again, or takes the attempt that was quicker
-    except JoineryError as error:
-        for partition in range(work.plan.shards + 1):
-            yield partition, TaskFailure(error)
-
-
-def _stepped(
-    worker: Worker, work: EpochWork, step: int, number: int, blocks: Iterator[Block]
-) -> Iterator[tuple[int, Result]]:
-    """A shard's rows, or the partition of the reports, which waits for the last step's."""
-    if number < work.plan.shards:
-        yield from worker.step(work, step, number, blocks, _attempt())
-    elif step < worker.steps - 1:
-        yield from ((number, block) for block in blocks)
-    else:
-        reports: list[ReadReport] = []
-        for block in blocks:
-            if isinstance(block, ReadReport):
-                reports.append(block)
-            else:
-                yield number, block
-        yield number, worker.collect(work, reports, _attempt())
-
-
-def _attempt() -> str:
-    """Unique for ever: the same task may run twice, also at once (speculation), also as a zombie."""
-    context = TaskContext.get()
-    return f"{context.taskAttemptId() if context else 0}-{uuid.uuid4().hex[:12]}"

@@ -59,10 +59,10 @@ class StepInputs:
         self._logs = logs
         self._decoders = {side.name: json_decoder_for(side) for side in job.inputs}
 
-    def reader(self, name: str) -> StepLog:
+    def reader(self, name: str, lane: int) -> StepLog:
         return self._logs[name]
 
-    def decoder(self, name: str) -> Decoder:
+    def decoder(self, name: str, lane: int) -> Decoder:
         return self._decoders[name]
 
 

@@ -71,19 +71,19 @@ def cache_bytes() -> int:
 
 
 class _Inputs:
-    """Readers and decoders of a worker, opened at first use and kept."""
+    """Readers and decoders of a worker, by input and lane, opened at first use and kept."""
 
     def __init__(self, job: Job) -> None:
         self._sides = {side.name: side for side in job.inputs}
-        self._readers: dict[str, SourceReader] = {}
-        self._decoders: dict[str, Decoder] = {}
+        self._readers: dict[tuple[str, int], SourceReader] = {}
+        self._decoders: dict[tuple[str, int], Decoder] = {}
 
-    def reader(self, name: str) -> SourceReader:
-        if name not in self._readers:
-            self._readers[name] = reader_for(self._sides[name])
-        return self._readers[name]
+    def reader(self, name: str, lane: int) -> SourceReader:
+        if (name, lane) not in self._readers:
+            self._readers[name, lane] = reader_for(self._sides[name])
+        return self._readers[name, lane]
 
-    def decoder(self, name: str) -> Decoder:
-        if name not in self._decoders:
-            self._decoders[name] = decoder_for(self._sides[name])
-        return self._decoders[name]
+    def decoder(self, name: str, lane: int) -> Decoder:
+        if (name, lane) not in self._decoders:
+            self._decoders[name, lane] = decoder_for(self._sides[name])
+        return self._decoders[name, lane]

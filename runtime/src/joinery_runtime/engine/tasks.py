@@ -1,0 +1,198 @@
+"""An epoch's work, shared out: to *peers*, the processes that run it, and to the threads of each.
+
+A peer reads its share of the planned ranges and runs every step of its share of the shards. What it makes for a shard
+of its own stays in its memory; what another peer's shard needs is the host's to carry. Where there is one peer, nothing
+is carried, and `run_epoch` is the whole epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from queue import Queue
+from threading import Event
+from typing import Generic, Protocol, TypeVar
+
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary
+from joinery_runtime.engine.protocol import choose_attempts
+from joinery_runtime.engine.read_report import ReadReport
+from joinery_runtime.engine.worker import Block, Sent
+from joinery_runtime.sources.base import Range
+
+MAX_THREADS = 8
+"""Of one process: with two, Python's lock was held a quarter of the time already."""
+
+_READY = 16  # items that wait to be taken from the threads that made them: of bounded size each
+
+T = TypeVar("T")
+Inbox = dict[int, deque[Block]]  # by shard
+
+
+class TaskWorker(Protocol):
+    """What `Worker` is to those who run its tasks. Its methods may be called by several threads at a time, with another
+    lane or shard each."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def read(self, work: EpochWork, ranges: Iterable[Range], lane: int = 0) -> Iterator[Sent]: ...
+
+    def step(
+        self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
+    ) -> Iterator[Sent]: ...
+
+    def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary: ...
+
+
+class Threads:
+    """`count` threads of a process; with one, everything runs in the caller's."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(count, "joinery") if count > 1 else None
+
+    def merge(self, parts: Sequence[Iterator[T]]) -> Generator[T, None, None]:
+        """What the parts give, in the order in which it comes; each of them runs in one thread. The first error ends
+        all of them, and none runs any more when it is raised: the next attempt may use what they used."""
+        if self._pool is None or len(parts) < 2:
+            for part in parts:
+                yield from part
+            return
+        ready: Queue[_Given[T]] = Queue(_READY)
+        stopped = Event()
+        running = [self._pool.submit(_run, part, ready, stopped) for part in parts]
+        left = len(parts)
+        try:
+            while left:
+                given = ready.get()
+                left -= given.ended
+                if given.error is not None:
+                    raise given.error
+                yield from given.items
+        finally:
+            stopped.set()
+            while left:
+                left -= ready.get().ended
+            wait(running)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class _Given(Generic[T]):
+    """What a part gave: an item, or that it has ended, and how."""
+
+    items: tuple[T, ...] = ()
+    ended: bool = False
+    error: BaseException | None = None
+
+
+def _run(part: Iterator[T], ready: Queue[_Given[T]], stopped: Event) -> None:
+    error: BaseException | None = None
+    try:
+        while not stopped.is_set():
+            ready.put(_Given((next(part),)))
+    except StopIteration:
+        pass
+    except BaseException as raised:
+        error = raised
+    finally:
+        if isinstance(part, Generator):
+            part.close()
+        ready.put(_Given(ended=True, error=error))
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """`count` peers of a job, with `threads` threads each."""
+
+    count: int = 1
+    threads: int = 1
+
+    def owner(self, shard: int, shards: int) -> int:
+        """Which peer has a shard. Number `shards` stands for the reports of reading and of the steps."""
+        return 0 if shard == shards else shard * self.count // shards
+
+    def shards_of(self, peer: int, shards: int) -> list[int]:
+        return [shard for shard in range(shards) if self.owner(shard, shards) == peer]
+
+
+def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
+    """The ranges of each reader, at most `most` readers of about as many records. A partition is dealt to the same one
+    in every epoch, as far as that allows: who reads it again has records of it already."""
+    readers: list[list[Range]] = [[] for _ in range(min(most, len(ranges)))]
+    loads = [0] * len(readers)
+    sizes = {r.partition: max(1, r.end_exclusive - r.start) for r in ranges}
+    fair = max(math.ceil(sum(sizes.values()) / max(1, len(readers))), *sizes.values(), 0)
+    # Large ones first, by powers of two: sizes that differ a little from epoch to epoch change no order.
+    for planned in sorted(ranges, key=lambda r: (-sizes[r.partition].bit_length(), r.partition)):
+        place, size = planned.partition, sizes[planned.partition]
+        reader = (zlib.crc32(f"{place.input}/{place.topic}".encode()) + place.partition) % len(readers)
+        if loads[reader] + size > fair:
+            reader = loads.index(min(loads))
+        readers[reader].append(planned)
+        loads[reader] += size
+    return readers
+
+
+# --- a peer's part ----------------------------------------------------------------------------------------------------
+
+
+def run_epoch(worker: TaskWorker, work: EpochWork, attempt: str, threads: Threads) -> EpochOutcome:
+    """All of an epoch, by its only peer."""
+    shards = work.plan.shards
+    inbox = sorted_by_shard(read_ranges(worker, work, work.plan.ranges, threads))
+    for step in range(worker.steps):
+        inbox = sorted_by_shard(run_step(worker, work, step, range(shards), inbox, attempt, threads))
+    reports = [block for block in inbox[shards] if isinstance(block, ReadReport)]
+    return outcome(worker.collect(work, reports, attempt), inbox[shards], worker.steps, shards)
+
+
+def outcome(read: ReadSummary, reports: Iterable[object], steps: int, shards: int) -> EpochOutcome:
+    """Of the summaries among the reports."""
+    summaries = [((report.step, report.shard), report) for report in reports if isinstance(report, ShardSummary)]
+    return EpochOutcome(read, choose_attempts(summaries, steps, shards))
+
+
+def read_ranges(
+    worker: TaskWorker, work: EpochWork, ranges: Sequence[Range], threads: Threads
+) -> Generator[Sent, None, None]:
+    dealt = deal_ranges(ranges, threads.count)
+    yield from threads.merge([worker.read(work, share, lane) for lane, share in enumerate(dealt)])
+
+
+def run_step(
+    worker: TaskWorker,
+    work: EpochWork,
+    step: int,
+    shards: Iterable[int],
+    inbox: Inbox,
+    attempt: str,
+    threads: Threads,
+) -> Generator[Sent, None, None]:
+    """A step of these shards, each with its blocks of the inbox, which it empties. Reports go on as they are."""
+    steps = [worker.step(work, step, shard, _taken(inbox[shard]), attempt) for shard in shards]
+    yield from threads.merge(steps)
+    yield from ((work.plan.shards, report) for report in _taken(inbox[work.plan.shards]))
+
+
+def _taken(blocks: deque[Block]) -> Iterator[Block]:
+    """One by one: what a step has taken is not kept here too."""
+    while blocks:
+        yield blocks.popleft()
+
+
+def sorted_by_shard(sent: Iterable[Sent]) -> Inbox:
+    found: Inbox = defaultdict(deque)
+    for shard, block in sent:
+        found[shard].append(block)
+    return found

@@ -1,0 +1,151 @@
+"""The part of a Spark task that runs in an executor's Python process: a peer's share of an epoch.
+
+Where there is one peer, its task is the whole epoch. Else a task reads, and a task per step follows; what they send
+each other goes through Spark's shuffle as (peer, (shard, block)).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkFiles, TaskContext
+
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork, TaskFailure
+from joinery_runtime.engine.read_report import ReadReport
+from joinery_runtime.engine.tasks import Peers, TaskWorker, Threads, read_ranges, run_epoch, run_step, sorted_by_shard
+from joinery_runtime.engine.worker import Sent
+from joinery_runtime.errors import JoineryError, Superseded
+from joinery_runtime.sources.base import Range
+
+WorkerFactory = Callable[[Path], TaskWorker]
+Carried = tuple[int, Any]  # to which peer: what was sent, or a TaskFailure
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """How an executor process builds its worker: `digest` tells setups apart, `build` gets the cache directory; `steps`
+    is how many joins follow each other. Must pickle."""
+
+    digest: str
+    build: WorkerFactory
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTask:
+    """What all tasks of an epoch know. Pickles."""
+
+    setup: WorkerSetup
+    work: EpochWork
+    peers: Peers
+
+    def whole(self, given: Iterable[object]) -> Iterator[EpochOutcome | TaskFailure]:
+        """The only peer's task."""
+        try:
+            process = process_for(self.setup, self.peers.threads)
+            yield run_epoch(process.worker, self.work, _attempt(), process.threads)
+        except Superseded:
+            raise  # Spark tries the task again, or takes the attempt that was quicker
+        except JoineryError as error:
+            yield TaskFailure(error)
+
+    def read(self, shares: Iterable[Sequence[Range]]) -> Iterator[Carried]:
+        try:
+            process = process_for(self.setup, self.peers.threads)
+            for ranges in shares:
+                yield from self._carried(read_ranges(process.worker, self.work, ranges, process.threads))
+        except JoineryError as error:
+            yield from self._to_everybody(error)
+
+    def step(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
+        """A step of a peer's shards; the last one of who gets the reports also ends the epoch."""
+        try:
+            yield from self._step(number, peer, carried)
+        except Superseded:
+            raise
+        except JoineryError as error:
+            yield from self._to_everybody(error)
+
+    def _step(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
+        work, shards, attempt = self.work, self.work.plan.shards, _attempt()
+        inbox = sorted_by_shard(_received(carried))
+        process = process_for(self.setup, self.peers.threads)
+        own = self.peers.shards_of(peer, shards)
+        made = run_step(process.worker, work, number, own, inbox, attempt, process.threads)
+        if number < self.setup.steps - 1:
+            yield from self._carried(made)
+            return
+        reports = [report for _, report in made]
+        yield from ((0, report) for report in reports if not isinstance(report, ReadReport))
+        if peer == 0:
+            read = [report for report in reports if isinstance(report, ReadReport)]
+            yield 0, process.worker.collect(work, read, attempt)
+
+    def _carried(self, sent: Iterable[Sent]) -> Iterator[Carried]:
+        shards = self.work.plan.shards
+        yield from ((self.peers.owner(shard, shards), (shard, block)) for shard, block in sent)
+
+    def _to_everybody(self, error: JoineryError) -> Iterator[Carried]:
+        """Spark may have run this task again for one of them only, with the others done already."""
+        yield from ((peer, TaskFailure(error)) for peer in range(self.peers.count))
+
+
+def _received(carried: Iterable[Carried]) -> Iterator[Sent]:
+    for _, sent in carried:
+        if isinstance(sent, TaskFailure):
+            raise sent.error
+        yield sent
+
+
+# --- this process -----------------------------------------------------------------------------------------------------
+
+# A client's call gives thousands of records, an object each. They die together, without the collector, which by its own
+# thresholds would go over them dozens of times per call: that doubled the cost of reading.
+_COLLECT_AFTER = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What lives from task to task. Spark reuses processes, so consumers, connections and mapped segments live on."""
+
+    worker: TaskWorker
+    threads: Threads
+
+
+_processes: dict[str, _Process] = {}
+
+
+def process_for(setup: WorkerSetup, threads: int) -> _Process:
+    """This process, with the setup's worker and so many threads."""
+    known = _processes.get(setup.digest)
+    if known is None:
+        _processes.clear()
+        worker = setup.build(_local_directory() / f"joinery-{setup.digest}")
+        gc.set_threshold(_COLLECT_AFTER)
+        # PySpark collects after every task, which would take 50 ms to go over all that was imported.
+        gc.freeze()
+        known = _Process(worker, Threads(threads))
+    elif known.threads.count != threads:
+        known.threads.close()
+        known = _Process(known.worker, Threads(threads))
+    _processes[setup.digest] = known
+    return known
+
+
+def _local_directory() -> Path:
+    """Where this process may write. An executor's own folder is its working directory, which is read-only in a pod with
+    a read-only root; its local directories are not."""
+    own, local = Path(SparkFiles.getRootDirectory()), os.environ.get("SPARK_LOCAL_DIRS", "")
+    return Path(local.split(",")[0]) if local and not own.is_absolute() else own
+
+
+def _attempt() -> str:
+    """Unique for ever: the same task may run twice, also at once (speculation), also as a zombie."""
+    context = TaskContext.get()
+    return f"{context.taskAttemptId() if context else 0}-{uuid.uuid4().hex[:12]}"

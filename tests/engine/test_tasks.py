@@ -1,0 +1,135 @@
+"""How an epoch's work is shared out, and what the threads of a process do when one of them fails."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joinery_runtime.core.pipeline.sides import LEFT
+from joinery_runtime.engine.tasks import Peers, Threads
+from joinery_runtime.engine.worker import RowBlock
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[Threads]:
+    threads = Threads(request.param)
+    yield threads
+    threads.close()
+
+
+def counting(first: int, count: int) -> Iterator[int]:
+    yield from range(first, first + count)
+
+
+def test_all_that_the_parts_give_comes_once_and_each_parts_in_its_order(threads: Threads) -> None:
+    given = list(threads.merge([counting(part * 1000, 100) for part in range(7)]))
+    assert sorted(given) == [part * 1000 + n for part in range(7) for n in range(100)]
+    for part in range(7):
+        own = [n for n in given if n // 1000 == part]
+        assert own == sorted(own)
+
+
+def test_nothing_to_do_is_done(threads: Threads) -> None:
+    assert list(threads.merge([])) == []
+
+
+def test_parts_run_at_the_same_time() -> None:
+    """Each of the two waits for the other one."""
+    threads, met = Threads(2), threading.Barrier(2, timeout=PATIENCE_S)
+
+    def meeting(name: str) -> Iterator[str]:
+        met.wait()
+        yield name
+
+    assert sorted(threads.merge([meeting("a"), meeting("b")])) == ["a", "b"]
+    threads.close()
+
+
+def test_an_error_is_raised_when_no_part_runs_any_more(threads: Threads) -> None:
+    running, ended = threading.Event(), []
+
+    def failing() -> Iterator[int]:
+        if threads.count > 1:
+            assert running.wait(PATIENCE_S)
+        yield 1
+        raise ValueError("as it was raised")
+
+    def endless() -> Iterator[int]:
+        try:
+            while True:
+                running.set()
+                yield 0
+        finally:
+            ended.append(True)
+
+    parts = [failing(), endless(), *(counting(0, 10) for _ in range(5))]
+    with pytest.raises(ValueError, match="as it was raised"):
+        list(threads.merge(parts))
+    assert ended == ([True] if threads.count > 1 else [])
+
+
+def test_who_stops_taking_stops_the_parts() -> None:
+    threads, ended = Threads(2), []
+
+    def endless() -> Iterator[int]:
+        try:
+            while True:
+                yield 0
+        finally:
+            ended.append(True)
+
+    taking = threads.merge([endless(), endless()])
+    assert next(taking) == 0
+    taking.close()
+    assert ended == [True, True]
+    threads.close()
+
+
+def test_the_threads_outlive_an_error() -> None:
+    """What is kept per thread, as a connection, is kept from epoch to epoch."""
+    threads = Threads(2)
+
+    def names() -> Iterator[str]:
+        yield threading.current_thread().name
+
+    def failing() -> Iterator[str]:
+        raise ValueError("one fails")
+        yield
+
+    before = {*threads.merge([names() for _ in range(50)])}
+    with pytest.raises(ValueError, match="one fails"):
+        list(threads.merge([failing(), failing()]))
+    assert len(before | {*threads.merge([names() for _ in range(50)])}) <= 2
+    threads.close()
+
+
+@given(count=st.integers(1, 12), shards=st.integers(1, 12))
+def test_each_shard_has_one_peer_and_no_peer_many_more_than_another(count: int, shards: int) -> None:
+    peers = Peers(count)
+    owned = [peers.shards_of(peer, shards) for peer in range(count)]
+    assert [shard for of_peer in owned for shard in of_peer] == list(range(shards))
+    sizes = [len(of_peer) for of_peer in owned]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_reports_have_a_peer_too() -> None:
+    assert Peers(3).owner(5, 5) == 0
+
+
+def test_a_block_is_encoded_only_to_leave_its_process() -> None:
+    rows = pa.record_batch({"n": list(range(1000)), "t": [str(n) for n in range(1000)]}).slice(10, 5)
+    block = RowBlock(1, LEFT, rows, read=False)
+    assert block.rows is rows
+    pickled = pickle.dumps(block)
+    assert len(pickled) < 5_000, "of a slice, only its own rows"
+    again = pickle.loads(pickled)
+    assert (again.step, again.side, again.read) == (1, LEFT, False)
+    assert again.rows.equals(rows)
