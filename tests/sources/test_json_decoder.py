@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -19,7 +19,19 @@ from hypothesis import strategies as st
 
 from budget import examples
 from joinery_runtime.sources import Decoded, JsonDecoder
+from joinery_runtime.sources.formats import json as json_format
 from joinery_runtime.sources.json_faults import Explainer
+
+
+@pytest.fixture(autouse=True, scope="module", params=["compiled", "judged"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test runs with the kernel from the first record on, and without a kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_format, "_WORTHWHILE", 0)
+        if request.param == "judged":
+            patch.setattr(json_format, "kernels", lambda name: None)
+        yield
+
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
 ALL_TYPES = pa.schema(
@@ -156,6 +168,7 @@ def test_names_the_column_of_a_wrong_value(arrow: pa.DataType, written: str) -> 
         (rb'{"b": "\ud83d!"}', "not JSON: half of a surrogate pair"),
         (rb'{"b": "\ude00"}', "not readable as JSON"),
         (b'{"b": 1e999}', "not readable as JSON"),
+        (b'{"b": 1e99999999999999999999}', "not readable as JSON"),
         (b"[" * 100_000, "not readable as JSON"),
         (b'{"a": 1' + b"0" * 5000 + b"}", "not readable as JSON"),
     ],

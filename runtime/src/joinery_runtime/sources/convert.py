@@ -38,7 +38,8 @@ def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
 
 def in_range(column: str, times: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """Milliseconds since the epoch as timestamps, and at most one fault: times outside the years 1 to 9999."""
-    return _checked(column, times, _bounded(times), pa.timestamp("ms", tz="UTC"))
+    # As text, as which they are read beside times in RFC 3339: a reason does not depend on a record's neighbours.
+    return _checked(column, times.cast(pl.String), _bounded(times), pa.timestamp("ms", tz="UTC"))
 
 
 def _checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:

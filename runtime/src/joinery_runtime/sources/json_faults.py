@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -41,7 +41,8 @@ class Explainer:
             return f"not JSON: {error.msg} at character {error.pos}"
         except _ConstantError as error:
             return f"not JSON: {error}"
-        except (RecursionError, ValueError):  # too deep, or an integer of thousands of digits: limits of Python's
+        except (RecursionError, ValueError, InvalidOperation):
+            # Too deep, an integer of thousands of digits, or an exponent of twenty: limits of Python's.
             return None
 
     def _judge(self, row: Any) -> str | None:

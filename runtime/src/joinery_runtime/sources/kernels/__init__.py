@@ -42,6 +42,12 @@ def part(function: F) -> F:
     return compiled
 
 
+def inlined(function: F) -> F:
+    """A part that is compiled into the place of each call: where it is called once, or a call costs more than it."""
+    compiled: F = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return compiled
+
+
 def kernel(*arguments: Any) -> Callable[[F], F]:
     """Compiles a function for arguments of these numba types, or takes its machine code from the cache."""
 

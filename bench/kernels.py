@@ -1,0 +1,75 @@
+"""What single stages cost: CPU microseconds per record of this process, all threads counted, compiled and not.
+
+    python bench/kernels.py --runs 9
+
+Prints one JSON object: of each stage and variant the median and the lowest of interleaved runs. Of a busy machine only
+the ratio between variants of one stage says something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+from topics import TOPICS, Workload
+
+from joinery_runtime.sources.compiled import kernels
+from joinery_runtime.sources.json_compiled import JsonKernel
+from joinery_runtime.sources.json_judge import JsonJudge
+
+RECORDS = 200_000
+BATCHES = (10_000, 50_000)  # records
+
+TIMESTAMP = pa.timestamp("ms", tz="UTC")
+ORDERS = pa.schema({"order_id": pa.string(), "customer": pa.string(), "amount": pa.float64(), "ts": TIMESTAMP})
+PAYMENTS = pa.schema({"payment_id": pa.string(), "order_id": pa.string(), "method": pa.string(), "ts": TIMESTAMP})
+Variants = dict[str, Callable[[], None]]  # each does a stage once for RECORDS records
+
+
+def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
+    """JSON records into rows, in batches."""
+    values = pa.array(list(TOPICS[topic](Workload(RECORDS, 1))), pa.binary())
+    batches = [values.slice(first, records) for first in range(0, RECORDS, records)]
+    module = kernels("json")
+    if module is None:
+        raise SystemExit("There is no kernel on this machine: what numba said is above")
+    decoders = {"kernel": JsonKernel(module, schema).decode, "judge": JsonJudge(schema).decode}
+    return {name: lambda each=each: [each(batch) for batch in batches] for name, each in decoders.items()}
+
+
+STAGES: dict[str, Callable[[], Variants]] = {
+    f"decode {topic}, batches of {records}": lambda topic=topic, schema=schema, records=records: decode(
+        topic, schema, records
+    )
+    for topic, schema in (("orders", ORDERS), ("payments", PAYMENTS))
+    for records in BATCHES
+}
+
+
+def measured(variants: Variants, runs: int) -> dict[str, Any]:
+    took: dict[str, list[float]] = {name: [] for name in variants}
+    for run in range(runs + 1):
+        for name, variant in variants.items():
+            before = time.process_time()
+            variant()
+            if run:  # the first one warms up
+                took[name].append((time.process_time() - before) / RECORDS * 1e6)
+    return {name: {"median": round(median(of), 3), "lowest": round(min(of), 3)} for name, of in took.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--stage", default="", help="only stages whose names begin so")
+    arguments = parser.parse_args()
+    stages = {name: prepare for name, prepare in STAGES.items() if name.startswith(arguments.stage)}
+    print(json.dumps({name: measured(prepare(), arguments.runs) for name, prepare in stages.items()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""JSON records that are as usual, decoded by a kernel: the tables that it reads, and Arrow columns of what it wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from joinery_runtime.sources.records import IntArray
+
+_NO_NAME = -1
+_ROOM = 16  # bytes that the kernel may write or read beyond a text
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What the kernel made of a batch: `rows` of the records `taken`, in order; the other ones were `given_up`."""
+
+    rows: pa.Table
+    taken: IntArray
+    given_up: IntArray
+
+
+class JsonKernel:
+    """Decodes what is usual into rows of `schema`."""
+
+    def __init__(self, kernel: Any, schema: pa.Schema) -> None:
+        self._kernel, self._schema = kernel, schema
+        self._kinds = np.array([_kind(kernel, field.type) for field in schema], np.int64).reshape(-1, 3)
+        self._names, self._table, self._buckets = _names(kernel, schema)
+        self._powers = _powers(kernel.MAX_POWER)
+        self._exact = 10.0 ** np.arange(23)
+
+    def decode(self, values: pa.BinaryArray) -> Usual:
+        count = len(values)
+        offsets, data = _offsets(values), values.buffers()[2]
+        missing = values.is_null().cast(pa.uint8()).to_numpy() if values.null_count else np.empty(0, np.uint8)
+        slots = np.empty((len(self._schema), count), np.int64)
+        valid = np.empty((len(self._schema), count), np.uint8)
+        taken, given_up = np.empty(count, np.int64), np.empty(count, np.int64)
+        arena = np.empty(int(offsets[-1] - offsets[0]) + _ROOM, np.uint8)
+        address = 0 if data is None else data.address
+        size = 0 if data is None else data.size
+        looked_at, rows = self._kernel.decode(
+            address, size, offsets, missing, self._names.ctypes.data, self._table, self._buckets, self._kinds,
+            self._powers, self._exact, arena.ctypes.data, slots, valid, taken, given_up,
+        )  # fmt: skip
+        places = _Places(self._kernel, address, address + size, arena)
+        columns = [
+            _column(field.type, places, slots[at, :rows], valid[at, :rows]) for at, field in enumerate(self._schema)
+        ]
+        rest = np.arange(looked_at, count)
+        return Usual(
+            pa.table(columns, schema=self._schema),
+            taken[:rows],
+            np.concatenate([given_up[: looked_at - rows], rest]) if looked_at < count else given_up[: looked_at - rows],
+        )
+
+
+def _offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
+    buffer = values.buffers()[1]
+    if buffer is None or not buffer.size:
+        return np.zeros(1, np.int32)
+    return np.frombuffer(buffer, np.int32, len(values) + 1, values.offset * 4)
+
+
+def _kind(kernel: ModuleType, arrow: pa.DataType) -> tuple[int, int, int]:
+    """Of a column, with its precision and scale."""
+    if pa.types.is_decimal(arrow):
+        return kernel.DECIMAL, arrow.precision, arrow.scale
+    kinds = {
+        pa.bool_(): kernel.BOOL,
+        pa.int32(): kernel.INT32,
+        pa.int64(): kernel.INT64,
+        pa.float32(): kernel.FLOAT,
+        pa.float64(): kernel.DOUBLE,
+        pa.string(): kernel.STRING,
+        pa.date32(): kernel.DATE,
+        pa.timestamp("ms", tz="UTC"): kernel.TIMESTAMP,
+    }
+    return kinds.get(arrow, kernel.OTHER), 0, 0
+
+
+def _names(kernel: ModuleType, schema: pa.Schema) -> tuple[npt.NDArray[np.uint8], IntArray, IntArray]:
+    """The names, each with a quote and room for a word, where each is, and the first column of each bucket."""
+    text = b""
+    table = np.full((len(schema), 3), _NO_NAME, np.int64)
+    buckets = np.full(kernel.BUCKETS, _NO_NAME, np.int64)
+    for column, name in enumerate(schema.names):
+        quoted = b'"' + name.encode() + b'"'
+        table[column, :2] = len(text), len(quoted) - 1
+        text += quoted[1:] + bytes(8)
+        if not _needs_escape(name):
+            bucket = (quoted[1] + 31 * quoted[-2] + 7 * (len(quoted) - 1)) % kernel.BUCKETS
+            table[column, 2], buckets[bucket] = buckets[bucket], column
+    return np.frombuffer(text + bytes(8), np.uint8).copy(), table, buckets
+
+
+def _needs_escape(name: str) -> bool:
+    """Whether no record can have the name as it is; the kernel gives up names with escapes."""
+    return any(letter in '"\\' or letter < " " for letter in name)
+
+
+def _powers(largest: int) -> IntArray:
+    """The upper 128 bits of powers of ten, rounded down, lower word first; of negative ones rounded up, as Eisel and
+    Lemire have them."""
+    words = []
+    for power in range(-largest, largest + 1):
+        if power >= 0:
+            bits = 10**power
+            bits = bits << 128 >> bits.bit_length()
+        else:
+            divisor = 10**-power
+            bits = (1 << 127 + divisor.bit_length()) // divisor
+            bits = bits + 1 if bits < 1 << 128 else (bits >> 1) + 1
+        words += [bits & (1 << 64) - 1, bits >> 64]
+    return np.array(words, np.uint64).view(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where texts are: addresses of the records' bytes and of their end, and the memory of those with escapes."""
+
+    kernel: ModuleType
+    data: int
+    end: int
+    arena: npt.NDArray[np.uint8]
+
+
+def _column(arrow: pa.DataType, places: _Places, slots: IntArray, valid: npt.NDArray[np.uint8]) -> pa.Array:
+    nulls = len(valid) - int(np.count_nonzero(valid))
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
+    if pa.types.is_string(arrow):
+        buffers = _texts(places, slots)
+    elif pa.types.is_boolean(arrow):
+        buffers = [np.packbits(slots != 0, bitorder="little")]
+    elif pa.types.is_float32(arrow):
+        buffers = [slots.view(np.float64).astype(np.float32)]
+    elif pa.types.is_decimal(arrow):
+        buffers = [np.stack([slots, slots >> 63], axis=1)]
+    elif pa.types.is_int32(arrow) or pa.types.is_date32(arrow):
+        buffers = [slots.astype(np.int32)]
+    elif pa.types.is_binary(arrow):
+        return pa.nulls(len(slots), arrow)
+    else:
+        buffers = [slots]
+    return pa.Array.from_buffers(arrow, len(slots), [bitmap, *map(pa.py_buffer, buffers)], nulls)
+
+
+def _texts(places: _Places, slots: IntArray) -> list[npt.NDArray[Any]]:
+    """Offsets and bytes."""
+    offsets = np.zeros(len(slots) + 1, np.int32)
+    np.cumsum(slots & 0x7FFFFFFF, out=offsets[1:])
+    text = np.empty(int(offsets[-1]) + _ROOM, np.uint8)
+    places.kernel.gather(places.data, places.end, places.arena.ctypes.data, slots, offsets, text.ctypes.data)
+    return [offsets, text[: offsets[-1]]]

@@ -1,0 +1,500 @@
+"""Flat JSON objects into columns: what is usual is read here, all else is given up, record by record.
+
+A record is given up when anything about it is not certain to mean here what it means to `sources.json_judge`, which
+decodes it instead: what is not JSON, a declared name twice or with an escape, an array or an object in a declared
+column, a value that its column cannot hold, numbers of more than 19 digits, a double that takes more than 128 bits to
+round, binary, decimals of more than 18 digits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from joinery_runtime.sources.kernels import inlined, kernel, part
+from joinery_runtime.sources.kernels.memory import (
+    bits_of,
+    copy16,
+    high_product,
+    is_below,
+    load8,
+    load64,
+    shift_right,
+    store8,
+    zeros_above,
+)
+from joinery_runtime.sources.kernels.scan import (
+    GIVEN_UP,
+    integer,
+    is_space,
+    number,
+    skip_space,
+    skip_value,
+    skip_word,
+    string_end,
+    unescape,
+)
+
+Words = npt.NDArray[np.int64]
+
+BOOL, INT32, INT64, FLOAT, DOUBLE, STRING, DECIMAL, DATE, TIMESTAMP, OTHER = range(10)
+BUCKETS = 256
+MAX_POWER = 60  # of ten, either way, in a double
+TOLERATED = 64  # records that are given up, besides every eighth one, before the rest is not looked at
+
+_UNKNOWN = -1
+_PREDICTED = 256  # fields of a record whose names are predicted from the record before it
+_OPEN, _CLOSE, _QUOTE, _COMMA, _COLON = 0x7B, 0x7D, 0x22, 0x2C, 0x3A
+_MINUS, _DOT, _PLUS, _ZERO = 0x2D, 0x2E, 0x2B, 0x30
+_EXACT = 1 << 53
+_SIGN = -(1 << 63)
+_YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999  # as `convert` has them, in milliseconds
+_FLOAT_MAX = 3.4028235677973366e38  # from here on a double as a float is infinite
+
+
+@inlined
+def _bucket(at: int, size: int) -> int:
+    """Of the name at this address, `size` bytes with the closing quote, whose opening one is before it."""
+    return (load8(at) + 31 * load8(at + size - 2) + 7 * size) & (BUCKETS - 1)
+
+
+@inlined
+def _is_name(at: int, begin: int, size: int, limit: int) -> bool:
+    """Whether a name, with its closing quote `size` bytes, is at this address."""
+    if at + size + 8 > limit:
+        for place in range(size):
+            if load8(at + place) != load8(begin + place):
+                return False
+        return True
+    while size >= 8:
+        if load64(at) != load64(begin):
+            return False
+        at, begin, size = at + 8, begin + 8, size - 8
+    # Names are padded, so that a word can be read.
+    return size == 0 or (load64(at) ^ load64(begin)) << (64 - 8 * size) == 0
+
+
+@part
+def _digits(at: int, count: int) -> int:
+    """So many digits; negative where one is none."""
+    found = 0
+    for place in range(count):
+        digit = load8(at + place) - _ZERO
+        if not 0 <= digit <= 9:
+            return -1
+        found = found * 10 + digit
+    return found
+
+
+@part
+def _day(at: int) -> tuple[bool, int]:
+    """YYYY-MM-DD of the years 1 to 9999, as days since 1970; whether it is one."""
+    year = _digits(at, 4)
+    if year < 1 or load8(at + 4) != _MINUS:
+        return False, 0
+    month = _digits(at + 5, 2)
+    if not 1 <= month <= 12 or load8(at + 7) != _MINUS:
+        return False, 0
+    day = _digits(at + 8, 2)
+    last = 30 + ((month + (month >> 3)) & 1)
+    if month == 2:
+        last = 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
+    if not 1 <= day <= last:
+        return False, 0
+    # Years that begin in March have the leap day at their end.
+    shifted = year - 1 if month <= 2 else year
+    in_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
+    return True, 365 * shifted + shifted // 4 - shifted // 100 + shifted // 400 + in_year - 719468
+
+
+@part
+def _clock(at: int) -> int:
+    """HH:MM:SS in seconds; negative where it is none, or a leap second."""
+    hour = _digits(at, 2)
+    if not 0 <= hour < 24 or load8(at + 2) != _COLON:
+        return -1
+    minute = _digits(at + 3, 2)
+    if not 0 <= minute < 60 or load8(at + 5) != _COLON:
+        return -1
+    second = _digits(at + 6, 2)
+    return hour * 3600 + minute * 60 + second if 0 <= second < 60 else -1
+
+
+@part
+def _instant(at: int, end: int) -> tuple[bool, int]:
+    """A time by RFC 3339 in milliseconds since 1970; whether it is one. Digits below a millisecond are cut off."""
+    if end - at < 20:
+        return False, 0
+    fine, day = _day(at)
+    between = load8(at + 10)
+    if not fine or not (between | 0x20 == 0x74 or between == 0x20):
+        return False, 0
+    second = _clock(at + 11)
+    if second < 0:
+        return False, 0
+    at += 19
+    milliseconds = 0
+    if load8(at) == _DOT:
+        at += 1
+        begin = at
+        digit = load8(at) - _ZERO
+        while 0 <= digit <= 9:
+            if at < begin + 3:
+                milliseconds = milliseconds * 10 + digit
+            at += 1
+            digit = load8(at) - _ZERO
+        count = at - begin
+        if not 1 <= count <= 9:
+            return False, 0
+        while count < 3:
+            milliseconds *= 10
+            count += 1
+    byte = load8(at)
+    if byte | 0x20 == 0x7A:
+        if at + 1 != end:
+            return False, 0
+    else:
+        if (byte != _PLUS and byte != _MINUS) or at + 6 != end or load8(at + 3) != _COLON:
+            return False, 0
+        hours, minutes = _digits(at + 1, 2), _digits(at + 4, 2)
+        if not 0 <= hours < 24 or not 0 <= minutes < 60:
+            return False, 0
+        offset = hours * 3600 + minutes * 60
+        second += offset if byte == _MINUS else -offset
+    return True, (day * 86_400 + second) * 1000 + milliseconds
+
+
+@inlined
+def _double(digits: int, power: int, powers: Words, exact: npt.NDArray[np.float64]) -> tuple[bool, int]:
+    """The bits of the double that is nearest to digits * 10**power, by the way of Eisel and Lemire (Number Parsing at
+    a Gigabyte per Second, 2021); whether that is certain. `digits` is unsigned. `powers[2*i]` and the next one are the
+    upper 128 bits, lower word first, of 10**(i - MAX_POWER)."""
+    if digits == 0:
+        return True, 0
+    if 0 < digits <= _EXACT and -22 <= power <= 22:
+        # Both are doubles, so that their product or quotient is rounded once.
+        return True, bits_of(digits / exact[-power] if power < 0 else digits * exact[power])
+    if not -MAX_POWER <= power <= MAX_POWER:
+        return False, 0
+    low_power, high_power = powers[2 * (power + MAX_POWER)], powers[2 * (power + MAX_POWER) + 1]
+    zeros = zeros_above(digits)
+    scaled = digits << zeros
+    exponent = ((217_706 * power) >> 16) + 64 + 1023 - zeros
+    high, low = high_product(scaled, high_power), scaled * high_power
+    if high & 0x1FF == 0x1FF and is_below(low + scaled, scaled):
+        upper, lower = high_product(scaled, low_power), scaled * low_power
+        merged = low + upper
+        if is_below(merged, low):
+            high += 1
+        if high & 0x1FF == 0x1FF and merged == -1 and is_below(lower + scaled, scaled):
+            return False, 0
+        low = merged
+    top = shift_right(high, 63)
+    mantissa = shift_right(high, top + 9)
+    exponent -= 1 - top
+    if low == 0 and high & 0x1FF == 0 and mantissa & 3 == 1:
+        return False, 0  # perhaps half-way between two doubles
+    mantissa = (mantissa + (mantissa & 1)) >> 1
+    if mantissa >> 53:
+        mantissa >>= 1
+        exponent += 1
+    return True, exponent << 52 | mantissa & (_EXACT // 2 - 1)
+
+
+@part
+def _decimal(digits: int, count: int, power: int, precision: int, scale: int) -> tuple[bool, int]:
+    """The unscaled value of a decimal column, of up to 18 digits; whether it is one."""
+    if power > 0 or -power > scale or count + scale + power > 18:
+        return False, 0
+    for _ in range(scale + power):
+        digits *= 10
+    limit = 1
+    for _ in range(min(precision, 18)):
+        limit *= 10
+    return digits < limit, digits
+
+
+@inlined
+def _number_value(
+    at: int, kind: int, precision: int, scale: int, powers: Words, exact: npt.NDArray[np.float64]
+) -> tuple[int, int]:
+    """A number for a column of this kind: the address after it, and what goes into the column's slot."""
+    if kind == INT64 or kind == TIMESTAMP or kind == INT32:
+        whole, end = integer(at)
+        if kind == TIMESTAMP and not _YEAR_1 <= whole <= _YEAR_9999_END:
+            return GIVEN_UP, 0
+        if kind == INT32 and not -(1 << 31) <= whole < 1 << 31:
+            return GIVEN_UP, 0
+        return end, whole
+    digits, count, power, end = number(at)
+    negative = load8(at) == _MINUS
+    if end == GIVEN_UP:
+        return GIVEN_UP, 0
+    if kind == DOUBLE or kind == FLOAT:
+        fine, bits = _double(digits, power, powers, exact)
+        fine = fine and (kind == DOUBLE or bits < bits_of(_FLOAT_MAX))
+        if negative:
+            bits |= _SIGN
+    elif kind == DECIMAL:
+        fine, bits = _decimal(digits, count, power, precision, scale)
+        if negative:
+            bits = -bits
+    else:
+        return GIVEN_UP, 0
+    return end if fine else GIVEN_UP, bits
+
+
+@inlined
+def _string_value(
+    at: int, last: int, limit: int, base: int, scratch: int, arena: int, kind: int, precision: int, scale: int
+) -> tuple[int, int, int]:
+    """A string for a column of this kind, from its opening quote: the address after it, what goes into the column's
+    slot, and the end of what is used of the scratch memory."""
+    begin = at + 1
+    end, escapes = string_end(begin, last, limit)
+    if end == GIVEN_UP:
+        return GIVEN_UP, 0, scratch
+    if kind == STRING:
+        if not escapes:
+            return end + 1, begin - base << 32 | end - begin, scratch
+        written = unescape(begin, end, scratch)
+        if written == GIVEN_UP:
+            return GIVEN_UP, 0, scratch
+        return end + 1, _SIGN | scratch - arena << 32 | written - scratch, written
+    if escapes:
+        return GIVEN_UP, 0, scratch
+    fine, value = False, 0
+    if kind == TIMESTAMP:
+        fine, value = _instant(begin, end)
+        fine = fine and _YEAR_1 <= value <= _YEAR_9999_END
+    elif kind == DATE:
+        if end - begin == 10:
+            fine, value = _day(begin)
+    elif kind == DECIMAL:
+        digits, count, power, stopped = number(begin)
+        if stopped == end:
+            fine, value = _decimal(digits, count, power, precision, scale)
+            if load8(begin) == _MINUS:
+                value = -value
+    return (end + 1 if fine else GIVEN_UP), value, scratch
+
+
+@inlined
+def _field(
+    at: int,
+    last: int,
+    limit: int,
+    base: int,
+    scratch: int,
+    arena: int,
+    kinds: Words,
+    column: int,
+    powers: Words,
+    exact: npt.NDArray[np.float64],
+) -> tuple[int, int, int, bool]:
+    """The value of a declared column: the address after it, what goes into the column's slot, the end of what is used
+    of the scratch memory, and whether it is null."""
+    kind, precision, scale = kinds[column, 0], kinds[column, 1], kinds[column, 2]
+    byte = load8(at)
+    if byte == _QUOTE:
+        end, slot, scratch = _string_value(at, last, limit, base, scratch, arena, kind, precision, scale)
+        return end, slot, scratch, False
+    if byte == 0x6E:
+        return skip_word(at, 0x6C6C756E, 4), 0, scratch, True
+    if byte == 0x74 or byte == 0x66:
+        end = skip_word(at, 0x65757274, 4) if byte == 0x74 else skip_word(at, 0x65736C6166, 5)
+        if kind == BOOL:
+            return end, 1 if byte == 0x74 else 0, scratch, False
+        return (end if kind == STRING else GIVEN_UP), at - base << 32 | end - at, scratch, False
+    if kind == STRING:
+        end = number(at)[3]
+        return end, at - base << 32 | end - at, scratch, False
+    end, slot = _number_value(at, kind, precision, scale, powers, exact)
+    return end, slot, scratch, False
+
+
+@inlined
+def _column(at: int, size: int, limit: int, names: int, table: Words, buckets: Words) -> int:
+    """The column whose name, `size` bytes with the closing quote, is at this address."""
+    column = buckets[_bucket(at, size)]
+    while column != _UNKNOWN:
+        if table[column, 1] == size and _is_name(at, names + table[column, 0], size, limit):
+            return column
+        column = table[column, 2]
+    return _UNKNOWN
+
+
+@inlined
+def _record(
+    at: int,
+    end: int,
+    limit: int,
+    base: int,
+    scratch: int,
+    arena: int,
+    names: int,
+    table: Words,
+    buckets: Words,
+    kinds: Words,
+    powers: Words,
+    exact: npt.NDArray[np.float64],
+    predicted: Words,
+    seen: Words,
+    stamp: int,
+    slots: npt.NDArray[np.int64],
+    valid: npt.NDArray[np.uint8],
+    row: int,
+) -> int:
+    """Decodes one record into a row; the end of what is used of the scratch memory, or GIVEN_UP. `seen` has this stamp
+    for columns that were in the record, `predicted` which column each field of the last record was in."""
+    last = end - 1
+    while last > at and is_space(load8(last)):
+        last -= 1
+    if last <= at or load8(last) != _CLOSE:
+        return GIVEN_UP
+    at = skip_space(at)
+    if load8(at) != _OPEN:
+        return GIVEN_UP
+    at = skip_space(at + 1)
+    columns, found, field = len(kinds), 0, 0
+    more = load8(at) != _CLOSE
+    if not more and at != last:
+        return GIVEN_UP
+    while more:
+        if load8(at) != _QUOTE:
+            return GIVEN_UP
+        at += 1
+        column = predicted[field & (_PREDICTED - 1)]
+        if column != _UNKNOWN and _is_name(at, names + table[column, 0], table[column, 1], limit):
+            at += table[column, 1]
+        else:
+            end, escapes = string_end(at, last, limit)
+            if end == GIVEN_UP or escapes:
+                return GIVEN_UP
+            column = _column(at, end + 1 - at, limit, names, table, buckets)
+            predicted[field & (_PREDICTED - 1)] = column
+            at = end + 1
+        at = skip_space(at)
+        if load8(at) != _COLON:
+            return GIVEN_UP
+        at = skip_space(at + 1)
+        if column == _UNKNOWN:
+            at = skip_value(at, last, limit, scratch)
+        else:
+            if seen[column] == stamp:
+                return GIVEN_UP
+            seen[column] = stamp
+            found += 1
+            at, slot, scratch, null = _field(at, last, limit, base, scratch, arena, kinds, column, powers, exact)
+            slots[column, row] = slot
+            valid[column, row] = not null
+        if at == GIVEN_UP:
+            return GIVEN_UP
+        at = skip_space(at)
+        byte = load8(at)
+        at += 1
+        more = byte == _COMMA
+        if more:
+            at = skip_space(at)
+            field += 1
+        elif byte != _CLOSE or at != last + 1:
+            return GIVEN_UP
+    if found < columns:
+        for column in range(columns):
+            if seen[column] != stamp:
+                slots[column, row] = 0
+                valid[column, row] = 0
+    return scratch
+
+
+_READ_ONLY_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+_READ_ONLY_OFFSETS = types.Array(types.int32, 1, "C", readonly=True)
+_WORDS = types.int64[::1]
+_TABLE = types.int64[:, ::1]
+
+
+@kernel(
+    types.int64,
+    types.int64,
+    _READ_ONLY_OFFSETS,
+    _READ_ONLY_BYTES,
+    types.int64,
+    _TABLE,
+    _WORDS,
+    _TABLE,
+    _WORDS,
+    types.float64[::1],
+    types.int64,
+    _TABLE,
+    types.uint8[:, ::1],
+    _WORDS,
+    _WORDS,
+)
+def decode(
+    data: int,
+    size: int,
+    offsets: npt.NDArray[np.int32],
+    missing: npt.NDArray[np.uint8],
+    names: int,
+    table: Words,
+    buckets: Words,
+    kinds: Words,
+    powers: Words,
+    exact: npt.NDArray[np.float64],
+    arena: int,
+    slots: npt.NDArray[np.int64],
+    valid: npt.NDArray[np.uint8],
+    taken: Words,
+    given_up: Words,
+) -> tuple[int, int]:
+    """Reads n records into the first of n rows. Returns how many records were looked at (all, unless too many are given
+    up) and how many rows there are: row i is of the record `taken[i]`; those in `given_up` are the others in turn.
+
+    `data` is the address of the records' bytes, `size` of them, `offsets` (n+1) where each begins, `missing` (n, or
+    none) which have no value. `names` is the address of the columns' names, each with a closing quote and 8 bytes of
+    room; `table` has where a name begins there, its length with the quote, and the next column in its bucket (-1: no
+    more); `buckets` the first of each (BUCKETS). `kinds` has a column's kind, precision and scale. At `arena` there is
+    room for all of the records.
+
+    A slot (columns x n) is the value of a column in a row, by its kind: a number, the bits of a double, milliseconds or
+    days since 1970, the unscaled value of a decimal; of a text its place, from `data` or, if negative, from `arena` on,
+    in bits 32 to 62, and its length in bits 0 to 31. `valid` (columns x n) is 1, or 0 for null.
+    """
+    predicted = np.full(_PREDICTED, _UNKNOWN, np.int64)
+    seen = np.full(len(kinds), -1, np.int64)
+    count, rows, scratch = len(offsets) - 1, 0, arena
+    for record in range(count):
+        begin, end = data + offsets[record], data + offsets[record + 1]
+        after = GIVEN_UP
+        if len(missing) == 0 or missing[record] == 0:
+            after = _record(
+                begin, end, data + size, data, scratch, arena, names, table, buckets, kinds, powers, exact, predicted,
+                seen, record, slots, valid, rows,
+            )  # fmt: skip
+        if after != GIVEN_UP:
+            scratch = after
+            taken[rows] = record
+            rows += 1
+        else:
+            given_up[record - rows] = record
+            if record - rows >= TOLERATED + record // 8:
+                return record + 1, rows
+    return count, rows
+
+
+@kernel(types.int64, types.int64, types.int64, _WORDS, _READ_ONLY_OFFSETS, types.int64)
+def gather(data: int, limit: int, arena: int, slots: Words, offsets: npt.NDArray[np.int32], target: int) -> None:
+    """Copies the texts that these slots name to `target`, each to its offset; there is room for 16 bytes more. `limit`
+    is the end of the records' bytes."""
+    for row in range(len(slots)):
+        slot = slots[row]
+        source = arena + (slot >> 32 & 0x7FFFFFFF) if slot < 0 else data + (slot >> 32)
+        at, end = target + offsets[row], target + offsets[row + 1]
+        while at < end:
+            if source + 16 <= limit or slot < 0:
+                copy16(at, source)
+                at, source = at + 16, source + 16
+            else:
+                store8(at, load8(source))
+                at, source = at + 1, source + 1

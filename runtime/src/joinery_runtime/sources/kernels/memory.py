@@ -1,0 +1,75 @@
+"""What kernels do with memory and words that numba has no name for.
+
+An address is an int64, and so is every word, unsigned ones too: of a mix of signed and unsigned numba makes a double.
+Nothing here is checked: who calls says that the bytes are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_BYTE, _WORD, _TWO_WORDS = ir.IntType(8), ir.IntType(64), ir.IntType(128)
+_NOT_OF_ZERO = ir.Constant(ir.IntType(1), 0)  # whether the result for 0 may be anything
+
+
+def _instruction(name: str, result: Any, arguments: list[Any], emit: Callable[..., Any]) -> Any:
+    """A function that kernels can call; `emit(builder, *values)` writes what it does."""
+
+    def written(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        value = emit(builder, *values)
+        return context.get_dummy_value() if result is types.none else value
+
+    def one(_typing: Any, _a: Any) -> Any:
+        return result(*arguments), written
+
+    def two(_typing: Any, _a: Any, _b: Any) -> Any:
+        return result(*arguments), written
+
+    typed = one if len(arguments) == 1 else two
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+def _pointer(builder: Any, address: Any, to: Any) -> Any:
+    return builder.inttoptr(address, to.as_pointer())
+
+
+def _high_product(builder: Any, a: Any, b: Any) -> Any:
+    product = builder.mul(builder.zext(a, _TWO_WORDS), builder.zext(b, _TWO_WORDS))
+    return builder.trunc(builder.lshr(product, ir.Constant(_TWO_WORDS, 64)), _WORD)
+
+
+def _copy16(builder: Any, target: Any, source: Any) -> None:
+    both = builder.load(_pointer(builder, source, _TWO_WORDS), align=1)
+    builder.store(both, _pointer(builder, target, _TWO_WORDS), align=1)
+
+
+_word = types.int64
+
+load8 = _instruction("load8", _word, [_word], lambda b, at: b.zext(b.load(_pointer(b, at, _BYTE)), _WORD))
+"""load8(address): the byte there, 0 to 255."""
+load64 = _instruction("load64", _word, [_word], lambda b, at: b.load(_pointer(b, at, _WORD), align=1))
+"""load64(address): the 8 bytes from there on as one word, the first one lowest; aligned or not."""
+store8 = _instruction(
+    "store8", types.none, [_word, _word], lambda b, at, byte: b.store(b.trunc(byte, _BYTE), _pointer(b, at, _BYTE))
+)
+"""store8(address, byte): the lowest 8 bits."""
+copy16 = _instruction("copy16", types.none, [_word, _word], _copy16)
+"""copy16(target, source): 16 bytes; aligned or not."""
+zeros_below = _instruction("zeros_below", _word, [_word], lambda b, word: b.cttz(word, _NOT_OF_ZERO))
+"""zeros_below(word): bits below the lowest one that is set; 64 where none is."""
+zeros_above = _instruction("zeros_above", _word, [_word], lambda b, word: b.ctlz(word, _NOT_OF_ZERO))
+"""zeros_above(word): bits above the highest one that is set; 64 where none is."""
+shift_right = _instruction("shift_right", _word, [_word, _word], lambda b, word, bits: b.lshr(word, bits))
+"""shift_right(word, bits): of an unsigned word, by 0 to 63 bits."""
+high_product = _instruction("high_product", _word, [_word, _word], _high_product)
+"""high_product(a, b): the upper 64 of the 128 bits of the product of unsigned words."""
+is_below = _instruction("is_below", types.boolean, [_word, _word], lambda b, x, y: b.icmp_unsigned("<", x, y))
+"""is_below(a, b): whether a < b, as unsigned words."""
+bits_of = _instruction("bits_of", _word, [types.float64], lambda b, number: b.bitcast(number, _WORD))
+"""bits_of(number): a double's 64 bits."""
