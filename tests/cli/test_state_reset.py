@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -276,6 +277,34 @@ def test_the_plan_of_the_first_epoch_can_be_given_up(
     assert (after.plan, after.epoch) == (None, 1)
     reset = InputState.from_bytes("orders", after.offsets["orders"])
     assert reset.positions == {PartitionRef("orders", topic, partition): 0 for partition in (0, 1)}
+
+
+@pytest.mark.services
+def test_a_plan_is_dropped_alone_whatever_the_inputs_are(
+    joinery: Joinery, written: Path, store: PostgresStore, started: JobRecord
+) -> None:
+    """Also of a job of files, whose inputs have no offsets to set."""
+    written.write_text(
+        re.sub(r"kafka:\n( +)bootstrapServers: \S+\n +topic: \S+", r"file: {path: x.jsonl}", written.read_text())
+    )
+    command = ("state", "reset", written, "--drop-planned")
+    assert joinery(*command).out.splitlines()[-1] == "Nothing to change: no epoch is planned."
+    store.write_plan(JOB, started.generation, {"epoch": 2}, DEFINITION)
+    before = store.record(JOB)
+    dry = joinery(*command, "--dry-run")
+    assert dry.out.splitlines() == [
+        "The plan of epoch 2 is dropped: rows of it may repeat in a Kafka output.",
+        "Dry run: nothing was changed.",
+    ]
+    assert store.record(JOB) == before
+    ended = joinery(*command)
+    assert (ended.code, ended.err) == (0, "")
+    record = store.record(JOB)
+    assert record is not None
+    assert before is not None
+    assert (record.plan, record.offsets) == (None, before.offsets)
+    with pytest.raises(Fenced):
+        store.commit(JOB, started.generation, commit_of(2))
 
 
 @pytest.mark.services

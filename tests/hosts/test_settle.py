@@ -12,7 +12,9 @@ from joinery_runtime.errors import AggregateError, ExpressionError, JoineryError
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.stores import OpenStore
 from joinery_runtime.job import Job, parse_job
+from joinery_runtime.job.definition import definition
 from joinery_runtime.state.memory import MemoryStore
+from joinery_runtime.state.store import Standing
 
 JOB = """
 apiVersion: joinery.dev/v1alpha1
@@ -42,6 +44,7 @@ def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryE
     store = MemoryStore()
     generation = store.acquire("visits").generation
     store.write_plan("visits", generation, {"epoch": 1}, {})
+    store.claim("visits", Standing(generation, 0, 1), "0", "an attempt", None)
     known = store.record("visits")
     assert known is not None
     listener, stop = JobListener(print, print, print), Event()
@@ -52,3 +55,44 @@ def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryE
     assert "sum(amount)" in caught.value.facts
     assert "--drop-planned" in caught.value.todo
     assert type(caught.value) is (kind if kind is not RecordError else JoineryError)
+
+
+def _edited(store: MemoryStore, said: list[str]) -> tuple[_JobRun, list[bool]]:
+    went: list[bool] = []
+
+    class Going(_JobRun):
+        def go(self, referring: Job, *, settle: bool) -> None:
+            went.append(settle)
+
+    listener, stop = JobListener(print, print, print), Event()
+    caller = _Caller(listener, stop, Outages(listener, stop), said.append, None)
+    return Going(OpenStore(store, None), ExitStack(), None, caller), went
+
+
+def test_a_first_plan_is_made_anew_when_the_job_is_edited() -> None:
+    """What failed at the first start fails in its plan, whatever is edited."""
+    store, said = MemoryStore(), list[str]()
+    planned = store.acquire("visits").generation
+    before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
+    store.write_plan("visits", planned, {"epoch": 1}, before)
+    run, went = _edited(store, said)
+    run.start(parse_job(JOB, "visits.yaml"))
+    record = store.record("visits")
+    assert record is not None
+    assert record.plan is None
+    assert record.generation > planned
+    assert went == [False]
+    assert said == ["Job visits was edited before it has committed anything: its first epoch is planned anew"]
+
+
+def test_a_first_plan_stays_when_an_attempt_may_have_written_rows() -> None:
+    store, said = MemoryStore(), list[str]()
+    generation = store.acquire("visits").generation
+    before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
+    store.write_plan("visits", generation, {"epoch": 1}, before)
+    store.claim("visits", Standing(generation, 0, 1), "0", "an attempt", None)
+    run, went = _edited(store, said)
+    run.start(parse_job(JOB, "visits.yaml"))
+    assert went == [True, False]
+    assert store.record("visits").plan is not None  # type: ignore[union-attr]
+    assert said == []

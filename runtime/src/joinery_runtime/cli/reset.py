@@ -18,6 +18,8 @@ from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.state.store import JobRecord, Standing
 
+DONE = "Done. A driver that was running has been fenced: it ends. Start the job to go on from here."
+
 
 def reset_command(
     job: Job, name: str, target: Target, *, dry_run: bool, drop_planned: bool, say: Callable[[str], None]
@@ -38,7 +40,7 @@ def reset_command(
         if record.plan is not None and not drop_planned:
             raise planned_refusal(record)
         if record.plan is not None:
-            say(f"The plan of epoch {record.epoch + 1} is dropped: rows of it may repeat in a Kafka output.")
+            say(_plan_dropped(record))
         elif reset.state == state:
             say("Nothing to change.")
             return
@@ -48,7 +50,24 @@ def reset_command(
             expected = Standing(record.generation, record.epoch, None if record.plan is None else record.epoch + 1)
             states = {name: reset.state.to_bytes()}
             opened.store.reset_offsets(record.job, states, expected=expected, drop_plan=drop_planned)
-            say("Done. A driver that was running has been fenced: it ends. Start the job to go on from here.")
+            say(DONE)
+
+
+def drop_plan_command(job: Job, *, dry_run: bool, say: Callable[[str], None]) -> None:
+    """Drops the pending plan and changes nothing else, unless `dry_run`. Raises JoineryError."""
+    job = durable(job)
+    with open_store(job, say) as opened:
+        record = known(job, opened.store)
+        if record.plan is None:
+            say("Nothing to change: no epoch is planned.")
+            return
+        say(_plan_dropped(record))
+        if dry_run:
+            say("Dry run: nothing was changed.")
+            return
+        expected = Standing(record.generation, record.epoch, record.epoch + 1)
+        opened.store.reset_offsets(record.job, {}, expected=expected, drop_plan=True)
+        say(DONE)
 
 
 def _kafka_input(job: Job, name: str) -> KafkaInput:
@@ -62,7 +81,8 @@ def _kafka_input(job: Job, name: str) -> KafkaInput:
         raise JoineryError(
             f"Input {name} of job {job.name} is a file",
             facts="only the offsets of Kafka inputs can be reset",
-            todo="To read it again, start the job with new state",
+            todo="To read it again, start the job with new state. To give a planned epoch up, write --drop-planned "
+            "without --input",
         )
     return kafka
 
@@ -101,6 +121,10 @@ def _input_state(record: JobRecord, name: str, *, drop_planned: bool) -> InputSt
         facts=f"its newest epoch is {record.epoch}",
         todo=todo,
     )
+
+
+def _plan_dropped(record: JobRecord) -> str:
+    return f"The plan of epoch {record.epoch + 1} is dropped: rows of it may repeat in a Kafka output."
 
 
 def planned_refusal(record: JobRecord) -> JoineryError:

@@ -37,7 +37,7 @@ def reset(
     drop_planned: Flag = False,
 ) -> None:
     """Sets where a Kafka input is read on from, and says per partition what is read again or skipped; or brings
-    watermarks down.
+    watermarks down; or, with --drop-planned alone, only gives the planned epoch up.
 
     A running driver is fenced. The state stays as it is.
 
@@ -58,17 +58,21 @@ def reset(
     drop_planned
         Drop an epoch that is planned and not committed: rows of it may repeat in a Kafka output.
     """
-    from joinery_runtime.cli.reset import reset_command  # noqa: PLC0415
+    from joinery_runtime.cli.reset import drop_plan_command, reset_command  # noqa: PLC0415
     from joinery_runtime.cli.reset_target import parse_target  # noqa: PLC0415
     from joinery_runtime.cli.reset_watermark import reset_watermark_command  # noqa: PLC0415
 
     if watermark is not None and (name, to, to_time, to_offset) == (None, None, None, ()):
         reset_watermark_command(load(job_file), watermark, dry_run=dry_run, drop_planned=drop_planned, say=say)
         return
+    if drop_planned and (name, to, to_time, to_offset, watermark) == (None, None, None, (), None):
+        drop_plan_command(load(job_file), dry_run=dry_run, say=say)
+        return
     if watermark is not None or name is None:
         raise JoineryError(
             "It is not clear what is to be reset",
-            todo="Give --input with one of --to, --to-time and --to-offset, or --watermark [INPUT=]TIME alone",
+            todo="Give --input with one of --to, --to-time and --to-offset, or --watermark [INPUT=]TIME alone, or "
+            "--drop-planned alone",
         )
     target = parse_target(to, to_time, to_offset)
     reset_command(load(job_file), name, target, dry_run=dry_run, drop_planned=drop_planned, say=say)

@@ -44,7 +44,7 @@ from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import planner_for
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import JobRecord
+from joinery_runtime.state.store import JobRecord, Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class _JobRun:
             # Before anything of the driver that may run is touched.
             who = identity(job, compile_job(job), self._caller.warn)
             compare_with_state(who, known)
-            if known.definition is not None and not who.defines(known):
+            if known.definition is not None and not who.defines(known) and not self._gave_up(known):
                 self.settle(under_definition(job, known.definition), known)
         if not self._caller.stop.is_set():
             self.go(job, settle=False)
@@ -127,6 +127,21 @@ class _JobRun:
                 todo="Mend that, or undo the edit. To give the planned epoch up, run `joinery state reset` with "
                 "--drop-planned; those of its rows that are in Kafka already will repeat",
             ) from error
+
+    def _gave_up(self, known: JobRecord) -> bool:
+        """Whether the planned epoch was dropped: the first of a job that has committed nothing, of which no row that
+        must come once can be visible. What failed at the first start would fail in it again, whatever is edited."""
+        if next_action(known) is not Action.REPLAY or known.offsets or self.store.newest_epoch(known.job) is not None:
+            return False
+        record = self.store.acquire(known.job)  # from now on, no older attempt claims a part of the output
+        if self.store.claims(known.job):
+            return False
+        expected = Standing(record.generation, record.epoch, record.epoch + 1)
+        self.store.reset_offsets(known.job, {}, expected=expected, drop_plan=True)
+        self._caller.warn(
+            f"Job {known.job} was edited before it has committed anything: its first epoch is planned anew"
+        )
+        return True
 
     def _publish(self, earlier: Job) -> None:
         earlier = with_secrets(earlier)
