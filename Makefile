@@ -34,6 +34,7 @@ $(STAMP): requirements/dev.txt requirements/uv.txt $(PROJECTS:%=%/pyproject.toml
 	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python requirements/dev.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(PROJECTS:%=-e ./%)
 	@$(BIN)/python -m joinery_devkit.environment
+	@$(BIN)/python -m joinery_runtime.hosts.class_archive
 	@touch $@
 
 # Else the first process of each test would compile them, or wait for one that does.

@@ -35,6 +35,9 @@ settings.register_profile(
 settings.register_profile("dev", deadline=None, max_examples=examples(100))
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+# Small jobs would end in the driver, before Spark is there. Tests of what the driver does meanwhile unset it.
+os.environ["JOINERY_WAIT_FOR_SPARK"] = "1"
+
 # With the newer group protocol the broker says how often members hear of a rebalance (5 s by default).
 PROMPT = {f"group.consumer.{limit}heartbeat.interval.ms": "500" for limit in ("min.", "")}
 

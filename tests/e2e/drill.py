@@ -1,6 +1,8 @@
 """A drill: drivers of one job that die one after another, by SIGKILL at a named point of the epoch, while records
 arrive; and after them executors and Python workers of one that goes on.
 
+Every other driver dies in an epoch that it runs by itself, since Spark has not started yet.
+
 A module is one drill, in the order of its tests: one for each death, one for the tasks' processes, and a last one that
 judges all that came out. `make soak` (JOINERY_KILLS=3) has each driver die at every point so many times, on a cluster.
 """
@@ -63,23 +65,28 @@ class Drill:
     def last(self) -> Run:
         return self.runs[-1]
 
-    def start(self, shards: int, master: str = LOCAL, fault: str | None = None) -> Run:
-        run = Run.start(self.job(self.path, shards), master, {"JOINERY_FAULT": fault} if fault else None)
+    def start(self, shards: int, master: str = LOCAL, fault: str | None = None, *, alone: bool = False) -> Run:
+        """`alone`: the driver runs epochs by itself until Spark has started."""
+        environment = {"JOINERY_FAULT": fault} if fault else {}
+        environment |= {"JOINERY_WAIT_FOR_SPARK": ""} if alone else {}
+        run = Run.start(self.job(self.path, shards), master, environment)
         self.runs.append(run)
         return run
 
     def kill_at(self, point: str, master: str = LOCAL) -> None:
         before = self.log.committed()
         shards = (4, 1, 3, 7)[len(self.died) % 4]
-        run = self.start(shards, master, f"{point}@{before + EPOCHS_BEFORE_A_KILL}")
+        alone = master == LOCAL and len(self.died) % 2 == 0
+        run = self.start(shards, master, f"{point}@{before + EPOCHS_BEFORE_A_KILL}", alone=alone)
         assert run.wait() == -signal.SIGKILL, run.last_words
         self._check_replay(run)
         assert self.log.committed() >= before + EPOCHS_BEFORE_A_KILL - 1, "the driver died where it was told to"
         self.died.append(point)
 
     def kill_tasks(self, times: int, master: str = LOCAL) -> None:
-        """Python workers of a driver that goes on; on a cluster executors and Python workers in turn."""
-        run, choose = self.start(5, master), random.Random(7)
+        """Python workers of a driver that goes on; on a cluster executors and Python workers in turn. Its first epochs
+        are its own, then Spark takes over."""
+        run, choose = self.start(5, master, alone=True), random.Random(7)
         kinds = [run.executors, run.python_workers] if master == CLUSTER else [run.python_workers]
         for number in range(times):
             run.wait_for_more_epochs(3)

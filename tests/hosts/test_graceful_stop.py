@@ -33,13 +33,19 @@ def unbounded(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> tu
 
 
 @pytest.mark.parametrize(
-    "how", ["SIGTERM to the driver", pytest.param("Ctrl-C to everybody in the terminal", marks=pytest.mark.slow)]
+    "how",
+    [
+        "SIGTERM to the driver",
+        "SIGTERM while Spark starts",
+        pytest.param("Ctrl-C to everybody in the terminal", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_the_job_in_order(
     unbounded: tuple[Job, Path], postgres_dsn: str, how: str, tmp_path: Path
 ) -> None:
     job, path = unbounded
     command = [sys.executable, "-c", "from joinery_runtime.cli import main; main()", "run", str(path)]
+    environment = os.environ | ({"JOINERY_WAIT_FOR_SPARK": ""} if how == "SIGTERM while Spark starts" else {})
     log = tmp_path / "stderr"
     with log.open("w") as stderr:
         driver = subprocess.Popen(
@@ -48,15 +54,16 @@ def test_a_signal_ends_the_job_in_order(
             stderr=stderr,
             text=True,
             start_new_session=True,
+            env=environment,
         )
     with driver:
         try:
             lines = _events(driver)
             last = _feed_until_epochs(job, lines, 3)
-            if how == "SIGTERM to the driver":
-                driver.terminate()
-            else:
+            if how == "Ctrl-C to everybody in the terminal":
                 os.killpg(driver.pid, signal.SIGINT)
+            else:
+                driver.terminate()
             events = [last, *lines]
             assert driver.wait(60) == 0, log.read_text()
         finally:

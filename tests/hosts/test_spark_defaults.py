@@ -46,7 +46,7 @@ def test_a_context_takes_each_setting_from_who_has_the_say(tmp_path: Path) -> No
         "spark.master": "local[2]",
         "spark.locality.wait": "7s",
         "spark.executorEnv.OMP_NUM_THREADS": "2",
-        "spark.executorEnv.POLARS_MAX_THREADS": "1",
+        "spark.executorEnv.ARROW_IO_THREADS": "1",
         "spark.mine": "job",
         "spark.theirs": "file",
         "spark.task.maxFailures": "7",

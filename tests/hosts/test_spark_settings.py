@@ -176,13 +176,15 @@ def test_no_secret_is_an_argument_of_the_jvm(start: Start) -> None:
 @pytest.mark.parametrize(
     ("master", "address", "page"),
     [
-        ("local[2]", "127.0.0.1", None),
-        ("local-cluster[2,1,1024]", "127.0.0.1", None),
+        ("local[2]", "127.0.0.1", "false"),
+        ("local-cluster[2,1,1024]", "127.0.0.1", "false"),
         ("spark://there:7077", None, "false"),
         ("k8s://https://there:443", None, None),  # the operator sets the pod's address
     ],
 )
-def test_sparks_page_is_for_this_machine_only(start: Start, master: str, address: str | None, page: str | None) -> None:
+def test_sparks_page_is_off_or_for_this_machine_only(
+    start: Start, master: str, address: str | None, page: str | None
+) -> None:
     os.environ.pop("SPARK_LOCAL_IP", None)
     settings = start({SECRET: "s"}, master)
     assert (os.environ.get("SPARK_LOCAL_IP"), settings.get("spark.ui.enabled")) == (address, page)

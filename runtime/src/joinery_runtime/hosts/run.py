@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
 from typing import cast
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, DriverParts
+from joinery_runtime.engine.driver import Driver, DriverParts, Host
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import compare_with_state
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
@@ -29,10 +30,11 @@ from joinery_runtime.errors import (
     SourceError,
     Unavailable,
 )
+from joinery_runtime.hosts.first_epochs import FirstEpochs, Start, host_here, may_run_here
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
-from joinery_runtime.hosts.spark import SparkHost, start_context, stop_context
+from joinery_runtime.hosts.spark import SparkHost, master_of, start_context, stop_context
 from joinery_runtime.hosts.spark_security import application_secret
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.status import Board
@@ -170,9 +172,7 @@ class _JobRun:
             output = _prepared(stack, sink_for(job, self._address), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
             dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
-            context = self._spark(job)
-            build = self._builder(referring, context, stack)
-            host = SparkHost(context, WorkerSetup(build.digest, build, len(pipeline.steps)), job.name)
+            host = self._host(referring, job, len(pipeline.steps), stack)
             parts = DriverParts(self.store, planner, host, output, dead)
             if stop.is_set():
                 return
@@ -186,6 +186,35 @@ class _JobRun:
                     self._caller.outages,
                     settle=settle,
                 )
+
+    def _host(self, referring: Job, job: Job, steps: int, stack: ExitStack) -> Host:
+        def on_spark() -> SparkHost:
+            context = self._spark(job)
+            build = self._builder(referring, context, stack)
+            return SparkHost(context, WorkerSetup(build.digest, build, steps), job.name)
+
+        def warm_on_spark() -> Host:
+            host = on_spark()
+            if not over.is_set():
+                host.warm()
+            return host
+
+        def end_start() -> None:
+            over.set()
+            if self._context is not None:
+                with suppress(Py4JError, ConnectionError):
+                    self._context.cancelAllJobs()
+            start.join()
+
+        if self._context is not None or not may_run_here(master_of(job.spec.spark.conf, self._master)):
+            return on_spark()
+        over = Event()
+        # In another thread, to which what is open belongs too until it has ended.
+        start = Start(warm_on_spark)
+        stack.callback(end_start)
+        first = FirstEpochs(lambda: host_here(_with_store(job, self._address), self.store, self._address), start)
+        stack.callback(first.close)
+        return first
 
     def _builder(self, job: Job, context: SparkContext, stack: ExitStack) -> WorkerBuilder:
         """What is sent to workers: no secrets, only where those are."""

@@ -27,15 +27,17 @@ from pyspark.errors import PySparkException
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
+from joinery_runtime.hosts.class_archive import java_options
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
+    is_local,
     on_this_machine,
     only_in_context,
     page_defaults,
     security_defaults,
 )
-from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup
+from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup, process_for
 
 # A task's threads give the parallelism: libraries that start threads of their own for each of them only get slower. Not
 # so polars, whose threads are of the whole process: with one, all tasks' calls would wait for each other.
@@ -57,7 +59,7 @@ DEFAULT_CONF = {
     "spark.executor.defaultJavaOptions": _JIT,
 }
 
-_IN_THE_DRIVER = ("local[", "local ")  # masters whose only executor is the driver's JVM
+_ALONE = "local[*,4]"  # where nobody names a master: a task is tried four times as on a cluster
 
 _LOG = Path(__file__).with_name("log4j2.properties")
 
@@ -78,6 +80,13 @@ class SparkHost:
             return whole[0]
         (read,) = (result for result in results if isinstance(result, ReadSummary))
         return outcome(read, results, self._setup.steps, work.plan.shards)
+
+    def warm(self) -> None:
+        """Has a process of each executor build its worker, so that the first epoch does not wait for that. What goes
+        wrong with it, the first epoch meets too, and says."""
+        setup, executors = self._setup, _executors(self._context)
+        with suppress(Py4JError, ConnectionError):
+            self._context.parallelize(range(executors), executors).foreach(lambda _: process_for(setup, 1))
 
     def _results(self, work: EpochWork) -> list[object]:
         try:
@@ -108,7 +117,7 @@ def _to_peer(peer: int) -> int:
 def peers_of(context: SparkContext, work: EpochWork) -> Peers:
     """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do."""
     cores = context.defaultParallelism
-    executors = 1 if (context.master + " ").startswith(_IN_THE_DRIVER) else max(1, _executors(context))
+    executors = _executors(context)
     each = math.ceil(cores / executors)
     processes = math.ceil(each / MAX_THREADS)
     count = min(executors * processes, max(work.plan.shards, len(work.plan.ranges)))
@@ -116,8 +125,10 @@ def peers_of(context: SparkContext, work: EpochWork) -> Peers:
 
 
 def _executors(context: SparkContext) -> int:
+    if is_local(context.master):
+        return 1  # the driver's JVM
     status: Any = context._jsc.sc()
-    return int(status.getExecutorMemoryStatus().size()) - 1  # the driver is listed too
+    return max(1, int(status.getExecutorMemoryStatus().size()) - 1)  # the driver is listed too
 
 
 def _cause(error: Exception) -> str:
@@ -147,9 +158,19 @@ def _todo(error: Exception) -> str:
     return "Nothing of it was committed; the next start replays it"
 
 
+def master_of(conf: Mapping[str, str], master: str | None) -> str:
+    """The master that `start_context` will take; "" where spark-submit has named it."""
+    if master is not None:
+        return master
+    named = conf.get("spark.master")
+    if named is None and not _submitted():
+        named = conf_file().get("spark.master", _ALONE)
+    return named or ""
+
+
 def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkContext:
     """A context with the job's own `spark.conf` over what spark-submit or `spark-defaults.conf` set, and our defaults
-    under all of them. Without any master it is `local[*]`, where a task is tried four times as on a cluster."""
+    under all of them."""
     if _submitted():
         SparkContext._ensure_initialized()  # then a SparkConf has what spark-submit set
     settings = SparkConf().setAppName(name)
@@ -191,9 +212,9 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
     if not _submitted():
         logging = f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
-        defaults["spark.driver.defaultJavaOptions"] = f"{_JIT} {logging}"
+        defaults["spark.driver.defaultJavaOptions"] = " ".join(filter(None, (_JIT, java_options(), logging)))
         if not master:
-            defaults["spark.master"] = master = "local[*,4]"
+            defaults["spark.master"] = master = _ALONE
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
     return defaults | page_defaults(master) | security_defaults(master, named)

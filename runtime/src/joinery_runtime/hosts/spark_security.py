@@ -61,10 +61,9 @@ def security_defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
 
 
 def page_defaults(master: str) -> dict[str, str]:
-    """Settings of Spark's own page. It listens on the address in SPARK_LOCAL_IP, else on all of them: where executors
-    of other machines have to reach the driver, that can be no loopback address, and the page is off until it is asked
-    for. In a pod the operator sets the address."""
-    return {} if on_this_machine(master) or master.startswith("k8s://") else {"spark.ui.enabled": "false"}
+    """Settings of Spark's own page, which is off until it is asked for: it takes time to start, and listens on the
+    address in SPARK_LOCAL_IP, else on all of them. In a pod the operator sets the address."""
+    return {} if master.startswith("k8s://") else {"spark.ui.enabled": "false"}
 
 
 def environment_defaults(master: str) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,11 +51,27 @@ class WorkerBuilder:
         return worker_of(job, address.connect(), address, cache)
 
 
-def worker_of(job: Job, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path) -> Worker:
+@contextmanager
+def worker_here(job: Job, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path) -> Iterator[Worker]:
+    """A worker for a while, as `worker_of` makes one: in the end its readers are closed."""
+    inputs = _Inputs(job)
+    try:
+        yield worker_of(job, store, tables, cache, inputs)
+    finally:
+        inputs.close()
+
+
+def worker_of(
+    job: Job,
+    store: TaskStore,
+    tables: PostgresStoreAddress | None,
+    cache: Path,
+    inputs: _Inputs | None = None,
+) -> Worker:
     """A worker of a job that has its secrets. `tables` is where output tables are, None where there can be none."""
     output, dead_letters = sink_for(job, tables), dead_letter_sink(job)
     dead_writer = None if dead_letters is None else dead_letters.writer()
-    parts = WorkerParts(job.name, compile_job(job), _Inputs(job), store, output.writer(), dead_writer, cache)
+    parts = WorkerParts(job.name, compile_job(job), inputs or _Inputs(job), store, output.writer(), dead_writer, cache)
     return Worker(replace(parts, cache_bytes=cache_bytes()))
 
 
@@ -87,3 +105,7 @@ class _Inputs:
         if (name, lane) not in self._decoders:
             self._decoders[name, lane] = decoder_for(self._sides[name])
         return self._decoders[name, lane]
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()

@@ -237,6 +237,13 @@ class Producers:
         if dropped is not None:
             dropped.close()
 
+    def close_idle(self) -> None:
+        """Ends their threads and connections. Their ids are nobody's then: the next producer has one of its own."""
+        with self._lock:
+            dropped, self._idle = self._idle, []
+        for _, producer in dropped:
+            producer.close()
+
 
 def _key(target: KafkaTarget, job: str) -> str:
     return repr((job, sorted(target.client_settings().items())))

@@ -1,0 +1,177 @@
+"""Epochs of a driver whose Spark is still on its way: here, then there; what is open here is closed in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import cast
+
+import pytest
+
+from joinery_runtime.engine.driver import Host
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.errors import EnvironmentProblem, JoineryError, RecordError, Superseded
+from joinery_runtime.hosts import worker_builder
+from joinery_runtime.hosts.first_epochs import WAIT_FOR_SPARK, FirstEpochs, Start, host_here, may_run_here
+from joinery_runtime.job import parse_job
+from joinery_runtime.sinks.kafka_producers import PRODUCERS, OwningProducer
+from joinery_runtime.sinks.kafka_target import KafkaTarget
+from joinery_runtime.state.memory import MemoryStore
+
+DONE = EpochOutcome(ReadSummary(()), {})
+
+
+def work(epoch: int) -> EpochWork:
+    return EpochWork(1, EpochPlan(epoch, 1, (), {}), ())
+
+
+class Scene:
+    """A host here, and one of Spark's that is there once `spark_starts` was called. `seen` is what happened."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.here_raises: Exception | None = None
+        self._released, self._fails = Event(), list[Exception]()
+        self._start: Start[Host] = Start(self._spark)
+        self.host = FirstEpochs(self._here, self._start)
+
+    def spark_starts(self, fails: Exception | None = None) -> None:
+        self.spark_is_starting(fails)
+        self._start.join()
+
+    def spark_is_starting(self, fails: Exception | None = None) -> None:
+        self._fails += [fails] if fails is not None else []
+        self._released.set()
+
+    def _spark(self) -> Host:
+        self._released.wait()
+        for error in self._fails:
+            raise error
+        return Recorded("spark", self, lambda: None)
+
+    @contextmanager
+    def _here(self) -> Iterator[Host]:
+        self.seen.append("opened")
+        yield Recorded("here", self, lambda: self.here_raises)
+        self.seen.append("closed")
+
+
+class Recorded:
+    def __init__(self, name: str, scene: Scene, raises: Callable[[], Exception | None]) -> None:
+        self._name, self._scene, self._raises = name, scene, raises
+
+    def run(self, work: EpochWork) -> EpochOutcome:
+        self._scene.seen.append(f"{self._name} {work.plan.epoch}")
+        error = self._raises()
+        if error is not None:
+            raise error
+        return DONE
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.spark_starts()
+
+
+def test_epochs_are_run_here_until_spark_is_there_and_then_nothing_is_open_here(scene: Scene) -> None:
+    assert [scene.host.run(work(1)), scene.host.run(work(2))] == [DONE, DONE]
+    scene.spark_starts()
+    assert scene.host.run(work(3)) is DONE
+    scene.host.close()
+    assert scene.seen == ["opened", "here 1", "here 2", "closed", "spark 3"]
+
+
+def test_nothing_is_opened_here_where_spark_is_first(scene: Scene) -> None:
+    scene.spark_starts()
+    scene.host.run(work(1))
+    assert scene.seen == ["spark 1"]
+
+
+def test_a_job_that_ends_before_closes_what_is_open(scene: Scene) -> None:
+    scene.host.run(work(1))
+    scene.host.close()
+    assert scene.seen == ["opened", "here 1", "closed"]
+
+
+def test_the_next_epoch_says_why_spark_does_not_start(scene: Scene) -> None:
+    scene.host.run(work(1))
+    scene.spark_starts(EnvironmentProblem("Spark needs Java"))
+    for _ in range(2):
+        with pytest.raises(EnvironmentProblem, match="Spark needs Java"):
+            scene.host.run(work(2))
+
+
+def test_what_another_attempt_took_over_spark_runs_again(scene: Scene) -> None:
+    scene.here_raises = Superseded("another attempt took over")
+    scene.spark_is_starting()
+    assert scene.host.run(work(1)) is DONE
+    assert scene.seen[-1] == "spark 1"
+
+
+def test_errors_arrive_as_they_do_from_spark(scene: Scene) -> None:
+    scene.here_raises = ours = RecordError("what happened")
+    with pytest.raises(RecordError) as raised:
+        scene.host.run(work(1))
+    assert raised.value is ours
+    scene.here_raises = ValueError("no such thing")
+    with pytest.raises(JoineryError, match=r"Epoch 2 failed in the driver: ValueError: no such thing\. Nothing of it"):
+        scene.host.run(work(2))
+
+
+@pytest.mark.parametrize(
+    ("master", "here"),
+    [("local[*,4]", True), ("local-cluster[2,1,1024]", True), ("spark://there:7077", False), ("k8s://there", False)],
+)
+def test_only_a_spark_on_this_machine_is_started_meanwhile(
+    master: str, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
+    assert may_run_here(master) is here
+    monkeypatch.setenv(WAIT_FOR_SPARK, "1")
+    assert not may_run_here(master)
+
+
+JOB = """
+apiVersion: joinery.dev/v1alpha1
+kind: SessionWindow
+metadata: {name: visits}
+spec:
+  input:
+    name: clicks
+    file: {path: clicks.jsonl}
+    format: json
+    schema: [{name: user, type: string}, {name: ts, type: timestamp}]
+    eventTime: ts
+  groupBy: [user]
+  gap: 30s
+  maxDuration: 1h
+  output: {file: {path: out}}
+"""
+
+
+class Closing:
+    """A reader, or a producer."""
+
+    def __init__(self, closed: list[str], name: str) -> None:
+        self._closed, self._name = closed, name
+
+    def close(self) -> None:
+        self._closed.append(self._name)
+
+
+def test_the_driver_lets_go_of_readers_and_producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    target = KafkaTarget("out", "broker:9092")
+    monkeypatch.setattr(worker_builder, "reader_for", lambda _: Closing(closed, "reader"))
+    with worker_builder.worker_here(parse_job(JOB, "job.yaml"), MemoryStore(), None, tmp_path) as worker:
+        worker._parts.inputs.reader("clicks", 0)
+    assert closed == ["reader"]
+    with host_here(parse_job(JOB, "job.yaml"), MemoryStore(), None):
+        PRODUCERS.put(target, "visits", cast(OwningProducer, Closing(closed, "producer")))
+    assert closed == ["reader", "producer"]
+    assert PRODUCERS.take(target, "visits") is None
