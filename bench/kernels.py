@@ -15,9 +15,14 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from topics import TOPICS, Workload
 
+from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.core.table.blob import from_blob, to_blob
+from joinery_runtime.core.table.segment import Run, encode
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.json_compiled import JsonKernel
 from joinery_runtime.sources.json_judge import JsonJudge
@@ -42,7 +47,31 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
     return {name: lambda each=each: [each(batch) for batch in batches] for name, each in decoders.items()}
 
 
-STAGES: dict[str, Callable[[], Variants]] = {
+def segment(topic: str, schema: pa.Schema, *, written: bool) -> Variants:
+    """A run of RECORDS rows into the bytes of a segment, or back: as version 1 stores it, and packed."""
+    values = pa.array(list(TOPICS[topic](Workload(RECORDS, 1))), pa.binary())
+    (rows,) = JsonJudge(schema).decode(values).rows.combine_chunks().to_batches()
+    stored = tuple(name for name in schema.names if name != "ts")
+    intake = Intake(schema, "ts", ("order_id",), stored)
+    run = Run.sort(prepare(intake, rows, 0, np.arange(RECORDS)).rows).batch
+    if written:
+        return {"version 1": lambda: void(encode(run)), "packed": lambda: void(to_blob(run, intake.keys))}
+    plain, packed = encode(run), to_blob(run, intake.keys)
+    return {"version 1": lambda: void(from_blob(plain)), "packed": lambda: void(from_blob(packed))}
+
+
+def void(_: object) -> None:
+    """What a stage makes is thrown away."""
+
+
+SEGMENTS: dict[str, Callable[[], Variants]] = {
+    f"{name} a segment of {topic}": lambda topic=topic, schema=schema, written=written: segment(
+        topic, schema, written=written
+    )
+    for topic, schema in (("orders", ORDERS), ("payments", PAYMENTS))
+    for name, written in (("write", True), ("read", False))
+}
+STAGES: dict[str, Callable[[], Variants]] = SEGMENTS | {
     f"decode {topic}, batches of {records}": lambda topic=topic, schema=schema, records=records: decode(
         topic, schema, records
     )

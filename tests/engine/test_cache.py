@@ -61,6 +61,7 @@ def test_a_segment_whose_hashes_come_out_differently_is_refused(tmp_path: Path) 
     meta = add(store, "left/1-1-0-a/0", 1, [3, 1, 2])
     with pytest.raises(StateError, match=r"left/1-1-0-a/0 of job job .*: hashes 1 to 3, where 1 to 4 were noted"):
         cache.get([replace(meta, hash_max=4)])
+    assert list(tmp_path.iterdir()) == [], "or another process would map it"
 
 
 def test_what_is_not_live_goes_but_not_what_the_running_epoch_stages(tmp_path: Path) -> None:

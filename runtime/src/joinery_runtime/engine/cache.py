@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from joinery_runtime.core.table.blob import from_blob
+from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.errors import StateError
@@ -63,18 +64,19 @@ class SegmentCache:
         missing = {s.key: s for s in segments if s.key not in self._open and not self._map(s.key, s.epoch)}
         if missing:
             for key, blob in self._store.read_segments(self._job, missing).items():
-                self.put(key, missing[key].epoch, from_blob(blob, self._hasher))
-                self._check(missing[key])
+                rows = from_blob(blob, self._hasher)
+                self._check(missing[key], rows)
+                self.put(key, missing[key].epoch, rows)
         for segment in segments:
             if segment.key not in missing:
                 with suppress(FileNotFoundError):  # another process has evicted it: the mapping stays good
                     os.utime(self._path(segment.key))
         return [self._open[s.key].run for s in segments]
 
-    def _check(self, meta: SegmentMeta) -> None:
-        """Raises StateError if its hashes, which were made anew, are not those that it was written with."""
-        hashes = self._open[meta.key].run.hash
-        if (int(hashes[0]), int(hashes[-1])) != (meta.hash_min, meta.hash_max):
+    def _check(self, meta: SegmentMeta, rows: pa.RecordBatch) -> None:
+        """Raises StateError if the hashes, which were made anew, are not those that the segment was written with."""
+        hashes = rows.column(HASH)
+        if (hashes[0].as_py(), hashes[-1].as_py()) != (meta.hash_min, meta.hash_max):
             raise StateError(
                 f"Segment {meta.key} of job {self._job} does not hold what was noted of it",
                 facts=f"hashes {hashes[0]} to {hashes[-1]}, where {meta.hash_min} to {meta.hash_max} were noted",
