@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from joinery_runtime.hosts.class_archive import archive_path, java_options
@@ -41,6 +42,8 @@ def test_there_is_none_for_another_spark_or_a_java_that_says_no_version(
     assert archive_path() is not None
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     assert archive_path() is None
+    monkeypatch.setenv("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    assert archive_path() is not None
 
 
 def test_a_jvm_is_told_of_an_archive_that_is_there(java: Path) -> None:

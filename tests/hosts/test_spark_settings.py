@@ -70,7 +70,12 @@ def test_a_laptop_needs_no_settings(start: Start) -> None:
     assert {name: settings[f"spark.executorEnv.{name}"] for name in WORKER_ENVIRONMENT} == WORKER_ENVIRONMENT
 
 
-OURS = [*DEFAULT_CONF, "spark.executorEnv.OMP_NUM_THREADS", "spark.driver.defaultJavaOptions"]
+OURS = [
+    *DEFAULT_CONF,
+    "spark.executorEnv.OMP_NUM_THREADS",
+    "spark.driver.defaultJavaOptions",
+    "spark.executor.defaultJavaOptions",
+]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -121,6 +126,16 @@ def test_a_pods_log_has_warnings(start: Start, master: str, level: str) -> None:
     settings = start(master=master)
     assert settings["spark.driver.defaultJavaOptions"].endswith(f"-Djoinery.spark.log={level}")
     assert settings["log level"] == level.upper()
+
+
+def test_an_archive_of_classes_is_for_jvms_of_this_machine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark, "java_options", lambda: "-XX:SharedArchiveFile=here")
+    names = ("spark.driver.defaultJavaOptions", "spark.executor.defaultJavaOptions")
+    using = {
+        master: ["here" in start({SECRET: "s"}, master)[name] for name in names]
+        for master in ("local-cluster[2,1,1024]", "spark://there:7077")
+    }
+    assert using == {"local-cluster[2,1,1024]": [True, True], "spark://there:7077": [True, False]}
 
 
 # --- who may talk to Spark --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import shutil
 import sys
 import uuid
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from joinery_runtime.errors import EnvironmentProblem
@@ -33,11 +34,17 @@ def java_options() -> str:
 def archive_path() -> Path | None:
     """The archive of this Python environment's Spark and the Java that it will run on. None where there can be none:
     another Spark is named, or Java does not say its version."""
-    release = _release()
-    if "SPARK_HOME" in os.environ or release is None:
+    release, home = _release(), os.environ.get("SPARK_HOME")
+    if release is None or (home and Path(home) != _own_spark()):
         return None
     key = hashlib.sha256(f"{version('pyspark')}\n{release}".encode()).hexdigest()[:12]
     return Path(sys.prefix, "share", "joinery", f"spark-{key}.jsa")
+
+
+def _own_spark() -> Path | None:
+    """The folder of pyspark, found without importing it."""
+    spec = find_spec("pyspark")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _release() -> str | None:

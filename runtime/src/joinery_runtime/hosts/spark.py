@@ -56,7 +56,6 @@ DEFAULT_CONF = {
     "spark.kryoserializer.buffer.max": "1g",
     "spark.locality.wait": "0s",
     "spark.shuffle.reduceLocality.enabled": "false",  # else a peer that read most would get two tasks, another none
-    "spark.executor.defaultJavaOptions": _JIT,
 }
 
 _ALONE = "local[*,4]"  # where nobody names a master: a task is tried four times as on a cluster
@@ -210,11 +209,13 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
     """What nobody has set; `master` is "" where nobody named one, `named` are the settings that somebody has. Raises
     EnvironmentProblem."""
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
+    here = f"{_JIT} {java_options()}".strip()
     if not _submitted():
         logging = f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
-        defaults["spark.driver.defaultJavaOptions"] = " ".join(filter(None, (_JIT, java_options(), logging)))
+        defaults["spark.driver.defaultJavaOptions"] = f"{here} {logging}"
         if not master:
             defaults["spark.master"] = master = _ALONE
+    defaults["spark.executor.defaultJavaOptions"] = here if on_this_machine(master) else _JIT
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
     return defaults | page_defaults(master) | security_defaults(master, named)
