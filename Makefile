@@ -107,13 +107,11 @@ KIND ?= joins
 demo: setup ## a join (KIND=sessions: sessions) on real Kafka, Spark and Postgres, checked by an independent computation
 	@$(BIN)/python -m joinery_devkit.demo --kind $(KIND)
 
+ONLY ?= joins sessions latency kinds upserts state
+
 .PHONY: bench
-bench: setup ## throughput beside Spark's own joins and sessions and the raw read, and latency and upserts into Postgres (minutes; wants a quiet machine)
-	@$(BIN)/python bench/join.py --out build/bench.json
-	@$(BIN)/python bench/kinds.py --out build/kinds.json
-	@$(BIN)/python bench/sessions.py --out build/sessions.json
-	@$(BIN)/python bench/latency.py --out build/latency.json
-	@$(BIN)/python bench/upserts.py --out build/upserts.json
+bench: setup ## Joinery beside raw reads, Spark, Flink and Kafka Streams, in build/bench (ROWS=, ONLY=, PEERS=, QUICK=1; hours, a quiet machine)
+	@$(BIN)/python -m bench --only $(ONLY) $(if $(ROWS),--rows $(ROWS)) $(if $(PEERS),--peers $(PEERS)) $(if $(QUICK),--quick)
 
 .PHONY: crds
 crds: setup ## write crds/ and docs/reference.md from the resource models, deploy/ from the chart, the operator's table (tests fail while they differ)

@@ -1,6 +1,6 @@
 """What single stages cost: CPU microseconds per record of this process, all threads counted, compiled and not.
 
-    python bench/kernels.py --runs 9
+    python -m bench.kernels --runs 9
 
 Prints one JSON object: of each stage and variant the median and the lowest of interleaved runs. Of a busy machine only
 the ratio between variants of one stage says something.
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from topics import TOPICS, Workload
 
+from bench.topics import TOPICS, Workload
 from joinery_runtime.core.pipeline.prepare import prepare
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.blob import from_blob, to_blob
@@ -38,7 +38,7 @@ Variants = dict[str, Callable[[], None]]  # each does a stage once for RECORDS r
 
 def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
     """JSON records into rows, in batches."""
-    values = pa.array(list(TOPICS[topic](Workload(RECORDS, 1))), pa.binary())
+    values = pa.array([record for _, _, record in TOPICS[topic](Workload(RECORDS, 1))], pa.binary())
     batches = [values.slice(first, records) for first in range(0, RECORDS, records)]
     module = kernels("json")
     if module is None:
@@ -49,7 +49,7 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
 
 def segment(topic: str, schema: pa.Schema, *, written: bool) -> Variants:
     """A run of RECORDS rows into the bytes of a segment, or back: as version 1 stores it, and packed."""
-    values = pa.array(list(TOPICS[topic](Workload(RECORDS, 1))), pa.binary())
+    values = pa.array([record for _, _, record in TOPICS[topic](Workload(RECORDS, 1))], pa.binary())
     (rows,) = JsonJudge(schema).decode(values).rows.combine_chunks().to_batches()
     stored = tuple(name for name in schema.names if name != "ts")
     intake = Intake(schema, "ts", ("order_id",), stored)

@@ -1,32 +1,24 @@
-"""Every kind of join on comparable data in one run: rows per second, and the ratio to the inner join.
+"""Every kind of join on comparable data: Joinery's rate, and the ratio to the inner join.
 
 The same orders and payments go through an inner, a left outer, a tumbling window and an as-of join (payments take the
 order that is valid at their time), through a chain of three topics, and, with a tenth of all records on one key whose
 rows hardly match, through the inner join again.
-
-    python bench/kinds.py --records 1000000 --out build/kinds.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-from measure import run_job
-from topics import Workload, produce
-
+from bench import joinery_jobs
+from bench.peer import Figures, Peer
+from bench.section import PARTITIONS, SHARDS, epoch_rows
+from bench.topics import Workload, produce
 from joinery_devkit.kafka import KafkaBroker
 
-SCHEMAS: dict[str, dict[str, str]] = {
-    "orders": {"order_id": "string", "customer": "string", "amount": "double", "ts": "timestamp"},
-    "payments": {"payment_id": "string", "order_id": "string", "method": "string", "ts": "timestamp"},
-    "shipments": {"shipment_id": "string", "payment_id": "string", "ts": "timestamp"},
-}
 KEYS = {"orders.order_id": "payments.order_id"}
 INTERVAL = {"of": "orders", "lower": "0s", "upper": "15m"}
 STEP = {"right": "payments", "keys": KEYS, "interval": INTERVAL}
@@ -52,72 +44,54 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def job(kind: str, bootstrap: str, arguments: argparse.Namespace, work: Path) -> Path:
+def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
+    """`records` per topic; `wanted` names some of the kinds, None all of them."""
+    kinds = [kind for kind in KINDS if wanted is None or kind in wanted]
+    topics = sorted({topic for kind in kinds for topic in KINDS[kind][0]})
+    found = []
+    with KafkaBroker() as broker:
+        for topic in topics:
+            broker.create_topic(topic, PARTITIONS)
+        produce(broker.bootstrap, Workload(records, PARTITIONS), topics)
+        for kind in kinds:
+            peer = _peer(kind, broker.bootstrap, records, work)
+            ended = joinery_jobs.run_to_end(peer)
+            shutil.rmtree(peer.folder, ignore_errors=True)
+            found.append(
+                Figures(
+                    peer.name,
+                    peer.settings,
+                    ended.rows,
+                    ended.rows_out,
+                    cold_rate=ended.cold_rate,
+                    warm_rate=ended.warm_rate,
+                    cold_cpu_us=ended.cpu_us,
+                    peak_bytes=ended.peak_bytes,
+                )
+            )
+            print(f"  {kind}: {ended.cold_rate:,.0f} rows/s", file=sys.stderr, flush=True)
+    return found
+
+
+def _peer(kind: str, bootstrap: str, records: int, work: Path) -> Peer:
     topics, steps, select = KINDS[kind]
+    slug = kind.replace(" ", "-")
     inputs = [_input(topic, bootstrap) for topic in topics]
     if kind == "as-of":
         inputs[1]["table"] = {"key": ["order_id"]}
-    name = kind.replace(" ", "-")
-    document = {
-        "apiVersion": "joinery.dev/v1alpha1",
-        "kind": "StreamJoin",
-        "metadata": {"name": name},
-        "spec": {
-            "inputs": inputs,
-            "joins": steps,
-            "select": [{"column": column} for column in select],
-            "output": {"file": {"path": str(work / f"{name}-rows")}},
-            "deadLetter": {"file": {"path": str(work / f"{name}-dead")}},
-            "shards": arguments.shards,
-            "trigger": {"maxRecordsPerEpoch": arguments.epoch},
-        },
+    spec = {
+        "inputs": inputs,
+        "joins": steps,
+        "select": [{"column": column} for column in select],
+        "output": joinery_jobs.to_files(work / slug / "rows"),
+        "shards": SHARDS,
+        "trigger": {"maxRecordsPerEpoch": epoch_rows(len(topics) * records)},
     }
-    path = work / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    return path
+    job = joinery_jobs.document("StreamJoin", slug, spec)
+    return joinery_jobs.peer(
+        f"Joinery, {kind}", f"{records:,} records of each of {', '.join(topics)}", job, work / slug
+    )
 
 
 def _input(topic: str, bootstrap: str) -> dict[str, Any]:
-    name = topic.removeprefix("hot_")
-    return {
-        "name": name,
-        "kafka": {"bootstrapServers": bootstrap, "topic": topic, "stopAt": "latest"},
-        "format": "json",
-        "schema": [{"name": column, "type": kind} for column, kind in SCHEMAS[name].items()],
-        "eventTime": "ts",
-        "watermark": {"delay": "10s"},
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=1_000_000, help="per topic")
-    parser.add_argument("--partitions", type=int, default=2)
-    parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--epoch", type=int, default=400_000, help="records per epoch, all topics together")
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    topics = sorted({topic for kind in arguments.kinds for topic in KINDS[kind][0]})
-    results: dict[str, Any] = {}
-    with KafkaBroker() as broker, tempfile.TemporaryDirectory() as work:
-        for topic in topics:
-            broker.create_topic(topic, partitions=arguments.partitions)
-        produce(broker.bootstrap, Workload(arguments.records, arguments.partitions), topics)
-        for kind in arguments.kinds:
-            results[kind] = run_job(job(kind, broker.bootstrap, arguments, Path(work)), Path(work))
-            _print(kind, results[kind], results.get("inner"))
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(results, indent=2))
-
-
-def _print(kind: str, result: dict[str, Any], inner: dict[str, Any] | None) -> None:
-    ratio = f", {result['rate'] / inner['rate']:.2f} of inner" if inner else ""
-    size = f"{result['rows']:,} rows in {result['seconds']:.1f} s, {result['rows_out']:,} out"
-    steady = f"steady {result['steady_rate']:,.0f}"
-    print(f"{kind:11} {result['rate']:>10,.0f} rows/s ({size}, {steady}, {result['peak_bytes'] / 1e9:.2f} GB){ratio}")
-
-
-if __name__ == "__main__":
-    main()
+    return joinery_jobs.kafka_input(topic.removeprefix("hot_"), bootstrap, topic=topic, stopAt="latest")

@@ -1,65 +1,73 @@
 """How long a row takes from its later input record to a `read_committed` reader of the output topic, at a steady rate,
-under both delivery guarantees. Prints p50 and p99 in milliseconds, and writes them as JSON.
+under exactly-once delivery: Joinery, Flink SQL and Kafka Streams.
 
-    python bench/latency.py --rate 2000 --seconds 30 --out build/latency.json
-
-A quarter of the time is warm-up and not counted. Sender, broker, Spark, Postgres and reader share the machine.
+The first rows of a run are its warm-up and do not count. Sender, broker, engine and reader share the machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from bench import flink_peer, joinery_jobs, streams_peer
+from bench.peer import Peer, running
 from joinery_devkit.kafka import KafkaBroker
 
-TICK_S = 0.01
-PAY_AFTER_TICKS = 5
+RATE = 2_000  # records per second and topic
+WARM_UP_SECONDS = 15.0
+_TICK_SECONDS = 0.01
+_PAID_AFTER_TICKS = 5
+_WINDOW_MS = 10_000
+_PARTITIONS = 2
+_START_SECONDS = 300.0
 
-JOB = """
-apiVersion: joinery.dev/v1alpha1
-kind: StreamJoin
-metadata: {{name: {name}}}
-spec:
-  inputs:
-    - name: orders
-      kafka: {{bootstrapServers: "{bootstrap}", topic: orders, startFrom: latest}}
-      format: json
-      schema: [{{name: id, type: int64}}, {{name: ts, type: timestamp}}]
-      eventTime: ts
-    - name: payments
-      kafka: {{bootstrapServers: "{bootstrap}", topic: payments, startFrom: latest}}
-      format: json
-      schema: [{{name: order, type: int64}}, {{name: sent, type: double}}, {{name: ts, type: timestamp}}]
-      eventTime: ts
-  joins:
-    - right: payments
-      keys: {{orders.id: payments.order}}
-      interval: {{of: orders, lower: 0s, upper: 10s}}
-  select: [{{column: orders.id}}, {{column: payments.sent}}]
-  output: {{kafka: {{bootstrapServers: "{bootstrap}", topic: "{delivery}"}}}}
-  delivery: {delivery}
-  shards: {shards}
-"""
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Milliseconds over `rows` rows. `problem`: why there are none."""
+
+    name: str
+    settings: str
+    rows: int = 0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    problem: str | None = None
+
+
+def run(work: Path, seconds: float, wanted: list[str] | None) -> list[Delays]:
+    """`seconds`: for how long rows are counted; `wanted` names some of the peers, None all of them."""
+    found = []
+    for slug, candidate in PEERS.items():
+        if wanted is None or slug in wanted:
+            with KafkaBroker() as broker:  # a new one: no topic holds what the peer before has read
+                for topic in ("orders", "payments", slug):
+                    broker.create_topic(topic, _PARTITIONS)
+                found.append(measure(candidate(broker.bootstrap, slug, work / slug), broker.bootstrap, slug, seconds))
+                print(f"  {told(found[-1])}", file=sys.stderr, flush=True)
+    return found
+
+
+def told(delays: Delays) -> str:
+    if delays.problem:
+        return f"{delays.name}: {delays.problem}"
+    return f"{delays.name}: p50 {delays.p50_ms:.0f} ms, p99 {delays.p99_ms:.0f} ms of {delays.rows:,} rows"
 
 
 class Sender:
-    """Sends orders, and a payment for each a little later, `rate` records a second in all, until it is stopped."""
+    """Sends orders, and a payment for each a little later, RATE records a second of each, until it is stopped."""
 
-    def __init__(self, bootstrap: str, rate: int) -> None:
+    def __init__(self, bootstrap: str) -> None:
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
-        self._per_tick = max(1, int(rate * TICK_S / 2))
+        self._per_tick = int(RATE * _TICK_SECONDS)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -73,79 +81,110 @@ class Sender:
 
     def _run(self) -> None:
         started, tick = time.monotonic(), 0
-        while not self._done.wait(max(0.0, started + tick * TICK_S - time.monotonic())):
+        while not self._done.wait(max(0.0, started + tick * _TICK_SECONDS - time.monotonic())):
             now = time.time()
             for number in range(tick * self._per_tick, (tick + 1) * self._per_tick):
-                self._send("orders", {"id": number, "ts": int(now * 1000)})
-                paid = number - PAY_AFTER_TICKS * self._per_tick
+                self._send("orders", number, {"id": str(number), "ts": int(now * 1000)})
+                paid = number - _PAID_AFTER_TICKS * self._per_tick
                 if paid >= 0:
-                    self._send("payments", {"order": paid, "sent": now, "ts": int(now * 1000)})
+                    self._send("payments", paid, {"order": str(paid), "sent": now, "ts": int(now * 1000)})
             self._producer.poll(0)
             tick += 1
         self._producer.flush(10)
 
-    def _send(self, topic: str, row: dict[str, Any]) -> None:
-        self._producer.produce(topic, json.dumps(row))
+    def _send(self, topic: str, number: int, row: dict[str, Any]) -> None:
+        self._producer.produce(topic, json.dumps(row), str(number), number % _PARTITIONS)
 
 
-def measure(bootstrap: str, delivery: str, arguments: argparse.Namespace, work: Path) -> dict[str, float]:
-    job = work / f"{delivery}.yaml"
-    job.write_text(JOB.format(name=delivery.lower(), bootstrap=bootstrap, delivery=delivery, shards=arguments.shards))
-    command = [str(Path(sys.executable).with_name("joinery")), "run", str(job), "--master", "local[2,4]"]
-    environment = os.environ | {"JOINERY_HOME": str(work / "home")}
-    with Sender(bootstrap, arguments.rate):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        assert process.stdout is not None
-        lines: list[dict[str, Any]] = []
-        reader = threading.Thread(target=lambda: lines.extend(map(json.loads, process.stdout or ())))
-        reader.start()
-        try:
-            delays = _read(bootstrap, delivery, arguments.seconds)
-        finally:
-            process.terminate()
-            process.wait(60)
-            reader.join()
-    epochs = [line["seconds"] for line in lines if line["event"] == "epoch"]
+def measure(peer: Peer, bootstrap: str, topic: str, seconds: float) -> Delays:
+    with Sender(bootstrap), running(peer) as ended:
+        delays = _read(bootstrap, topic, seconds, ended)
+    if isinstance(delays, str):
+        return Delays(peer.name, peer.settings, problem=delays)
     p50, p99 = np.percentile(delays, [50, 99]) * 1000
-    return {"rows": len(delays), "p50_ms": p50, "p99_ms": p99, "epoch_p50_ms": 1000 * float(np.median(epochs))}
+    return Delays(peer.name, peer.settings, len(delays), float(p50), float(p99))
 
 
-def _read(bootstrap: str, topic: str, seconds: float) -> list[float]:
-    """Seconds from sending to reading, per joined row, after the warm-up that begins with the first row."""
+def _read(bootstrap: str, topic: str, seconds: float, ended: Callable[[], str | None]) -> list[float] | str:
+    """Seconds from sending to reading, per joined row, after the warm-up that begins with the first row. A row may come
+    once: one that comes twice, or a peer that ends or never begins, is a problem."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "latency", "isolation.level": "read_committed",
                          "enable.auto.commit": False, "fetch.wait.max.ms": 5})  # fmt: skip
-    consumer.assign([TopicPartition(topic, 0, 0)])
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(_PARTITIONS)])
     delays: list[float] = []
-    first: float | None = None
-    while first is None or time.monotonic() < first + 1.25 * seconds:
-        for message in consumer.consume(1000, 0.01):
-            now = time.time()
-            first = first or time.monotonic()
-            if message.error() is None and time.monotonic() > first + 0.25 * seconds:
-                delays.append(now - json.loads(message.value())["sent"])
-    consumer.close()
+    seen: set[str] = set()
+    began, first = time.monotonic(), None
+    try:
+        while first is None or time.monotonic() < first + WARM_UP_SECONDS + seconds:
+            if problem := ended() or (first is None and time.monotonic() > began + _START_SECONDS and "no row") or None:
+                return problem
+            for message in consumer.consume(1000, 0.01):
+                now = time.time()
+                first = first or time.monotonic()
+                if message.error() is not None:
+                    continue
+                row = json.loads(message.value())
+                if row["id"] in seen:
+                    return f"row {row['id']} came twice"
+                seen.add(row["id"])
+                if time.monotonic() > first + WARM_UP_SECONDS:
+                    delays.append(now - row["sent"])
+    finally:
+        consumer.close()
     return delays
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate", type=int, default=2_000, help="records per second, both topics together")
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    results = {}
-    with KafkaBroker() as broker, tempfile.TemporaryDirectory() as work:
-        for topic in ("orders", "payments", "exactlyOnce", "atLeastOnce"):
-            broker.create_topic(topic)
-        for delivery in ("atLeastOnce", "exactlyOnce"):
-            result = results[delivery] = measure(broker.bootstrap, delivery, arguments, Path(work))
-            print(f"{delivery:12} p50 {result['p50_ms']:.0f} ms, p99 {result['p99_ms']:.0f} ms "
-                  f"({result['rows']:,} rows, epochs of {result['epoch_p50_ms']:.0f} ms)")  # fmt: skip
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"arguments": vars(arguments) | {"out": None}, **results}, indent=2))
+def _joinery(bootstrap: str, slug: str, folder: Path) -> Peer:
+    spec = {
+        "inputs": [
+            _input(bootstrap, "orders", {"id": "string", "ts": "timestamp"}),
+            _input(bootstrap, "payments", {"order": "string", "sent": "double", "ts": "timestamp"}),
+        ],
+        "joins": [
+            {
+                "right": "payments",
+                "keys": {"orders.id": "payments.order"},
+                "interval": {"of": "orders", "lower": f"-{_WINDOW_MS}ms", "upper": f"{_WINDOW_MS}ms"},
+            }
+        ],
+        "select": [{"column": "orders.id", "as": "id"}, {"column": "payments.sent", "as": "sent"}],
+        "output": joinery_jobs.to_topic(bootstrap, slug),
+        "shards": _PARTITIONS,
+    }
+    job = joinery_jobs.document("StreamJoin", slug, spec)
+    settings = (
+        "2 shards, no trigger: an epoch follows the one before, each a transaction; state in an embedded Postgres"
+    )
+    return joinery_jobs.peer("Joinery, exactly once", settings, job, folder)
 
 
-if __name__ == "__main__":
-    main()
+def _input(bootstrap: str, topic: str, columns: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": topic,
+        "kafka": {"bootstrapServers": bootstrap, "topic": topic, "startFrom": "latest"},
+        "format": "json",
+        "schema": [{"name": column, "type": kind} for column, kind in columns.items()],
+        "eventTime": "ts",
+        "watermark": {"delay": "10s"},
+    }
+
+
+def _flink(bootstrap: str, slug: str, folder: Path) -> Peer:
+    how, seconds = flink_peer.EXACTLY_ONCE, _WINDOW_MS // 1000
+    statements = [
+        flink_peer.input_table("orders", bootstrap, "id STRING", start="latest-offset"),
+        flink_peer.input_table("payments", bootstrap, "`order` STRING, sent DOUBLE", start="latest-offset"),
+        flink_peer.output_table(slug, bootstrap, "id STRING, sent DOUBLE", how),
+        f"""INSERT INTO joined SELECT o.id, p.sent FROM orders o JOIN payments p ON o.id = p.`order`
+            AND p.event_time BETWEEN o.event_time - INTERVAL '{seconds}' SECOND
+            AND o.event_time + INTERVAL '{seconds}' SECOND""",
+    ]
+    return flink_peer.peer(how, statements, folder)
+
+
+def _streams(bootstrap: str, slug: str, folder: Path) -> Peer:
+    how = streams_peer.PROMPT
+    return streams_peer.peer(how, "latency", bootstrap, slug, _WINDOW_MS, folder)
+
+
+PEERS: dict[str, Callable[[str, str, Path], Peer]] = {"joinery": _joinery, "flink": _flink, "streams": _streams}

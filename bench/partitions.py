@@ -1,7 +1,7 @@
 """What many partitions cost: the same interval join over topics of 1, 8, 100 and 500 partitions, in small epochs and in
 large ones. Prints, for each, how long an epoch takes once workers and consumers are warm.
 
-    python bench/partitions.py --partitions 1,8,100,500 --out build/partitions.json
+    python -m bench.partitions --partitions 1,8,100,500 --out build/partitions.json
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from topics import Workload, produce
-
+from bench.topics import Workload, produce
 from joinery_devkit.kafka import KafkaBroker
 
 JOB = """

@@ -5,12 +5,33 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import subprocess
 import sys
 import time
 
 from confluent_kafka import Consumer, TopicPartition
 
+from bench.peer import Figures
+from bench.usage import cpu_seconds
+
 Read = tuple[str, list[int], int]  # a topic, partitions of it, and how many records are in them
+
+
+def measure_raw(bootstrap: str, reads: list[Read]) -> Figures:
+    """`warm` counts from the first call of each client: nothing was read ahead."""
+    rows = sum(records for _, _, records in reads)
+    before, started = cpu_seconds(), time.monotonic()
+    command = [sys.executable, "-m", "bench.raw_read", bootstrap, json.dumps(reads)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    seconds, cpu = time.monotonic() - started, cpu_seconds() - before
+    return Figures(
+        "raw read, confluent-kafka",
+        "two processes that discard the records; warm from the first call on",
+        rows,
+        cold_rate=rows / seconds,
+        warm_rate=rows / float(done.stdout),
+        cold_cpu_us=1e6 * cpu / rows,
+    )
 
 
 def read_topic(bootstrap: str, topic: str, partitions: list[int], records: int) -> float:
@@ -31,8 +52,7 @@ def read_topic(bootstrap: str, topic: str, partitions: list[int], records: int) 
 
 def main(bootstrap: str, reads: list[Read]) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        seconds = pool.starmap(read_topic, [(bootstrap, *read) for read in reads])
-    print(json.dumps({"seconds": max(seconds), "rows": sum(records for _, _, records in reads)}))
+        print(max(pool.starmap(read_topic, [(bootstrap, *read) for read in reads])))
 
 
 if __name__ == "__main__":

@@ -1,62 +1,45 @@
-"""Sessions of N clicks of 100,000 users (count and first page, 60 s gap): this engine, Spark's own `session_window` and
-the raw read, on the same topic in one run. Prints rows per second, ratios and peak memory, and writes them as JSON.
+"""Sessions of clicks (count and least page, 60 s gap), by Joinery and every peer.
 
-Clicks are of any user at any time, 1,000 a second, so that there are very many short sessions; with `--visits` users
-come for about six clicks five seconds apart.
-
-    python bench/sessions.py --records 3000000 --out build/sessions.json
+Clicks are of any user at any time, so that there are very many short sessions: a user comes every 100 s on average. At
+the end each partition has a click long after the others, of a user of its own, so that every engine closes all sessions
+of the other users.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from measure import run_job, run_raw, run_spark
-from report import print_and_write
-from topics import produce_records
+import polars as pl
 
+from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
+from bench.peer import Figures, Peer
+from bench.raw_read import measure_raw
+from bench.section import PARTITIONS, Candidates, Ground, only, run_all
+from bench.topics import produce_records
 from joinery_devkit import clicks
 from joinery_devkit.kafka import KafkaBroker
 
 GAP_S = 60
-
-JOB = """
-apiVersion: joinery.dev/v1alpha1
-kind: SessionWindow
-metadata: {{name: sessions}}
-spec:
-  input:
-    name: clicks
-    kafka: {{bootstrapServers: "{bootstrap}", topic: clicks, stopAt: latest}}
-    format: json
-    schema:
-      - {{name: user_id, type: string}}
-      - {{name: page, type: string}}
-      - {{name: ts, type: timestamp}}
-    eventTime: ts
-    watermark: {{delay: 10s}}
-  groupBy: [user_id]
-  gap: {gap}s
-  maxDuration: 24h
-  aggregates:
-    - {{function: count, as: events}}
-    - {{function: first, column: page, as: first_page}}
-  output: {{file: {{path: "{output}"}}}}
-  deadLetter: {{file: {{path: "{output}.dead"}}}}
-  shards: {shards}
-  trigger: {{maxRecordsPerEpoch: {epoch}}}
-"""
+CLICKS_PER_USER = 30
+SPAN_S = 3_000  # of event time
+ROW = {"user_id": pl.String, "events": pl.Int64, "page": pl.String}
+_LAST_AFTER_MS = 3_600_000
 
 
-def run_joinery(bootstrap: str, arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
-    job = work / "sessions.yaml"
-    filled = {"bootstrap": bootstrap, "gap": GAP_S, "output": work / "sessions"}
-    job.write_text(JOB.format(**filled, shards=arguments.shards, epoch=arguments.epoch))
-    return run_job(job, work)
+def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
+    """`wanted` names some of the peers, None all of them."""
+    users, per_second = max(1, records // CLICKS_PER_USER), max(1, records // SPAN_S)
+    drawn = scattered(clicks.Load(records, users, PARTITIONS, per_second=per_second))
+    parts = clicks.by_partition(drawn, PARTITIONS)
+    with KafkaBroker() as broker:
+        broker.create_topic("clicks", PARTITIONS)
+        produce_records(broker.bootstrap, "clicks", [keyed(part, number, drawn) for number, part in enumerate(parts)])
+        ground = Ground(broker, work, records + PARTITIONS, ROW)
+        raw = measure_raw(broker.bootstrap, [("clicks", [p], len(part) + 1) for p, part in enumerate(parts)])
+        return [raw, *run_all(ground, only(PEERS, wanted), expected_sessions(drawn))]
 
 
 def scattered(load: clicks.Load) -> clicks.Clicks:
@@ -66,31 +49,65 @@ def scattered(load: clicks.Load) -> clicks.Clicks:
     return clicks.Clicks(users, pages, sent - chance.integers(0, load.disorder_ms, load.clicks))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=3_000_000)
-    parser.add_argument("--users", type=int, default=100_000)
-    parser.add_argument("--partitions", type=int, default=2)
-    parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--epoch", type=int, default=1_000_000, help="records per epoch")
-    parser.add_argument("--visits", action="store_true")
-    parser.add_argument("--skip-spark", action="store_true")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    with KafkaBroker() as broker, tempfile.TemporaryDirectory() as work:
-        broker.create_topic("clicks", partitions=arguments.partitions)
-        load = clicks.Load(arguments.records, arguments.users, arguments.partitions)
-        drawn = clicks.draw(load) if arguments.visits else scattered(load)
-        parts = clicks.by_partition(drawn, arguments.partitions)
-        produce_records(broker.bootstrap, "clicks", [clicks.records(part) for part in parts])
-        results = {
-            "raw": run_raw(broker.bootstrap, [("clicks", [p], len(part)) for p, part in enumerate(parts)]),
-            "joinery": run_joinery(broker.bootstrap, arguments, Path(work)),
-        }
-        if not arguments.skip_spark:
-            results["spark"] = run_spark("spark_sessions.py", broker.bootstrap, GAP_S)
-    print_and_write(results, arguments)
+def keyed(part: clicks.Clicks, number: int, everything: clicks.Clicks) -> list[tuple[bytes, bytes]]:
+    """The records of a partition by user, and the last one, which closes all sessions before it."""
+    end = b'{"user_id":"end%d","page":"/","ts":%d}' % (number, everything.ts.max() + _LAST_AFTER_MS)
+    keys = [b"u%06d" % user for user in part.user.tolist()]
+    return [*zip(keys, clicks.records(part), strict=True), (b"end%d" % number, end)]
 
 
-if __name__ == "__main__":
-    main()
+def expected_sessions(drawn: clicks.Clicks) -> pl.DataFrame:
+    """Without the last click of each partition."""
+    rows = pl.DataFrame({"user": drawn.user, "page": drawn.page, "ts": drawn.ts}).sort("user", "ts")
+    begins = (pl.col("user").diff() != 0) | (pl.col("ts").diff() > GAP_S * 1000)
+    names = rows.with_columns(session=begins.fill_null(True).cum_sum(), page="/p" + pl.col("page").cast(pl.String))
+    found = names.group_by("session").agg(
+        user_id="u" + pl.col("user").first().cast(pl.String).str.zfill(6),
+        events=pl.len().cast(pl.Int64),
+        page=pl.col("page").min(),
+    )
+    return found.select(*ROW)
+
+
+def _joinery(ground: Ground, slug: str, *, name: str) -> Peer:
+    spec = {
+        "input": joinery_jobs.kafka_input("clicks", ground.bootstrap),
+        "groupBy": ["user_id"],
+        "gap": f"{GAP_S}s",
+        "maxDuration": "24h",
+        "aggregates": [{"function": "count", "as": "events"}, {"function": "min", "column": "page", "as": "page"}],
+    }
+    return joinery_jobs.compared("SessionWindow", name, spec, ground, slug)
+
+
+def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
+    settings = {"bootstrap": ground.bootstrap, "topic": slug, "gap_s": GAP_S, "per_batch": ground.batch_rows(1)}
+    return spark_peer.peer(release(), "sessions", settings, ground.folder(slug))
+
+
+def _flink(ground: Ground, slug: str, *, how: flink_peer.How) -> Peer:
+    statements = [
+        flink_peer.input_table("clicks", ground.bootstrap, "user_id STRING, page STRING"),
+        flink_peer.output_table(slug, ground.bootstrap, "user_id STRING, events BIGINT, page STRING", how),
+        f"""INSERT INTO joined SELECT user_id, COUNT(*), MIN(page) FROM TABLE(
+              SESSION(TABLE clicks PARTITION BY user_id, DESCRIPTOR(event_time), INTERVAL '{GAP_S}' SECOND))
+            GROUP BY user_id, window_start, window_end""",
+    ]
+    return flink_peer.peer(how, statements, ground.folder(slug))
+
+
+def _streams(ground: Ground, slug: str, *, how: streams_peer.How) -> Peer:
+    window = GAP_S * 1000
+    return streams_peer.peer(how, "sessions", ground.bootstrap, slug, window, ground.folder(slug))
+
+
+PEERS: Candidates = {
+    "joinery-files": partial(_joinery, name="into files"),
+    "joinery-exactly-once": partial(_joinery, name="into Kafka exactly once"),
+    "spark": partial(_spark, release=spark_peer.current),
+    "spark-newest": partial(_spark, release=spark_peer.newest),
+    "flink-heap": partial(_flink, how=flink_peer.HEAP),
+    "flink-rocksdb": partial(_flink, how=flink_peer.ROCKSDB),
+    "streams-at-least-once": partial(_streams, how=streams_peer.AT_LEAST_ONCE),
+    "streams-exactly-once": partial(_streams, how=streams_peer.EXACTLY_ONCE),
+}

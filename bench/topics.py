@@ -1,7 +1,8 @@
-"""The benchmark's data: two topics of orders and payments, the same bytes for every engine.
+"""The benchmark's data: topics of orders, payments and shipments, the same bytes for every engine.
 
-Event time advances RECORDS_PER_SECOND per topic; three quarters of the orders are paid within PAY_WITHIN_MS, records
-are up to DISORDER_MS out of order. A record is about 100 bytes of JSON.
+Event time advances RECORDS_PER_SECOND per topic; three quarters of the payments are of an order, records are up to
+DISORDER_MS out of order. A record is about 100 bytes of JSON. As engines that do not shuffle need it, topics are keyed
+by what they are joined by, and records of one key are in the partition of the same number in both.
 """
 
 from __future__ import annotations
@@ -11,22 +12,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 from confluent_kafka import Producer
 
 START_MS = 1_760_000_000_000
 RECORDS_PER_SECOND = 1_000
-PAY_WITHIN_MS = 600_000
 DISORDER_MS = 2_000
 PAID = 0.75
 HOT_EVERY = 10
+_NOBODY = 500_000_000  # added to the number of an order that was never placed
+
+Keyed = tuple[int, bytes, bytes]  # number of the key, the key, the record
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`records` per topic, spread evenly over `partitions`."""
+    """`records` per topic in `partitions`. A payment comes up to `paid_within_ms` after its order, a shipment up to
+    that long after its payment; the first ones often have none."""
 
     records: int
     partitions: int
+    paid_within_ms: int = 600_000
+
+    @property
+    def paid_within(self) -> int:
+        """In records."""
+        return self.paid_within_ms * RECORDS_PER_SECOND // 1000
 
 
 def produce(bootstrap: str, workload: Workload, topics: Sequence[str] = ("orders", "payments")) -> None:
@@ -36,16 +47,16 @@ def produce(bootstrap: str, workload: Workload, topics: Sequence[str] = ("orders
         pool.starmap(_produce_topic, [(bootstrap, workload, topic) for topic in topics])
 
 
-def produce_records(bootstrap: str, topic: str, partitions: Sequence[Sequence[bytes]]) -> None:
-    """Fills a topic that exists: partition number n with the nth list of records."""
+def produce_records(bootstrap: str, topic: str, partitions: Sequence[Iterable[tuple[bytes, bytes]]]) -> None:
+    """Fills a topic that exists: partition number n with the nth list of keys and records."""
     producer = _producer(bootstrap)
     for number, records in enumerate(partitions):
-        _send(producer, topic, ((record, number) for record in records))
+        _send(producer, topic, ((number, key, record) for key, record in records))
 
 
 def _produce_topic(bootstrap: str, workload: Workload, topic: str) -> None:
-    records = enumerate(TOPICS[topic](workload))
-    _send(_producer(bootstrap), topic, ((record, number % workload.partitions) for number, record in records))
+    keyed = TOPICS[topic](workload)
+    _send(_producer(bootstrap), topic, ((number % workload.partitions, key, record) for number, key, record in keyed))
 
 
 def _producer(bootstrap: str) -> Producer:
@@ -53,12 +64,12 @@ def _producer(bootstrap: str) -> Producer:
                      "queue.buffering.max.messages": 1_000_000, "compression.type": "lz4"})  # fmt: skip
 
 
-def _send(producer: Producer, topic: str, records: Iterable[tuple[bytes, int]]) -> None:
-    """Records and their partitions."""
-    for number, (record, partition) in enumerate(records):
+def _send(producer: Producer, topic: str, records: Iterable[Keyed]) -> None:
+    """Each to the partition that it names."""
+    for number, (partition, key, record) in enumerate(records):
         while True:
             try:
-                producer.produce(topic, record, partition=partition)
+                producer.produce(topic, record, key, partition)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -67,47 +78,77 @@ def _send(producer: Producer, topic: str, records: Iterable[tuple[bytes, int]]) 
     producer.flush()
 
 
-def _orders(workload: Workload) -> Iterator[bytes]:
+def _orders(workload: Workload) -> Iterator[Keyed]:
+    amounts, times = _order_values(workload)
+    for number, ts, amount in zip(range(workload.records), times.tolist(), amounts.tolist(), strict=True):
+        key = b"o%09d" % number
+        value = b'{"order_id":"%b","customer":"c%05d","amount":%d.%02d,"currency":"EUR","ts":%d}'
+        yield number, key, value % (key, number * 7919 % 50_000, amount // 100, amount % 100, ts)
+
+
+def _order_values(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
+    """Amounts in cents, and event times."""
     random = np.random.default_rng(1)
     times = _times(workload, random)
-    amounts = random.integers(100, 100_000, workload.records)
-    for number, ts, amount in zip(range(workload.records), times.tolist(), amounts.tolist(), strict=True):
-        yield (
-            b'{"order_id":"o%09d","customer":"c%05d","amount":%d.%02d,"currency":"EUR","ts":%d}'
-            % (number, number * 7919 % 50_000, amount // 100, amount % 100, ts)
-        )
+    return random.integers(100, 100_000, workload.records), times
 
 
-def _payments(workload: Workload) -> Iterator[bytes]:
-    """Payment n at time t belongs to an order placed up to PAY_WITHIN_MS before t, or to none."""
+def _payments(workload: Workload) -> Iterator[Keyed]:
+    orders, times = _payment_values(workload)
+    for number, ts, order in zip(range(workload.records), times.tolist(), orders.tolist(), strict=True):
+        key = b"o%09d" % order
+        value = b'{"payment_id":"p%09d","order_id":"%b","method":"card","paid":true,"ts":%d}'
+        yield order, key, value % (number, key, ts)
+
+
+def _payment_values(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the orders that are paid, and event times."""
     random = np.random.default_rng(2)
     times = _times(workload, random)
-    back = random.integers(0, PAY_WITHIN_MS * RECORDS_PER_SECOND // 1000, workload.records)
-    orders = np.arange(workload.records) - back
-    orders[(random.random(workload.records) > PAID) | (orders < 0)] += 500_000_000
-    for number, ts, order in zip(range(workload.records), times.tolist(), orders.tolist(), strict=True):
-        yield b'{"payment_id":"p%09d","order_id":"o%09d","method":"card","paid":true,"ts":%d}' % (number, order, ts)
+    orders = np.arange(workload.records) - random.integers(0, workload.paid_within, workload.records)
+    orders[(random.random(workload.records) > PAID) | (orders < 0)] += _NOBODY
+    return orders, times
 
 
-def _shipments(workload: Workload) -> Iterator[bytes]:
-    """Payment n is shipped within PAY_WITHIN_MS: shipment n is of one up to that long before."""
+def expected_pairs(workload: Workload, window_ms: int) -> pl.DataFrame:
+    """What an inner join of orders and payments on the order with event times within `window_ms` puts out: order_id,
+    customer, amount, payment_id, method. Computed from what the topics were made of."""
+    (cents, ordered_at), (orders, paid_at) = _order_values(workload), _payment_values(workload)
+    payments = np.flatnonzero((orders >= 0) & (orders < workload.records))
+    payments = payments[np.abs(paid_at[payments] - ordered_at[orders[payments]]) <= window_ms]
+    order = pl.Series("order", orders[payments])
+    digits = pl.col("order").cast(pl.String).str.zfill(9)
+    amounts = cents[orders[payments]] / 100  # by NumPy: Polars multiplies, which is not always the nearest double
+    return pl.DataFrame({"order": order, "payment": payments, "amount": amounts}).select(
+        order_id="o" + digits,
+        customer="c" + (pl.col("order") * 7919 % 50_000).cast(pl.String).str.zfill(5),
+        amount=pl.col("amount"),
+        payment_id="p" + pl.col("payment").cast(pl.String).str.zfill(9),
+        method=pl.lit("card"),
+    )
+
+
+def _shipments(workload: Workload) -> Iterator[Keyed]:
+    """Shipment n is of a payment up to `paid_within` before."""
     random = np.random.default_rng(3)
     times = _times(workload, random)
-    paid = np.arange(workload.records) - random.integers(
-        0, PAY_WITHIN_MS * RECORDS_PER_SECOND // 1000, workload.records
-    )
-    for number, ts, payment in zip(range(workload.records), times.tolist(), paid.tolist(), strict=True):
-        yield b'{"shipment_id":"s%09d","payment_id":"p%09d","carrier":"post","ts":%d}' % (number, payment % 10**9, ts)
+    paid = np.arange(workload.records) - random.integers(0, workload.paid_within, workload.records)
+    for number, ts, payment in zip(range(workload.records), times.tolist(), (paid % 10**9).tolist(), strict=True):
+        key = b"p%09d" % payment
+        yield payment, key, b'{"shipment_id":"s%09d","payment_id":"%b","carrier":"post","ts":%d}' % (number, key, ts)
 
 
-def _hot(records: Iterator[bytes]) -> Iterator[bytes]:
+def _hot(records: Iterator[Keyed]) -> Iterator[Keyed]:
     """Every tenth record has the same order."""
-    for number, record in enumerate(records):
-        at = record.index(b'"order_id":"o') + 12
-        yield record if number % HOT_EVERY else record[:at] + b"o000000000" + record[at + 10 :]
+    for number, (order, key, record) in enumerate(records):
+        at = record.index(b'"order_id":"') + len(b'"order_id":"')
+        if number % HOT_EVERY:
+            yield order, key, record
+        else:
+            yield 0, b"o000000000", record[:at] + b"o000000000" + record[at + 10 :]
 
 
-TOPICS: dict[str, Callable[[Workload], Iterator[bytes]]] = {
+TOPICS: dict[str, Callable[[Workload], Iterator[Keyed]]] = {
     "orders": _orders,
     "payments": _payments,
     "shipments": _shipments,

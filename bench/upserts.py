@@ -1,19 +1,14 @@
-"""A Postgres table upserted by key: commits of rows into a table that has 3 M, through the sink itself. Prints rows per
-second of the tasks' staging, of the commit's transaction, and of both together, and the CPU time of the commit's
-backend, which other work on the machine changes less; writes them as JSON.
+"""A Postgres table upserted by key: commits of rows into a table that has millions, through the sink itself. Gives
+rows per second of the tasks' staging, of the commit's transaction, and of both together, and the CPU time of the
+commit's backend, which other work on the machine changes less.
 
 Keys are texts in no order. Rounds of replaced rows and of new rows take turns. The embedded Postgres flushes (fsync)
 each commit; the target is logged.
-
-    python bench/upserts.py --out build/upserts.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,8 +21,8 @@ import polars as pl
 import psutil
 import psycopg
 import pyarrow as pa
-from topics import START_MS
 
+from bench.topics import START_MS
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt
 from joinery_runtime.sinks.postgres import PostgresSink, PostgresWriter, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
@@ -45,6 +40,7 @@ SCHEMA = pa.schema(
 )
 TASKS = 2
 PER_LOAD = 300_000  # rows per commit while the table is filled
+ROUNDS = 5
 
 
 def rows(keys: np.ndarray, epoch: int) -> pa.Table:
@@ -108,44 +104,38 @@ def medians(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(measured[name] for measured in rounds) for name in rounds[0]}
 
 
-def measure(dsn: str, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+def measure(dsn: str, before: int, epoch: int) -> dict[str, dict[str, float]]:
     sink = PostgresSink(dsn, TargetTable(TABLE, (KEY,)), Staging.of("joinery_bench", "bench", TABLE))
     sink.prepare(SCHEMA)
     random = np.random.default_rng(1)
-    there = random.permutation(arguments.rows)
+    there = random.permutation(before)
     replaced, new = [], []
     with (
         psycopg.connect(dsn, autocommit=True) as connection,
         ProcessPoolExecutor(TASKS, mp_context=get_context("spawn")) as pool,
     ):
         commits = Commits(sink, connection, pool)
-        for first in range(0, arguments.rows, PER_LOAD):
+        for first in range(0, before, PER_LOAD):
             commits.run(there[first : first + PER_LOAD])
         connection.execute(f"VACUUM ANALYZE {TABLE}")
-        coming = arguments.rows + random.permutation(arguments.rounds * arguments.epoch)
-        for number in range(arguments.rounds):
-            replaced.append(commits.run(random.choice(arguments.rows, arguments.epoch, replace=False)))
-            new.append(commits.run(coming[number * arguments.epoch :][: arguments.epoch]))
+        coming = before + random.permutation(ROUNDS * epoch)
+        for number in range(ROUNDS):
+            replaced.append(commits.run(random.choice(before, epoch, replace=False)))
+            new.append(commits.run(coming[number * epoch :][:epoch]))
     sink.close()
     return {"replaced rows": medians(replaced), "new rows": medians(new)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=3_000_000, help="in the table before the first round")
-    parser.add_argument("--epoch", type=int, default=300_000, help="rows per commit")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work, embedded_postgres(Path(work)) as dsn:
-        results = measure(dsn, arguments)
-    for name, rates in results.items():
-        print(f"{name:13} {rates['committed']:>9,.0f} rows/s in the commit ({rates['cpu_us']:.1f} us of CPU a row), "
-              f"{rates['staged']:,.0f} staged by {TASKS} tasks, {rates['both']:,.0f} with staging")  # fmt: skip
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"rows": arguments.rows, "epoch": arguments.epoch, **results}, indent=2))
+def run(work: Path, rows_before: int) -> dict[str, dict[str, float]]:
+    """Rounds of a tenth of `rows_before` each."""
+    with embedded_postgres(work / "upserts") as dsn:
+        return measure(dsn, rows_before, rows_before // 10)
 
 
-if __name__ == "__main__":
-    main()
+def told(results: dict[str, dict[str, float]]) -> str:
+    head = "| rows | rows/s of the commit | CPU us/row of it | rows/s staged by two tasks | rows/s with staging |"
+    lines = [
+        f"| {name} | {of['committed']:,.0f} | {of['cpu_us']:.2f} | {of['staged']:,.0f} | {of['both']:,.0f} |"
+        for name, of in results.items()
+    ]
+    return "\n".join(["## Upserts into Postgres", "", head, "| --- | ---: | ---: | ---: | ---: |", *lines, ""])

@@ -1,0 +1,135 @@
+"""The comparison of Joinery with every peer, in one run on this machine, outputs verified. Prints tables, and writes
+them, all figures as JSON and a picture of the rates into a folder.
+
+    python -m bench --only joins --rows 3000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench import joins, kinds, latency, plot, sessions, state, table, upserts
+from bench.peer import Figures
+from bench.usage import adopt_orphans
+
+ROWS, QUICK_ROWS = 3_000_000, 100_000
+STATE_ROWS, RECOVERED_ROWS = 20_000_000, 5_000_000  # a side; a quick run has QUICK_ROWS
+LATENCY_SECONDS, QUICK_LATENCY_SECONDS = 60.0, 10.0
+
+Told = tuple[Any, str]  # figures, and the text that shows them
+
+
+def _joins(work: Path, given: argparse.Namespace) -> Told:
+    found = joins.run(work, given.rows, given.peers)
+    return found, table.rates(f"Inner join within 60 s, 2 x {given.rows:,} records", found)
+
+
+def _sessions(work: Path, given: argparse.Namespace) -> Told:
+    found = sessions.run(work, given.rows, given.peers)
+    return found, table.rates(f"Sessions with a gap of 60 s, {given.rows:,} records", found)
+
+
+def _latency(work: Path, given: argparse.Namespace) -> Told:
+    found = latency.run(work, QUICK_LATENCY_SECONDS if given.quick else LATENCY_SECONDS, given.peers)
+    return found, table.delays(f"Latency at {latency.RATE:,} records per second and topic, exactly once", found)
+
+
+def _kinds(work: Path, given: argparse.Namespace) -> Told:
+    found = kinds.run(work, given.rows, given.peers)
+    return found, table.rates("Kinds of join", found)
+
+
+def _upserts(work: Path, given: argparse.Namespace) -> Told:
+    found = upserts.run(work, given.rows)
+    return found, upserts.told(found)
+
+
+def _state(work: Path, given: argparse.Namespace) -> Told:
+    sizes = (given.rows, given.rows) if given.quick else (STATE_ROWS, RECOVERED_ROWS)
+    found = state.run(work, *sizes)
+    return found, state.told(found)
+
+
+SECTIONS: dict[str, Callable[[Path, argparse.Namespace], Told]] = {
+    "joins": _joins,
+    "sessions": _sessions,
+    "latency": _latency,
+    "kinds": _kinds,
+    "upserts": _upserts,
+    "state": _state,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, help=f"records per topic; {ROWS:,} by default")
+    parser.add_argument("--only", choices=SECTIONS, nargs="*", default=list(SECTIONS))
+    parser.add_argument("--peers", nargs="*", help="short names, such as flink-heap, or kinds of join; all by default")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} records: does every peer work?")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    given = parser.parse_args()
+    given.rows = given.rows or (QUICK_ROWS if given.quick else ROWS)
+    adopt_orphans()
+    results: dict[str, Any] = {}
+    texts = [heading()]
+    print(texts[0], flush=True)
+    work = Path(tempfile.mkdtemp(prefix="joinery-bench-"))
+    for name in given.only:
+        results[name], text = SECTIONS[name](work / name, given)
+        texts.append(text)
+        print(text, flush=True)
+        write(given.out, texts, results)  # after each: an interrupted run leaves what it has
+    if problems(results):
+        print(f"Logs of what failed are in {work}", file=sys.stderr)
+        return 1
+    shutil.rmtree(work, ignore_errors=True)
+    return 0
+
+
+def heading() -> str:
+    """When and where, and how busy the machine is: its figures are compared with others of the same run only."""
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    memory = psutil.virtual_memory().total / 2**30
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
+        f"load {load} before the run. Broker, database and engine share the machine.\n"
+    )
+
+
+def problems(results: Mapping[str, Any]) -> list[str]:
+    """What failed."""
+    found = [each for section in results.values() if isinstance(section, Sequence) for each in section]
+    return [f"{each.name}: {each.problem}" for each in found if each.problem]
+
+
+def write(out: Path, texts: Sequence[str], results: Mapping[str, Any]) -> None:
+    """`table.md`, `figures.json` and `rates.svg` in the folder `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.md").write_text("\n".join(texts))
+    (out / "figures.json").write_text(json.dumps(results, indent=2, default=_plain))
+    sections = {name: found for name, found in results.items() if isinstance(found, list)}
+    rates = {name: found for name, found in sections.items() if all(isinstance(each, Figures) for each in found)}
+    (out / "rates.svg").write_text(plot.svg(rates))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value)} in the figures")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Compiles and starts the peers that are Java programs: one source file each, in `java/`."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from joinery_devkit.environment import GET_JAVA, java_command
+from joinery_devkit.jars import class_path
+from joinery_runtime.errors import EnvironmentProblem
+
+LOG4J_BINDING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
+_SOURCES = Path(__file__).parent / "java"
+_CACHE = Path(__file__).parents[1] / ".cache"
+
+
+def java_program(program: str, jars: Path, options: Sequence[str]) -> list[str]:
+    """The command line of a program, without its arguments; compiled when its source is new. All peers have the
+    collector that costs least per row."""
+    classes = f"{_compiled(program, jars)}:{class_path(jars)}"
+    return [java_command(), "-XX:+UseParallelGC", *options, "-Dlog4j2.level=WARN", "-cp", classes, program]
+
+
+def _compiled(program: str, jars: Path) -> Path:
+    """The folder with the program's classes."""
+    source = _SOURCES / f"{program}.java"
+    key = hashlib.sha256(source.read_bytes() + str(jars).encode()).hexdigest()[:12]
+    folder = _CACHE / f"{program}-{key}"
+    if not folder.is_dir():
+        javac = Path(java_command()).resolve().with_name("javac")
+        if not javac.exists():
+            raise EnvironmentProblem("Java has no compiler", facts=f"{javac} does not exist", todo=GET_JAVA)
+        _CACHE.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_CACHE) as work:
+            built = Path(work) / "classes"
+            subprocess.run([str(javac), "-d", str(built), "-cp", class_path(jars), str(source)], check=True)
+            built.rename(folder)
+    return folder

@@ -1,0 +1,86 @@
+"""The interval join of orders and payments, by Joinery and every peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+
+from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
+from bench.peer import Figures, Peer
+from bench.raw_read import measure_raw
+from bench.section import PARTITIONS, Candidates, Ground, only, run_all
+from bench.topics import Workload, expected_pairs, produce
+from joinery_devkit.kafka import KafkaBroker
+
+WINDOW_MS = 60_000
+TOPICS = ("orders", "payments")
+ROW = {"order_id": pl.String, "customer": pl.String, "amount": pl.Float64, "payment_id": pl.String, "method": pl.String}
+
+
+def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
+    """2 x `records`; `wanted` names some of the peers, None all of them."""
+    # In small runs payments follow sooner, so that most have an order.
+    workload = Workload(records, PARTITIONS, paid_within_ms=min(WINDOW_MS, records // 20))
+    with KafkaBroker() as broker:
+        for topic in TOPICS:
+            broker.create_topic(topic, PARTITIONS)
+        produce(broker.bootstrap, workload, TOPICS)
+        ground = Ground(broker, work, 2 * records, ROW)
+        raw = measure_raw(broker.bootstrap, [(topic, list(range(PARTITIONS)), records) for topic in TOPICS])
+        return [raw, *run_all(ground, only(PEERS, wanted), expected_pairs(workload, WINDOW_MS))]
+
+
+def _joinery(ground: Ground, slug: str, *, name: str, delivery: str = "exactlyOnce") -> Peer:
+    step = {
+        "right": "payments",
+        "keys": {"orders.order_id": "payments.order_id"},
+        "interval": {"of": "orders", "lower": f"-{WINDOW_MS}ms", "upper": f"{WINDOW_MS}ms"},
+    }
+    columns = ("orders.order_id", "orders.customer", "orders.amount", "payments.payment_id", "payments.method")
+    spec = {
+        "inputs": [joinery_jobs.kafka_input(topic, ground.bootstrap) for topic in TOPICS],
+        "joins": [step],
+        "select": [{"column": column, "as": column.partition(".")[2]} for column in columns],
+        "delivery": delivery,
+    }
+    return joinery_jobs.compared("StreamJoin", name, spec, ground, slug)
+
+
+def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
+    settings = {"bootstrap": ground.bootstrap, "topic": slug, "window_ms": WINDOW_MS, "per_batch": ground.batch_rows(2)}
+    return spark_peer.peer(release(), "join", settings, ground.folder(slug))
+
+
+def _flink(ground: Ground, slug: str, *, how: flink_peer.How) -> Peer:
+    seconds = WINDOW_MS // 1000
+    columns = "order_id STRING, customer STRING, amount DOUBLE, payment_id STRING, `method` STRING"
+    statements = [
+        flink_peer.input_table("orders", ground.bootstrap, "order_id STRING, customer STRING, amount DOUBLE"),
+        flink_peer.input_table("payments", ground.bootstrap, "payment_id STRING, order_id STRING, `method` STRING"),
+        flink_peer.output_table(slug, ground.bootstrap, columns, how),
+        f"""INSERT INTO joined SELECT o.order_id, o.customer, o.amount, p.payment_id, p.`method`
+            FROM orders o JOIN payments p ON o.order_id = p.order_id
+            AND p.event_time BETWEEN o.event_time - INTERVAL '{seconds}' SECOND
+            AND o.event_time + INTERVAL '{seconds}' SECOND""",
+    ]
+    return flink_peer.peer(how, statements, ground.folder(slug))
+
+
+def _streams(ground: Ground, slug: str, *, how: streams_peer.How) -> Peer:
+    return streams_peer.peer(how, "join", ground.bootstrap, slug, WINDOW_MS, ground.folder(slug))
+
+
+PEERS: Candidates = {
+    "joinery-files": partial(_joinery, name="into files"),
+    "joinery-exactly-once": partial(_joinery, name="into Kafka exactly once"),
+    "joinery-at-least-once": partial(_joinery, name="into Kafka at least once", delivery="atLeastOnce"),
+    "spark": partial(_spark, release=spark_peer.current),
+    "spark-newest": partial(_spark, release=spark_peer.newest),
+    "flink-heap": partial(_flink, how=flink_peer.HEAP),
+    "flink-rocksdb": partial(_flink, how=flink_peer.ROCKSDB),
+    "streams-at-least-once": partial(_streams, how=streams_peer.AT_LEAST_ONCE),
+    "streams-exactly-once": partial(_streams, how=streams_peer.EXACTLY_ONCE),
+}

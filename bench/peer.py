@@ -1,0 +1,192 @@
+"""One way to start and measure an engine.
+
+A peer is started with the inputs already in Kafka, is waited for until the expected rows are visible, is stopped, and
+its rows are compared with the expected ones.
+
+`cold`: from the start of its process to the last row. `warm`: from the moment when WARM_FROM of the rows were visible,
+when compilers, workers and connections have warmed up. What an engine had read ahead by then counts as if it were read
+after it; that is at most its clients' queues. An engine that shows its rows in few large steps has no warm rate in a
+small run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from bench.outputs import Ends, Fingerprint, Output, fingerprint
+from bench.usage import cpu_seconds, end_all, memory_bytes
+
+WARM_FROM = 0.25
+_LOOK_SECONDS = 0.2
+_MEMORY_EVERY = 5  # looks: reading the memory of large processes takes milliseconds
+_STOP_SECONDS = 60.0
+_LEAST_RATE = 1_500  # input rows a second below which a peer is given up, after _START_SECONDS
+_START_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An engine with its settings. `command` is started in a directory of its own, `folder`, where its log is."""
+
+    name: str
+    settings: str  # for the table's notes
+    command: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`rows` are input rows. Rates are in rows per second, CPU in microseconds per row of all processes, the broker's
+    and the database's included; `warm_*` is None where too little was seen. `problem`: why the figures do not
+    count."""
+
+    name: str
+    settings: str
+    rows: int
+    rows_out: int = 0
+    cold_rate: float | None = None
+    warm_rate: float | None = None
+    cold_cpu_us: float | None = None
+    warm_cpu_us: float | None = None
+    peak_bytes: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`seconds` and `cpu_seconds` since the start."""
+
+    seconds: float
+    cpu_seconds: float
+    ends: Ends
+
+    @property
+    def visible(self) -> int:
+        return sum(self.ends.values())
+
+
+class Looks:
+    """Looks at a run again and again, from a thread of its own: what reads the rows does not stop the clock."""
+
+    def __init__(self, output: Output) -> None:
+        self.taken: list[Look] = []
+        self.peak_bytes = 0
+        self._output, self._others = output, {process.pid for process in psutil.Process().children()}
+        self._cpu, self._started = cpu_seconds(), time.monotonic()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Looks:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(_LOOK_SECONDS):
+            ends = self._output.ends()
+            self.taken.append(Look(time.monotonic() - self._started, cpu_seconds() - self._cpu, ends))
+            if len(self.taken) % _MEMORY_EVERY == 0:
+                self.peak_bytes = max(self.peak_bytes, memory_bytes(without=self._others))
+
+    def until(self, last: Ends) -> list[Look]:
+        """Up to the first look that saw everything up to `last`, which is waited for."""
+        number = 0
+        while True:
+            if number == len(self.taken):
+                if not self._thread.is_alive():
+                    raise RuntimeError("nobody looks at the output any more; the thread's error is above")
+                time.sleep(_LOOK_SECONDS)
+            elif all(self.taken[number].ends[part] >= end for part, end in last.items()):
+                return self.taken[: number + 1]
+            else:
+                number += 1
+
+
+@contextmanager
+def running(peer: Peer) -> Iterator[Callable[[], str | None]]:
+    """Gives a function that says whether the peer ended by itself, and how. Stops it in order, waits for what it leaves
+    behind, and kills what does not end."""
+    others = {process.pid for process in psutil.Process().children()}
+    peer.folder.mkdir(parents=True, exist_ok=True)
+    with (peer.folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            peer.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=peer.folder,
+            env=os.environ | peer.environment, start_new_session=True,
+        )  # fmt: skip
+
+    def ended() -> str | None:
+        return None if process.poll() is None else f"ended with {process.returncode}; see {peer.folder / 'log'}"
+
+    try:
+        yield ended
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        end_all(without=others)
+
+
+def measure(peer: Peer, output: Output, rows: int, expected: Fingerprint) -> Figures:
+    """Runs `peer` until the expected rows have come to `output`; `rows` is how many it reads."""
+    deadline = time.monotonic() + _START_SECONDS + rows / _LEAST_RATE
+    last: Ends | None = None
+    with Looks(output) as looks, running(peer) as ended:
+        while last is None:
+            time.sleep(_LOOK_SECONDS)
+            visible = looks.taken[-1].visible if looks.taken else 0
+            last = output.last(expected.rows) if visible >= expected.rows else None
+            if last is None and (problem := ended() or (time.monotonic() > deadline and "was given up") or None):
+                visible = sum(output.ends().values())
+                seen = f"{visible:,} of {expected.rows:,} rows are visible"
+                return Figures(peer.name, peer.settings, rows, visible, problem=f"{problem}: {seen}")
+        taken = looks.until(last)
+    return figures(peer, rows, expected, fingerprint(output.read()), taken, looks.peak_bytes)
+
+
+def figures(
+    peer: Peer, rows: int, expected: Fingerprint, found: Fingerprint, looks: Sequence[Look], peak: int
+) -> Figures:
+    """`looks` end with the one that saw the last row."""
+    last, warm = looks[-1], _warm(looks, expected.rows)
+    problem = None
+    if found != expected:
+        problem = (
+            f"wrong rows: {found.rows:,} with checksum {found.checksum:x}, "
+            f"not {expected.rows:,} with {expected.checksum:x}"
+        )
+    warm_rows = rows * (1 - warm.visible / expected.rows) if warm else 0.0
+    return Figures(
+        peer.name,
+        peer.settings,
+        rows,
+        found.rows,
+        cold_rate=rows / last.seconds,
+        warm_rate=warm_rows / (last.seconds - warm.seconds) if warm else None,
+        cold_cpu_us=1e6 * last.cpu_seconds / rows,
+        warm_cpu_us=1e6 * (last.cpu_seconds - warm.cpu_seconds) / warm_rows if warm else None,
+        peak_bytes=peak,
+        problem=problem,
+    )
+
+
+def _warm(looks: Sequence[Look], expected: int) -> Look | None:
+    """The first look that saw WARM_FROM of the rows; None where rows came in less than two further steps."""
+    found = next(number for number, look in enumerate(looks) if look.visible >= WARM_FROM * expected)
+    steps = len({look.visible for look in looks[found:]})
+    return looks[found] if looks[found].visible < 0.9 * expected and steps > 2 else None

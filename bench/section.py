@@ -1,0 +1,91 @@
+"""What the sections of the comparison share: their sizes, their topics, and how one peer after the other is run."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from bench.outputs import FileOutput, Output, Schema, TopicOutput, fingerprint
+from bench.peer import Figures, Peer, measure
+from joinery_devkit.kafka import KafkaBroker
+
+PARTITIONS = 4
+SHARDS = 4
+# What suits each engine best in a large run; a small one is still cut into a few epochs or batches.
+_EPOCH_ROWS = 800_000
+_BATCH_ROWS = 400_000
+_LEAST_EPOCHS = 5
+
+
+def epoch_rows(rows: int) -> int:
+    """How many rows of all inputs together, which have `rows`, are an epoch of Joinery's."""
+    return min(_EPOCH_ROWS, rows // _LEAST_EPOCHS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where a section's peers run: a broker that has their inputs, `rows` of them, and a folder for their files."""
+
+    broker: KafkaBroker
+    work: Path
+    rows: int
+    schema: Schema  # of the output
+
+    @property
+    def bootstrap(self) -> str:
+        return self.broker.bootstrap
+
+    def batch_rows(self, topics: int) -> int:
+        """How many rows of each of the `topics` are a batch of Spark's."""
+        return min(_BATCH_ROWS, self.rows // topics // _LEAST_EPOCHS)
+
+    def folder(self, slug: str) -> Path:
+        return self.work / slug
+
+    def files(self, slug: str) -> Path:
+        """Where a peer puts its rows that writes files."""
+        return self.folder(slug) / "rows"
+
+    def output(self, slug: str) -> Output:
+        """The topic `slug`, which is created; the files of a peer that writes files."""
+        if slug.endswith(FILES):
+            return FileOutput(self.files(slug), self.schema)
+        self.broker.create_topic(slug, PARTITIONS)
+        return TopicOutput(self.bootstrap, slug, PARTITIONS, self.schema)
+
+
+# A peer's short name, which is also that of its output topic and its folder; and what makes it when its turn comes.
+Candidates = dict[str, Callable[[Ground, str], Peer]]
+FILES = "-files"  # ends the name of a peer that writes files
+
+
+def run_all(ground: Ground, candidates: Candidates, expected: pl.DataFrame) -> list[Figures]:
+    """One after the other. What a peer has written is removed when it is done, but for the files of one that failed."""
+    wanted = fingerprint(expected)
+    found = []
+    for slug, candidate in candidates.items():
+        figures = measure(candidate(ground, slug), ground.output(slug), ground.rows, wanted)
+        print(f"  {told(figures)}", file=sys.stderr, flush=True)
+        if not slug.endswith(FILES):
+            ground.broker.delete_topic(slug)
+        if figures.problem is None:
+            shutil.rmtree(ground.folder(slug), ignore_errors=True)
+        found.append(figures)
+    return found
+
+
+def told(figures: Figures) -> str:
+    """One line, for who waits."""
+    if figures.problem:
+        return f"{figures.name}: {figures.problem}"
+    warm = f", warm {figures.warm_rate:,.0f}" if figures.warm_rate else ""
+    return f"{figures.name}: {figures.cold_rate:,.0f} rows/s{warm}, {figures.rows_out:,} rows out, as expected"
+
+
+def only(candidates: Candidates, wanted: Sequence[str] | None) -> Candidates:
+    return candidates if wanted is None else {slug: candidates[slug] for slug in wanted if slug in candidates}

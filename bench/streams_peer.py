@@ -1,0 +1,55 @@
+"""Kafka Streams as a peer: one process, two threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.java import LOG4J_BINDING, java_program
+from bench.peer import Peer
+from joinery_devkit.jars import fetch_jars
+
+VERSION = "4.3.1"
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    name: str
+    settings: str
+    configuration: Mapping[str, str]
+
+
+_THREADS = {"num.stream.threads": "2", "auto.offset.reset": "earliest", "replication.factor": "1"}
+_IN_BATCHES = {"linger.ms": "50", "batch.size": "1048576", "compression.type": "lz4", "max.poll.records": "10000"}
+AT_LEAST_ONCE = How(
+    "at least once",
+    "2 threads, topics keyed by the join key (nothing is repartitioned), RocksDB stores with changelog topics, "
+    "ParallelGC, 4 GB of heap, batches of 1 MB, commits every 10 s",
+    {**_THREADS, **_IN_BATCHES, "commit.interval.ms": "10000"},
+)
+EXACTLY_ONCE = How(
+    "exactly once",
+    "the same with exactly_once_v2 and commits every second",
+    {**_THREADS, **_IN_BATCHES, "processing.guarantee": "exactly_once_v2", "commit.interval.ms": "1000"},
+)
+PROMPT = How(
+    "exactly once",
+    "2 threads, exactly_once_v2, commits every 100 ms (the default)",
+    {**_THREADS, "processing.guarantee": "exactly_once_v2", "commit.interval.ms": "100"},
+)
+
+
+def peer(how: How, kind: str, bootstrap: str, topic: str, window_ms: int, folder: Path) -> Peer:
+    """`kind`: see StreamsJob.java."""
+    jars = fetch_jars(f"kafka-streams-{VERSION}", [f"org.apache.kafka:kafka-streams:{VERSION}", LOG4J_BINDING])
+    given = {
+        "application.id": topic,
+        "bootstrap.servers": bootstrap,
+        "topic": topic,
+        "window.ms": str(window_ms),
+        "state.dir": str(folder / "state"),
+        **how.configuration,
+    }
+    command = [*java_program("StreamsJob", jars, ["-Xmx4g"]), kind, *(f"{key}={value}" for key, value in given.items())]
+    return Peer(f"Kafka Streams {VERSION}, {how.name}", how.settings, command, folder)
