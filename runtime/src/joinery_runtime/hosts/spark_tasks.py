@@ -1,7 +1,8 @@
 """The part of a Spark task that runs in an executor's Python process: a peer's share of an epoch.
 
 Where there is one peer, its task is the whole epoch. Else a task reads, and a task per step follows; what they send
-each other goes through Spark's shuffle as (peer, (shard, block)).
+each other goes through Spark's shuffle as (peer, (shard, block)). A task takes all that it is given, also when it
+fails: PySpark ends a process that has not read its input to the end, and with it consumers, connections and caches.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +49,7 @@ class PeerTask:
 
     def whole(self, given: Iterable[object]) -> Iterator[EpochOutcome | TaskFailure]:
         """The only peer's task."""
+        deque(given, maxlen=0)
         try:
             process = process_for(self.setup, self.peers.threads)
             yield run_epoch(process.worker, self.work, _attempt(), process.threads)
@@ -55,7 +58,8 @@ class PeerTask:
         except JoineryError as error:
             yield TaskFailure(error)
 
-    def read(self, shares: Iterable[Sequence[Range]]) -> Iterator[Carried]:
+    def read(self, given: Iterable[Sequence[Range]]) -> Iterator[Carried]:
+        shares = list(given)
         try:
             process = process_for(self.setup, self.peers.threads)
             for ranges in shares:
@@ -97,10 +101,14 @@ class PeerTask:
 
 
 def _received(carried: Iterable[Carried]) -> Iterator[Sent]:
+    failures: list[TaskFailure] = []
     for _, sent in carried:
         if isinstance(sent, TaskFailure):
-            raise sent.error
-        yield sent
+            failures.append(sent)
+        elif not failures:
+            yield sent
+    if failures:
+        raise failures[0].error
 
 
 # --- this process -----------------------------------------------------------------------------------------------------
