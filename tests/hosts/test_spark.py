@@ -21,6 +21,7 @@ from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
 from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, start_context
+from joinery_runtime.hosts.spark_places import executors_of, placed
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace import run_trace
@@ -87,6 +88,17 @@ def test_an_epoch_without_errors(context: SparkContext) -> None:
         1,
         2,
     ]
+
+
+def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> None:
+    executors = executors_of(context)
+    assert [name.split("_")[0] for name in executors] == ["executor"] * 2, "the driver runs no tasks"
+    assert {name.split("_")[1] for name in executors} == {"127.0.0.1", OTHER_ADDRESS}
+    given = placed(context, ["a", "b", "c"], executors)
+    rdd, jvm = given._jrdd.rdd(), context._jvm
+    preferred = [jvm.scala.jdk.javaapi.CollectionConverters.asJava(rdd.preferredLocations(p)) for p in rdd.partitions()]
+    assert [list(each) for each in preferred] == [[executors[0]], [executors[1]], [executors[0]]]
+    assert given.map(lambda item: item * 2).collect() == ["aa", "bb", "cc"]
 
 
 def test_workers_are_forked_from_a_daemon_of_ours(context: SparkContext) -> None:

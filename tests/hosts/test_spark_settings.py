@@ -16,13 +16,14 @@ from pyspark.errors import PySparkRuntimeError
 
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.engine.tasks import deal_ranges
+from joinery_runtime.engine.tasks import Peers, deal_ranges
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts import spark, spark_tasks
 from joinery_runtime.hosts.spark import (
     DEFAULT_CONF,
     WORKER_ENVIRONMENT,
     SparkHost,
+    share_out,
     start_context,
     stop_context,
 )
@@ -280,6 +281,28 @@ def test_a_java_process_that_is_gone_is_an_error_of_ours() -> None:
     with pytest.raises(JoineryError, match="Spark gave up on epoch 7: the driver's Java process is gone"):
         host.run(EpochWork(1, EpochPlan(7, 2, (), {}), ()))
     stop_context(context)
+
+
+# --- peers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "executors", "shards", "ranges", "peers"),
+    [
+        (2, 0, 8, 4, Peers(1, 2)),  # in the driver, or before an executor has come
+        (8, 1, 8, 4, Peers(1, 8)),
+        (12, 1, 8, 4, Peers(2, 6)),
+        (6, 3, 8, 4, Peers(3, 2)),
+        (32, 2, 8, 4, Peers(4, 8)),
+        (6, 3, 1, 2, Peers(2, 2)),  # who has neither a shard nor a range is left out
+        (6, 3, 1, 0, Peers(1, 2)),
+    ],
+)
+def test_cores_become_threads_and_executors_peers(
+    cores: int, executors: int, shards: int, ranges: int, peers: Peers
+) -> None:
+    work = EpochWork(1, EpochPlan(7, shards, tuple(ranges_of([1] * ranges)), {}), ())
+    assert share_out(work, cores, executors) == peers
 
 
 # --- balanced ranges --------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The tasks of an epoch as one Spark job, and the context that runs it.
 
     one peer:       parallelize([0]) -> mapPartitions(whole) -> collect
-    several peers:  parallelize(ranges) -> mapPartitions(read) -> [partitionBy(peer) -> mapPartitions(step)] -> collect
+    several peers:  placed(ranges) -> mapPartitions(read) -> [partitionBy(peer) -> mapPartitions(step)] -> collect
 
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
 docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step.
@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,10 +28,10 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.class_archive import java_options
+from joinery_runtime.hosts.spark_places import executors_of, placed
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
-    is_local,
     on_this_machine,
     only_in_context,
     page_defaults,
@@ -83,51 +83,51 @@ class SparkHost:
     def warm(self) -> None:
         """Has a process of each executor build its worker, so that the first epoch does not wait for that. What goes
         wrong with it, the first epoch meets too, and says."""
-        setup, executors = self._setup, _executors(self._context)
+        setup = self._setup
         with suppress(Py4JError, ConnectionError):
+            executors = len(executors_of(self._context)) or 1
             self._context.parallelize(range(executors), executors).foreach(lambda _: process_for(setup, 1))
 
     def _results(self, work: EpochWork) -> list[object]:
         try:
             self._context.setJobDescription(f"{self._job}: epoch {work.plan.epoch}")
-            peers = peers_of(self._context, work)
-            task = PeerTask(self._setup, work, peers)
-            if peers.count == 1:
+            executors = executors_of(self._context)
+            task = PeerTask(self._setup, work, share_out(work, self._context.defaultParallelism, len(executors)))
+            if task.peers.count == 1:
                 return list(self._context.parallelize([0], 1).mapPartitions(task.whole).collect())
-            return [result for _, result in self._in_stages(task).collect()]
+            return [result for _, result in self._in_stages(task, executors).collect()]
         except (Py4JError, ConnectionError) as error:
             raise JoineryError(
                 f"Spark gave up on epoch {work.plan.epoch}", facts=_cause(error), todo=_todo(error)
             ) from error
 
-    def _in_stages(self, task: PeerTask) -> RDD[Any]:
+    def _in_stages(self, task: PeerTask, executors: Sequence[str]) -> RDD[Any]:
         count = task.peers.count
         shares = deal_ranges(task.work.plan.ranges, count)
-        carried = self._context.parallelize(shares, max(1, len(shares))).mapPartitions(task.read)
+        carried = self._given(shares, executors).mapPartitions(task.read)
         for step in range(self._setup.steps):
             carried = carried.partitionBy(count, _to_peer).mapPartitionsWithIndex(partial(task.step, step))
         return carried
+
+    def _given(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:
+        """Each to the executor that had it before: its consumers have fetched what comes next."""
+        if shares and executors:
+            return placed(self._context, shares, executors)
+        return self._context.parallelize(shares, max(1, len(shares)))
 
 
 def _to_peer(peer: int) -> int:
     return peer
 
 
-def peers_of(context: SparkContext, work: EpochWork) -> Peers:
-    """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do."""
-    cores = context.defaultParallelism
-    executors = _executors(context)
+def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
+    """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do. `cores` are those
+    of all executors, of which there may be none yet."""
+    executors = max(1, executors)
     each = math.ceil(cores / executors)
     processes = math.ceil(each / MAX_THREADS)
     count = min(executors * processes, max(work.plan.shards, len(work.plan.ranges)))
     return Peers(count, math.ceil(each / processes))
-
-
-def _executors(context: SparkContext) -> int:
-    if is_local(context.master):
-        return 1  # the driver's JVM
-    status: Any = context._jsc.sc()
-    return max(1, int(status.getExecutorMemoryStatus().size()) - 1)  # the driver is listed too
 
 
 def _cause(error: Exception) -> str:
