@@ -111,21 +111,24 @@ class LoggedErrors(LastError):
         super().__call__(error)
 
 
-_QUEUE_KB = 32 << 10  # what a consumer keeps of all of its partitions, beside one answer of a broker
-_MOST_AT_ONCE, _LEAST_AT_ONCE = 4 << 20, 64 << 10  # bytes of one partition in an answer
+# What a consumer keeps of all of its partitions, beside one answer of a broker: enough while a batch is decoded, and
+# little to throw away when another process reads on.
+_QUEUE_RECORDS, _QUEUE_KB = 20_000, 3_000
+_ANSWER_BYTES = 4 << 20  # of a broker, with all partitions
+_MOST_AT_ONCE, _LEAST_AT_ONCE = 1 << 20, 64 << 10  # bytes of one partition in an answer
 
 
 def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 1) -> dict[str, Any]:
     """Settings of a consumer that reads committed records at assigned offsets and leaves no trace in the cluster. With
     many partitions an answer brings little of each (and it is compressed): few of them would fill the queue before the
     others come."""
-    share = _QUEUE_KB * 1024 // (8 * max(1, partitions))
+    share = _ANSWER_BYTES // max(1, partitions)
     return {
         # Never joined or committed to; the client insists on a name.
         "group.id": f"joinery.{cluster.input}",
         "client.id": f"joinery.{cluster.input}",
         # Many small records: fill the queue, and look again soon when it was full (the default is a second).
-        "queued.min.messages": 200_000,
+        "queued.min.messages": _QUEUE_RECORDS,
         "queued.max.messages.kbytes": _QUEUE_KB,
         "fetch.message.max.bytes": max(_LEAST_AT_ONCE, min(share, _MOST_AT_ONCE)),
         "fetch.queue.backoff.ms": 10,

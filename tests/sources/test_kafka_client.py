@@ -1,0 +1,31 @@
+"""What a consumer of the tasks is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
+from sources.kafka_bench import kafka_input
+
+
+def settings(partitions: int = 1, **properties: str) -> dict[str, object]:
+    named = {name.replace("_", "."): value for name, value in properties.items()}
+    model = kafka_input("127.0.0.1:1", "any", properties=named)
+    assert model.kafka is not None
+    return consumer_settings(Cluster.of("in", model.kafka), LoggedErrors(), partitions)
+
+
+def test_a_consumer_keeps_little_since_a_change_of_hands_throws_it_away() -> None:
+    found = settings()
+    assert (found["queued.min.messages"], found["queued.max.messages.kbytes"]) == (20_000, 3_000)
+
+
+def test_the_job_may_choose_what_its_consumers_keep() -> None:
+    found = settings(queued_min_messages="7", queued_max_messages_kbytes="99000", fetch_message_max_bytes="5000")
+    names = ("queued.min.messages", "queued.max.messages.kbytes", "fetch.message.max.bytes")
+    assert [found[name] for name in names] == ["7", "99000", "5000"]
+
+
+@pytest.mark.parametrize(("partitions", "kilobytes"), [(1, 1024), (4, 1024), (16, 256), (64, 64), (1_000, 64)])
+def test_an_answer_of_a_broker_brings_something_of_every_partition(partitions, kilobytes) -> None:
+    assert settings(partitions)["fetch.message.max.bytes"] == kilobytes << 10
