@@ -19,7 +19,7 @@ from random import Random
 from confluent_kafka import Consumer, TopicPartition
 
 from joinery_runtime.job import Input
-from joinery_runtime.sources import PartitionRef, Range, reader_for
+from joinery_runtime.sources import PartitionRef, Range, kafka_clients, reader_for
 
 
 def arguments() -> argparse.Namespace:
@@ -29,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epoch", type=int, default=200_000, help="records of the topic per epoch")
     parser.add_argument("--swaps", type=float, default=0.0)
     parser.add_argument("--pace", type=float, default=1.0)
+    parser.add_argument("--by-record", action="store_true", help="with Python's client, which is there for need")
     parser.add_argument("--property", action="append", default=[], help="librdkafka's name=value")
     return parser.parse_args()
 
@@ -51,6 +52,9 @@ def main() -> None:
     partitions, end = extent(options.bootstrap, options.topic)
     step = options.epoch // partitions
     tasks = [range(partitions // 2), range(partitions // 2, partitions)]
+    if options.by_record:
+        kafka_clients.kernels = lambda _: None
+    kafka_clients.kernels("messages")  # once per process
     gc.set_threshold(200_000)  # as in this engine's tasks
     readers = [reader_for(model) for _ in tasks]
     # Counted from the first record on: what a client has fetched before would be read for nothing.

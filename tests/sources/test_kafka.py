@@ -11,12 +11,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from joinery_runtime.errors import DataLoss, SourceError, SourceUnavailable
 from joinery_runtime.sources import Bounds, Range, SourceReader, StoredOffsets, planner_for, reader_for
 from joinery_runtime.sources.base import RawBatch
+from joinery_runtime.sources.kafka_clients import Event
 from sources.kafka_bench import bounds_of, joined, kafka_input, plain, planning, ref, unique
 from sources.kafka_bench import send as send_to
 
@@ -49,14 +50,14 @@ def transaction(broker, topic: str, values: Sequence[bytes], *, commit: bool = T
 
 
 @pytest.fixture
-def reader(broker, topic) -> Iterator[SourceReader]:
+def reader(broker, topic, way) -> Iterator[SourceReader]:
     opened = reader_for(kafka_input(broker.bootstrap, topic))
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def reader_of(broker) -> Iterator[Callable[[str], SourceReader]]:
+def reader_of(broker, way) -> Iterator[Callable[[str], SourceReader]]:
     """Opens readers of other topics."""
     with ExitStack() as opened:
         yield lambda name: opened.enter_context(closing(reader_for(kafka_input(broker.bootstrap, name))))
@@ -242,7 +243,7 @@ def test_planned_records_that_retention_took(broker, topic, send, reader) -> Non
 
 @pytest.mark.parametrize(("end", "expected"), [(4, [(2, b"c"), (3, b"d")]), (2, []), (1, [])])
 def test_planned_records_that_retention_took_are_counted_where_the_job_allows_it(
-    broker, topic, send, end, expected
+    broker, topic, send, way, end, expected
 ) -> None:
     send([b"a", b"b", b"c", b"d", b"e"])
     broker.delete_records(topic, 0, 2)
@@ -254,28 +255,25 @@ def test_planned_records_that_retention_took_are_counted_where_the_job_allows_it
     reader.close()
 
 
-def test_old_news_of_lost_records_loses_nothing(broker, topic, send) -> None:
+def test_old_news_of_lost_records_loses_nothing(broker, topic, send, way) -> None:
     """The client may tell of an offset that it was at before it was sent elsewhere."""
     send([b"a", b"b", b"c"])
     broker.delete_records(topic, 0, 1)
     reader = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
     assert read(reader, topic, 1, 2) == [(1, b"b")]
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-    fetch, news = reader._consumer.consume, [Message(topic=topic, partition=0, error=error)]
-    reader._consumer = Consuming(reader._consumer, lambda *asked: [news.pop()] if news else fetch(*asked))
+    news = told(reader, Event(error, topic, 0))
     assert read(reader, topic, 2, 3) == [(2, b"c")]
     assert news == []
     reader.close()
 
 
-class Consuming:
-    """A consumer with another `consume`."""
-
-    def __init__(self, consumer, consume) -> None:
-        self._consumer, self.consume = consumer, consume
-
-    def __getattr__(self, name):
-        return getattr(self._consumer, name)
+def told(reader: Any, event: Event) -> list[Event]:
+    """Has the reader's client tell this first; the list is empty once it has."""
+    client, news = reader._client, [event]
+    fetch = client.fetch
+    client.fetch = lambda *asked: ([], [news.pop()]) if news else fetch(*asked)
+    return news
 
 
 def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> None:
@@ -309,10 +307,10 @@ def test_one_consumer_reads_all_partitions_of_an_input(topic, send, reader) -> N
     for partition in (0, 1):
         send([b"%d" % i for i in range(5)], partition=partition)
     assert records(reader.read(Range(ref(topic, 0), 0, 3), Range(ref(topic, 1), 1, 2))) == {0: [0, 1, 2], 1: [1]}
-    first = reader._consumer
+    first = reader._client
     assert records(reader.read(Range(ref(topic, 1), 2, 5))) == {1: [2, 3, 4]}
     assert records(reader.read(Range(ref(topic, 0), 3, 5))) == {0: [3, 4]}
-    assert reader._consumer is first
+    assert reader._client is first
 
 
 def test_ranges_at_random_places_are_read_exactly(broker, reader_of, monkeypatch) -> None:
@@ -335,8 +333,7 @@ def test_an_error_of_a_partition_that_is_not_read_now_stops_nothing(broker, topi
     send([b"a", b"b", b"c"], partition=1)
     assert records(reader.read(Range(ref(topic, 0), 0, 1), Range(ref(topic, 1), 0, 1))) == {0: [0], 1: [0]}
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-    fetch, news = reader._consumer.consume, [Message(topic=topic, partition=1, error=error)]
-    reader._consumer = Consuming(reader._consumer, lambda *asked: [news.pop()] if news else fetch(*asked))
+    news = told(reader, Event(error, topic, 1))
     assert records(reader.read(Range(ref(topic, 0), 1, 2))) == {0: [1]}
     assert records(reader.read(Range(ref(topic, 1), 1, 3))) == {1: [1, 2]}
     assert news == []
@@ -404,7 +401,7 @@ def test_a_broker_that_never_answers(silent_server, monkeypatch) -> None:
         bounds_of(kafka_input(silent_server, "any"))
 
 
-def test_a_task_without_a_broker_does_not_say_that_the_topic_is_missing(monkeypatch) -> None:
+def test_a_task_without_a_broker_does_not_say_that_the_topic_is_missing(monkeypatch, way) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 0.5)
     reader = reader_for(kafka_input("127.0.0.1:1", "any"))
     with pytest.raises(SourceUnavailable, match=r"asking for the offsets of any-0 failed: .*"):

@@ -21,7 +21,16 @@ from joinery_devkit.processes import deadline_after
 from joinery_runtime.engine.read_report import DeadLetters
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job import Input
-from joinery_runtime.sources import Bounds, PartitionRef, Range, SourceReader, decoder_for, planner_for, reader_for
+from joinery_runtime.sources import (
+    Bounds,
+    PartitionRef,
+    Range,
+    SourceReader,
+    decoder_for,
+    kafka_clients,
+    planner_for,
+    reader_for,
+)
 from joinery_runtime.sources.base import RawBatch, SourcePlanner, StoredOffsets
 
 pytestmark = pytest.mark.services
@@ -179,7 +188,7 @@ def committed(start: int, end: int) -> list[Record]:
     return [record for record in COMMITTED if start <= record[0] < end]
 
 
-def test_only_committed_records_are_read_and_bounds_include_control_records(broker, holes) -> None:
+def test_only_committed_records_are_read_and_bounds_include_control_records(broker, holes, way) -> None:
     model = kafka_input(broker, holes)
     assert extent(model) == (0, END, 0)
     with opened(model) as reader:
@@ -187,7 +196,7 @@ def test_only_committed_records_are_read_and_bounds_include_control_records(brok
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
-def test_every_way_to_cut_a_topic_with_holes_gives_the_same_records(broker, holes, step) -> None:
+def test_every_way_to_cut_a_topic_with_holes_gives_the_same_records(broker, holes, way, step) -> None:
     """Ranges that end or begin in a hole, and ranges that are nothing but hole."""
     ranges = list(pairwise([*range(0, END, step), END]))
     with opened(kafka_input(broker, holes)) as reader:
@@ -195,7 +204,7 @@ def test_every_way_to_cut_a_topic_with_holes_gives_the_same_records(broker, hole
 
 
 @pytest.mark.parametrize("planned", [(3, 5), (3, 7), (9, 11), (13, 14), (6, 7), (1, 12)])
-def test_a_range_with_holes_at_its_ends_is_all_that_a_reader_reads(broker, holes, planned) -> None:
+def test_a_range_with_holes_at_its_ends_is_all_that_a_reader_reads(broker, holes, way, planned) -> None:
     with opened(kafka_input(broker, holes)) as reader:
         assert read(reader, holes, *planned) == committed(*planned)
 
@@ -206,7 +215,7 @@ def test_stored_offsets_in_a_hole_are_no_loss(broker, holes, stored) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_an_open_transaction_holds_back_what_comes_after_it_until_it_ends(broker, topic, commits) -> None:
+def test_an_open_transaction_holds_back_what_comes_after_it_until_it_ends(broker, topic, way, commits) -> None:
     broker.create_topic(topic)
     plain, model = producer(broker), kafka_input(broker, topic)
     send(plain, topic, [b"p0"])
@@ -283,14 +292,18 @@ def wait_until_compacted(reader: SourceReader, topic: str, expected: Sequence[Re
         time.sleep(0.1)
 
 
-def test_a_compacted_topic(broker, topic, compacted) -> None:
+def test_a_compacted_topic(broker, topic, compacted, monkeypatch) -> None:
     """A plan that is replayed after compaction finds fewer records, and ends all the same."""
     model = kafka_input(broker, topic)
     with opened(model) as reader:
         wait_until_compacted(reader, topic, compacted)
-        assert extent(model) == (0, 20, 0)
-        assert extent(model, 5) == (5, 20, 0)  # it held a record once: compaction is no loss
-        found = [read(reader, topic, *planned) for planned in [(0, 5), (5, 17), (17, 18), (18, 20), (2, 18), (2, 17)]]
+    assert extent(model) == (0, 20, 0)
+    assert extent(model, 5) == (5, 20, 0)  # it held a record once: compaction is no loss
+    for kernel in (None, kafka_clients.kernels("messages")):
+        monkeypatch.setattr(kafka_clients, "kernels", lambda _, kernel=kernel: kernel)
+        ranges = [(0, 5), (5, 17), (17, 18), (18, 20), (2, 18), (2, 17)]
+        with opened(model) as reader:
+            found = [read(reader, topic, *planned) for planned in ranges]
         assert found == [[], [], compacted[:1], compacted[1:], compacted[:1], []]
 
 
@@ -316,7 +329,7 @@ def test_retention_between_two_epochs(broker, ten) -> None:
         assert read(reader, ten, 7, 10) == [(7, b"7"), (8, b"8"), (9, b"9")]
 
 
-def test_retention_between_plan_and_read(broker, ten) -> None:
+def test_retention_between_plan_and_read(broker, ten, way) -> None:
     with opened(kafka_input(broker, ten)) as reader:
         assert len(read(reader, ten, 0, 2)) == 2
         broker.delete_records(ten, 0, 7)
@@ -324,7 +337,7 @@ def test_retention_between_plan_and_read(broker, ten) -> None:
             read(reader, ten, 0, 9)
 
 
-def test_retention_between_plan_and_read_that_is_allowed(broker, ten) -> None:
+def test_retention_between_plan_and_read_that_is_allowed(broker, ten, way) -> None:
     broker.delete_records(ten, 0, 7)
     with opened(kafka_input(broker, ten, onDataLoss="continue")) as reader:
         for start, end, records in [(4, 9, [(7, b"7"), (8, b"8")]), (2, 6, []), (9, 10, [(9, b"9")])]:
@@ -371,7 +384,7 @@ def test_records_of_every_codec_in_one_partition(topic) -> None:
     assert found == list(enumerate(values * len(CODECS)))
 
 
-def test_records_of_one_byte_and_of_one_mebibyte(broker, topic) -> None:
+def test_records_of_one_byte_and_of_one_mebibyte(broker, topic, way) -> None:
     broker.create_topic(topic, config={"max.message.bytes": str(2**21)})
     random = np.random.default_rng(5)
     large = [random.bytes(2**20) for _ in range(6)]
@@ -384,7 +397,7 @@ def test_records_of_one_byte_and_of_one_mebibyte(broker, topic) -> None:
     assert one_by_one == whole[:4]
 
 
-def test_a_record_that_is_larger_than_a_fetch(broker, topic) -> None:
+def test_a_record_that_is_larger_than_a_fetch(broker, topic, way) -> None:
     broker.create_topic(topic, config={"max.message.bytes": str(8 * 2**20)})
     values = [b"a", b"b" * (6 * 2**20), b"c"]
     send(producer(broker, message_max_bytes=8 * 2**20), topic, values)
@@ -392,7 +405,7 @@ def test_a_record_that_is_larger_than_a_fetch(broker, topic) -> None:
         assert read(reader, topic, 0, 3) == list(enumerate(values))
 
 
-def test_tombstones_go_to_the_dead_letters(broker, topic) -> None:
+def test_tombstones_go_to_the_dead_letters(broker, topic, way) -> None:
     broker.create_topic(topic)
     good = json.dumps({"ts": 1}).encode()
     send(producer(broker), topic, [None, good, None, b""], key=b"k")
@@ -413,7 +426,7 @@ def test_tombstones_go_to_the_dead_letters(broker, topic) -> None:
 PARTITIONS = 40  # more than a reader keeps open
 
 
-def test_more_partitions_than_a_reader_keeps_open(broker, topic) -> None:
+def test_more_partitions_than_a_reader_keeps_open(broker, topic, way) -> None:
     broker.create_topic(topic, PARTITIONS)
     client, model = producer(broker), kafka_input(broker, topic)
     for number in range(3 * PARTITIONS):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.kafka_errors import is_away
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
-from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, connect, consumer_settings
+from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
+from joinery_runtime.sources.kafka_clients import MOST_RECORDS, Event, RecordClient, open_client
 
-_SMALL_RECORD = 1_024  # bytes
-_BATCH = 10_000  # records that one call takes from the client
 _AHEAD_BYTES = 64 << 20  # of records that were taken from the client and are not asked for yet
 _OUTGROWN = 4  # times more partitions than a consumer was made for need another one
 _POLL_SECONDS = 0.05
@@ -33,8 +30,8 @@ Planned = dict[PartitionRef, Range]  # what is still to be read
 class _Partition:
     """What is known of a partition that this process reads: `seen`, offsets below it will not come any more;
     `position`, where the next range is expected to start, -1 while one is read; `assigned`, whether the consumer
-    fetches it. `ahead` are batches that were fetched and are not asked for, with the bytes that each keeps in memory;
-    `lost` counts offsets that were skipped and not yet told of."""
+    fetches it. `ahead` are batches that were fetched and are not asked for, with the bytes that each keeps in memory,
+    also when most of it has been handed out; `lost` counts offsets that were skipped and not yet told of."""
 
     seen: int
     position: int = -1
@@ -50,13 +47,13 @@ class _Partition:
 class KafkaReader:
     """One consumer for all partitions of an input that this process reads. Records are handed out as they come, so that
     no partition waits for another one; what comes beyond the planned ranges is kept for the next call, up to
-    `_AHEAD_BYTES`. `keyed`: batches have the records' keys too."""
+    `_AHEAD_BYTES`. `keyed`: batches have the records' keys too. Used by one thread at a time."""
 
     def __init__(self, name: str, kafka: KafkaInput, *, keyed: bool = False) -> None:
         self._cluster, self._keyed = Cluster.of(name, kafka), keyed
         self._skip = kafka.on_data_loss == "continue"
         self._errors = LoggedErrors()
-        self._consumer: Any = None
+        self._client: RecordClient | None = None
         self._made_for = 0  # partitions
         self._partitions: dict[PartitionRef, _Partition] = {}
 
@@ -69,9 +66,9 @@ class KafkaReader:
             self._limit_ahead(waiting, {each.partition for each in planned})
 
     def close(self) -> None:
-        if self._consumer is not None:
-            self._consumer.close()
-        self._consumer, self._partitions = None, {}
+        if self._client is not None:
+            self._client.close()
+        self._client, self._partitions = None, {}
 
     # --- which partitions are fetched ---------------------------------------------------------------------------------
 
@@ -86,31 +83,36 @@ class KafkaReader:
             partition = self._partitions.setdefault(ref, _Partition(planned.start))
             # Until a range has been read whole, what was handed out of it cannot be read again without a seek.
             partition.position = -1
-        if self._consumer is None or len(self._partitions) > _OUTGROWN * self._made_for:
+        if self._client is None or len(self._partitions) > _OUTGROWN * self._made_for:
             self._connect(len(self._partitions))
         self._assign(ref for ref, planned in waiting.items() if self._partitions[ref].seen < planned.end_exclusive)
 
     def _connect(self, partitions: int) -> None:
-        if self._consumer is not None:
-            self._consumer.close()
+        if self._client is not None:
+            self._client.close()
         for partition in self._partitions.values():
             partition.assigned = False
-        self._consumer = connect(Consumer, consumer_settings(self._cluster, self._errors, partitions), self._cluster)
+        settings = consumer_settings(self._cluster, self._errors, partitions)
+        self._client = open_client(self._cluster, settings, keyed=self._keyed)
         self._made_for = partitions
+
+    @property
+    def _connected(self) -> RecordClient:
+        assert self._client is not None, "`read` connects first"
+        return self._client
 
     def _assign(self, refs: Iterable[PartitionRef]) -> None:
         """Those that are not assigned yet, from what has been seen of them."""
         added = [ref for ref in refs if not self._partitions[ref].assigned]
         if added:
-            at = [TopicPartition(ref.topic, ref.partition, self._partitions[ref].seen) for ref in added]
-            self._consumer.incremental_assign(at)
+            self._connected.assign({ref: self._partitions[ref].seen for ref in added})
         for ref in added:
             self._partitions[ref].assigned = True
 
     def _unassign(self, refs: Iterable[PartitionRef]) -> None:
         removed = [ref for ref in refs if self._partitions[ref].assigned]
         if removed:
-            self._consumer.incremental_unassign([TopicPartition(ref.topic, ref.partition) for ref in removed])
+            self._connected.unassign(removed)
         for ref in removed:
             self._partitions[ref].assigned = False
 
@@ -144,14 +146,15 @@ class KafkaReader:
                 batch, size = partition.ahead.pop(0)
                 wanted = int(np.searchsorted(batch.offsets, end))
                 if wanted < len(batch.offsets):
-                    partition.ahead.insert(0, (_without_messages(batch.part(wanted)), size))
+                    partition.ahead.insert(0, (batch.part(wanted), size))
                 if wanted:
                     yield batch.part(0, wanted)
                 if wanted < len(batch.offsets):
                     break
             if partition.lost:
                 lost, partition.lost = partition.lost, 0
-                yield RawBatch(ref, np.empty(0, np.int64), pa.array([], pa.binary()), self._keys([]), lost=lost)
+                none = pa.array([], pa.binary())
+                yield RawBatch(ref, np.empty(0, np.int64), none, none if self._keyed else None, lost=lost)
             if partition.seen >= end:
                 partition.position = end
                 del waiting[ref]
@@ -164,13 +167,8 @@ class KafkaReader:
         while time.monotonic() < deadline:
             # Asking for more than is planned would wait for it; offsets with no record still cost one poll.
             missing = sum(max(1, each.end_exclusive - self._partitions[ref].seen) for ref, each in waiting.items())
-            messages = self._consumer.consume(min(_BATCH, missing), _POLL_SECONDS)
-            if any(map(Message.error, messages)):
-                events = [message for message in messages if message.error() is not None]
-                messages = [message for message in messages if message.error() is None]
-            else:
-                events = []
-            came = self._take(messages, waiting)
+            batches, events = self._connected.fetch(min(MOST_RECORDS, missing), _POLL_SECONDS)
+            came = {batch.partition for batch in batches if self._take(batch)}
             for event in events:
                 self._heed(event, waiting)
             told = [ref for ref, each in waiting.items() if ref in came or self._has_news(ref, each)]
@@ -180,7 +178,10 @@ class KafkaReader:
                 raise self._cluster.failure(self._errors.denied, "reading")
         short = [ref for ref, each in waiting.items() if self._watermarks(ref)[1] < each.end_exclusive]
         for ref in short:
-            self._skip_truncated(ref, waiting[ref])
+            # It did not when the range was planned.
+            facts = ", and the log ends before that now: it was truncated"
+            todo = "Set onDataLoss: continue to go on without them"
+            self._skip_to(waiting[ref].end_exclusive, ref, waiting[ref], facts, todo)
         if short:
             return short
         ref, planned = next(iter(waiting.items()))
@@ -194,54 +195,29 @@ class KafkaReader:
     def _has_news(self, ref: PartitionRef, planned: Range) -> bool:
         return self._partitions[ref].lost > 0 or self._partitions[ref].seen >= planned.end_exclusive
 
-    def _take(self, messages: Sequence[Message], waiting: Planned) -> set[PartitionRef]:
-        """Puts records to what is ahead of their partitions."""
-        came: set[PartitionRef] = set()
-        for run in self._runs(messages):
-            ref = PartitionRef(self._cluster.input, run[0].topic(), run[0].partition())
-            partition = self._partitions.get(ref)
-            if partition is not None and partition.assigned:  # else it was on its way when the partition was let go
-                batch, size = self._batch(ref, run)
-                partition.ahead.append((batch if ref in waiting else _without_messages(batch), size))
-                partition.seen = run[-1].offset() + 1
-                came.add(ref)
-        return came
-
-    def _runs(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
-        """Pieces that are of one partition each. A record's topic is only asked for where there are several."""
-        if not messages:
-            return []
-        if len(self._partitions) == 1:
-            return [messages]
-        changes = np.diff(np.fromiter(map(Message.partition, messages), np.int64, len(messages))) != 0
-        if len({ref.topic for ref in self._partitions}) > 1:
-            topics = list(map(Message.topic, messages))
-            changes |= np.fromiter(map(str.__ne__, topics, topics[1:]), np.bool_, len(messages) - 1)
-        cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(messages)]
-        return [messages[start:end] for start, end in pairwise(cuts)]
-
-    def _batch(self, ref: PartitionRef, messages: Sequence[Message]) -> tuple[RawBatch, int]:
-        """With the bytes that it keeps in memory, also when most of it has been handed out."""
-        offsets = np.fromiter(map(Message.offset, messages), np.int64, len(messages))
-        values = pa.array(list(map(Message.value, messages)), pa.binary())
-        batch = RawBatch(ref, offsets, values, self._keys(messages), _timestamps(messages, values.nbytes))
-        return batch, values.nbytes + offsets.nbytes
-
-    def _keys(self, messages: Sequence[Message]) -> pa.BinaryArray | None:
-        return pa.array(list(map(Message.key, messages)), pa.binary()) if self._keyed else None
+    def _take(self, batch: RawBatch) -> bool:
+        """Puts records to what is ahead of their partition; False for those that were on their way when the partition
+        was let go."""
+        partition = self._partitions.get(batch.partition)
+        if partition is None or not partition.assigned:
+            return False
+        # An offset and a timestamp of eight bytes each come with every record.
+        partition.ahead.append((batch, batch.bytes + 16 * len(batch.offsets)))
+        partition.seen = int(batch.offsets[-1]) + 1
+        return True
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _heed(self, event: Message, waiting: Planned) -> None:
+    def _heed(self, event: Event, waiting: Planned) -> None:
         """The news that an end was reached, or an error. An error of a partition that nobody waits for is found again
         when it is read."""
-        error, topic = event.error(), event.topic()
-        ref = None if topic is None else PartitionRef(self._cluster.input, topic, event.partition())
+        error = event.error
+        ref = None if event.topic is None else PartitionRef(self._cluster.input, event.topic, event.partition)
         if ref is not None and (ref not in self._partitions or not self._partitions[ref].assigned):
             return
         if error.code() == KafkaError._PARTITION_EOF:
             if ref is not None:
-                self._partitions[ref].seen = max(self._partitions[ref].seen, event.offset())
+                self._partitions[ref].seen = max(self._partitions[ref].seen, event.offset)
         elif is_away(error):
             self._errors(error)
         elif ref is None:
@@ -254,71 +230,41 @@ class KafkaReader:
             raise self._cluster.at(ref.topic).failure(error, f"reading partition {_name(ref)}")
 
     def _lose(self, error: KafkaError, ref: PartitionRef, planned: Range) -> None:
-        """Goes on at the earliest offset there is, or at the range's end if that comes first; DataLoss unless the job
-        allows it.
+        """Goes on at the earliest offset there is, or at the range's end if that comes first.
 
         The news may be old, of an offset that was read before the last seek: then nothing of this range is gone.
         """
-        partition, cluster = self._partitions[ref], self._cluster.at(ref.topic)
-        earliest, latest = self._watermarks(ref)
-        if earliest <= partition.seen <= latest:
-            self._go_on(ref, partition.seen)
+        seen, (earliest, latest) = self._partitions[ref].seen, self._watermarks(ref)
+        if earliest <= seen <= latest:
+            self._go_on(ref, seen)
             return
-        if not self._skip:
-            raise DataLoss(
-                f"Input {cluster.input}: records of partition {_name(ref)} are gone",
-                facts=f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned; {error.str()} "
-                f"({cluster})",
-                todo="Retention is shorter than the job's delay; set onDataLoss: continue to skip what is gone",
-            )
-        following = min(earliest, planned.end_exclusive) if earliest > partition.seen else planned.end_exclusive
-        partition.lost += following - partition.seen
-        self._go_on(ref, following)
+        following = min(earliest, planned.end_exclusive) if earliest > seen else planned.end_exclusive
+        todo = "Retention is shorter than the job's delay; set onDataLoss: continue to skip what is gone"
+        self._skip_to(following, ref, planned, f"; {error.str()}", todo)
 
-    def _skip_truncated(self, ref: PartitionRef, planned: Range) -> None:
-        """The log ends before the range does, which it did not when the range was planned."""
+    def _skip_to(self, offset: int, ref: PartitionRef, planned: Range, facts: str, todo: str) -> None:
+        """Counts what is before this offset as lost and goes on there; DataLoss unless the job allows it."""
         if not self._skip:
             raise DataLoss(
                 f"Input {self._cluster.input}: records of partition {_name(ref)} are gone",
-                facts=f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned, and the log ends "
-                f"before that now: it was truncated ({self._cluster.at(ref.topic)})",
-                todo="Set onDataLoss: continue to go on without them",
+                facts=f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned{facts} "
+                f"({self._cluster.at(ref.topic)})",
+                todo=todo,
             )
-        self._partitions[ref].lost += planned.end_exclusive - self._partitions[ref].seen
-        self._go_on(ref, planned.end_exclusive)
+        self._partitions[ref].lost += offset - self._partitions[ref].seen
+        self._go_on(ref, offset)
 
     def _watermarks(self, ref: PartitionRef) -> tuple[int, int]:
         """The offsets of the earliest record there is and of the next one to come."""
-        place = TopicPartition(ref.topic, ref.partition)
         try:
-            earliest, latest = self._consumer.get_watermark_offsets(place, _STALLED_SECONDS, cached=False)
+            return self._connected.watermarks(ref, _STALLED_SECONDS)
         except KafkaException as problem:
-            cluster, doing, error = (
-                self._cluster.at(ref.topic),
-                f"asking for the offsets of {_name(ref)}",
-                problem.args[0],
-            )
+            cluster, error = self._cluster.at(ref.topic), problem.args[0]
+            doing = f"asking for the offsets of {_name(ref)}"
             # A client that never met a broker knows no partition: whether the topic is gone is for the driver to judge.
             if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
                 raise cluster.away(f"{doing} failed", f"{error.str()}; {self._errors}") from problem
             raise cluster.failure(problem, doing) from problem
-        return int(earliest), int(latest)
-
-
-def _timestamps(messages: Sequence[Message], size: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Asking each of small records for its timestamp would take a tenth of the time in which they are read: only those
-    that somebody wants are asked. Large ones are asked at once, since messages that are kept hold their values."""
-    if size > _SMALL_RECORD * len(messages):
-        known = np.fromiter((message.timestamp()[1] for message in messages), np.int64, len(messages))
-        return lambda at: np.asarray(known[at])
-    return lambda at: np.fromiter((messages[i].timestamp()[1] for i in at.tolist()), np.int64, len(at))
-
-
-def _without_messages(batch: RawBatch) -> RawBatch:
-    """For a batch that is kept: its timestamps alone hold less than the messages that they would be asked of."""
-    if batch.timestamps is None:
-        return batch
-    return replace(batch, timestamps=batch.timestamps(np.arange(len(batch.offsets))).__getitem__)
 
 
 def _name(ref: PartitionRef) -> str:

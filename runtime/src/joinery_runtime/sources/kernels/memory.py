@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 
 _BYTE, _WORD, _TWO_WORDS = ir.IntType(8), ir.IntType(64), ir.IntType(128)
 _NOT_OF_ZERO = ir.Constant(ir.IntType(1), 0)  # whether the result for 0 may be anything
+_NOT_VOLATILE = ir.Constant(ir.IntType(1), 0)
 
 
 def _instruction(name: str, result: Any, arguments: list[Any], emit: Callable[..., Any]) -> Any:
@@ -30,7 +31,10 @@ def _instruction(name: str, result: Any, arguments: list[Any], emit: Callable[..
     def two(_typing: Any, _a: Any, _b: Any) -> Any:
         return result(*arguments), written
 
-    typed = one if len(arguments) == 1 else two
+    def three(_typing: Any, _a: Any, _b: Any, _c: Any) -> Any:
+        return result(*arguments), written
+
+    typed = (one, two, three)[len(arguments) - 1]
     typed.__name__ = name
     return intrinsic(typed)
 
@@ -49,6 +53,16 @@ def _copy16(builder: Any, target: Any, source: Any) -> None:
     builder.store(both, _pointer(builder, target, _TWO_WORDS), align=1)
 
 
+def _copy(builder: Any, target: Any, source: Any, size: Any) -> None:
+    pointers = [_pointer(builder, each, _BYTE) for each in (target, source)]
+    memcpy = builder.module.declare_intrinsic("llvm.memcpy", [each.type for each in (*pointers, size)])
+    builder.call(memcpy, [*pointers, size, _NOT_VOLATILE])
+
+
+def _call(builder: Any, function: Any, a: Any, b: Any) -> Any:
+    return builder.call(_pointer(builder, function, ir.FunctionType(_WORD, [_WORD, _WORD])), [a, b])
+
+
 _word = types.int64
 
 load8 = _instruction("load8", _word, [_word], lambda b, at: b.zext(b.load(_pointer(b, at, _BYTE)), _WORD))
@@ -61,6 +75,10 @@ store8 = _instruction(
 """store8(address, byte): the lowest 8 bits."""
 copy16 = _instruction("copy16", types.none, [_word, _word], _copy16)
 """copy16(target, source): 16 bytes; aligned or not."""
+copy = _instruction("copy", types.none, [_word, _word, _word], _copy)
+"""copy(target, source, size): so many bytes, which do not overlap."""
+call = _instruction("call", _word, [_word, _word, _word], _call)
+"""call(function, a, b): what the C function at an address returns; one that takes one word overlooks the second."""
 zeros_below = _instruction("zeros_below", _word, [_word], lambda b, word: b.cttz(word, _NOT_OF_ZERO))
 """zeros_below(word): bits below the lowest one that is set; 64 where none is."""
 zeros_above = _instruction("zeros_above", _word, [_word], lambda b, word: b.ctlz(word, _NOT_OF_ZERO))
