@@ -88,6 +88,15 @@ def test_a_job_runs_on_spark_with_nothing_writable_but_tmp(runtime: Image, scrat
     assert sorted(row["order_id"] for row in rows) == ["ORD-001", "ORD-002"]
 
 
+def test_kernels_are_taken_from_the_image(runtime: Image, scratch: Path) -> None:
+    program = """
+from joinery_runtime.sources.compiled import kernels
+print(sum(kernels("json").decode.stats.cache_hits.values()))
+"""
+
+    assert runtime.run(scratch, "python", "-c", program, user=ANY_UID) == (0, "1\n")
+
+
 @pytest.mark.parametrize("user", ["185", ANY_UID])
 def test_an_executor_goes_to_its_driver(runtime: Image, scratch: Path, user: str) -> None:
     told = {

@@ -153,8 +153,8 @@ def _column(arrow: pa.DataType, places: _Places, slots: IntArray, valid: npt.NDA
 
 def _texts(places: _Places, slots: IntArray) -> list[npt.NDArray[Any]]:
     """Offsets and bytes."""
-    offsets = np.zeros(len(slots) + 1, np.int32)
-    np.cumsum(slots & 0x7FFFFFFF, out=offsets[1:])
-    text = np.empty(int(offsets[-1]) + _ROOM, np.uint8)
+    offsets = np.empty(len(slots) + 1, np.int32)
+    size = places.kernel.lay_out(slots, offsets)
+    text = np.empty(size + _ROOM, np.uint8)
     places.kernel.gather(places.data, places.end, places.arena.ctypes.data, slots, offsets, text.ctypes.data)
-    return [offsets, text[: offsets[-1]]]
+    return [offsets, text[:size]]

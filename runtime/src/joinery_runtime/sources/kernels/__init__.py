@@ -28,7 +28,7 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-# Of what a processor may have beyond its architecture, byte by byte work has no use (decision 21).
+# Byte by byte work has no use for what a processor may have beyond its architecture (decision 21).
 numba.config.CPU_NAME, numba.config.CPU_FEATURES = "generic", ""
 
 F = TypeVar("F", bound=Callable[..., Any])

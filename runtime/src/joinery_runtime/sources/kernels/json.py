@@ -60,8 +60,11 @@ def _bucket(at: int, size: int) -> int:
 
 
 @inlined
-def _is_name(at: int, begin: int, size: int, limit: int) -> bool:
-    """Whether a name, with its closing quote `size` bytes, is at this address."""
+def _is_name(at: int, begin: int, size: int, last: int, limit: int) -> bool:
+    """Whether the name at `begin`, `size` bytes with its closing quote, is at this address too. Of the name itself
+    words are read."""
+    if at + size > last:
+        return False
     if at + size + 8 > limit:
         for place in range(size):
             if load8(at + place) != load8(begin + place):
@@ -71,7 +74,6 @@ def _is_name(at: int, begin: int, size: int, limit: int) -> bool:
         if load64(at) != load64(begin):
             return False
         at, begin, size = at + 8, begin + 8, size - 8
-    # Names are padded, so that a word can be read.
     return size == 0 or (load64(at) ^ load64(begin)) << (64 - 8 * size) == 0
 
 
@@ -217,11 +219,11 @@ def _decimal(digits: int, count: int, power: int, precision: int, scale: int) ->
 
 @inlined
 def _number_value(
-    at: int, kind: int, precision: int, scale: int, powers: Words, exact: npt.NDArray[np.float64]
+    at: int, limit: int, kind: int, precision: int, scale: int, powers: Words, exact: npt.NDArray[np.float64]
 ) -> tuple[int, int]:
     """A number for a column of this kind: the address after it, and what goes into the column's slot."""
     if kind == INT64 or kind == TIMESTAMP or kind == INT32:
-        whole, end = integer(at)
+        whole, end = integer(at, limit)
         if kind == TIMESTAMP and not _YEAR_1 <= whole <= _YEAR_9999_END:
             return GIVEN_UP, 0
         if kind == INT32 and not -(1 << 31) <= whole < 1 << 31:
@@ -310,16 +312,16 @@ def _field(
     if kind == STRING:
         end = number(at)[3]
         return end, at - base << 32 | end - at, scratch, False
-    end, slot = _number_value(at, kind, precision, scale, powers, exact)
+    end, slot = _number_value(at, limit, kind, precision, scale, powers, exact)
     return end, slot, scratch, False
 
 
 @inlined
-def _column(at: int, size: int, limit: int, names: int, table: Words, buckets: Words) -> int:
+def _column(at: int, size: int, last: int, limit: int, names: int, table: Words, buckets: Words) -> int:
     """The column whose name, `size` bytes with the closing quote, is at this address."""
     column = buckets[_bucket(at, size)]
     while column != _UNKNOWN:
-        if table[column, 1] == size and _is_name(at, names + table[column, 0], size, limit):
+        if table[column, 1] == size and _is_name(at, names + table[column, 0], size, last, limit):
             return column
         column = table[column, 2]
     return _UNKNOWN
@@ -347,7 +349,8 @@ def _record(
     row: int,
 ) -> int:
     """Decodes one record into a row; the end of what is used of the scratch memory, or GIVEN_UP. `seen` has this stamp
-    for columns that were in the record, `predicted` which column each field of the last record was in."""
+    for columns that were in the record; `predicted` says of each field of earlier records where its name is, how long
+    that is with the closing quote, and its column."""
     last = end - 1
     while last > at and is_space(load8(last)):
         last -= 1
@@ -365,15 +368,18 @@ def _record(
         if load8(at) != _QUOTE:
             return GIVEN_UP
         at += 1
-        column = predicted[field & (_PREDICTED - 1)]
-        if column != _UNKNOWN and _is_name(at, names + table[column, 0], table[column, 1], limit):
-            at += table[column, 1]
+        place = field & (_PREDICTED - 1)
+        size = predicted[place, 1]
+        if size != 0 and _is_name(at, predicted[place, 0], size, last, limit):
+            column = predicted[place, 2]
+            at += size
         else:
             end, escapes = string_end(at, last, limit)
             if end == GIVEN_UP or escapes:
                 return GIVEN_UP
-            column = _column(at, end + 1 - at, limit, names, table, buckets)
-            predicted[field & (_PREDICTED - 1)] = column
+            size = end + 1 - at
+            column = _column(at, size, last, limit, names, table, buckets)
+            predicted[place, 0], predicted[place, 1], predicted[place, 2] = at, size, column
             at = end + 1
         at = skip_space(at)
         if load8(at) != _COLON:
@@ -461,7 +467,7 @@ def decode(
     days since 1970, the unscaled value of a decimal; of a text its place, from `data` or, if negative, from `arena` on,
     in bits 32 to 62, and its length in bits 0 to 31. `valid` (columns x n) is 1, or 0 for null.
     """
-    predicted = np.full(_PREDICTED, _UNKNOWN, np.int64)
+    predicted = np.zeros((_PREDICTED, 3), np.int64)
     seen = np.full(len(kinds), -1, np.int64)
     count, rows, scratch = len(offsets) - 1, 0, arena
     for record in range(count):
@@ -483,7 +489,18 @@ def decode(
     return count, rows
 
 
-@kernel(types.int64, types.int64, types.int64, _WORDS, _READ_ONLY_OFFSETS, types.int64)
+@kernel(_WORDS, types.int32[::1])
+def lay_out(slots: Words, offsets: npt.NDArray[np.int32]) -> int:
+    """Writes where each of n texts begins, and the last one ends (n+1), and returns how long they are together."""
+    total = 0
+    offsets[0] = 0
+    for row in range(len(slots)):
+        total += slots[row] & 0x7FFFFFFF
+        offsets[row + 1] = total
+    return total
+
+
+@kernel(types.int64, types.int64, types.int64, _WORDS, types.int32[::1], types.int64)
 def gather(data: int, limit: int, arena: int, slots: Words, offsets: npt.NDArray[np.int32], target: int) -> None:
     """Copies the texts that these slots name to `target`, each to its offset; there is room for 16 bytes more. `limit`
     is the end of the records' bytes."""

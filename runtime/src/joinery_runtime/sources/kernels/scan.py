@@ -8,7 +8,7 @@ at which whatever is no string stops of itself. `limit` is where memory ends: wo
 from __future__ import annotations
 
 from joinery_runtime.sources.kernels import inlined, part
-from joinery_runtime.sources.kernels.memory import load8, load64, store8, zeros_below
+from joinery_runtime.sources.kernels.memory import load8, load64, shift_right, store8, zeros_below
 
 GIVEN_UP = 0
 _DEEPEST = 16  # objects and arrays in each other in a value that is skipped
@@ -18,6 +18,10 @@ _SPACES = 0x2020202020202020
 _QUOTES = 0x2222222222222222
 _BACKSLASHES = 0x5C5C5C5C5C5C5C5C
 _TOP_BITS = -0x7F7F7F7F7F7F7F80  # 0x80 in each byte
+_UPPER_HALVES = -0x0F0F0F0F0F0F0F10  # 0xF0 in each byte
+_LOWER_HALVES = 0x0F0F0F0F0F0F0F0F
+_SIXES = 0x0606060606060606
+_DIGITS = 0x3333333333333333  # of a digit: 3 in the upper half, which adding six to it does not change
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = 0x22, 0x5C, 0x2C, 0x3A
 _OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY = 0x7B, 0x7D, 0x5B, 0x5D
@@ -193,12 +197,20 @@ def unescape(at: int, end: int, target: int) -> int:
 
 
 @inlined
-def integer(at: int) -> tuple[int, int]:
+def integer(at: int, limit: int) -> tuple[int, int]:
     """A whole number in int64, and the address after it."""
     negative = load8(at) == _MINUS
     if negative:
         at += 1
     begin, number = at, 0
+    if at + 8 <= limit:
+        word = load64(at)
+        if (word & _UPPER_HALVES) | shift_right(word + _SIXES & _UPPER_HALVES, 4) == _DIGITS:
+            # Eight digits at once: tens, hundreds and ten thousands in one product each.
+            word = shift_right((word & _LOWER_HALVES) * 2561, 8) & 0x00FF00FF00FF00FF
+            word = shift_right(word * 6553601, 16) & 0x0000FFFF0000FFFF
+            number = shift_right(word * 42949672960001, 32)
+            at += 8
     digit = load8(at) - _ZERO
     while 0 <= digit <= 9:
         number = number * 10 + digit
