@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from cli.commands import Joinery
 from cli.stored_state import commit_rows, plan_of
 from job.resources import edited
+from joinery_devkit.processes import free_port
 from joinery_operator.reconcile.reasons import COMMITTED_SINCE
 from joinery_runtime.cli import state_migrate
 from joinery_runtime.cli.state_savepoints import roll_back
 from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.errors import Fenced
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.job.crd.driver import Ending, StateCheck
+from joinery_runtime.job.crd.driver import DriverStatus, Ending, StateCheck
 from joinery_runtime.state import ddl, migrations
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, Standing
@@ -219,6 +221,23 @@ class TestMigrate:
         assert rows_of(store) == before
         with pytest.raises(Fenced):
             store.write_plan(JOB, old.generation, {"epoch": 2}, {})
+
+    def test_it_tells_how_far_it_is_while_it_migrates(
+        self, joinery: Joinery, job_file: Path, old: JobRecord, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        port, found = free_port(), []
+
+        def ask(blob: bytes) -> bytes:
+            with urlopen(f"http://127.0.0.1:{port}/status") as answer:
+                found.append(DriverStatus.model_validate_json(answer.read()))
+            return blob
+
+        monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 3)
+        monkeypatch.setattr(migrations, "MIGRATIONS", {1: lambda blob: blob, 2: ask})
+        monkeypatch.setenv("JOINERY_STATUS_PORT", str(port))
+        monkeypatch.setenv("JOINERY_REVISION", "abc")
+        assert joinery("state", "migrate", job_file).code == 0
+        assert [(each.revision, each.ready, each.migrated) for each in found] == [("abc", False, 0), ("abc", False, 1)]
 
     def test_without_a_name_the_pin_says_version_and_epoch(
         self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None

@@ -29,7 +29,6 @@ class Settings:
     metrics_port: int = 8080
     poll_seconds: float = 5.0
     figures_seconds: float = 15.0
-    deadline_seconds: float = 300.0
     stuck_seconds: float = 300.0
     stop_grace_seconds: int = 120
     backoff_first_seconds: float = 10.0

@@ -20,7 +20,6 @@ CHART = Path(__file__).parents[3] / "charts" / "joinery"
 OPERATOR_NAMESPACE = "joinery-system"
 _RUNTIME = "localhost/joinery-runtime"
 _INSTALL_S = 180
-_DEADLINE_S = 120  # of rollouts: what fails is given up then
 
 
 @contextmanager
@@ -39,7 +38,6 @@ def installed_operator() -> Iterator[str]:
             *("--set", f"image.repository=localhost/joinery-operator,image.tag={TAG}"),
             *("--set", f"runtime.image.repository={_RUNTIME},runtime.image.tag={TAG}"),
             *("--set", f"drivers.namespaces={{{namespace}}}"),
-            *("--set", f"operator.settings.deadlineSeconds={_DEADLINE_S}"),
         )
         _helm(cluster, "test", "joinery")
         yield namespace

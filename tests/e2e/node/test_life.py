@@ -167,6 +167,7 @@ def test_an_image_whose_migration_would_fail_is_refused(job: ClusterJob, cluster
 def test_an_image_that_fails_after_its_migration_is_rolled_back(job: ClusterJob, cluster_image: GetImage) -> None:
     image = cluster_image("failing-start")
     with job.feeder:
+        job.apply(upgrade={"progressDeadline": "2m"})
         job.apply_spark(image=image)
         job.wait("it is refused", lambda: job.status.get("refused") is not None and "rollout" not in job.status)
         job.wait("the old image runs", lambda: job.images() == [job.image])

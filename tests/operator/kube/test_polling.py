@@ -24,8 +24,8 @@ class World:
         self.job(1)
         self.pod(1)
 
-    def job(self, attempt):
-        status = {"driver": {"number": attempt}}
+    def job(self, attempt, **driver):
+        status = {"driver": {"number": attempt, **driver}}
         resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "spec": {}, "status": status}
         self._put({**resource, "metadata": {"name": "orders", "uid": "j1"}}, "StreamJoin")
 
@@ -65,10 +65,41 @@ class World:
     def failures(self):
         return self.metrics.registry.get_sample_value("joinery_operator_driver_poll_failures_total")
 
+    def migrates(self, attempt, container="migrate"):
+        self.pod(attempt, phase="Pending")
+        key = ObjectKey("Pod", "shop", f"orders-driver-{attempt}")
+        first = [{"name": container, "state": {"running": {}}}]
+        pod = self.store.get(key)
+        self._put({**pod, "status": {**pod["status"], "initContainerStatuses": first}}, "Pod")
+
 
 @pytest.fixture
 def world():
     return World()
+
+
+def test_a_migration_before_the_driver_is_asked(world):
+    world.migrates(1)
+    world.answer = (200, {"migrated": 3})
+
+    async def act(poller):
+        await poller.round()
+        assert world.status(poller).migrated == 3
+        assert world.due == [JOB]
+
+    world.run(act)
+
+
+def test_what_serves_no_status_is_not_asked(world):
+    async def act(poller):
+        world.migrates(1, container="proxy")
+        await poller.round()
+        world.job(1, restore="rollout-b")
+        world.pod(1)
+        await poller.round()
+        assert world.asked == 0
+
+    world.run(act)
 
 
 def test_the_driver_of_the_attempt_is_asked_and_the_job_looked_at(world):

@@ -78,6 +78,9 @@ class Job:
     def driver(self, attempt: int = 1, **before: Any) -> Any:
         return manifests.driver_pod(self.revision, attempt, **before)
 
+    def restore(self) -> Any:
+        return manifests.restore_pod(self.revision, 3, "rollout-abc")
+
     def check(self) -> Any:
         return manifests.check_pod(self.revision)
 

@@ -6,9 +6,9 @@ from joinery_runtime.cli.app import app
 
 
 def commands(job):
-    drivers = [job.driver(migrate="rollout-abc", anew=True), job.driver(restore="rollout-abc")]
-    containers = [each for pod in drivers for each in pod["spec"]["initContainers"]]
-    containers += [pod["spec"]["containers"][0] for pod in (job.driver(), job.check(), job.delete_state())]
+    containers = list(job.driver(migrate="rollout-abc", anew=True)["spec"]["initContainers"])
+    pods = (job.driver(), job.restore(), job.check(), job.delete_state())
+    containers += [pod["spec"]["containers"][0] for pod in pods]
     return [container["args"] for container in containers]
 
 

@@ -164,11 +164,6 @@ def test_probes_ask_the_status_port_and_let_it_recover_for_minutes(job):
             "migrate",
             "joinery state migrate /etc/joinery/job.yaml --savepoint rollout-abc --anew",
         ),
-        (
-            {"restore": "rollout-abc"},
-            "restore",
-            "joinery state restore /etc/joinery/job.yaml --savepoint rollout-abc --before-first-commit",
-        ),
     ],
 )
 def test_what_comes_before_the_driver_sees_what_it_sees(job, before, name, command):
@@ -179,11 +174,6 @@ def test_what_comes_before_the_driver_sees_what_it_sees(job, before, name, comma
     for same in ("image", "volumeMounts", "env", "resources", "terminationMessagePath"):
         assert initial[same] == main(pod)[same]
     assert not initial.keys() & {"ports", "readinessProbe", "livenessProbe", "startupProbe"}
-
-
-def test_an_attempt_does_not_migrate_and_restore(job):
-    with pytest.raises(ValueError, match="either"):
-        job.driver(migrate="a", restore="b")
 
 
 def test_placement(job):

@@ -3,7 +3,7 @@ import shlex
 import pytest
 
 
-@pytest.fixture(params=["check", "delete_state"])
+@pytest.fixture(params=["check", "restore", "delete_state"])
 def pod(request, job):
     return getattr(job, request.param)()
 
@@ -39,8 +39,22 @@ def test_the_end_of_the_state(job):
     assert shlex.join(pod["spec"]["containers"][0]["args"]) == "joinery state delete /etc/joinery/job.yaml --yes"
 
 
-def test_they_are_no_drivers_for_the_service(pod, job):
-    assert pod["metadata"]["labels"]["joinery.dev/role"] != "driver"
+def test_they_have_the_memory_of_the_jobs_driver(pod, job):
+    assert pod["spec"]["containers"][0]["resources"] == job.driver()["spec"]["containers"][0]["resources"]
+
+
+def test_the_return_to_a_savepoint_is_an_attempt_without_a_driver(job):
+    pod = job.restore()
+    assert pod["metadata"]["name"] == job.names.driver(3)
+    assert pod["metadata"]["labels"] == job.driver(3)["metadata"]["labels"]
+    command = "joinery state restore /etc/joinery/job.yaml --savepoint rollout-abc --before-first-commit"
+    assert shlex.join(pod["spec"]["containers"][0]["args"]) == command
+    assert "initContainers" not in pod["spec"]
+
+
+def test_they_are_no_drivers_for_the_service(job):
+    for pod in (job.check(), job.delete_state()):
+        assert pod["metadata"]["labels"]["joinery.dev/role"] != "driver"
 
 
 def test_a_templates_other_containers_would_keep_them_from_ending(job):

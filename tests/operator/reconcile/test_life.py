@@ -447,7 +447,7 @@ def test_a_pod_that_does_not_get_ready_is_degraded_after_a_while(cluster: Simula
     cluster.wait(FIRST, "ContainerCreating")
     decision = cluster.step()
     assert cluster.condition("Degraded")[0] == "False"
-    assert decision.again_after == 300
+    assert decision.again_after == 600
     cluster.pass_time(decision.again_after)
     cluster.step()
     assert cluster.condition("Degraded") == ("True", "NotReady")

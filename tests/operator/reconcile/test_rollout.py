@@ -11,7 +11,7 @@ from simulated_cluster.simulation import SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
 TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
-OLD, NEW, BACK = "orders-driver-1", "orders-driver-2", "orders-driver-3"
+OLD, NEW, BACK, AGAIN = (f"orders-driver-{number}" for number in range(1, 5))
 LIFE = digest_of("uid-job")[:6]
 
 
@@ -69,6 +69,15 @@ def initial(cluster: SimulatedCluster, name: str) -> list[str]:
     return found
 
 
+def restored(cluster: SimulatedCluster, name: str) -> str:
+    """The savepoint that a pod returns to, which is all that it does."""
+    (container,) = cluster.pods[name]["spec"]["containers"]
+    assert "initContainers" not in cluster.pods[name]["spec"]
+    *command, flag, savepoint, before = container["args"]
+    assert (command[:3], flag, before) == (["joinery", "state", "restore"], "--savepoint", "--before-first-commit")
+    return str(savepoint)
+
+
 def test_the_old_driver_runs_until_the_check_has_passed(cluster: SimulatedCluster) -> None:
     assert (stage(cluster), cluster.status.phase) == ("Checking", "Running")
     assert cluster.condition("Progressing") == ("True", "RolloutChecking")
@@ -102,16 +111,30 @@ def test_warnings_of_the_check_are_told(cluster: SimulatedCluster) -> None:
     assert any(event.endswith("what was evicted stays gone") for event in cluster.events)
 
 
-def test_a_ready_driver_without_records_is_done_at_the_deadline(cluster: SimulatedCluster) -> None:
+def test_a_ready_driver_without_records_goes_on_and_can_be_taken_back(cluster: SimulatedCluster) -> None:
     starting(cluster)
     cluster.run(NEW)
     cluster.get_ready(NEW)
     again_after = cluster.step().again_after
-    assert again_after == 300
+    assert again_after == 600
     cluster.pass_time(again_after)
     cluster.step()
-    assert (stage(cluster), cluster.status.phase) == (None, "Running")
-    assert cluster.status.refused is None
+    assert (stage(cluster), cluster.status.phase) == ("Starting", "Running")
+    assert cluster.condition("Progressing")[0] == "False"
+    cluster.end(NEW, TRANSIENT)  # long after the deadline, as any driver may
+    cluster.pass_time(10)
+    cluster.step()
+    cluster.pass_time(10)
+    cluster.step()
+    cluster.run(BACK)
+    cluster.get_ready(BACK)
+    cluster.step()
+    assert (stage(cluster), cluster.status.refused) == ("Starting", None)
+    cluster.edit(shards=4)  # the job that ran before
+    cluster.step()
+    cluster.stopped(BACK)
+    cluster.step()
+    assert restored(cluster, AGAIN) == cluster.status.rollout.savepoint  # type: ignore[union-attr]
 
 
 def test_what_does_not_fit_the_state_is_refused_and_the_old_driver_goes_on(cluster: SimulatedCluster) -> None:
@@ -177,21 +200,17 @@ def test_a_driver_that_fails_for_good_is_taken_back(cluster: SimulatedCluster) -
     assert (stage(cluster), cluster.status.phase) == ("RollingBack", "RollingBack")
     savepoint = cluster.status.rollout.savepoint  # type: ignore[union-attr]
     assert cluster.revision_of(BACK) == cluster.status.revision
-    assert initial(cluster, BACK)[-3:] == ["--savepoint", savepoint, "--before-first-commit"]
+    assert restored(cluster, BACK) == savepoint
     cluster.run(BACK)
-    cluster.get_ready(BACK)
     cluster.step()
-    assert (stage(cluster), cluster.status.phase) == (None, "Running")
+    assert stage(cluster) is None
+    assert "initContainers" not in cluster.pods[AGAIN]["spec"]
+    cluster.started(4)
+    assert cluster.status.phase == "Running"
     assert cluster.condition("Degraded") == ("True", "StartFailed")
     cluster.pass_time(10_000)
     cluster.step()
     assert cluster.step().again_after is None
-    cluster.end(BACK, TRANSIENT)  # later on it starts as any other
-    cluster.pass_time(10)
-    cluster.step()
-    cluster.pass_time(10)
-    cluster.step()
-    assert "initContainers" not in cluster.pods["orders-driver-4"]["spec"]
 
 
 @pytest.mark.parametrize(
@@ -200,8 +219,8 @@ def test_a_driver_that_fails_for_good_is_taken_back(cluster: SimulatedCluster) -
         (lambda c: c.fail_first(NEW, FATAL), "MigrationFailed"),
         (lambda c: c.fail_first(NEW, {**FATAL, "kind": "IncompatibleState"}), "IncompatibleState"),
         (lambda c: (c.run(NEW), c.end(NEW, FATAL)), "StartFailed"),
-        (lambda c: (c.unschedulable(NEW), c.pass_time(301)), "DeadlineExceeded"),
-        (lambda c: (c.run(NEW), c.pass_time(301)), "DeadlineExceeded"),
+        (lambda c: (c.unschedulable(NEW), c.pass_time(601)), "DeadlineExceeded"),
+        (lambda c: (c.run(NEW), c.pass_time(601)), "DeadlineExceeded"),
     ],
 )
 def test_why_it_was_taken_back(cluster: SimulatedCluster, fails: Any, reason: str) -> None:
@@ -229,27 +248,28 @@ def test_what_has_committed_unseen_is_not_taken_back(cluster: SimulatedCluster) 
 
 def test_a_way_back_that_fails_is_told_with_what_to_do_and_tried_again_when_asked(cluster: SimulatedCluster) -> None:
     rolling_back(cluster)
-    cluster.fail_first(BACK, {**FATAL, "error": "segment 7 is gone"})
+    savepoint = cluster.status.rollout.savepoint  # type: ignore[union-attr]
+    cluster.end(BACK, {**FATAL, "error": "segment 7 is gone"})
     assert cluster.step().again_after is None
     assert cluster.status.phase == "Failed"
     assert cluster.condition("Ready") == ("False", "RollbackFailed")
     message = cluster.status.conditions[0].message
-    assert all(word in message for word in ("segment 7 is gone", "joinery state restore", "restartedAt"))
-    assert cluster.resource is not None
-    cluster.resource["metadata"]["annotations"] = {"joinery.dev/restartedAt": "now"}
+    assert all(word in message for word in ("segment 7 is gone", savepoint, "restartedAt"))
+    cluster.edit(cleanup="deleteState")  # any change will do
     cluster.step()
-    assert initial(cluster, "orders-driver-4")[-1] == "--before-first-commit"
+    assert restored(cluster, AGAIN) == savepoint
+    assert cluster.revision_of(AGAIN) == cluster.status.revision
 
 
 def test_a_way_back_that_may_pass_is_tried_again(cluster: SimulatedCluster) -> None:
     rolling_back(cluster)
-    cluster.fail_first(BACK, TRANSIENT)
+    cluster.end(BACK, TRANSIENT)
     again_after = cluster.step().again_after
     assert again_after is not None
     assert (stage(cluster), cluster.status.phase) == ("RollingBack", "RollingBack")
     cluster.pass_time(again_after)
     cluster.step()
-    assert initial(cluster, "orders-driver-4")[-1] == "--before-first-commit"
+    assert restored(cluster, AGAIN) == restored(cluster, BACK)
 
 
 @pytest.mark.parametrize(("at", "then"), [("Checking", None), ("Stopping", None), ("Starting", "RollingBack")])
@@ -330,17 +350,15 @@ def test_the_same_revision_tried_again_has_a_savepoint_of_its_own(cluster: Simul
     rolling_back(cluster)
     first = cluster.status.rollout.savepoint  # type: ignore[union-attr]
     cluster.run(BACK)
-    cluster.get_ready(BACK)
-    cluster.step()
-    cluster.commit(BACK)
+    cluster.commit(cluster.started(4))
     cluster.edit(shards=4)
     cluster.step()
     cluster.edit(shards=8)
     cluster.step()
     stopping(cluster)
-    cluster.stopped(BACK)
+    cluster.stopped(AGAIN)
     cluster.step()
-    assert initial(cluster, "orders-driver-4")[-1] not in {first, "--anew"}
+    assert initial(cluster, "orders-driver-5")[-1] not in {first, "--anew"}
 
 
 def test_a_job_that_never_was_ready_is_replaced_without_ceremony() -> None:
@@ -494,6 +512,6 @@ def test_a_check_that_the_api_server_refuses_says_why(cluster: SimulatedCluster)
     cluster.step()
     assert "exceeded quota" in cluster.status.rollout.reason  # type: ignore[union-attr]
     cluster.pods.pop(check(cluster))
-    cluster.pass_time(301)
+    cluster.pass_time(601)
     cluster.step()
     assert "exceeded quota" in cluster.status.refused.message  # type: ignore[union-attr]

@@ -33,7 +33,7 @@ ENTERS = {
     Act.ROLL_BACK: RolloutStage.ROLLING_BACK,
     Act.REFUSE_AND_ROLL_BACK: RolloutStage.ROLLING_BACK,
 }
-STAYS = {Act.WAIT, Act.REPORT, Act.RESTART_CLOCK}
+STAYS = {Act.WAIT, Act.REPORT, Act.LIFT, Act.RESTORE_ANEW}
 
 
 def test_there_are_observations_of_every_stage_and_value() -> None:
@@ -154,7 +154,7 @@ def test_without_a_new_driver_the_deadline_refuses_and_restores_nothing(
     cluster: SimulatedCluster, taken: list[Any]
 ) -> None:
     starting(cluster, taken)
-    cluster.pass_time(301)
+    cluster.pass_time(601)
     cluster.step()
     assert taken == [(RolloutStage.STARTING, Act.REFUSE)]
     assert cluster.status.refused is not None

@@ -49,6 +49,8 @@ class Simulation(RuleBasedStateMachine):
         self.cluster = SimulatedCluster(resource(kind, cleanup=cleanup, upgrade={"mode": mode}))
         self.checked_pods = 0
         self.known_commits: set[str] = set()
+        self.at_rest: str | None = None
+        self.lost = self.disabled = False
         self.last = deepcopy(self.cluster.resource) or {}
         self._go_on(established)
         self.cluster.edit(**edit)
@@ -70,6 +72,12 @@ class Simulation(RuleBasedStateMachine):
             self._note()
             with contextlib.suppress(Killed):
                 self.cluster.step(killed_after)
+            self._note_rest()
+
+    def _note_rest(self) -> None:
+        """What was asked for when the job was suspended."""
+        if self.cluster.resource is not None and self.cluster.resource["spec"].get("suspend") and self.at_rest is None:
+            self.at_rest = self.cluster.status.target_revision
 
     def _note(self) -> None:
         said, driver = self.cluster._said(), self.cluster.status.driver
@@ -96,6 +104,8 @@ class Simulation(RuleBasedStateMachine):
                 {"cleanup": "retainState"},
                 {"upgrade": {"mode": "stateless"}},
                 {"upgrade": {"mode": "stateful"}},
+                {"upgrade": {"rollback": "manual"}},
+                {"upgrade": {"rollback": "disabled"}},
                 {"spark": {"image": "joinery:2"}},
                 {"spark": {}},
             ]
@@ -103,6 +113,7 @@ class Simulation(RuleBasedStateMachine):
     )
     def edit(self, edit: Manifest) -> None:
         self.cluster.edit(**edit)
+        self.disabled |= edit.get("upgrade", {}).get("rollback") == "disabled"
 
     @precondition(lambda self: self.cluster.resource is not None)
     @rule(suspend=st.booleans())
@@ -194,6 +205,16 @@ class Simulation(RuleBasedStateMachine):
     def children_are_lost(self) -> None:
         self.cluster.services.clear()
 
+    @rule(image=st.sampled_from(["joinery:1", "joinery:2"]))
+    def image_is_lost(self, image: str) -> None:
+        self.lost = True
+        self.cluster.missing_images.add(image)
+
+    @rule()
+    def config_maps_are_lost(self) -> None:
+        self.lost = True
+        self.cluster.config_maps.clear()
+
     def _broken(self, name: str) -> bool:
         text = self._job_text(name)
         return f"shards: {BROKEN_SHARDS}" in text
@@ -256,22 +277,26 @@ class Simulation(RuleBasedStateMachine):
         revision = pod["metadata"]["labels"]["joinery.dev/revision"]
         assert status.driver is not None
         assert pod["metadata"]["name"] == ChildNames(self.cluster.resource or {}).driver(status.driver.number)
-        assert status.refused is None or status.refused.revision != revision, "a refused revision runs"
         resource = self.cluster.resource
         assert resource is not None
         assert resource["spec"].get("suspend") is not True
         assert not resource["metadata"].get("deletionTimestamp")
-        for first in pod["spec"].get("initContainers", ()):
-            if "restore" in first["args"]:
-                name = first["args"][first["args"].index("--savepoint") + 1]
-                assert name not in self.known_commits, "rolled back after a commit"
-                if self.cluster.database.pins.get(name, self.cluster.database.epoch) != self.cluster.database.epoch:
-                    # It will be refused: what was committed since is the new revision's, not the old one's.
-                    assert name in self.cluster.database.rolled_back or self.cluster.database.committed_by in name
+        if self.at_rest not in {None, status.target_revision} and "restore" not in pod["spec"]["containers"][0]["args"]:
+            assert revision == status.target_revision, "after a suspension starts what is not asked for any more"
+        arguments = pod["spec"]["containers"][0]["args"]
+        if "restore" in arguments:
+            name = arguments[arguments.index("--savepoint") + 1]
+            assert name not in self.known_commits, "rolled back after a commit"
+            if self.cluster.database.pins.get(name, self.cluster.database.epoch) != self.cluster.database.epoch:
+                # It will be refused: what was committed since is the new revision's, not the old one's.
+                assert name in self.cluster.database.rolled_back or self.cluster.database.committed_by in name
+            return
+        self.at_rest = None
+        assert status.refused is None or status.refused.revision != revision, "a refused revision runs"
 
     @invariant()
     def migrations_are_undone(self) -> None:
-        assert not self.cluster.database.misread
+        assert self.disabled or not self.cluster.database.misread
 
     @invariant()
     def status_is_bounded(self) -> None:
@@ -292,12 +317,24 @@ class Simulation(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):
             return
+        self._calm()
+        if not self.lost:
+            self._settled()
+        resource = self.cluster.resource
+        if resource is None or resource["metadata"].get("deletionTimestamp"):
+            return
+        # Whatever has happened: a job that fits, whose image is there, runs.
+        self.cluster.edit(shards=5, suspend=False, spark={"image": "joinery:3"})
+        self._calm()
+        self._settled()
+        assert self.cluster.status.phase == "Running", self.cluster.status
+        assert self.cluster.status.revision == self.cluster.status.target_revision
+
+    def _calm(self) -> None:
         for _ in range(ENOUGH_STEPS):
             if self._calm_step():
-                break
-        else:
-            pytest.fail(f"does not settle: {self.cluster.status.model_dump_json(exclude_none=True, indent=1)}")
-        self._settled()
+                return
+        pytest.fail(f"does not settle: {self.cluster.status.model_dump_json(exclude_none=True, indent=1)}")
 
     def _calm_step(self) -> bool:
         """Pods do what they are for, and time goes on as far as the operator asks for; says whether all is done."""
@@ -308,6 +345,7 @@ class Simulation(RuleBasedStateMachine):
             return True
         self._note()
         decision = cluster.step()
+        self._note_rest()
         self.one_driver_at_a_time()
         self.created_pods_are_right()
         self.status_is_bounded()
@@ -332,7 +370,7 @@ class Simulation(RuleBasedStateMachine):
             or before != json.dumps([cluster.pods, cluster.database.epoch > 0], sort_keys=True)
         ):
             return False
-        if decision.again_after is None:
+        if decision.again_after is None or (self.lost and decision.again_after > 900):
             return True
         assert decision.again_after > 0
         cluster.pass_time(decision.again_after)

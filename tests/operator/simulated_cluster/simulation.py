@@ -110,6 +110,7 @@ class SimulatedCluster:
     committed: dict[str, int] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
+    missing_images: set[str] = field(default_factory=set)
     created: list[Manifest] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     uids: int = 0
@@ -272,23 +273,46 @@ class SimulatedCluster:
         self.pods[name]["status"]["conditions"] = [condition]
 
     def run(self, name: str) -> None:
-        """First containers do their work, then the main one starts."""
+        """First containers do their work, then the main one starts; if its image and files are there."""
         pod = self.pods[name]
+        if pod["spec"]["containers"][0]["image"] in self.missing_images:
+            self.wait(name, "ImagePullBackOff", "not found")
+            return
+        if not {each["configMap"]["name"] for each in pod["spec"]["volumes"] if "configMap" in each} <= {
+            *self.config_maps
+        }:
+            self.wait(name, "ContainerCreating")
+            return
+        arguments = pod["spec"]["containers"][0]["args"]
+        if "restore" in arguments:
+            self._restore(name, arguments[arguments.index("--savepoint") + 1])
+            return
         for first in pod["spec"].get("initContainers", ()):
             arguments = first["args"]
             self.database.fence()
             savepoint = arguments[arguments.index("--savepoint") + 1]
-            if "migrate" in arguments:
-                self.database.migrate(savepoint, self.revision_of(name), anew="--anew" in arguments)
-            elif not self.database.restore(savepoint):
-                refused = {"outcome": "failed", "kind": "CommittedSince", "error": "epoch committed", "retry": False}
-                self.fail_first(name, refused)
-                return
+            self.database.migrate(savepoint, self.revision_of(name), anew="--anew" in arguments)
         pod["status"].pop("conditions", None)
         pod["status"]["phase"] = "Running"
         self.main(name, {"running": {"startedAt": stamp(self.now)}})
         if "-driver-" in name:
             self.generations[pod["metadata"]["uid"]] = self.database.start(self.revision_of(name))
+
+    def _restore(self, name: str, savepoint: str) -> None:
+        self.database.fence()
+        if self.database.restore(savepoint):
+            self.end(name, {"outcome": "finished"}, code=0, reason="Completed")
+        else:
+            refused = {"outcome": "failed", "kind": "CommittedSince", "error": "epoch committed", "retry": False}
+            self.end(name, refused)
+
+    def migrates(self, name: str, segments: int) -> None:
+        """The container before the driver runs, and tells the operator how many segments it has migrated."""
+        pod = self.pods[name]
+        pod["status"]["phase"] = "Pending"
+        running = {"running": {"startedAt": stamp(self.now)}}
+        pod["status"]["initContainerStatuses"] = [{"name": "migrate", "state": running}]
+        self.said[pod["metadata"]["uid"]] = DriverStatus(revision=self.revision_of(name), migrated=segments)
 
     def fail_first(self, name: str, ending: Manifest | None) -> None:
         status = self.pods[name]["status"]
@@ -352,13 +376,50 @@ class SimulatedCluster:
 
     # Usual courses
 
+    def driver(self, number: int) -> str:
+        """The name of that attempt's pod."""
+        assert self.resource is not None
+        return ChildNames(self.resource).driver(number)
+
+    def goes_well(self) -> None:
+        """A reconcile; then every pod does what it is for, as far as it can; then time passes as the operator asks."""
+        decision = self.step()
+        if self.resource is None:
+            return
+        for name, pod in list(self.pods.items()):
+            phase = pod["status"]["phase"]
+            if "deletionTimestamp" in pod["metadata"]:
+                self.gone(name)
+            elif phase == "Pending":
+                self.run(name)
+            elif phase == "Running" and "-check-" in name:
+                self.check_result(name, fits=True)
+            elif phase == "Running":
+                self.get_ready(name)
+                self.commit(name)
+                self.tell(name)
+        if decision.status is None and not decision.actions and decision.again_after:
+            self.pass_time(decision.again_after)
+
+    def check(self) -> str:
+        """The name of the check pod."""
+        return next(name for name in self.pods if "-check-" in name)
+
+    def passes(self) -> None:
+        """The check passes, and the driver that runs ends."""
+        self.run(self.check())
+        self.check_result(self.check(), fits=True)
+        self.step()
+        for pod in self.alive():
+            self.stopped(pod["metadata"]["name"])
+        self.step()
+
     def pass_time(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 
     def started(self, number: int) -> str:
         """Brings the driver of that attempt to run and be ready, and reconciles. Returns its pod's name."""
-        assert self.resource is not None
-        name = ChildNames(self.resource).driver(number)
+        name = self.driver(number)
         self.step()
         self.run(name)
         self.get_ready(name)

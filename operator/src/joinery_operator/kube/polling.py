@@ -1,4 +1,4 @@
-"""Asks the drivers that run how they are: `GET http://<pod>:<port>/status`."""
+"""Asks the drivers that run, and the migrations before them, how they are: `GET http://<pod>:<port>/status`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from joinery_operator.decision import Manifest
 from joinery_operator.kube.cache import ObjectCache, uid_of
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import JOB_KINDS, ObjectKey
+from joinery_operator.manifests import MIGRATE_CONTAINER
 from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import DriverStatus
 
@@ -22,6 +23,7 @@ _LONGEST_ANSWER = 256 * 1024
 _FIGURES = {
     "epoch",
     "committed",
+    "migrated",
     "inputs",
     "rows_per_second",
     "rows_in",
@@ -66,9 +68,18 @@ def driver_endpoints(cache: ObjectCache, port: int) -> Iterator[DriverEndpoint]:
             if job is None or pod is None:
                 continue
             status = pod.get("status") or {}
-            if status.get("phase") == "Running" and (address := status.get("podIP")):
+            if _answers(job, status) and (address := status.get("podIP")):
                 host = f"[{address}]" if ":" in address else address
                 yield DriverEndpoint(key, uid_of(job), uid_of(pod), f"http://{host}:{port}/status")
+
+
+def _answers(job: Manifest, status: Manifest) -> bool:
+    """Whether a driver or its migration runs in the pod of this status; one that restores says nothing."""
+    if job["status"]["driver"].get("restore"):
+        return False
+    first = status.get("initContainerStatuses") or ()
+    migrates = any(each["name"] == MIGRATE_CONTAINER and (each.get("state") or {}).get("running") for each in first)
+    return status.get("phase") == "Running" or migrates
 
 
 class Poller:

@@ -5,11 +5,11 @@ from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.pods import (
     MAIN_CONTAINER,
     MIGRATE_CONTAINER,
-    RESTORE_CONTAINER,
     check_manifests,
     check_pod,
     delete_state_pod,
     driver_pod,
+    restore_pod,
 )
 from joinery_operator.revision import ManifestError
 
@@ -17,7 +17,6 @@ __all__ = [
     "JOB_FILE",
     "MAIN_CONTAINER",
     "MIGRATE_CONTAINER",
-    "RESTORE_CONTAINER",
     "ManifestError",
     "check_manifests",
     "check_pod",
@@ -26,5 +25,6 @@ __all__ = [
     "drifted",
     "driver_pod",
     "network_policy",
+    "restore_pod",
     "service",
 ]

@@ -37,30 +37,24 @@ from joinery_runtime.job.crd import ENDING_FILE
 
 MAIN_CONTAINER = "joinery"
 """In every pod that the operator makes; a pod template's container of this name is merged with it."""
-MIGRATE_CONTAINER, RESTORE_CONTAINER = "migrate", "restore"
+MIGRATE_CONTAINER = "migrate"
 
 _COMMAND = "joinery"
 _JOB = f"{CONFIG}/{JOB_FILE}"
 _ENDING = "/dev/termination-log"
-# A command that reads the state: one Python process without Spark, and the segments that it tries to migrate.
-_STATE_MEMORY, _STATE_CPU = 1024, "100m"
 _STARTS_WITHIN, _DEAD_AFTER, _READY_EVERY = 600, 60, 5  # seconds
 _PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
 
 
-def driver_pod(
-    revision: JobRevision, attempt: int, *, migrate: str | None = None, anew: bool = False, restore: str | None = None
-) -> Manifest:
-    """One attempt. `migrate` names the savepoint that is pinned before the state is migrated (`anew`: left behind),
-    `restore` the one that is returned to; at most one of them. Raises ManifestError."""
-    if migrate is not None and restore is not None:
-        raise ValueError("an attempt either migrates or restores")
-    spark, settings = revision.job.spec.spark, revision.settings
+def driver_pod(revision: JobRevision, attempt: int, *, migrate: str | None = None, anew: bool = False) -> Manifest:
+    """One attempt. `migrate` names the savepoint that is pinned before the state is migrated (`anew`: left behind).
+    Raises ManifestError."""
+    settings = revision.settings
     container = {
         **_container(revision),
         "args": [_COMMAND, "run", _JOB, "--master", MASTER, "--status-port", str(settings.status_port)],
         "ports": [_port("status", settings.status_port), _port("spark-ui", UI_PORT)],
-        "resources": _resources(spark.driver.core_request or spark.driver.cores, driver_memory(spark)),
+        "resources": _resources(revision),
         **_probes(),
     }
     container["env"] = [
@@ -69,15 +63,21 @@ def driver_pod(
         *field_env(SPARK_LOCAL_IP="status.podIP", SPARK_LOCAL_HOSTNAME="status.podIP"),
         # No argument: an image of an earlier release does not know it.
         *field_env(JOINERY_STATUS_HOST="status.podIP"),
+        {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
         {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision.resource, attempt)},
     ]
-    pod = _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt)
+    pod = _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt, runs_spark=True)
     pod["spec"]["terminationGracePeriodSeconds"] = settings.stop_grace_seconds
-    command = _before(migrate, anew, restore)
-    if command:
-        name, arguments = command
-        pod["spec"].setdefault("initContainers", []).append(_initial(pod["spec"]["containers"][0], name, arguments))
+    if migrate is not None:
+        arguments = [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *(["--anew"] if anew else [])]
+        pod["spec"].setdefault("initContainers", []).append(_migrate(pod["spec"]["containers"][0], arguments))
     return pod
+
+
+def restore_pod(revision: JobRevision, attempt: int, savepoint: str) -> Manifest:
+    """An attempt that returns to a savepoint and ends: no driver runs in it. Raises ManifestError."""
+    container = _state_container(revision, "restore", _JOB, "--savepoint", savepoint, "--before-first-commit")
+    return _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt)
 
 
 def check_pod(revision: JobRevision) -> Manifest:
@@ -101,9 +101,15 @@ def check_manifests(revision: JobRevision) -> None:
 
 
 def _pod(
-    revision: JobRevision, role: Role, name: str, container: Manifest, attempt: int | None = None
+    revision: JobRevision,
+    role: Role,
+    name: str,
+    container: Manifest,
+    attempt: int | None = None,
+    *,
+    runs_spark: bool = False,
 ) -> dict[str, Any]:
-    resource, spark, is_driver = revision.resource, revision.job.spec.spark, role == "driver"
+    resource, spark = revision.resource, revision.job.spec.spark
     ours = {
         "metadata": {
             "name": name,
@@ -112,7 +118,7 @@ def _pod(
             "ownerReferences": [owner_reference(resource)],
         },
         "spec": {
-            **identity(spark, revision.settings, token=is_driver),
+            **identity(spark, revision.settings, token=runs_spark),
             **placed(spark.driver),
             "restartPolicy": "Never",
             "enableServiceLinks": False,
@@ -125,8 +131,8 @@ def _pod(
         },
     }
     template = template_of(spark.driver.pod_template, revision.templates, "spec.spark.driver.podTemplate")
-    # A container beside ours need not end, and a check has to.
-    return merged_pod(template, ours, main=MAIN_CONTAINER, extra_containers=is_driver)
+    # A container beside ours need not end, and all but a driver's pod have to.
+    return merged_pod(template, ours, main=MAIN_CONTAINER, extra_containers=runs_spark)
 
 
 def _container(revision: JobRevision) -> dict[str, Any]:
@@ -153,33 +159,28 @@ def _container(revision: JobRevision) -> dict[str, Any]:
 
 
 def _state_container(revision: JobRevision, *arguments: str) -> dict[str, Any]:
+    return {**_container(revision), "args": [_COMMAND, "state", *arguments], "resources": _resources(revision)}
+
+
+def _migrate(main: Manifest, arguments: list[str]) -> dict[str, Any]:
+    """The driver's container with another command: it sees the same files, and needs the pod's memory no less."""
+    only_running = {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"}
     return {
-        **_container(revision),
-        "args": [_COMMAND, "state", *arguments],
-        "resources": _resources(_STATE_CPU, _STATE_MEMORY),
+        **{key: value for key, value in main.items() if key not in only_running},
+        "name": MIGRATE_CONTAINER,
+        "args": arguments,
     }
 
 
-def _before(migrate: str | None, anew: bool, restore: str | None) -> tuple[str, list[str]] | None:
-    """Name and arguments of what runs before the driver."""
-    if migrate is not None:
-        more = ["--anew"] if anew else []
-        return MIGRATE_CONTAINER, [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *more]
-    if restore is not None:
-        return RESTORE_CONTAINER, [_COMMAND, "state", "restore", _JOB, "--savepoint", restore, "--before-first-commit"]
-    return None
-
-
-def _initial(main: Manifest, name: str, arguments: list[str]) -> dict[str, Any]:
-    """The driver's container with another command: it sees the same files, and needs the pod's memory no less."""
-    only_running = {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"}
-    return {**{key: value for key, value in main.items() if key not in only_running}, "name": name, "args": arguments}
-
-
-def _resources(cpu: str | int, mebibytes: int) -> dict[str, Any]:
-    """Without a limit of CPU, which would only slow down what nobody else uses."""
-    memory = f"{mebibytes}Mi"
-    return {"requests": {"cpu": str(cpu), "memory": memory}, "limits": {"memory": memory}}
+def _resources(revision: JobRevision) -> dict[str, Any]:
+    """Those of the driver, for whatever works on the job's state. Without a limit of CPU, which would only slow down
+    what nobody else uses."""
+    spark = revision.job.spec.spark
+    memory = f"{driver_memory(spark)}Mi"
+    return {
+        "requests": {"cpu": str(spark.driver.core_request or spark.driver.cores), "memory": memory},
+        "limits": {"memory": memory},
+    }
 
 
 def _port(name: str, number: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read
 from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
 from joinery_operator.reconcile.figures import due_status, next_report, with_figures
 from joinery_operator.reconcile.phase import deletion_phase, job_phase
-from joinery_operator.reconcile.rollout import advance_rollout, deadline, record_proof, refuses
+from joinery_operator.reconcile.rollout import advance_rollout, deadline, record_hold, record_proof, refuses
 from joinery_runtime.job.crd import Status
 
 __all__ = ["FINALIZER", "reconcile"]
@@ -40,7 +40,7 @@ def reconcile(observed: Observed) -> Decision:
 def _reconcile_living(ctx: ReconcileContext) -> Decision:
     status = _compare_with_asked(ctx, ctx.status)
     status = observe_attempt(ctx, status, planned_driver(ctx, status))
-    status = advance_rollout(ctx, record_proof(ctx, status))
+    status = advance_rollout(ctx, record_hold(ctx, record_proof(ctx, status)))
     status = next_attempt(ctx, status, planned_driver(ctx, status))
     plan = planned_driver(ctx, status)
     children = child_actions(ctx, status, plan)
@@ -110,10 +110,10 @@ def _moments_of_pods(ctx: ReconcileContext) -> Iterator[datetime]:
             yield pod.deletion_time
             yield pod.deletion_time + timedelta(seconds=settings.stuck_seconds)
         if pod.fault is not None:
-            yield pod.created_at + timedelta(seconds=settings.deadline_seconds)
+            yield pod.created_at + timedelta(seconds=ctx.deadline_seconds)
     for pod in ctx.drivers.values():
         if pod.ready_since is None and pod.ended_at is None and pod.deletion_time is None:
-            yield pod.not_ready_since + timedelta(seconds=settings.deadline_seconds)
+            yield pod.not_ready_since + timedelta(seconds=ctx.deadline_seconds)
     for pod in ctx.checks.values():
         if pod.ended_at is not None:
             yield pod.ended_at + timedelta(seconds=settings.backoff_first_seconds)

@@ -13,6 +13,7 @@ from joinery_operator.manifests import (
     drifted,
     driver_pod,
     network_policy,
+    restore_pod,
     service,
 )
 from joinery_operator.names import labels, owner_reference
@@ -143,7 +144,11 @@ def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action
     if revision is None:
         return lost(ctx, attempt.revision)
     try:
-        pod = driver_pod(revision, attempt.number, migrate=attempt.migrate, anew=attempt.anew, restore=attempt.restore)
+        pod = (
+            restore_pod(revision, attempt.number, attempt.restore)
+            if attempt.restore
+            else driver_pod(revision, attempt.number, migrate=attempt.migrate, anew=attempt.anew)
+        )
         return [*job_config_map(ctx, revision), Create(pod)]
     except ManifestError as error:
         return Fault(INCOMPLETE, str(error))
@@ -200,6 +205,8 @@ def _config_maps(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
     rollout, attempt = status.rollout, status.driver
     named = [(status.revision, status.image)]
     named += [(each.revision, each.image) for each in (rollout, attempt) if each is not None]
+    if rollout is not None and rollout.restorer is not None:
+        named.append((rollout.restorer.revision, rollout.restorer.image))
     needed = {ctx.names.config_map(revision) for revision, _ in named if revision}
     there = ctx.observed.children.config_maps
     asked = ctx.desired.job

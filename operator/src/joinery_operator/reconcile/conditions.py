@@ -67,7 +67,7 @@ def events(old: Status, new: Status) -> Iterator[Event]:
 
 def _progressing(status: Status, job: JobPhase) -> _Aspect:
     rollout = status.rollout
-    if rollout is not None and job.phase not in {"Suspended", "Finished", "Failed"}:
+    if rollout is not None and not rollout.lifted and job.phase not in {"Suspended", "Finished", "Failed"}:
         message = sentence(f"revision {rollout.revision}", rollout.reason)
         return _Aspect("Progressing", "True", f"Rollout{rollout.stage}", message)
     return _Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)

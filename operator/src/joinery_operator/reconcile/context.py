@@ -18,6 +18,8 @@ from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.revision import JobRevision
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import DriverAttempt, DriverStatus, Rollout, Status
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.resource import Upgrade
 
 FINALIZER = "joinery.dev/delete-state"
 
@@ -51,6 +53,23 @@ class ReconcileContext:
     @property
     def suspended(self) -> bool:
         return self.spec.get("suspend") is True
+
+    @cached_property
+    def upgrade(self) -> Upgrade:
+        """`spec.upgrade`; while the resource is no valid job, that of the revision on its way or in force."""
+        rollout, status = self.status.rollout, self.status
+        job = self.desired.job or (self.revision(rollout.revision, rollout.image) if rollout else None)
+        job = job or self.revision(status.revision, status.image)
+        return job.job.spec.upgrade if job else Upgrade()
+
+    @property
+    def deadline_seconds(self) -> float:
+        """How long a pod or a stage may make no progress."""
+        return self.upgrade.progress_deadline / 1000
+
+    @property
+    def deadline_text(self) -> str:
+        return f"{format_duration(self.upgrade.progress_deadline)} (upgrade.progressDeadline)"
 
     @property
     def finalizers(self) -> tuple[str, ...]:

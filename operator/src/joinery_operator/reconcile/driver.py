@@ -11,18 +11,16 @@ from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut
 from joinery_operator.reconcile.rollout_table import STAGES, DriverRole, stage_of
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import DriverAttempt, Status
+from joinery_runtime.job.crd import DriverAttempt, Rollout, Status
 
 _LIFE = 6
 """Hex digits that stand for one life of a resource in a savepoint's name."""
-_FOR_GOOD = {"Finished", "Fatal"}
-"""Outcomes after which the same driver does not start again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverPlan:
-    """The driver that is to run, and what its init container does first: `migrate` (`anew`: without the state) or
-    `restore`."""
+    """The driver that is to run, and the savepoint that its init container pins before it migrates (`migrate`; `anew`:
+    without the state). With `restore` no driver runs: the pod returns to that savepoint and ends."""
 
     revision: str
     image: str
@@ -32,11 +30,9 @@ class DriverPlan:
 
     def fits(self, attempt: DriverAttempt) -> bool:
         """Whether the attempt does what is planned. What its init container did is no reason to end it later."""
-        before = (self.migrate, self.anew, self.restore)
-        return attempt.revision == self.revision and before in {
-            (None, False, None),
-            (attempt.migrate, attempt.anew, attempt.restore),
-        }
+        before = (self.migrate, self.anew)
+        same = (attempt.revision, attempt.restore) == (self.revision, self.restore)
+        return same and before in {(None, False), (attempt.migrate, attempt.anew)}
 
 
 def planned_driver(ctx: ReconcileContext, status: Status) -> DriverPlan | None:
@@ -50,8 +46,16 @@ def planned_driver(ctx: ReconcileContext, status: Status) -> DriverPlan | None:
     if driver is DriverRole.MIGRATES and rollout:
         return DriverPlan(rollout.revision, rollout.image, rollout.savepoint, rollout.mode == "stateless")
     if driver is DriverRole.RESTORES and rollout:
-        return DriverPlan(status.revision, status.image, restore=rollout.savepoint)
+        return DriverPlan(*restoring_revision(status, rollout), restore=rollout.savepoint)
+    if status.held:
+        return None
     return _in_force(ctx, status, status.revision, status.image)
+
+
+def restoring_revision(status: Status, rollout: Rollout) -> tuple[str, str]:
+    """Revision and image of the pod that returns to the rollout's savepoint."""
+    by = rollout.restorer
+    return (by.revision, by.image) if by is not None else (status.revision or "", status.image or "")
 
 
 def _in_force(ctx: ReconcileContext, status: Status, revision: str, image: str) -> DriverPlan:
@@ -120,7 +124,9 @@ def _due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> boo
         return False
     if not plan.fits(attempt):
         return True
-    return attempt.outcome not in _FOR_GOOD and not (attempt.not_before and ctx.now < attempt.not_before)
+    if attempt.outcome in {"Finished", "Fatal"}:
+        return attempt.again
+    return not (attempt.not_before and ctx.now < attempt.not_before)
 
 
 def reset_failures(status: Status) -> Status:
@@ -128,8 +134,8 @@ def reset_failures(status: Status) -> Status:
     attempt = status.driver
     if attempt is None:
         return status
-    outcome = "Failed" if attempt.outcome == "Fatal" else attempt.outcome
-    return _set(status, attempt.model_copy(update={"failures": 0, "not_before": None, "outcome": outcome}))
+    again = attempt.again or attempt.outcome == "Fatal"
+    return _set(status, attempt.model_copy(update={"failures": 0, "not_before": None, "again": again}))
 
 
 def back_off(settings: Settings, failures: int) -> timedelta:
@@ -148,7 +154,9 @@ def _running(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation)
         ready = attempt.ready  # the last thing that is known
     healthy = ready is not None and ctx.elapsed(ready, ctx.settings.healthy_seconds)
     failures = 0 if healthy else attempt.failures
-    return attempt.model_copy(update={"pod_uid": pod.uid, "ready": ready, "failures": failures})
+    initialized = attempt.initialized or pod.initialized
+    update = {"pod_uid": pod.uid, "initialized": initialized, "ready": ready, "failures": failures}
+    return attempt.model_copy(update=update)
 
 
 def _ended(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation, planned: bool) -> DriverAttempt:

@@ -18,6 +18,7 @@ from joinery_operator.reconcile.reasons import (
     listed,
     sentence,
 )
+from joinery_operator.reconcile.rollout import what_keeps_it
 from joinery_operator.reconcile.rollout_table import STAGES, stage_of
 from joinery_runtime.job.crd import DriverAttempt, Status
 from joinery_runtime.job.crd.status import Phase
@@ -72,6 +73,7 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
         attempt is not None
         and attempt.outcome == "Finished"
         and rollout is None
+        and not attempt.restore
         and attempt.revision == status.revision
     ):
         return JobPhase("Finished", "Finished", "all inputs have ended, and all output is written")
@@ -79,13 +81,41 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
         return _suspended(ctx)
     if status.revision is None:
         return JobPhase("Failed", ctx.desired.reason, listed(ctx.desired.problems))
+    if words := what_keeps_it(ctx, status):
+        return _kept(status, words)
     if blocked is not None:
         return JobPhase("Failed", blocked.reason, blocked.message, blocked)
+    if status.held and plan is None and (rollout is None or rollout.stage == "Checking"):
+        return _held(ctx, status)
     if attempt is None or plan is None or not plan.fits(attempt):
         return _before_driver(ctx, status)
     if attempt.outcome is not None:
         return _after_attempt(ctx, status, attempt)
     return _with_pod(ctx, status, attempt, ctx.drivers.get(attempt.number))
+
+
+def _kept(status: Status, words: str) -> JobPhase:
+    """A stage of the rollout that needs a person."""
+    stage = status.rollout.stage if status.rollout else ""
+    reason = {"Stopping": "DriverStuck", "Starting": "StartFailed"}.get(stage, "RollbackFailed")
+    return JobPhase("Stopping" if stage == "Stopping" else "Failed", reason, words, Fault(reason, cut(words)))
+
+
+def _held(ctx: ReconcileContext, status: Status) -> JobPhase:
+    """Nothing runs, because the resource asks for another job than the one that was suspended or failed for good."""
+    rollout, refused, asked = status.rollout, status.refused, ctx.desired
+    if rollout is not None:
+        message = sentence(f"revision {rollout.revision} is being checked", rollout.reason)
+        return JobPhase("Pending", "Checking", f"{message}. No driver runs until the check has passed")
+    if asked.job is None:
+        fault = Fault(asked.reason, listed(asked.problems))
+    elif refused is not None:
+        fault = Fault(refused.reason, sentence(f"revision {refused.revision} was refused", refused.message))
+    else:
+        return JobPhase("Pending", "Starting", "the job that is asked for now is about to be checked")
+    way_out = f"Nothing runs: correct the job, or apply that of revision {status.revision} to have it start again"
+    message = f"{cut(fault.message, 512)}. {way_out}"
+    return JobPhase("Failed", fault.reason, message, Fault(fault.reason, message))
 
 
 def _suspended(ctx: ReconcileContext) -> JobPhase:
@@ -120,8 +150,6 @@ def _after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt
     """The current attempt is over."""
     what = sentence(f"attempt {attempt.number} failed", attempt.reason or "", status.last_error or "")
     if attempt.outcome == "Fatal":
-        if status.rollout is not None and status.rollout.stage == "RollingBack":
-            return _rollback_failed(status, what)
         message = f"{what}. Another attempt would fail the same way: it waits until the resource changes"
         return JobPhase("Failed", attempt.reason or "Failed", message, Fault(attempt.reason or "Failed", cut(message)))
     if attempt.outcome == "Failed":
@@ -129,17 +157,6 @@ def _after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt
         return JobPhase(_phase(status, "Pending"), "BackOff", cut(what) + when, Fault("BackOff", cut(what)))
     message = f"attempt {attempt.number} was ended by others ({attempt.reason}); the next one starts"
     return JobPhase(_phase(status, "Pending"), "Interrupted", message, _overdue_pod(ctx))
-
-
-def _rollback_failed(status: Status, what: str) -> JobPhase:
-    rollout = status.rollout
-    savepoint = rollout.savepoint if rollout else ""
-    message = (
-        f"the way back to revision {status.revision} failed: {cut(what, 512)}. Nothing runs. Correct the cause and "
-        f"annotate the resource with joinery.dev/restartedAt to have it tried again, or restore savepoint {savepoint} "
-        f"by hand with `joinery state restore`, with image {cut(status.image or '', 256)}"
-    )
-    return JobPhase("Failed", "RollbackFailed", message, Fault("RollbackFailed", message))
 
 
 def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod: PodObservation | None) -> JobPhase:
@@ -151,8 +168,14 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
     if pod.deletion_time is not None:
         message = f"pod {pod.name} is being deleted by others; another one starts when it is gone"
         return JobPhase(_phase(status, "Stopping"), "Stopping", message, _overdue_pod(ctx))
+    if attempt.restore and pod.fault is None:
+        return JobPhase("RollingBack", "RollingBack", f"pod {pod.name} returns to savepoint {attempt.restore}")
     if attempt.ready is not None:
-        if status.rollout is not None and status.rollout.stage != "Checking":
+        rollout = status.rollout
+        if rollout is not None and rollout.lifted:
+            waits = f"no record has come yet, and until the first commit there is a way back to {status.revision}"
+            return JobPhase("Running", "Running", f"attempt {attempt.number} runs as pod {pod.name}: {waits}")
+        if rollout is not None and rollout.stage != "Checking":
             return JobPhase(
                 _phase(status, "Running"), "Starting", "the new driver is ready; its first commit is awaited"
             )
@@ -166,7 +189,7 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
             sentence(f"pod {pod.name}", pod.fault.message),
             pod.fault if _is_lasting(ctx, pod, pod.fault) else degraded,
         )
-    if ctx.elapsed(pod.not_ready_since, ctx.settings.deadline_seconds):
+    if ctx.elapsed(pod.not_ready_since, ctx.deadline_seconds):
         fault = _not_ready(ctx, pod)
         return JobPhase(_phase(status, "Starting"), fault.reason, fault.message, fault)
     return JobPhase(
@@ -181,7 +204,7 @@ def _not_ready(ctx: ReconcileContext, pod: PodObservation) -> Fault:
     """The kubelet reports in Events only what it waits for."""
     words = (
         f"pod {pod.name} is not ready since {pod.not_ready_since:%H:%M:%S} UTC, more than "
-        f"{ctx.settings.deadline_seconds:g} s: {pod.waiting_for}. `kubectl describe pod {pod.name}` shows what "
+        f"{ctx.deadline_text}: {pod.waiting_for}. `kubectl describe pod {pod.name}` shows what "
         "it waits for (a Secret or volume that is missing, say), its log what it does"
     )
     return Fault(NOT_READY, words)
@@ -191,9 +214,11 @@ def _is_lasting(ctx: ReconcileContext, pod: PodObservation, fault: Fault) -> boo
     """A pod that waits for a node may only wait for the cluster to grow."""
     if fault.reason in {IMAGE_PULL, NOT_CREATED}:
         return True
-    return fault.reason == UNSCHEDULABLE and ctx.elapsed(pod.created_at, ctx.settings.deadline_seconds)
+    return fault.reason == UNSCHEDULABLE and ctx.elapsed(pod.created_at, ctx.deadline_seconds)
 
 
 def _phase(status: Status, otherwise: Phase) -> Phase:
-    """A rollout's stage says more than what its driver is at."""
+    """A rollout's stage says more than what its driver is at, until that may be taken for started."""
+    if status.rollout is not None and status.rollout.lifted:
+        return otherwise
     return STAGES[stage_of(status)].phase or otherwise

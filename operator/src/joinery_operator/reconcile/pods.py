@@ -38,6 +38,8 @@ class PodObservation:
     """What the pod does while it is not ready, in words."""
     initialized: bool
     """The init containers have ended well."""
+    steps: int
+    """How far it got, for comparison with itself: on a node, containers started, containers ended well, ready."""
     disrupted: bool
     """Others ended the pod, as by eviction."""
     ending: Ending | None
@@ -70,6 +72,7 @@ def observe_pod(pod: Manifest) -> PodObservation:
         not_ready_since=_since(status, "Ready", "False") or created,
         waiting_for=_waiting_for(status),
         initialized=main is not None or _since(status, "Initialized") is not None or _is_running(main_status),
+        steps=_steps(status),
         disrupted=status.get("reason") in _DISRUPTIONS or _since(status, "DisruptionTarget") is not None,
         ending=ending,
         check_result=_parsed(StateCheck, reported),
@@ -99,6 +102,15 @@ def _containers(status: Manifest) -> Iterator[Manifest]:
 def _main(status: Manifest) -> Manifest:
     ours = (each for each in status.get("containerStatuses") or () if each.get("name") == MAIN_CONTAINER)
     return next(ours, {})
+
+
+def _steps(status: Manifest) -> int:
+    """Each counts once: whatever starts again got no further."""
+    found = sum(_since(status, condition) is not None for condition in ("PodScheduled", "Initialized", "Ready"))
+    for each in _containers(status):
+        ended = _terminated(each)
+        found += (ended is not None or _is_running(each)) + (ended is not None and ended.get("exitCode") == 0)
+    return found
 
 
 def _terminated(container: Manifest) -> Mapping[str, Any] | None:

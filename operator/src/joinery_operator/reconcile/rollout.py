@@ -11,22 +11,24 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from joinery_operator.reconcile.context import ReconcileContext
-from joinery_operator.reconcile.driver import savepoint_name
+from joinery_operator.reconcile.driver import restoring_revision, savepoint_name
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import COMMITTED_SINCE, CREATE_REFUSED, INCOMPATIBLE, Fault, cut, sentence
 from joinery_operator.reconcile.rollout_table import (
-    STAGES,
     Act,
     Asked,
     AtStake,
     Check,
     Deadline,
+    Helper,
     Mode,
     NewDriver,
     NewStore,
     OldDriver,
     Refused,
     Restore,
+    Restorer,
+    Rollback,
     RolloutObservation,
     RolloutStage,
     Suspend,
@@ -35,11 +37,14 @@ from joinery_operator.reconcile.rollout_table import (
     stage_of,
 )
 from joinery_operator.revision import JobRevision
+from joinery_runtime.job import JobSpec
 from joinery_runtime.job.crd import DriverAttempt, Refusal, Rollout, Status
+from joinery_runtime.job.crd.status import Restorer as RestorerStatus
 
 
 def advance_rollout(ctx: ReconcileContext, status: Status) -> Status:
     """The status with the rollout one step further, if it can go one."""
+    status = _with_progress(ctx, status)
     execution = _Execution(ctx, status, row_for(classify(ctx, status)))
     return _ACTS[execution.row.act](execution)
 
@@ -47,19 +52,38 @@ def advance_rollout(ctx: ReconcileContext, status: Status) -> Status:
 def record_proof(ctx: ReconcileContext, status: Status) -> Status:
     """The status with the time at which the revision in force was first ready."""
     attempt = status.driver
-    if status.proved is not None or attempt is None or attempt.revision != status.revision:
+    if status.proved is not None or attempt is None or attempt.restore or attempt.revision != status.revision:
         return status
     if attempt.ready is None and attempt.outcome != "Finished" and not _committed(ctx, attempt):
         return status
     return status.model_copy(update={"proved": ctx.now})
 
 
+def record_hold(ctx: ReconcileContext, status: Status) -> Status:
+    """The status with whether the revision in force may start a driver. After a suspension, or an end for good, it does
+    so only when the resource asks for it: who asks for another job has that one checked before anything runs."""
+    attempt, asked = status.driver, asked_of(ctx, status)
+    failed = attempt is not None and attempt.outcome == "Fatal" and not attempt.restore
+    in_force = attempt is not None and attempt.revision == status.revision
+    goes_on = asked is Asked.ROLLOUT and stage_of(status) in {RolloutStage.STARTING, RolloutStage.ROLLING_BACK}
+    if ctx.suspended or (failed and in_force and asked in {Asked.ANOTHER, Asked.ROLLOUT} and not goes_on):
+        return status.model_copy(update={"held": True})
+    return status.model_copy(update={"held": False}) if asked is Asked.IN_FORCE or goes_on else status
+
+
 def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
     """When time alone ends the stage."""
     rollout = status.rollout
-    if rollout is None or not STAGES[stage_of(status)].has_deadline or ctx.suspended:
+    if rollout is None or rollout.lifted or rollout.progressed is None:
         return None
-    return rollout.since + timedelta(seconds=ctx.settings.deadline_seconds)
+    return rollout.progressed + timedelta(seconds=ctx.deadline_seconds)
+
+
+def what_keeps_it(ctx: ReconcileContext, status: Status) -> str:
+    """Why a stage that changes the state does not come to its end, and the ways out; empty while it goes on."""
+    if status.rollout is None or status.rollout.stage == "Checking":
+        return ""
+    return status.rollout.reason if row_for(classify(ctx, status)).act is Act.REPORT else ""
 
 
 def refuses(status: Status, revision: JobRevision, mode: str) -> bool:
@@ -74,16 +98,56 @@ def check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
     return ctx.elapsed(pod.ended_at, ctx.settings.backoff_first_seconds)
 
 
+# How far the stage got
+
+
+def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
+    """The status with how far the stage of its rollout got: the deadline counts from the last progress."""
+    rollout = status.rollout
+    if rollout is None or (ctx.suspended and rollout.progressed is None):
+        return status
+    if ctx.suspended:
+        return status.model_copy(update={"rollout": rollout.model_copy(update={"progressed": None})})
+    steps, segments = _progress(ctx, status, rollout)
+    further = steps > rollout.steps or segments > rollout.segments
+    if rollout.progressed is not None and not further:
+        return status
+    best = {"steps": max(steps, rollout.steps), "segments": max(segments, rollout.segments)}
+    update = {"progressed": ctx.now, **best}
+    return status.model_copy(update={"rollout": rollout.model_copy(update=update)})
+
+
+def _progress(ctx: ReconcileContext, status: Status, rollout: Rollout) -> tuple[int, int]:
+    """Steps of the stage's pod that are done, and segments that it has migrated."""
+    if rollout.stage == "Checking":
+        pod = ctx.check(rollout)
+        return (pod.steps if pod else 0), 0
+    attempt = status.driver
+    if attempt is None or rollout.savepoint is None or rollout.savepoint not in {attempt.migrate, attempt.restore}:
+        return 0, 0
+    pod, reported = ctx.drivers.get(attempt.number), ctx.driver_status(attempt)
+    return (pod.steps if pod else 0), (reported.migrated if reported else 0)
+
+
 # What was observed, as the table has it
+
+
+def asked_of(ctx: ReconcileContext, status: Status) -> Asked:
+    new, rollout = ctx.desired.job, status.rollout
+    if new is None:
+        return Asked.NOTHING
+    if rollout is not None and (new.revision, ctx.desired.mode) == (rollout.revision, rollout.mode):
+        return Asked.ROLLOUT
+    same = (new.revision, new.image) == (status.revision, status.image)
+    return Asked.IN_FORCE if same else Asked.ANOTHER
 
 
 def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
     rollout, suspend = status.rollout, Suspend.YES if ctx.suspended else Suspend.NO
+    stage, asked = stage_of(status), asked_of(ctx, status)
     if rollout is None:
-        return _classify_stable(ctx, status, suspend)
-    stage, asked = stage_of(status), _asked(ctx, rollout)
-    passed = ctx.elapsed(rollout.since, ctx.settings.deadline_seconds)
-    over = Deadline.PASSED if passed else Deadline.AHEAD
+        return _classify_stable(ctx, status, asked, suspend)
+    over = _deadline(ctx, status)
     match stage:
         case RolloutStage.CHECKING:
             check = _check(ctx.check(rollout))
@@ -93,24 +157,41 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
         case RolloutStage.STOPPING:
             old = status.driver
             gone = (old is None or old.outcome is not None) and ctx.all_drivers_inactive()
-            return RolloutObservation(
-                stage, asked=asked, suspend=suspend, old_driver=OldDriver.GONE if gone else OldDriver.ACTIVE
-            )
+            old_driver = OldDriver.GONE if gone else OldDriver.ACTIVE
+            return RolloutObservation(stage, asked=asked, suspend=suspend, old_driver=old_driver, deadline=over)
         case RolloutStage.STARTING:
-            new_driver = _new_driver(ctx, _attempt_of(status, rollout))
-            return RolloutObservation(stage, asked=asked, suspend=suspend, new_driver=new_driver, deadline=over)
+            return RolloutObservation(
+                stage,
+                asked=asked,
+                suspend=suspend,
+                new_driver=_new_driver(ctx, _attempt_of(status, rollout)),
+                rollback=Rollback(ctx.upgrade.rollback),
+                deadline=Deadline.LIFTED if rollout.lifted else over,
+            )
         case _:
-            return RolloutObservation(stage, restore=_restore(ctx, status.driver, rollout))
+            return RolloutObservation(
+                stage,
+                asked=asked,
+                suspend=suspend,
+                restore=_restore(ctx, status, rollout),
+                restorer=_restorer(ctx, rollout),
+                helper=_helper(ctx, status, rollout),
+            )
 
 
-def _classify_stable(ctx: ReconcileContext, status: Status, suspend: Suspend) -> RolloutObservation:
+def _deadline(ctx: ReconcileContext, status: Status) -> Deadline:
+    end = deadline(ctx, status)
+    return Deadline.PASSED if end is not None and ctx.now >= end else Deadline.AHEAD
+
+
+def _classify_stable(ctx: ReconcileContext, status: Status, asked: Asked, suspend: Suspend) -> RolloutObservation:
     new, mode = ctx.desired.job, ctx.desired.mode
-    if new is None or new.revision == status.revision:
-        return RolloutObservation(RolloutStage.STABLE, asked=Asked.SAME)
+    if new is None or asked is Asked.IN_FORCE:
+        return RolloutObservation(RolloutStage.STABLE, asked=asked)
     in_memory = NewStore.GIVES_UP if mode == "stateless" else NewStore.IN_MEMORY
     return RolloutObservation(
         RolloutStage.STABLE,
-        asked=Asked.ANOTHER,
+        asked=asked,
         at_stake=AtStake.STATE if _has_durable_state(ctx, status) else AtStake.NOTHING,
         new_store=NewStore.KEEPS if new.durable else in_memory,
         suspend=suspend,
@@ -124,12 +205,6 @@ def _has_durable_state(ctx: ReconcileContext, status: Status) -> bool:
         return False
     old = ctx.revision(status.revision, status.image)
     return old is None or old.durable
-
-
-def _asked(ctx: ReconcileContext, rollout: Rollout) -> Asked:
-    new = ctx.desired.job
-    another = new is not None and (new.revision, ctx.desired.mode) != (rollout.revision, rollout.mode)
-    return Asked.ANOTHER if another else Asked.SAME
 
 
 def _check(pod: PodObservation | None) -> Check:
@@ -155,24 +230,51 @@ def _new_driver(ctx: ReconcileContext, attempt: DriverAttempt | None) -> NewDriv
         return NewDriver.NONE
     if attempt.outcome == "Finished" or _committed(ctx, attempt):
         return NewDriver.COMMITTED
-    if attempt.outcome == "Stopped":
-        return NewDriver.STOPPED
     if attempt.outcome == "Fatal":
         if attempt.reason == INCOMPATIBLE:
             return NewDriver.MISFIT
-        pod = ctx.drivers.get(attempt.number)
-        return NewDriver.NOT_MIGRATED if pod is not None and not pod.initialized else NewDriver.FAILED
+        return NewDriver.FAILED if attempt.initialized else NewDriver.NOT_MIGRATED
     return NewDriver.READY if attempt.ready is not None and attempt.outcome is None else NewDriver.UNDERWAY
 
 
-def _restore(ctx: ReconcileContext, attempt: DriverAttempt | None, rollout: Rollout) -> Restore:
-    if attempt is None or attempt.restore != rollout.savepoint:
-        return Restore.UNDERWAY
-    if attempt.outcome == "Fatal" and attempt.reason == COMMITTED_SINCE:
+def _restore(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Restore:
+    attempt, (revision, image) = status.driver, restoring_revision(status, rollout)
+    ours = attempt if attempt is not None and attempt.restore == rollout.savepoint else None
+    if ours is not None and ours.outcome == "Finished":
+        return Restore.RESTORED
+    if ours is not None and ours.outcome == "Fatal" and ours.reason == COMMITTED_SINCE:
         return Restore.COMMITTED_SINCE
-    pod = ctx.drivers.get(attempt.number)
-    restored = attempt.outcome == "Finished" or attempt.ready is not None or (pod is not None and pod.initialized)
-    return Restore.RESTORED if restored else Restore.UNDERWAY
+    current = ours is not None and ours.revision == revision
+    failed = current and ours is not None and ours.outcome == "Fatal"
+    there = current and ours is not None and ours.number in ctx.drivers
+    lost = not there and ctx.revision(revision, image) is None
+    return Restore.STUCK if failed or lost or _deadline(ctx, status) is Deadline.PASSED else Restore.UNDERWAY
+
+
+def _restorer(ctx: ReconcileContext, rollout: Rollout) -> Restorer:
+    new, by = ctx.desired.job, rollout.restorer
+    if by is None:
+        return Restorer.IN_FORCE
+    asked = new is not None and (new.revision, new.image) == (by.revision, by.image)
+    return Restorer.ASKED if asked else Restorer.PAST
+
+
+def _helper(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:
+    """What no earlier revision can tell any more, the resource decides."""
+    new = ctx.desired.job
+    if new is None:
+        return Helper.UNABLE
+    if not new.durable:
+        return Helper.GIVES_UP if new.mode == "stateless" else Helper.UNABLE
+    known = ctx.revision(rollout.revision, rollout.image) or ctx.revision(status.revision, status.image)
+    same = known is None or _place(known.job.spec) == _place(new.job.spec)
+    return Helper.ABLE if same else Helper.UNABLE
+
+
+def _place(spec: JobSpec) -> object:
+    """Where the state is kept, as far as the resource says."""
+    store = spec.state_store.postgres
+    return None if store is None else (store.dsn, store.dsn_secret_ref, store.schema_name)
 
 
 def _committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
@@ -205,15 +307,17 @@ class _Execution:
         return self.status
 
     def report(self) -> Status:
-        return self._with(rollout=self._changed(reason=_check_message(self.ctx, self.rollout) or self.rollout.reason))
+        return self._with(rollout=self._changed(reason=_why_it_waits(self.ctx, self.status) or self.rollout.reason))
 
     def take_over(self) -> Status:
-        return self._with(revision=self.new.revision, image=self.new.image, proved=None, refused=None)
+        new = self.new
+        taken = {"revision": new.revision, "image": new.image, "proved": None, "refused": None}
+        return self._with(**taken, rollout=None, held=False)
 
     def begin(self) -> Status:
         new, mode = self.new, self.ctx.desired.mode
         rollout = Rollout(revision=new.revision, image=new.image, mode=mode, stage="Checking", since=self.ctx.now)
-        return self._with(rollout=rollout)
+        return self._with(rollout=rollout.model_copy(update={"progressed": self.ctx.now}))
 
     def refuse(self) -> Status:
         return self._with(rollout=None, refused=self._refusal())
@@ -230,8 +334,14 @@ class _Execution:
     def drop(self) -> Status:
         return advance_rollout(self.ctx, self._with(rollout=None))
 
-    def restart_clock(self) -> Status:
-        return self._with(rollout=self._changed(since=self.ctx.now))
+    def lift(self) -> Status:
+        return self._with(rollout=self._changed(lifted=True))
+
+    def restore_anew(self) -> Status:
+        new = self.new
+        in_force = asked_of(self.ctx, self.status) is Asked.IN_FORCE
+        by = None if in_force else RestorerStatus(revision=new.revision, image=new.image)
+        return self._with(rollout=self._entered(restorer=by))
 
     def roll_back(self) -> Status:
         return self._with(rollout=self._entered(reason="the resource asks for another job now"))
@@ -241,11 +351,19 @@ class _Execution:
         return self._with(rollout=self._entered(reason=reason), refused=self._refusal())
 
     def complete(self) -> Status:
-        new = self.rollout
-        return self._with(revision=new.revision, image=new.image, proved=self.ctx.now, rollout=None, refused=None)
+        return self._in_force(proved=self.ctx.now)
+
+    def go_forward(self) -> Status:
+        return self._in_force(proved=None)
 
     def keep(self) -> Status:
-        return self._with(rollout=None)
+        # What the revision in force could not do itself was done for another one, which is checked first.
+        return self._with(rollout=None, held=self.status.held or self.rollout.restorer is not None)
+
+    def _in_force(self, proved: datetime | None) -> Status:
+        new = self.rollout
+        taken = {"revision": new.revision, "image": new.image, "proved": proved, "refused": None}
+        return self._with(**taken, rollout=None, held=False)
 
     def _with(self, **update: object) -> Status:
         return self.status.model_copy(update=update)
@@ -254,7 +372,8 @@ class _Execution:
         return self.rollout.model_copy(update=update)
 
     def _entered(self, **update: object) -> Rollout:
-        return self._changed(**{"stage": self.row.to.value, "since": self.ctx.now, "reason": "", **update})
+        begun = {"since": self.ctx.now, "progressed": self.ctx.now, "steps": 0, "segments": 0, "lifted": False}
+        return self._changed(**{"stage": self.row.to.value, **begun, "reason": "", **update})
 
     def _refusal(self) -> Refusal:
         rollout = self.status.rollout
@@ -287,10 +406,12 @@ _ACTS: Mapping[Act, Callable[[_Execution], Status]] = {
     Act.STOP: _Execution.stop,
     Act.START: _Execution.start,
     Act.DROP: _Execution.drop,
-    Act.RESTART_CLOCK: _Execution.restart_clock,
+    Act.LIFT: _Execution.lift,
     Act.ROLL_BACK: _Execution.roll_back,
     Act.REFUSE_AND_ROLL_BACK: _Execution.refuse_and_roll_back,
+    Act.RESTORE_ANEW: _Execution.restore_anew,
     Act.COMPLETE: _Execution.complete,
+    Act.GO_FORWARD: _Execution.go_forward,
     Act.KEEP: _Execution.keep,
 }
 
@@ -306,10 +427,55 @@ def _check_refusal(ctx: ReconcileContext, rollout: Rollout) -> str:
         case Check.MISFIT if pod is not None and pod.check_result is not None:
             return "; ".join(pod.check_result.refused)
         case Check.NOTHING_YET:
-            limit = f"no result within {ctx.settings.deadline_seconds:g} s"
+            limit = f"no result, and no progress for {ctx.deadline_text}"
             return sentence(limit, _check_message(ctx, rollout) or rollout.reason)
         case _:
             return _check_message(ctx, rollout)
+
+
+def _why_it_waits(ctx: ReconcileContext, status: Status) -> str:
+    """What keeps a stage from its end, and what a person can do about it."""
+    assert status.rollout is not None, "only stages of a rollout have such rows"
+    match stage_of(status):
+        case RolloutStage.CHECKING:
+            return _check_message(ctx, status.rollout)
+        case RolloutStage.STOPPING:
+            waits = ", ".join(pod.name for pod in ctx.drivers.values() if not ctx.is_inactive(pod))
+            return f"the old driver has not ended within {ctx.deadline_text}: see pod {waits}"
+        case RolloutStage.STARTING:
+            return cut(
+                sentence(_not_started(ctx, status), "upgrade.rollback is manual")
+                + f". To return to the savepoint, apply the job of revision {status.revision}, or set upgrade.rollback "
+                "to automatic; any other change tries again"
+            )
+        case _:
+            return _why_not_restored(ctx, status, status.rollout)
+
+
+def _not_started(ctx: ReconcileContext, status: Status) -> str:
+    attempt = status.driver
+    failed = attempt is not None and attempt.outcome == "Fatal"
+    return (status.last_error or "") if failed else _not_ready(ctx, status, attempt)
+
+
+def _why_not_restored(ctx: ReconcileContext, status: Status, rollout: Rollout) -> str:
+    revision, image = restoring_revision(status, rollout)
+    attempt = status.driver
+    if attempt is not None and attempt.restore and attempt.outcome == "Fatal":
+        why = status.last_error or ""
+    elif ctx.revision(revision, image) is None:
+        why = f"its ConfigMap {ctx.names.config_map(revision)} is gone"
+    else:
+        why = _not_ready(ctx, status, attempt)
+    elsewhere = ""
+    if asked_of(ctx, status) is Asked.ANOTHER and _helper(ctx, status, rollout) is Helper.UNABLE:
+        elsewhere = "; the job that is asked for now cannot, because it keeps its state elsewhere"
+    return (
+        f"the return to savepoint {rollout.savepoint} with revision {revision} and image {cut(image, 256)} is stuck: "
+        f"{cut(why, 512)}{elsewhere}. Mend that, or apply another job with an image that can be pulled and the same "
+        "spec.stateStore (an annotation joinery.dev/restartedAt makes it another one): then that image returns to the "
+        "savepoint"
+    )
 
 
 def _check_message(ctx: ReconcileContext, rollout: Rollout) -> str:
@@ -337,7 +503,7 @@ def _no_state(ctx: ReconcileContext, rollout: Rollout) -> str:
 
 
 def _not_ready(ctx: ReconcileContext, status: Status, attempt: DriverAttempt | None) -> str:
-    limit = f"not ready within {ctx.settings.deadline_seconds:g} s"
+    limit = f"no progress for {ctx.deadline_text}"
     pod = ctx.drivers.get(attempt.number) if attempt else None
     refused = Fault(CREATE_REFUSED, ctx.observed.create_refused) if ctx.observed.create_refused else None
     fault = pod.fault if pod else refused

@@ -7,7 +7,7 @@ exactly one row (tests/operator/reconcile/test_rollout_table.py). `make crds` re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import product
 from typing import Final, Literal
@@ -34,9 +34,11 @@ def stage_of(status: Status) -> RolloutStage:
 
 
 class Asked(Enum):
-    """What the resource asks for. A resource that is no valid job asks for nothing else."""
+    """What the resource asks for."""
 
-    SAME = "the same"
+    NOTHING = "no valid job"
+    IN_FORCE = "the revision in force"
+    ROLLOUT = "what is being rolled out"
     ANOTHER = "another"
 
 
@@ -101,25 +103,50 @@ class NewDriver(Enum):
     UNDERWAY = "under way, or between two attempts"
     READY = "ready, without a commit"
     COMMITTED = "has committed or finished"
-    STOPPED = "stopped by the operator"
     MISFIT = "failed for good: IncompatibleState"
     NOT_MIGRATED = "failed for good before it was initialized"
     FAILED = "failed for good after it was initialized"
 
 
+class Rollback(Enum):
+    """`upgrade.rollback`."""
+
+    AUTOMATIC = "automatic"
+    MANUAL = "manual"
+    DISABLED = "disabled"
+
+
 class Restore(Enum):
-    """How far the driver is that restores the state for the revision in force."""
+    """How far the pod is that returns to the savepoint."""
 
     UNDERWAY = "under way"
     RESTORED = "restored"
     COMMITTED_SINCE = "refused: CommittedSince"
+    STUCK = "failed for good, cannot be made, or got no further within the deadline"
+
+
+class Restorer(Enum):
+    """Whose image and job return to the savepoint."""
+
+    IN_FORCE = "those of the revision in force"
+    ASKED = "those that the resource asks for"
+    PAST = "those that it asked for before"
+
+
+class Helper(Enum):
+    """Whether another revision that is asked for could return to the savepoint."""
+
+    ABLE = "its state is in the same place"
+    UNABLE = "its state is elsewhere, or in memory"
+    GIVES_UP = "it keeps none, and upgrade.mode is stateless"
 
 
 class Deadline(Enum):
-    """Whether the stage has taken longer than `deadline_seconds`."""
+    """Whether the stage got no further for longer than `upgrade.progressDeadline`."""
 
     AHEAD = "ahead"
     PASSED = "passed"
+    LIFTED = "there is none any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +163,10 @@ class RolloutObservation:
     check: Check | None = None
     old_driver: OldDriver | None = None
     new_driver: NewDriver | None = None
+    rollback: Rollback | None = None
     restore: Restore | None = None
+    restorer: Restorer | None = None
+    helper: Helper | None = None
     deadline: Deadline | None = None
 
 
@@ -150,7 +180,10 @@ DIMENSIONS: Final[Mapping[str, type[Enum]]] = {
     "check": Check,
     "old_driver": OldDriver,
     "new_driver": NewDriver,
+    "rollback": Rollback,
     "restore": Restore,
+    "restorer": Restorer,
+    "helper": Helper,
     "deadline": Deadline,
 }
 
@@ -159,33 +192,42 @@ class DriverRole(Enum):
     """Which driver is to run."""
 
     NONE = "none"
-    IN_FORCE = "of the revision in force"
+    IN_FORCE = "of the revision in force, unless it is held"
     MIGRATES = "of the new revision, migrates first"
-    RESTORES = "of the revision in force, restores first"
+    RESTORES = "none: a pod returns to the savepoint"
 
 
 @dataclass(frozen=True, slots=True)
 class StageRules:
     """What holds while a stage lasts. `dimensions`: what its rows depend on; `phase`: the job's, where the stage says
-    more than the driver does."""
+    more than the driver does; `values`: those of a dimension that the stage can have, where these are not all."""
 
     driver: DriverRole
     phase: Phase | None
     dimensions: tuple[str, ...]
-
-    @property
-    def has_deadline(self) -> bool:
-        return "deadline" in self.dimensions
+    values: Mapping[str, tuple[Enum, ...]] = field(default_factory=dict)
 
 
+_CLOCK: Mapping[str, tuple[Enum, ...]] = {"deadline": (Deadline.AHEAD, Deadline.PASSED)}
 STAGES: Final[Mapping[RolloutStage, StageRules]] = {
     RolloutStage.STABLE: StageRules(
-        DriverRole.IN_FORCE, None, ("asked", "at_stake", "new_store", "suspend", "refused")
+        DriverRole.IN_FORCE,
+        None,
+        ("asked", "at_stake", "new_store", "suspend", "refused"),
+        {"asked": (Asked.NOTHING, Asked.IN_FORCE, Asked.ANOTHER)},
     ),
-    RolloutStage.CHECKING: StageRules(DriverRole.IN_FORCE, None, ("asked", "suspend", "mode", "check", "deadline")),
-    RolloutStage.STOPPING: StageRules(DriverRole.NONE, "Stopping", ("asked", "suspend", "old_driver")),
-    RolloutStage.STARTING: StageRules(DriverRole.MIGRATES, "Migrating", ("asked", "suspend", "new_driver", "deadline")),
-    RolloutStage.ROLLING_BACK: StageRules(DriverRole.RESTORES, "RollingBack", ("restore",)),
+    RolloutStage.CHECKING: StageRules(
+        DriverRole.IN_FORCE, None, ("asked", "suspend", "mode", "check", "deadline"), _CLOCK
+    ),
+    RolloutStage.STOPPING: StageRules(
+        DriverRole.NONE, "Stopping", ("asked", "suspend", "old_driver", "deadline"), _CLOCK
+    ),
+    RolloutStage.STARTING: StageRules(
+        DriverRole.MIGRATES, "Migrating", ("asked", "suspend", "new_driver", "rollback", "deadline")
+    ),
+    RolloutStage.ROLLING_BACK: StageRules(
+        DriverRole.RESTORES, "RollingBack", ("asked", "suspend", "restore", "restorer", "helper")
+    ),
 }
 
 
@@ -193,17 +235,19 @@ class Act(Enum):
     """What a row does to the status."""
 
     WAIT = "wait"
-    REPORT = "wait, and report what keeps the check"
-    TAKE_OVER = "put the revision in force without a rollout"
+    REPORT = "wait, and report what keeps the stage"
+    TAKE_OVER = "put the revision asked for in force without a rollout"
     BEGIN = "begin a rollout"
     REFUSE = "refuse the revision"
     STOP = "stop the old driver"
     START = "start the new driver"
     DROP = "drop the rollout, then as Stable"
-    RESTART_CLOCK = "begin the deadline anew"
+    LIFT = "lift the deadline"
     ROLL_BACK = "roll back"
     REFUSE_AND_ROLL_BACK = "refuse the revision and roll back"
-    COMPLETE = "put the revision in force"
+    RESTORE_ANEW = "return to the savepoint with the image and job asked for"
+    COMPLETE = "put the new revision in force"
+    GO_FORWARD = "put the new revision in force as one that was never ready"
     KEEP = "keep the revision in force"
 
 
@@ -232,90 +276,124 @@ class Transition:
 
 
 _NOT_GIVEN_UP = (NewStore.KEEPS, NewStore.IN_MEMORY)
-_PENDING = (NewDriver.NONE, NewDriver.UNDERWAY, NewDriver.READY)
+_GOES_ON = (Asked.NOTHING, Asked.ROLLOUT)
+_LEAVES = (Asked.IN_FORCE, Asked.ANOTHER)
 _BEGUN = tuple(each for each in NewDriver if each not in {NewDriver.NONE, NewDriver.COMMITTED})
 _NOT_COMMITTED = (NewDriver.NONE, *_BEGUN)
+_WAITED_FOR = (NewDriver.NONE, NewDriver.UNDERWAY, NewDriver.READY)
+_ENDED = (NewDriver.MISFIT, NewDriver.NOT_MIGRATED, NewDriver.FAILED)
+_RETURNS = (Rollback.AUTOMATIC, Rollback.MANUAL)
+_UNDECIDED = (Restore.UNDERWAY, Restore.STUCK)
 _STABLE, _CHECKING, _STOPPING, _STARTING, _ROLLING_BACK = RolloutStage
 
 # fmt: off
 TABLE: Final[tuple[Transition, ...]] = (
     # Stable: no rollout.
-    Transition(_STABLE, _when(Asked.SAME), Act.WAIT, _STABLE,
-        "The revision in force is asked for, or no valid job."),
-    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.NOTHING), Act.TAKE_OVER, _STABLE,
+    Transition(_STABLE, _when(Asked.NOTHING), Act.WAIT, _STABLE,
+        "What runs goes on; what does not run does not start."),
+    Transition(_STABLE, _when(Asked.IN_FORCE), Act.WAIT, _STABLE,
+        "It is what is asked for."),
+    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.YES), Act.WAIT, _STABLE,
+        "What is asked for counts from the resumption on; until then it may change again."),
+    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.NOTHING), Act.TAKE_OVER, _STABLE,
         "Nothing can be lost or returned to."),
-    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, NewStore.GIVES_UP), Act.TAKE_OVER, _STABLE,
+    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.GIVES_UP), Act.TAKE_OVER, _STABLE,
         "The resource gives the state up."),
-    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, _NOT_GIVEN_UP, Suspend.YES),
-        Act.WAIT, _STABLE, "A rollout begins at the resumption."),
-    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, _NOT_GIVEN_UP, Suspend.NO, Refused.YES),
+    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.STATE, _NOT_GIVEN_UP, Refused.YES),
         Act.WAIT, _STABLE, "What was refused is not tried again."),
-    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, NewStore.KEEPS, Suspend.NO, Refused.NO),
+    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.KEEPS, Refused.NO),
         Act.BEGIN, _CHECKING, "A check shows whether the job fits its state."),
-    Transition(_STABLE, _when(Asked.ANOTHER, AtStake.STATE, NewStore.IN_MEMORY, Suspend.NO, Refused.NO),
+    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.IN_MEMORY, Refused.NO),
         Act.REFUSE, _STABLE, "All of the state would be left behind.", INCOMPATIBLE),
-    # Checking: the check pod runs with the new image and job; the old driver goes on.
-    Transition(_CHECKING, _when(Asked.ANOTHER), Act.DROP, _STABLE,
+    # Checking: the check pod runs with the new image and job; the old driver goes on, if it ran.
+    Transition(_CHECKING, _when(_LEAVES), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
-    Transition(_CHECKING, _when(Asked.SAME, Suspend.YES), Act.DROP, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.YES), Act.DROP, _STABLE,
         "Nothing has happened to the state: the check is made at the resumption."),
-    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.FITS), Act.STOP, _STOPPING,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.FITS), Act.STOP, _STOPPING,
         "The check has passed."),
-    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Mode.STATELESS, (Check.NO_STATE, Check.MISFIT)),
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATELESS, (Check.NO_STATE, Check.MISFIT)),
         Act.STOP, _STOPPING, "The state is left behind: the check only shows that image and job are usable."),
-    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Mode.STATEFUL, Check.NO_STATE), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.NO_STATE), Act.REFUSE, _STABLE,
         "The state is somewhere else: the new revision would begin with none.", INCOMPATIBLE),
-    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Mode.STATEFUL, Check.MISFIT), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.MISFIT), Act.REFUSE, _STABLE,
         "The check says what does not fit.", INCOMPATIBLE),
-    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.INCOMPATIBLE), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.INCOMPATIBLE), Act.REFUSE, _STABLE,
         "Another check would fail the same way.", INCOMPATIBLE),
-    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.FAILED), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.FAILED), Act.REFUSE, _STABLE,
         "Another check would fail the same way.", "CheckFailed"),
-    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.NOTHING_YET, Deadline.AHEAD), Act.REPORT, _CHECKING,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.NOTHING_YET, Deadline.AHEAD), Act.REPORT, _CHECKING,
         "A check that says nothing is made again."),
-    Transition(_CHECKING, _when(Asked.SAME, Suspend.NO, Check.NOTHING_YET, Deadline.PASSED), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.NOTHING_YET, Deadline.PASSED), Act.REFUSE, _STABLE,
         "No result within the deadline.", "CheckFailed"),
     # Stopping: the old driver finishes its epoch.
-    Transition(_STOPPING, _when(Asked.ANOTHER), Act.DROP, _STABLE,
+    Transition(_STOPPING, _when(_LEAVES), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
-    Transition(_STOPPING, _when(Asked.SAME, Suspend.YES), Act.DROP, _STABLE,
+    Transition(_STOPPING, _when(_GOES_ON, Suspend.YES), Act.DROP, _STABLE,
         "Nothing has happened to the state: the check is made again at the resumption."),
-    Transition(_STOPPING, _when(Asked.SAME, Suspend.NO, OldDriver.ACTIVE), Act.WAIT, _STOPPING,
+    Transition(_STOPPING, _when(_GOES_ON, Suspend.NO, OldDriver.ACTIVE, Deadline.AHEAD), Act.WAIT, _STOPPING,
         "Two drivers never run at a time."),
-    Transition(_STOPPING, _when(Asked.SAME, Suspend.NO, OldDriver.GONE), Act.START, _STARTING,
+    Transition(_STOPPING, _when(_GOES_ON, Suspend.NO, OldDriver.ACTIVE, Deadline.PASSED), Act.REPORT, _STOPPING,
+        "Two drivers never run at a time, however long the old one takes."),
+    Transition(_STOPPING, _when(_GOES_ON, Suspend.NO, OldDriver.GONE), Act.START, _STARTING,
         "No other driver can commit any more. The savepoint gets its name."),
     # Starting: a driver pins the savepoint, migrates the state, and runs.
     Transition(_STARTING, _when(NewDriver.COMMITTED), Act.COMPLETE, _STABLE,
         "An epoch of the new revision is committed: there is no way back."),
-    Transition(_STARTING, _when(Asked.ANOTHER, NewDriver.NONE), Act.DROP, _STABLE,
+    Transition(_STARTING, _when(_LEAVES, NewDriver.NONE), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
-    Transition(_STARTING, _when(Asked.ANOTHER, _BEGUN),
-        Act.ROLL_BACK, _ROLLING_BACK, "The state may be migrated, and the resource asks for another job."),
-    Transition(_STARTING, _when(Asked.SAME, Suspend.YES, _NOT_COMMITTED), Act.WAIT, _STARTING,
-        "No driver runs while the job is suspended."),
-    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.STOPPED), Act.RESTART_CLOCK, _STARTING,
-        "The job was suspended: its time starts again."),
-    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.MISFIT), Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK,
-        "Another attempt would fail the same way.", INCOMPATIBLE),
-    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.NOT_MIGRATED),
+    Transition(_STARTING, _when(_LEAVES, _BEGUN, _RETURNS), Act.ROLL_BACK, _ROLLING_BACK,
+        "The state may be migrated, and the resource asks for another job."),
+    Transition(_STARTING, _when(_LEAVES, _BEGUN, Rollback.DISABLED), Act.GO_FORWARD, _STABLE,
+        "No savepoint is returned to: what is asked for now goes on from here."),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.YES, _NOT_COMMITTED), Act.WAIT, _STARTING,
+        "No driver runs while the job is suspended, and its time does not count."),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.MISFIT, Rollback.AUTOMATIC),
+        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", INCOMPATIBLE),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.NOT_MIGRATED, Rollback.AUTOMATIC),
         Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", "MigrationFailed"),
-    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.FAILED), Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK,
-        "Another attempt would fail the same way.", "StartFailed"),
-    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, _PENDING, Deadline.AHEAD),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.FAILED, Rollback.AUTOMATIC),
+        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", "StartFailed"),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, _ENDED, Rollback.MANUAL), Act.REPORT, _STARTING,
+        "A person decides: any change of the resource tries again, another job rolls back."),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, _ENDED, Rollback.DISABLED), Act.GO_FORWARD, _STABLE,
+        "No savepoint is returned to: the job waits for a change as any that failed for good."),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, _WAITED_FOR, (Deadline.AHEAD, Deadline.LIFTED)),
         Act.WAIT, _STARTING, "The first commit is awaited; a failure that may pass is tried again."),
-    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.READY, Deadline.PASSED), Act.COMPLETE, _STABLE,
-        "Without records there is no commit: a driver that is ready at the deadline is taken."),
-    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.NONE, Deadline.PASSED), Act.REFUSE, _STABLE,
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.READY, Deadline.PASSED), Act.LIFT, _STARTING,
+        "Without records there is no commit: the driver goes on, and until its first commit there is a way back."),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.NONE, Deadline.PASSED), Act.REFUSE, _STABLE,
         "Nothing has happened to the state: there is nothing to roll back.", "DeadlineExceeded"),
-    Transition(_STARTING, _when(Asked.SAME, Suspend.NO, NewDriver.UNDERWAY, Deadline.PASSED),
-        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "Not ready within the deadline.", "DeadlineExceeded"),
-    # RollingBack: a driver of the revision in force restores the savepoint, and runs. The resource waits meanwhile.
-    Transition(_ROLLING_BACK, _when(Restore.UNDERWAY), Act.WAIT, _ROLLING_BACK,
-        "The old revision runs only on its own state."),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.UNDERWAY, Rollback.AUTOMATIC, Deadline.PASSED),
+        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "It got no further within the deadline.", "DeadlineExceeded"),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.UNDERWAY, Rollback.MANUAL, Deadline.PASSED),
+        Act.REPORT, _STARTING, "A person decides; meanwhile it is tried again."),
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.UNDERWAY, Rollback.DISABLED, Deadline.PASSED),
+        Act.GO_FORWARD, _STABLE, "No savepoint is returned to: it is tried again as any driver."),
+    # RollingBack: a pod returns to the savepoint; then the revision in force runs again.
     Transition(_ROLLING_BACK, _when(Restore.RESTORED), Act.KEEP, _STABLE,
         "The state is as it was before the migration."),
     Transition(_ROLLING_BACK, _when(Restore.COMMITTED_SINCE), Act.COMPLETE, _STABLE,
         "The new driver had committed, unseen: there is no way back, and no need of one."),
+    Transition(_ROLLING_BACK, _when(Suspend.YES, _UNDECIDED), Act.WAIT, _ROLLING_BACK,
+        "No pod runs while the job is suspended."),
+    Transition(_ROLLING_BACK, _when(Suspend.NO, Restore.UNDERWAY), Act.WAIT, _ROLLING_BACK,
+        "The old revision runs only on its own state."),
+    Transition(_ROLLING_BACK, _when(_GOES_ON, Suspend.NO, Restore.STUCK), Act.REPORT, _ROLLING_BACK,
+        "It is tried again; another job leads out as well, by its own image."),
+    Transition(_ROLLING_BACK, _when(Asked.IN_FORCE, Suspend.NO, Restore.STUCK, Restorer.IN_FORCE),
+        Act.REPORT, _ROLLING_BACK, "It is tried again; another job leads out as well, by its own image."),
+    Transition(_ROLLING_BACK, _when(Asked.IN_FORCE, Suspend.NO, Restore.STUCK, (Restorer.ASKED, Restorer.PAST)),
+        Act.RESTORE_ANEW, _ROLLING_BACK, "The other image was of no use either, and is not asked for any more."),
+    Transition(_ROLLING_BACK, _when(Asked.ANOTHER, Suspend.NO, Restore.STUCK, Helper.GIVES_UP),
+        Act.TAKE_OVER, _STABLE, "The resource gives the state up."),
+    Transition(_ROLLING_BACK, _when(Asked.ANOTHER, Suspend.NO, Restore.STUCK, Helper.UNABLE),
+        Act.REPORT, _ROLLING_BACK, "It would look for the savepoint where it is not."),
+    Transition(_ROLLING_BACK,
+        _when(Asked.ANOTHER, Suspend.NO, Restore.STUCK, Helper.ABLE, (Restorer.IN_FORCE, Restorer.PAST)),
+        Act.RESTORE_ANEW, _ROLLING_BACK, "The savepoint knows no image: the one that is asked for returns to it."),
+    Transition(_ROLLING_BACK, _when(Asked.ANOTHER, Suspend.NO, Restore.STUCK, Helper.ABLE, Restorer.ASKED),
+        Act.REPORT, _ROLLING_BACK, "It is tried again; another job leads out as well, by its own image."),
 )
 # fmt: on
 
@@ -328,13 +406,14 @@ def row_for(observation: RolloutObservation) -> Transition:
 def observations() -> Iterator[RolloutObservation]:
     """Every observation that there may be, each once."""
     for stage, rules in STAGES.items():
+        values = (rules.values.get(name, tuple(DIMENSIONS[name])) for name in rules.dimensions)
         found = (
-            RolloutObservation(stage, **dict(zip(rules.dimensions, values, strict=True)))  # type: ignore[arg-type]
-            for values in product(*(DIMENSIONS[name] for name in rules.dimensions))
+            RolloutObservation(stage, **dict(zip(rules.dimensions, each, strict=True)))  # type: ignore[arg-type]
+            for each in product(*values)
         )
         if stage is RolloutStage.STABLE:
-            # What asks for nothing has no store and was not refused.
-            found = (RolloutObservation(stage, each.asked) if each.asked is Asked.SAME else each for each in found)
+            # What asks for nothing new has no store and was not refused.
+            found = (each if each.asked is Asked.ANOTHER else RolloutObservation(stage, each.asked) for each in found)
         yield from dict.fromkeys(found)
 
 
@@ -351,7 +430,7 @@ def rendered() -> str:
     ]
     lines += [
         f"| `{stage.value}` | {rules.driver.value} | {f'`{rules.phase}`' if rules.phase else 'as the driver'} | "
-        f"{'`deadline_seconds`' if rules.has_deadline else ''} |"
+        f"{'' if stage is RolloutStage.STABLE else '`upgrade.progressDeadline`'} |"
         for stage, rules in STAGES.items()
     ]
     lines += ["", "| in | when | then | next | refused as | why |", "|---|---|---|---|---|---|"]

@@ -232,6 +232,7 @@ def migrate(
     """
     from joinery_runtime.cli import state_migrate  # noqa: PLC0415
     from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
+    from joinery_runtime.hosts.status import migration_served  # noqa: PLC0415
 
     job = load(job_file)
     if in_memory(job):
@@ -243,7 +244,8 @@ def migrate(
             would = state_migrate.dry_run(job, store)
             answer(asdict(would), state_migrate.rehearsal_lines(job.name, would), as_json=as_json)
         else:
-            done = state_migrate.migrate_job(store, job.name, savepoint, anew=anew)
+            with migration_served() as told:
+                done = state_migrate.migrate_job(store, job.name, savepoint, anew=anew, told=told)
             answer(done.document(), done.lines(), as_json=as_json)
 
 

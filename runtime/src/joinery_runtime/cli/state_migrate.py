@@ -79,13 +79,31 @@ def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
     yield f"{done.to_migrate} segments would be migrated: {sizes}, in {done.seconds:.1f} s"
 
 
-def migrate_job(store: StateStore, job: str, savepoint: str | None, *, anew: bool) -> Migrated:
+def counting(chain: Mapping[int, Migration], told: Callable[[int], None]) -> Mapping[int, Migration]:
+    """The same chain, whose last step, which every segment takes, tells how many it has done."""
+    done = 0
+
+    def counted(blob: bytes) -> bytes:
+        nonlocal done
+        rewritten = chain[last](blob)
+        done += 1
+        told(done)
+        return rewritten
+
+    last = max(chain, default=0)
+    return {**chain, last: counted} if chain else chain
+
+
+def migrate_job(
+    store: StateStore, job: str, savepoint: str | None, *, anew: bool, told: Callable[[int], None] = lambda _: None
+) -> Migrated:
     """Takes the generation, so that an older driver is fenced, pins, and migrates or drops. May be repeated after it
-    was interrupted, and after the new driver has committed: then nothing changes. Raises JoineryError.
+    was interrupted, and after the new driver has committed: then nothing changes. `told` gets the number of segments
+    that are written so far. Raises JoineryError.
 
     Each step is done under the generation that was taken first: who rolls this rollout back meanwhile fences it.
     """
-    chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
+    chain, target = counting(migrations.MIGRATIONS, told), migrations.CURRENT_STATE_VERSION
     if savepoint is not None:
         check_name(savepoint)
     record = store.record(job)

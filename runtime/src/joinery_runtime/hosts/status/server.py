@@ -1,11 +1,12 @@
-"""The HTTP server of a driver: `/status`, `/metrics`, `/healthz`, `/readyz`. It answers from the board only."""
+"""The HTTP server of a driver: `/status`, `/metrics`, `/healthz`, `/readyz`. It answers from the board only. Before
+there is a driver, a migration answers `/status`."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
@@ -17,6 +18,7 @@ from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.status.board import Board
 from joinery_runtime.hosts.status.document import driver_status
 from joinery_runtime.hosts.status.metrics import registry_of
+from joinery_runtime.job.crd import DriverStatus
 
 REVISION = "JOINERY_REVISION"
 REQUEST_TIMEOUT_S = 10.0
@@ -27,9 +29,37 @@ Answer = tuple[int, str, bytes]  # status code, content type, body
 @contextmanager
 def serve_status(board: Board, port: int, host: str = "127.0.0.1") -> Iterator[int]:
     """Serves the board on one address; gives the port (0 asks for a free one). Raises EnvironmentProblem."""
-    pages = _Pages(board, os.environ.get(REVISION, ""))
+    with _serving(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as opened:
+        yield opened
+
+
+@contextmanager
+def migration_served() -> Iterator[Callable[[int], None]]:
+    """Serves what the given function is told: how many segments a migration has written so far. Where the environment
+    names no port, nobody asks. Raises EnvironmentProblem."""
+    port = os.environ.get("JOINERY_STATUS_PORT")
+    done, revision = 0, os.environ.get(REVISION, "")
+
+    def told(segments: int) -> None:
+        nonlocal done
+        done = segments
+
+    def answer(path: str) -> Answer:
+        if path.partition("?")[0] != "/status":
+            return _text(404, "/status")
+        return _json(DriverStatus(revision=revision, migrated=done))
+
+    if port is None:
+        yield told
+        return
+    with _serving(answer, int(port), os.environ.get("JOINERY_STATUS_HOST", "127.0.0.1")):
+        yield told
+
+
+@contextmanager
+def _serving(answer: Callable[[str], Answer], port: int, host: str) -> Iterator[int]:
     try:
-        server = _Server(host, port, pages)
+        server = _Server(host, port, answer)
     except OSError as error:
         raise EnvironmentProblem(
             f"The status port {port} cannot be opened on {host}",
@@ -54,8 +84,7 @@ class _Pages:
     def answer(self, path: str) -> Answer:
         match path.partition("?")[0]:
             case "/status":
-                status = driver_status(self._board, self._revision)
-                return 200, "application/json", status.model_dump_json(by_alias=True, exclude_none=True).encode()
+                return _json(driver_status(self._board, self._revision))
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
             case "/healthz":
@@ -64,6 +93,10 @@ class _Pages:
                 return _probe(None if self._board.snapshot.ready else "the driver has not recovered")
             case _:
                 return _text(404, "/status /metrics /healthz /readyz")
+
+
+def _json(status: DriverStatus) -> Answer:
+    return 200, "application/json", status.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
 def _probe(problem: str | None) -> Answer:
@@ -77,8 +110,8 @@ def _text(code: int, text: str) -> Answer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, pages: _Pages) -> None:
-        self.pages = pages
+    def __init__(self, host: str, port: int, answer: Callable[[str], Answer]) -> None:
+        self.answer = answer
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -95,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        code, content_type, body = self.server.pages.answer(self.path)
+        code, content_type, body = self.server.answer(self.path)
         with suppress(ConnectionError):  # who asked has gone
             self.send_response(code)
             self.send_header("Content-Type", content_type)

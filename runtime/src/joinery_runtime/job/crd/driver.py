@@ -77,7 +77,8 @@ class Waiting(_Message):
 
 
 class DriverStatus(_Message):
-    """`GET /status`. Totals count since the job's state began; `committed` are this driver's own epochs."""
+    """`GET /status`. Totals count since the job's state began; `committed` are this driver's own epochs. A migration
+    before the driver answers as well, with what it has done."""
 
     revision: str = ""
     ready: bool = False
@@ -85,6 +86,7 @@ class DriverStatus(_Message):
     job_generation: Count | None = None
     epoch: Count | None = None
     committed: Count = 0
+    migrated: Annotated[Count, Field(description="Segments that its migration has written so far.")] = 0
     inputs: tuple[Annotated[InputStatus, _known(InputStatus)], ...] = ()
     rows_per_second: Count | None = None
     rows_in: Count | None = None

@@ -120,12 +120,25 @@ class DriverAttempt(Model):
     """Attempts in a row that failed."""
     not_before: datetime | None = None
     """The next attempt waits until then."""
+    initialized: bool = False
+    """Whether its first containers have ended well."""
+    again: bool = False
+    """It ended for good, and the resource has changed since: the same is tried once more."""
     restore: Word | None = None
-    """The savepoint that it began with, when it rolled back."""
+    """The savepoint that it returns to; it does nothing else."""
     migrate: Word | None = None
     """The savepoint that it pinned before it migrated."""
     anew: bool = False
     """Whether it left the old state behind."""
+
+
+class Restorer(Model):
+    """The revision whose image returns to a savepoint, where that in force cannot."""
+
+    revision: Word
+    """The revision that the resource asked for."""
+    image: Words
+    """Its image."""
 
 
 class Rollout(Model):
@@ -141,8 +154,18 @@ class Rollout(Model):
     """How far it has come."""
     since: datetime
     """When the stage began."""
+    progressed: datetime | None = None
+    """When the stage last got further; missing while the job is suspended."""
+    steps: Count = 0
+    """How far it got: steps of the stage's pod that are done."""
+    segments: Count = 0
+    """Segments of the state that are migrated."""
+    lifted: bool = False
+    """The new driver was ready for the whole deadline, and waits for records: there is no deadline any more."""
     savepoint: Word | None = None
     """What a rollback returns to."""
+    restorer: Restorer | None = None
+    """What returns to the savepoint, where the revision in force cannot."""
     reason: Words = ""
     """What keeps the stage from ending well."""
 
@@ -186,6 +209,8 @@ class Status(Model):
     """When the revision in force was first ready; no rollout returns to others."""
     target_revision: Word | None = None
     """The revision that the resource asks for."""
+    held: bool = False
+    """The revision in force starts no driver until the resource asks for it, or another one is in force."""
     driver: DriverAttempt | None = None
     """The driver pod."""
     rollout: Rollout | None = None

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, mode
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.model.base import Bool, ByteCount, Int, Limits, Model
+from joinery_runtime.job.model.base import Bool, ByteCount, Int, Length, Limits, Model
 from joinery_runtime.job.model.draft import Finding, Loc, path_text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
@@ -49,8 +49,11 @@ class Upgrade(Model):
 
     mode: Literal["stateful", "stateless"] = "stateful"
     """`stateful` goes on with the state, `stateless` leaves it behind."""
-    rollback: Literal["automatic"] = "automatic"
-    """`automatic` returns to the last revision that ran when the new one does not start."""
+    rollback: Literal["automatic", "manual", "disabled"] = "automatic"
+    """What happens when the new driver does not start: `automatic` returns to the savepoint and the last revision that
+    ran, `manual` does so once the resource asks for another job, `disabled` never."""
+    progress_deadline: Length = 600_000
+    """How long a rollout, or a pod, may get no further: to a node, an image, a migrated segment, readiness."""
 
 
 class JobSpec(Model):
