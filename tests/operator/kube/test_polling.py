@@ -70,7 +70,8 @@ class World:
         key = ObjectKey("Pod", "shop", f"orders-driver-{attempt}")
         first = [{"name": container, "state": {"running": {}}}]
         pod = self.store.get(key)
-        self._put({**pod, "status": {**pod["status"], "initContainerStatuses": first}}, "Pod")
+        status = {**pod["status"], "initContainerStatuses": first}
+        self._put({"metadata": {**pod["metadata"]}, "status": status}, "Pod")
 
 
 @pytest.fixture

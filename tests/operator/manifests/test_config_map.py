@@ -6,6 +6,7 @@ from ruamel.yaml import YAML
 
 from joinery_operator.manifests.spark import _escaped
 from joinery_operator.manifests.yaml import from_yaml, to_yaml
+from joinery_operator.revision import ManifestError
 from joinery_runtime.job.load import parse_job
 
 
@@ -200,6 +201,19 @@ def test_executors_are_placed_as_the_job_says(job):
     assert found["nodeSelector"] == {"pool": "big"}
     assert found["tolerations"] == [toleration]
     assert found["imagePullSecrets"] == [{"name": "pull"}]
+
+
+@pytest.mark.parametrize(("cache", "limit"), [(None, "30Gi"), ("20Gi", "40Gi")])
+def test_what_executors_write_is_limited_beyond_their_cache(job, cache, limit):
+    conf = {"spark.executorEnv.JOINERY_CACHE_BYTES": cache} if cache else {}
+    found = executor(job.with_spark(conf=conf))["spec"]["volumes"]
+    limits = {each["name"]: each["emptyDir"]["sizeLimit"] for each in found if "emptyDir" in each}
+    assert limits == {"tmp": "4Gi", "spark-local-dir-1": limit}
+
+
+def test_a_cache_that_has_no_size_is_told(job):
+    with pytest.raises(ManifestError, match="JOINERY_CACHE_BYTES is no size"):
+        executor(job.with_spark(conf={"spark.executorEnv.JOINERY_CACHE_BYTES": "much"}))
 
 
 def test_executors_take_their_own_template(job):

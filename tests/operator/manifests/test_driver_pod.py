@@ -21,7 +21,7 @@ def volume(pod, name):
     return next(volume for volume in pod["spec"]["volumes"] if volume["name"] == name)
 
 
-BEFORE = [{}, {"migrate": "rollout-abc"}, {"migrate": "rollout-abc", "anew": True}, {"restore": "rollout-abc"}]
+BEFORE = [{}, {"migrate": "rollout-abc"}, {"migrate": "rollout-abc", "anew": True}]
 
 
 @pytest.mark.parametrize("before", BEFORE)

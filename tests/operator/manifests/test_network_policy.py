@@ -55,6 +55,15 @@ def test_without_peers_nobody_reaches_the_status_port(job):
     assert len(network_policy(job.resource, Settings(status_from="[]"))["spec"]["ingress"]) == 1
 
 
+def merged(there, patch):
+    """As the API server merges (RFC 7386)."""
+    if not isinstance(patch, dict):
+        return patch
+    base = there if isinstance(there, dict) else {}
+    changed = {key: merged(base.get(key), value) for key, value in patch.items() if value is not None}
+    return {**{key: value for key, value in base.items() if key not in patch}, **changed}
+
+
 def test_what_others_change_of_it_comes_back(job):
     expected = network_policy(job.resource, SETTINGS)
     found = copy.deepcopy(expected)
@@ -63,6 +72,12 @@ def test_what_others_change_of_it_comes_back(job):
     patch = drifted(expected, found)
     assert patch is not None
     assert (patch.kind, patch.body) == ("NetworkPolicy", {"spec": {"ingress": expected["spec"]["ingress"]}})
+    found = copy.deepcopy(expected)
+    found["spec"]["podSelector"]["matchLabels"]["team"] = "a"
+    found["spec"]["podSelector"]["matchExpressions"] = [{"key": "team", "operator": "Exists"}]
+    patch = drifted(expected, found)
+    assert patch is not None
+    assert merged(found, patch.body) == expected, "what others added to the selector goes, at every depth"
     named = replace(SETTINGS, status_from="[]")
     changed = drifted(network_policy(job.resource, named), expected)
     assert changed is not None, "as the installation says now"

@@ -84,7 +84,9 @@ def test_what_the_operator_sets_wins(pod, main, job):
     for key in ("restartPolicy", "serviceAccountName", "automountServiceAccountToken", "terminationGracePeriodSeconds"):
         assert spec[key] == plain["spec"][key]
     assert spec["securityContext"]["runAsUser"] == 185
-    assert [volume for volume in spec["volumes"] if volume["name"] == "tmp"] == [{"name": "tmp", "emptyDir": {}}]
+    assert [volume for volume in spec["volumes"] if volume["name"] == "tmp"] == [
+        {"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}
+    ]
     assert main["image"] == job.image
     assert main["args"][0] == "joinery"
     assert "command" not in main

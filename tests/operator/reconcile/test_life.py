@@ -173,6 +173,32 @@ def test_a_pod_that_is_taken_away_at_once_is_not_made_in_a_loop(running: Simulat
     assert list(running.pods) == [FIRST]
 
 
+def test_evictions_in_a_row_back_off_and_degrade_until_a_driver_is_healthy(running: SimulatedCluster) -> None:
+    waits = []
+    for number in range(1, 5):
+        running.pass_time(60)
+        running.evict(f"orders-driver-{number}")
+        again_after = running.step().again_after
+        assert running.condition("Degraded")[0] == ("True" if number >= 3 else "False")
+        if f"orders-driver-{number + 1}" not in running.pods:
+            assert again_after is not None
+            waits.append(again_after)
+            running.pass_time(again_after)
+            running.step()
+        running.run(f"orders-driver-{number + 1}")
+        running.get_ready(f"orders-driver-{number + 1}")
+    assert waits == [10, 20, 40]
+    assert running.condition("Degraded") == ("True", "Interrupted")
+    running.step()
+    assert running.status.driver.failures == 0  # type: ignore[union-attr]
+    running.pass_time(600)
+    running.step()
+    running.evict("orders-driver-5")
+    running.step()
+    assert "orders-driver-6" in running.pods
+    assert running.condition("Degraded")[0] == "False"
+
+
 def test_an_error_that_would_come_again_waits_for_a_change(running: SimulatedCluster) -> None:
     running.end(FIRST, FATAL)
     decision = running.step()

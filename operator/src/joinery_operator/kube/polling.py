@@ -78,7 +78,7 @@ def _answers(job: Manifest, status: Manifest) -> bool:
     if job["status"]["driver"].get("restore"):
         return False
     first = status.get("initContainerStatuses") or ()
-    migrates = any(each["name"] == MIGRATE_CONTAINER and (each.get("state") or {}).get("running") for each in first)
+    migrates = any(each["name"] == MIGRATE_CONTAINER and "running" in (each.get("state") or {}) for each in first)
     return status.get("phase") == "Running" or migrates
 
 

@@ -4,6 +4,7 @@ child."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from joinery_operator.decision import Manifest, Patch
@@ -105,9 +106,9 @@ def _port(name: str, number: int) -> Manifest:
 
 
 def drifted(expected: Manifest, found: Manifest) -> Patch | None:
-    """The merge patch that makes `found` what `expected` says; None when nothing differs. What others added stays. Only
-    labels, owner, and the spec of a Service or NetworkPolicy can be repaired: nearly all else of a pod is immutable, as
-    is a ConfigMap."""
+    """The merge patch that makes `found` what `expected` says; None when nothing differs. What others added stays, but
+    not in a selector, where it would change who is meant. Only labels, owner, and the spec of a Service or
+    NetworkPolicy can be repaired: nearly all else of a pod is immutable, as is a ConfigMap."""
     metadata: dict[str, Any] = {}
     if changed := _missing(expected["metadata"]["labels"], found["metadata"].get("labels") or {}):
         metadata["labels"] = changed
@@ -134,6 +135,15 @@ def _changes(wanted: Manifest, there: Manifest, selector: str) -> dict[str, Any]
     changed = _missing({key: value for key, value in wanted.items() if key != selector}, there)
     found = there.get(selector) or {}
     if wanted[selector] != found:
-        # A merge patch removes what is null.
-        changed[selector] = {**dict.fromkeys(found), **wanted[selector]}
+        changed[selector] = _replacing(wanted[selector], found)
     return changed
+
+
+def _replacing(wanted: Manifest, there: Manifest) -> dict[str, Any]:
+    """The merge patch that leaves exactly `wanted`: it removes what is null, and goes into mappings."""
+    nested = {
+        key: _replacing(value, there[key])
+        for key, value in wanted.items()
+        if isinstance(value, Mapping) and isinstance(there.get(key), Mapping)
+    }
+    return {**{key: None for key in there if key not in wanted}, **wanted, **nested}

@@ -50,7 +50,9 @@ CONTAINER_SECURITY = {
 }
 # The root is read-only; what looks for its home (caches of libraries, Spark) finds one that can be written.
 SCRATCH_ENV = [{"name": "HOME", "value": SCRATCH}]
-SCRATCH_VOLUME: dict[str, Any] = {"name": "tmp", "emptyDir": {}}
+# Spark's files of a driver, compiled kernels, logs of a JVM that dies: far below this. What grows beyond it is a fault,
+# and takes this pod with it instead of all pods of the node.
+SCRATCH_VOLUME: dict[str, Any] = {"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}
 SCRATCH_MOUNT = {"name": "tmp", "mountPath": SCRATCH}
 
 

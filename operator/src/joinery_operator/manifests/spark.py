@@ -33,6 +33,7 @@ from joinery_operator.manifests.pod_base import (
 from joinery_operator.names import ATTEMPT_LABEL, ChildNames, labels
 from joinery_operator.revision import JobRevision, ManifestError
 from joinery_runtime.job.model.pods import SparkSpec
+from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
 
 # Request and limit of memory are the same, so that nothing is killed for what others use.
 # What a JVM needs beside its heap: Spark's own rule for JVM jobs.
@@ -120,6 +121,8 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         "spark.executor.cores": spark.executor.cores,
         "spark.executor.memory": spark.executor.memory,
         "spark.executor.memoryOverhead": f"{overhead(heap, spark.executor.cores)}m",
+        # Spark ends the driver after so many lost executors as the job has, and would count them over all of its life.
+        "spark.executor.failuresValidityInterval": "10m",
     }
     if spark.image_pull_secrets:
         names = ",".join(secret.name for secret in spark.image_pull_secrets)
@@ -153,6 +156,19 @@ def _escaped(value: str) -> str:
 _BLOCKS = "spark-local-dir-1"
 
 
+_CACHE_SETTING, _CACHE_BYTES = "spark.executorEnv.JOINERY_CACHE_BYTES", 10 * 2**30
+_SHUFFLE_BYTES = 20 * 2**30
+
+
+def _blocks_limit(spark: SparkSpec) -> str:
+    """Beside the cache of the state: shuffled blocks, and what one worker writes while another one makes room."""
+    try:
+        cache = parse_bytes(spark.conf.get(_CACHE_SETTING, _CACHE_BYTES))
+    except ValueError as error:
+        raise ManifestError(f"{_CACHE_SETTING} is no size", facts=str(error), todo="Correct spec.spark.conf") from error
+    return format_bytes(cache + _SHUFFLE_BYTES)
+
+
 def executor_template(revision: JobRevision) -> dict[str, Any]:
     """A pod without a name: Spark adds image, environment, resources, owner, name and `args`. Executors have the job's
     file and secrets as the driver does, because the driver sends none of its secrets; they need no rights. Raises
@@ -168,7 +184,7 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
             "volumes": [
                 job_volume(ChildNames(revision.resource).config_map(revision.revision)),
                 SCRATCH_VOLUME,
-                {"name": _BLOCKS, "emptyDir": {}},
+                {"name": _BLOCKS, "emptyDir": {"sizeLimit": _blocks_limit(spark)}},
                 *secret_volumes(revision.job.spec),
             ],
             "containers": [

@@ -92,7 +92,7 @@ def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
         yield end
     if attempt is not None and attempt.not_before is not None:
         yield attempt.not_before
-    if attempt is not None and attempt.ready is not None and attempt.failures:
+    if attempt is not None and attempt.ready is not None and (attempt.failures or attempt.interruptions):
         yield attempt.ready + timedelta(seconds=settings.healthy_seconds)
     if status.deletion is not None and status.deletion.not_before is not None:
         yield status.deletion.not_before

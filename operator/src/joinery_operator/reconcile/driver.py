@@ -17,6 +17,11 @@ _LIFE = 6
 """Hex digits that stand for one life of a resource in a savepoint's name."""
 
 
+OFTEN_INTERRUPTED = 3
+"""So many attempts in a row that others ended are a fault."""
+_HEALTHY = {"failures": 0, "interruptions": 0}
+
+
 @dataclass(frozen=True, slots=True)
 class DriverPlan:
     """The driver that is to run, and the savepoint that its init container pins before it migrates (`migrate`; `anew`:
@@ -111,6 +116,7 @@ def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None)
         image=plan.image,
         created=ctx.now,
         failures=attempt.failures if attempt and again else 0,
+        interruptions=attempt.interruptions if attempt and again else 0,
         migrate=plan.migrate,
         anew=plan.anew,
         restore=plan.restore,
@@ -135,7 +141,7 @@ def reset_failures(status: Status) -> Status:
     if attempt is None:
         return status
     again = attempt.again or attempt.outcome == "Fatal"
-    return _set(status, attempt.model_copy(update={"failures": 0, "not_before": None, "again": again}))
+    return _set(status, attempt.model_copy(update={**_HEALTHY, "not_before": None, "again": again}))
 
 
 def back_off(settings: Settings, failures: int) -> timedelta:
@@ -153,10 +159,9 @@ def _running(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation)
     if pod.ended_at is not None:
         ready = attempt.ready  # the last thing that is known
     healthy = ready is not None and ctx.elapsed(ready, ctx.settings.healthy_seconds)
-    failures = 0 if healthy else attempt.failures
     initialized = attempt.initialized or pod.initialized
-    update = {"pod_uid": pod.uid, "initialized": initialized, "ready": ready, "failures": failures}
-    return attempt.model_copy(update=update)
+    update = {"pod_uid": pod.uid, "initialized": initialized, "ready": ready}
+    return attempt.model_copy(update={**update, **(_HEALTHY if healthy else {})})
 
 
 def _ended(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation, planned: bool) -> DriverAttempt:
@@ -180,13 +185,17 @@ def _stopped(attempt: DriverAttempt) -> DriverAttempt:
 
 
 def _interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) -> DriverAttempt:
-    """No failure, so the next attempt starts at once, but never twice within the first back-off: a node that evicts
-    what it is given does not fill the cluster with pods."""
+    """No failure, so the next attempt starts at once, but never twice within the first back-off. From the second one in
+    a row on there is a back-off: a node that evicts what it is given does not fill the cluster with pods."""
+    interruptions = attempt.interruptions + 1
     not_before = attempt.created + timedelta(seconds=ctx.settings.backoff_first_seconds)
+    if interruptions > 1:
+        not_before = ctx.now + back_off(ctx.settings, interruptions - 1)
     return attempt.model_copy(
         update={
             "outcome": "Interrupted",
             "reason": _word(reason),
+            "interruptions": interruptions,
             "not_before": not_before if not_before > ctx.now else None,
         }
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from joinery_operator.reconcile.context import ReconcileContext
-from joinery_operator.reconcile.driver import DriverPlan
+from joinery_operator.reconcile.driver import OFTEN_INTERRUPTED, DriverPlan
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import (
     CREATE_REFUSED,
@@ -155,16 +155,26 @@ def _after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt
     if attempt.outcome == "Failed":
         when = f"; the next one starts at {attempt.not_before:%H:%M:%S} UTC" if attempt.not_before else ""
         return JobPhase(_phase(status, "Pending"), "BackOff", cut(what) + when, Fault("BackOff", cut(what)))
-    message = f"attempt {attempt.number} was ended by others ({attempt.reason}); the next one starts"
-    return JobPhase(_phase(status, "Pending"), "Interrupted", message, _overdue_pod(ctx))
+    when = f" at {attempt.not_before:%H:%M:%S} UTC" if attempt.not_before else ""
+    message = f"attempt {attempt.number} was ended by others ({attempt.reason}); the next one starts{when}"
+    return JobPhase(_phase(status, "Pending"), "Interrupted", message, _overdue_pod(ctx) or _often_interrupted(attempt))
+
+
+def _often_interrupted(attempt: DriverAttempt) -> Fault | None:
+    if attempt.interruptions < OFTEN_INTERRUPTED:
+        return None
+    words = f"others ended {attempt.interruptions} attempts in a row (an eviction, a drain, a deletion)"
+    return Fault("Interrupted", f"{words}: see the Events of the pods and their nodes, and spec.spark.driver.memory")
 
 
 def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod: PodObservation | None) -> JobPhase:
     if pod is None and (refused := ctx.observed.create_refused):
         fault = Fault(CREATE_REFUSED, cut(refused))
         return JobPhase(_phase(status, "Pending"), fault.reason, fault.message, fault)
+    failed = Fault("BackOff", cut(sentence("restarted after a failure", status.last_error or "")))
+    degraded = failed if attempt.failures else _often_interrupted(attempt)
     if pod is None:
-        return JobPhase(_phase(status, "Pending"), "Starting", f"attempt {attempt.number} is about to start")
+        return JobPhase(_phase(status, "Pending"), "Starting", f"attempt {attempt.number} is about to start", degraded)
     if pod.deletion_time is not None:
         message = f"pod {pod.name} is being deleted by others; another one starts when it is gone"
         return JobPhase(_phase(status, "Stopping"), "Stopping", message, _overdue_pod(ctx))
@@ -180,8 +190,6 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
                 _phase(status, "Running"), "Starting", "the new driver is ready; its first commit is awaited"
             )
         return JobPhase("Running", "Running", f"attempt {attempt.number} runs as pod {pod.name}")
-    failed = Fault("BackOff", cut(sentence("restarted after a failure", status.last_error or "")))
-    degraded = failed if attempt.failures else None
     if pod.fault is not None:
         return JobPhase(
             _phase(status, "Starting"),

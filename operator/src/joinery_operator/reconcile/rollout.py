@@ -126,7 +126,7 @@ def _progress(ctx: ReconcileContext, status: Status, rollout: Rollout) -> tuple[
     if attempt is None or rollout.savepoint is None or rollout.savepoint not in {attempt.migrate, attempt.restore}:
         return 0, 0
     pod, reported = ctx.drivers.get(attempt.number), ctx.driver_status(attempt)
-    return (pod.steps if pod else 0), (reported.migrated if reported else 0)
+    return (pod.steps if pod else 0), ((reported.migrated or 0) if reported else 0)
 
 
 # What was observed, as the table has it

@@ -86,7 +86,8 @@ class DriverStatus(_Message):
     job_generation: Count | None = None
     epoch: Count | None = None
     committed: Count = 0
-    migrated: Annotated[Count, Field(description="Segments that its migration has written so far.")] = 0
+    migrated: Count | None = None
+    """Segments that a migration before the driver has written so far."""
     inputs: tuple[Annotated[InputStatus, _known(InputStatus)], ...] = ()
     rows_per_second: Count | None = None
     rows_in: Count | None = None

@@ -118,6 +118,8 @@ class DriverAttempt(Model):
     """Why it ended, as IncompatibleState or OOMKilled."""
     failures: Count = 0
     """Attempts in a row that failed."""
+    interruptions: Count = 0
+    """Attempts in a row that others ended."""
     not_before: datetime | None = None
     """The next attempt waits until then."""
     initialized: bool = False
