@@ -377,9 +377,11 @@ class Simulation(RuleBasedStateMachine):
         return False
 
     def _gives_up(self) -> bool:
-        """A job that was broken from the first is tried for ever."""
-        status = self.cluster.status
-        return status.proved is None and status.driver is not None and status.driver.failures > 6
+        """What was broken from the first is tried for ever, and so is what nobody but a person takes back; without its
+        ConfigMap a pod does not know that it is broken."""
+        status, spec = self.cluster.status, (self.cluster.resource or {})["spec"]
+        for_ever = status.proved is None or self.lost or spec.get("upgrade", {}).get("rollback") == "manual"
+        return for_ever and status.driver is not None and status.driver.failures > 6
 
     def _settled(self) -> None:
         cluster = self.cluster
