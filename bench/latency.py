@@ -29,6 +29,8 @@ _PAID_AFTER_TICKS = 5
 _WINDOW_MS = 10_000
 _PARTITIONS = 2
 _START_SECONDS = 300.0
+_BEHIND_SECONDS = 1.0
+_WAITING_MOST = 50_000  # records that the broker has not taken yet; the client's queue holds twice as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,11 @@ def told(delays: Delays) -> str:
 
 
 class Sender:
-    """Sends orders, and a payment for each a little later, RATE records a second of each, until it is stopped."""
+    """Sends orders, and a payment for each a little later, RATE records a second of each, until it is stopped.
+    `slips`: how often it fell behind by more than _BEHIND_SECONDS, and began its schedule anew. Delays at another rate
+    are not what was asked for."""
+
+    slips = 0
 
     def __init__(self, bootstrap: str) -> None:
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
@@ -82,6 +88,11 @@ class Sender:
     def _run(self) -> None:
         started, tick = time.monotonic(), 0
         while not self._done.wait(max(0.0, started + tick * _TICK_SECONDS - time.monotonic())):
+            while len(self._producer) > _WAITING_MOST:
+                self._producer.poll(0.1)
+            behind = time.monotonic() - started - tick * _TICK_SECONDS
+            if behind > _BEHIND_SECONDS:
+                started, self.slips = started + behind, self.slips + 1
             now = time.time()
             for number in range(tick * self._per_tick, (tick + 1) * self._per_tick):
                 self._send("orders", number, {"id": str(number), "ts": int(now * 1000)})
@@ -97,23 +108,29 @@ class Sender:
 
 
 def measure(peer: Peer, bootstrap: str, topic: str, seconds: float) -> Delays:
-    with Sender(bootstrap), running(peer) as ended:
-        delays = _read(bootstrap, topic, seconds, ended)
-    if isinstance(delays, str):
-        return Delays(peer.name, peer.settings, problem=delays)
+    with Sender(bootstrap) as sender, running(peer) as ended:
+        return summary(peer, _read(bootstrap, topic, seconds, ended, lambda: sender.slips))
+
+
+def summary(peer: Peer, delays: list[float] | str) -> Delays:
+    """Of delays in seconds, or of what went wrong."""
+    if not delays or isinstance(delays, str):
+        return Delays(peer.name, peer.settings, problem=delays or "no row came after the warm-up")
     p50, p99 = np.percentile(delays, [50, 99]) * 1000
     return Delays(peer.name, peer.settings, len(delays), float(p50), float(p99))
 
 
-def _read(bootstrap: str, topic: str, seconds: float, ended: Callable[[], str | None]) -> list[float] | str:
+def _read(
+    bootstrap: str, topic: str, seconds: float, ended: Callable[[], str | None], slips: Callable[[], int]
+) -> list[float] | str:
     """Seconds from sending to reading, per joined row, after the warm-up that begins with the first row. A row may come
-    once: one that comes twice, or a peer that ends or never begins, is a problem."""
+    once: one that comes twice, a peer that ends or never begins, or a sender that slips, is a problem."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "latency", "isolation.level": "read_committed",
                          "enable.auto.commit": False, "fetch.wait.max.ms": 5})  # fmt: skip
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(_PARTITIONS)])
     delays: list[float] = []
     seen: set[str] = set()
-    began, first = time.monotonic(), None
+    began, first, slipped = time.monotonic(), None, 0
     try:
         while first is None or time.monotonic() < first + WARM_UP_SECONDS + seconds:
             if problem := ended() or (first is None and time.monotonic() > began + _START_SECONDS and "no row") or None:
@@ -128,9 +145,12 @@ def _read(bootstrap: str, topic: str, seconds: float, ended: Callable[[], str | 
                     return f"row {row['id']} came twice"
                 seen.add(row["id"])
                 if time.monotonic() > first + WARM_UP_SECONDS:
+                    slipped = slipped if delays else slips()
                     delays.append(now - row["sent"])
     finally:
         consumer.close()
+    if delays and slips() > slipped:
+        return f"the machine did not take {RATE:,} records per second and topic"
     return delays
 
 

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from bench.__main__ import problems, write
-from bench.latency import Delays
-from bench.peer import Figures
+from bench.latency import Delays, summary
+from bench.peer import Figures, Peer
 from bench.plot import svg
 from bench.table import delays, rates
 
@@ -36,6 +36,14 @@ def test_latencies_are_in_a_table_too() -> None:
     )
     assert "| Joinery | 120 | 300 | 90 |" in text
     assert "| Flink | no row | - | 0 |" in text
+
+
+def test_delays_are_summed_up_and_none_is_a_problem() -> None:
+    peer = Peer("Joinery", "2 shards", ["false"], Path("nowhere"))
+    found = summary(peer, [number / 1000 for number in range(101)])
+    assert (found.rows, found.p50_ms, found.p99_ms, found.problem) == (101, 50.0, 99.0, None)
+    assert summary(peer, []).problem == "no row came after the warm-up"
+    assert summary(peer, "ended with 1").problem == "ended with 1"
 
 
 def test_bars_are_as_long_as_rates_and_what_failed_has_none() -> None:
