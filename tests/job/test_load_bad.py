@@ -58,6 +58,8 @@ BAD = [
     (after(OUTPUT, "  trigger: {maxBytesPerEpoch: 1 MB}\n"), "spec.trigger.maxBytesPerEpoch", "write it as 10Gi", 37),
     (after(OUTPUT, "  spark: {executer: {}}\n"), "spec.spark.executer", "did you mean 'executor'?", 37),
     (after(OUTPUT, "  spark: []\n"), "spec.spark", "must be a mapping, not a list", 37),
+    ((OUTPUT, "    file: {path: s3://bucket/out}\n"), "spec.output.file.path", "is an address (s3://)", 36),
+    ((OUTPUT, "    file: {path: file:///out}\n"), "spec.output.file.path", "write /out", 36),
     # inputs
     (("name: payments\n", "name: orders\n"), "spec.inputs[1].name", "two inputs are named 'orders'", 19),
     (("name: orders\n", "name: or.ders\n"), "spec.inputs[0].name", "letters, digits and '_'", 7),

@@ -106,6 +106,10 @@ def _setting(value: Any) -> Any:
 
 
 def _resolve(path: str, info: ValidationInfo) -> str:
+    scheme, separator, rest = path.partition("://")
+    if separator:
+        local = f"write {rest}" if scheme == "file" else "mount it as a folder and write that path, or use Kafka"
+        raise ValueError(f"is an address ({scheme}://), and only files of this machine are read and written; {local}")
     base = info.context.get("base") if isinstance(info.context, dict) else None
     return str(Path(base, path)) if base is not None else path
 
