@@ -272,8 +272,8 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
     librdkafka.library.cache_clear()
 
 
-def told(said: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in said.records if record.levelno == logging.INFO]
+def told(said: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(each.levelname, each.message) for each in said.records if each.message.startswith("Kafka is read")]
 
 
 def kind(**properties: str) -> type[RecordClient]:
@@ -284,7 +284,7 @@ def kind(**properties: str) -> type[RecordClient]:
 def test_batches_are_the_usual_way_which_is_said_once(said: pytest.LogCaptureFixture) -> None:
     assert [kind(), kind()] == [BatchClient, BatchClient]
     version = confluent_kafka.libversion()[0]
-    assert told(said) == [f"Kafka is read in batches, with librdkafka {version}"]
+    assert told(said) == [("INFO", f"Kafka is read in batches, with librdkafka {version}")]
 
 
 def test_without_its_kernel_it_is_read_record_by_record(
@@ -292,7 +292,8 @@ def test_without_its_kernel_it_is_read_record_by_record(
 ) -> None:
     monkeypatch.setattr(kafka_clients, "kernels", lambda _: None)
     assert [kind(), kind()] == [MessageClient, MessageClient]
-    assert told(said) == ["Kafka is read record by record, which takes more time: its kernel is missing"]
+    line = "Kafka is read record by record, which takes more time: its kernel is missing"
+    assert told(said) == [("WARNING", line)]
 
 
 @pytest.mark.parametrize("version", [0x01090200, 0x03000000])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -66,19 +67,20 @@ def open_client(cluster: Cluster, settings: dict[str, Any], *, keyed: bool) -> R
         return _by_record(cluster, settings, keyed, str(unknown))
     if kernel is None:
         return _by_record(cluster, settings, keyed, "its kernel is missing")
-    _say(f"Kafka is read in batches, with librdkafka {version >> 24}.{version >> 16 & 0xFF}.{version >> 8 & 0xFF}")
+    number = f"{version >> 24}.{version >> 16 & 0xFF}.{version >> 8 & 0xFF}"
+    _say(logging.INFO, f"Kafka is read in batches, with librdkafka {number}")
     return BatchClient(cluster.input, connect(Handle, settings, cluster), kernel, keyed)
 
 
 def _by_record(cluster: Cluster, settings: dict[str, Any], keyed: bool, why: str) -> RecordClient:
-    _say(f"Kafka is read record by record, which takes more time: {why}")
+    _say(logging.WARNING, f"Kafka is read record by record, which takes more time: {why}")
     return MessageClient(cluster.input, connect(Consumer, settings, cluster), keyed)
 
 
 @functools.cache
-def _say(line: str) -> None:
+def _say(level: int, line: str) -> None:
     """Once per process."""
-    logger.info("%s", line)
+    logger.log(level, "%s", line)
 
 
 class BatchClient:
