@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,7 @@ def main() -> int:
     given = parser.parse_args()
     given.rows = given.rows or (QUICK_ROWS if given.quick else ROWS)
     adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: the peer that runs is stopped
     results: dict[str, Any] = {}
     texts = [heading()]
     print(texts[0], flush=True)
