@@ -93,7 +93,7 @@ def test_how_kubectl_knows_the_kind(kind, name, short):
     (version,) = spec["versions"]
     assert (version["name"], version["served"], version["storage"]) == ("v1alpha1", True, True)
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert columns == ["Phase", "Rows/s", "Lag", "Watermark delay", "Age"]
+    assert columns == ["Phase", "Ready", "Reason", "Rows/s", "Lag", "Watermark delay", "Age"]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -101,8 +101,9 @@ def test_paths_of_columns_and_scale_are_fields_of_their_type(kind):
     (version,) = definition(kind)["spec"]["versions"]
     fields = {at: schema["type"] for at, schema in walk(root(kind)) if "type" in schema}
     for column in version["additionalPrinterColumns"]:
-        if not column["jsonPath"].startswith(".metadata"):
-            assert fields[column["jsonPath"]] == column["type"]
+        path = column["jsonPath"].replace('[?(@.type=="Ready")]', "[]")
+        if not path.startswith(".metadata"):
+            assert fields[path] == column["type"], sorted(at for at in fields if "conditions" in at)
     scale = version["subresources"]["scale"]
     assert {fields[path] for path in scale.values()} == {"integer"}
     assert scale["specReplicasPath"].startswith(".spec.")

@@ -226,6 +226,23 @@ def test_a_finished_job_stays_finished_until_its_revision_changes(running: Simul
     assert running.status.rollout is not None
 
 
+@pytest.mark.parametrize(
+    ("happens", "kstatus"),
+    [
+        (lambda c: None, ("True", "False", "False")),
+        (lambda c: c.end(FIRST, {"outcome": "finished"}, 0), ("True", "False", "False")),
+        (lambda c: c.end(FIRST, TRANSIENT), ("False", "True", "False")),
+        (lambda c: c.end(FIRST, FATAL), ("False", "False", "True")),
+        (lambda c: c.edit(shards="many"), ("True", "False", "True")),
+    ],
+    ids=["runs", "finished", "starts again", "failed for good", "an edit that is no job"],
+)
+def test_tools_that_know_no_joinery_can_tell_how_it_is(running: SimulatedCluster, happens: Any, kstatus: Any) -> None:
+    happens(running)
+    running.step()
+    assert tuple(running.condition(each)[0] for each in ("Ready", "Reconciling", "Stalled")) == kstatus
+
+
 def test_suspend_and_resume(running: SimulatedCluster) -> None:
     running.edit(suspend=True)
     running.step()

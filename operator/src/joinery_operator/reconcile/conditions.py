@@ -39,6 +39,7 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
         _degraded(job),
         _state_compatible(ctx, status),
         _Aspect("Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems)),
+        *_kstatus(ctx, status, job),
     )
     conditions = tuple(_condition(ctx, each) for each in aspects)
     update = {"phase": job.phase, "conditions": conditions, "observed_generation": ctx.metadata.get("generation")}
@@ -71,6 +72,17 @@ def _progressing(status: Status, job: JobPhase) -> _Aspect:
         message = sentence(f"revision {rollout.revision}", rollout.reason)
         return _Aspect("Progressing", "True", f"Rollout{rollout.stage}", message)
     return _Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)
+
+
+def _kstatus(ctx: ReconcileContext, status: Status, job: JobPhase) -> tuple[_Aspect, _Aspect]:
+    """What tools that know no Joinery go by (kstatus: Flux, kubectl plugins). Stalled: only a person can help."""
+    stalled = job.phase == "Failed" or ctx.desired.job is None or status.refused is not None
+    reason, message = (job.degraded.reason, job.degraded.message) if job.degraded else (job.reason, job.message)
+    going = job.progressing and not stalled
+    return (
+        _Aspect("Reconciling", "True" if going else "False", job.reason, job.message if going else ""),
+        _Aspect("Stalled", "True" if stalled else "False", reason, message if stalled else ""),
+    )
 
 
 def _degraded(job: JobPhase) -> _Aspect:

@@ -37,7 +37,8 @@ class JobPhase:
 
     @property
     def ready(self) -> bool:
-        return self.phase == "Running"
+        """Whether the job is where it should be: it runs, or has done all that there was to do."""
+        return self.phase in {"Running", "Finished"}
 
     @property
     def progressing(self) -> bool:

@@ -37,6 +37,8 @@ KINDS = (ResourceKind(StreamJoin, "streamjoins", "sj"), ResourceKind(SessionWind
 
 _COLUMNS = (
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
+    {"name": "Ready", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].status'},
+    {"name": "Reason", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].reason'},
     {"name": "Rows/s", "type": "integer", "jsonPath": ".status.rowsPerSecond"},
     {"name": "Lag", "type": "integer", "jsonPath": ".status.lag", "description": "Records not read yet."},
     {"name": "Watermark delay", "type": "string", "jsonPath": ".status.watermarkDelay"},
