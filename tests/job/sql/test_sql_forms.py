@@ -15,6 +15,14 @@ WITHIN = "s.event_time BETWEEN o.event_time AND o.event_time + INTERVAL '24' HOU
 ON = f"ON o.order_id = s.order_id AND {WITHIN}"
 OUT = "{column: orders.order_id}, {column: shipments.shipment_id}"
 SELECT = "SELECT o.order_id, s.shipment_id"
+O_STAR = (
+    "{column: orders.order_id, as: left_order_id}, {column: orders.customer_id}, {column: orders.amount}, "
+    "{column: orders.event_time, as: left_event_time}"
+)
+S_STAR = (
+    "{column: shipments.shipment_id}, {column: shipments.order_id, as: right_order_id}, {column: shipments.carrier}, "
+    "{column: shipments.event_time, as: right_event_time}"
+)
 BARE = f"{SELECT} FROM orders o JOIN shipments s ON o.order_id = s.order_id"
 
 
@@ -106,6 +114,19 @@ SEED_001_FORMS = {
         "{column: orders.order_id, as: id}, {expression: orders.amount * 2, as: twice}, "
         "{expression: \"COALESCE(shipments.carrier, 'none')\", as: carrier}, {column: orders.amount}",
     ),
+    "stars": (f"SELECT o.*, s.* FROM orders o JOIN shipments s {ON}", one(DAY), f"{O_STAR}, {S_STAR}"),
+    "stars the other way round": (
+        f"SELECT s.*, (o.*), o.amount * 2 AS twice FROM shipments s JOIN orders o {ON}",
+        one(DAY),
+        f"{S_STAR}, {O_STAR}, {{expression: orders.amount * 2, as: twice}}",
+    ),
+    "one star for all": (f"SELECT * FROM orders o JOIN shipments s {ON}", one(DAY), f"{O_STAR}, {S_STAR}"),
+    "the star of one": (
+        f"SELECT s.*, o.amount AS a FROM orders o JOIN shipments s {ON}",
+        one(DAY),
+        "{column: shipments.shipment_id}, {column: shipments.order_id}, {column: shipments.carrier}, "
+        "{column: shipments.event_time}, {column: orders.amount, as: a}",
+    ),
     "star and more": (
         f"SELECT o.*, s.shipment_id, s.event_time AS shipped_at FROM orders o JOIN shipments s {ON}",
         one(DAY),
@@ -133,6 +154,13 @@ def steps(first, second):
 
 
 SEED_004_FORMS = {
+    "stars": (
+        f"SELECT o.*, d.status, r.* {O_D} AND {D} JOIN returns r ON r.delivery_id = d.id AND {R}",
+        BOTH,
+        "{column: orders.id, as: orders_id}, {column: orders.region}, {column: orders.time, as: orders_time}, "
+        "{column: deliveries.status}, {column: returns.id, as: returns_id}, {column: returns.delivery_id}, "
+        "{column: returns.order_id}, {column: returns.time, as: returns_time}",
+    ),
     "time only": (
         f"SELECT o.id AS o, r.id AS r FROM orders o join deliveries d ON {D} join returns r ON {R} "
         "WITH ('join.broadcast' = 'd, returns')",

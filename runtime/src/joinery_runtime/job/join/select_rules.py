@@ -9,7 +9,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.join.steps import STEP_KINDS, output_prefixes
+from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.model.draft import (
     Finding,
     JobDraft,
@@ -22,7 +22,7 @@ from joinery_runtime.job.model.draft import (
     unknown_column,
 )
 from joinery_runtime.job.model.output_rules import unknown_columns
-from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.model.references import WINDOW_COLUMNS, output_prefixes
 from joinery_runtime.job.model.wording import listed, suggestion
 
 

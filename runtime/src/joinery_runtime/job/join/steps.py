@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -86,11 +85,6 @@ def key_pairs(step: JoinStep) -> tuple[KeyPair, ...]:
     """The step's keys as references, in order."""
     pairs = ((parse_reference(left), parse_reference(right)) for left, right in step.keys.items())
     return tuple(KeyPair(left, right) for left, right in pairs if left and right)
-
-
-def output_prefixes(inputs: Sequence[str]) -> tuple[str, ...]:
-    """What names the columns of each input where no `select` does (rule J10)."""
-    return ("left", "right") if len(inputs) == 2 else tuple(inputs)
 
 
 SIDES = ("left", "right")

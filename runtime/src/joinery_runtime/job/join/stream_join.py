@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from joinery_runtime.job.join.rules import broken_rules
-from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, output_prefixes, part_names
+from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, part_names
 from joinery_runtime.job.model.base import Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.references import WINDOW_COLUMNS, KeyPair, Reference, parse_reference
+from joinery_runtime.job.model.references import WINDOW_COLUMNS, KeyPair, Reference, output_prefixes, parse_reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import SqlInput, Translation, translate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -39,3 +40,8 @@ SESSION_COLUMNS = (*WINDOW_COLUMNS, SESSION_ID)
 """What a session has beside its groups and aggregates (rule S6): int64 milliseconds twice, uint64."""
 RETRACTED = "retracted"
 """The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""
+
+
+def output_prefixes(inputs: Sequence[str]) -> tuple[str, ...]:
+    """What names the columns of each input, in the job's order, where no `select` does (rule J10)."""
+    return ("left", "right") if len(inputs) == 2 else tuple(inputs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from sqlglot import exp
 
@@ -15,20 +17,31 @@ Item = dict[str, str]  # an entry of `spec.select`
 _TODO = "write a.x, a.x AS y, <expression> AS y, a.* or *"
 
 
-def selection(items: Sequence[exp.Expr], names: Names, report: Report, *, windowed: bool) -> list[Item]:
-    """Every output column in order; what is wrong is left out and reported."""
-    found = list(_read(items, names, report, windowed))
+def selection(
+    items: Sequence[exp.Expr], names: Names, prefixes: Mapping[str, str], report: Report, *, windowed: bool
+) -> list[Item]:
+    """Every output column in order; what is wrong is left out and reported. `prefixes`, by input, name columns of stars
+    that several of their inputs have."""
+    found = _prefixed(list(_read(items, names, report, windowed)), prefixes)
     _refuse_repeats(found, report)
-    return [item for item, _ in found]
+    return [chosen.item for chosen in found]
 
 
-def _read(items: Sequence[exp.Expr], names: Names, report: Report, windowed: bool) -> Iterator[tuple[Item, Place]]:
+class _Chosen(NamedTuple):
+    item: Item
+    at: Place
+    by_star: bool = False
+
+
+def _read(items: Sequence[exp.Expr], names: Names, report: Report, windowed: bool) -> Iterator[_Chosen]:
     for item in items:
         at = place_of(item)
         if windowed and _is_window_column(item, names):
-            yield _item({"column": item.unalias().name}, item.alias if isinstance(item, exp.Alias) else ""), at
+            named = item.alias if isinstance(item, exp.Alias) else ""
+            yield _Chosen(_item({"column": item.unalias().name}, named), at)
         else:
-            yield from ((found, at) for found in _items(item, names, report))
+            by_star = _star_in(item) is not None
+            yield from (_Chosen(found, at, by_star) for found in _items(item, names, report))
 
 
 def _is_window_column(item: exp.Expr, names: Names) -> bool:
@@ -40,8 +53,7 @@ def _is_window_column(item: exp.Expr, names: Names) -> bool:
 def _items(item: exp.Expr, names: Names, report: Report) -> Iterator[Item]:
     renamed = item.alias if isinstance(item, exp.Alias) else ""
     value = item.unalias().unnest()
-    star = value if isinstance(value, exp.Star) else value.this if isinstance(value, exp.Column) else None
-    if isinstance(star, exp.Star):
+    if (star := _star_in(item)) is not None:
         if renamed or any(star.args.values()):
             report.add(place_of(item), f"a star with more is not supported; {_TODO}")
         else:
@@ -51,6 +63,13 @@ def _items(item: exp.Expr, names: Names, report: Report) -> Iterator[Item]:
     elif (found := names.find(value)) is not None:
         named, name = found
         yield _item({"column": f"{named.table.name}.{name}"}, renamed if renamed != name else "")
+
+
+def _star_in(item: exp.Expr) -> exp.Star | None:
+    """Of `*` or `a.*`; None of anything else."""
+    value = item.unalias().unnest()
+    star = value.this if isinstance(value, exp.Column) else value
+    return star if isinstance(star, exp.Star) else None
 
 
 def _item(item: Item, renamed: str) -> Item:
@@ -77,14 +96,27 @@ def _star(column: exp.Expr, names: Names, report: Report) -> Iterator[Item]:
         yield from ({"column": f"{named.table.name}.{name}"} for name in named.table.columns)
 
 
-def _refuse_repeats(found: Sequence[tuple[Item, Place]], report: Report) -> None:
+def _prefixed(found: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:
+    """A column that the stars of several inputs bring has its input's prefix, as where nothing is selected."""
+    shared = Counter(name for _, name in {_parts(each.item) for each in found if each.by_star})
+
+    def renamed(each: _Chosen) -> _Chosen:
+        table, name = _parts(each.item)
+        return each._replace(item=_item(each.item, f"{prefixes[table]}_{name}" if shared[name] > 1 else ""))
+
+    return [renamed(each) if each.by_star else each for each in found]
+
+
+def _parts(item: Item) -> tuple[str, str]:
+    """Input and column."""
+    table, _, name = item["column"].partition(".")
+    return table, name
+
+
+def _refuse_repeats(found: Sequence[_Chosen], report: Report) -> None:
     seen: set[str] = set()
-    for item, at in found:
-        todo = (
-            "write the columns of a star one by one, and one of these with AS"
-            if "*" in at.fragment
-            else "name one with AS"
-        )
+    for item, at, by_star in found:
+        todo = "write the columns of a star one by one, and one of these with AS" if by_star else "name one with AS"
         name = item.get("as") or item["column"].partition(".")[2] or item["column"]
         if name in seen:
             report.add(at, f"two output columns are named {name!r} (rule J10); {todo}")

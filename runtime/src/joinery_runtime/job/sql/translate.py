@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from joinery_runtime.job.model.references import output_prefixes
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.chain import Link, chain_of, place_conditions
 from joinery_runtime.job.sql.conditions import read_predicates
@@ -57,7 +58,9 @@ def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
         return Translation((), [], report.problems)
     shape, options = read
     names = Names(shape.sources, tables, report)
-    select = selection(shape.items, names, report, windowed=shape.window is not None)
+    inputs = [table.name for table in tables]
+    prefixes = dict(zip(inputs, output_prefixes(inputs), strict=True))
+    select = selection(shape.items, names, prefixes, report, windowed=shape.window is not None)
     links = _links(shape, names, tables, report)
     steps = steps_of(links, shape, options, names, report)
     return Translation(steps, select, report.problems)
