@@ -18,6 +18,7 @@ from joinery_runtime.errors import OutputUnavailable
 from joinery_runtime.sinks import kafka_transactions
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_producers import Disowned
+from joinery_runtime.store_identity import StoreIdentity
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -36,6 +37,7 @@ class SimTopic:
         self.visible: list[Row] = []
         self.marks: dict[str, EpochMarker] = {}
         self.aborted = 0
+        self.signature: StoreIdentity | None = None
         self._owners: dict[str, int] = {}
         self._open: dict[str, tuple[list[Row], GroupMark]] = {}
 
@@ -48,6 +50,12 @@ class SimTopic:
 
     def read(self, names: Sequence[str]) -> list[EpochMarker | None]:
         return [self.newest(name) for name in names]
+
+    def sign(self, group: str, generation: int, store: StoreIdentity) -> None:
+        self.signature = store
+
+    def signed(self, group: str) -> StoreIdentity | None:
+        return self.signature
 
     def retention_ms(self) -> int:
         return 10**12

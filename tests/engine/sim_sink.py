@@ -15,6 +15,7 @@ from joinery_runtime.errors import OutputUnavailable
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_producers import Producers
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite
+from joinery_runtime.store_identity import StoreIdentity
 
 StagedRows = tuple[tuple[Any, ...], ...]
 
@@ -35,6 +36,7 @@ class SimSink:
 
     def __init__(self, name: str, spawn: Callable[[str, Callable[[], None]], None]) -> None:
         self.name = name
+        self.other: StoreIdentity | None = None
         self.attempts: set[str] = set()
         self.staged: dict[AttemptId, StagedRows] = {}
         self.partial: dict[AttemptId, StagedRows] = {}
@@ -81,6 +83,9 @@ class SimSink:
     def _sweep(self, generation: int) -> None:
         self.staged = {a: rows for a, rows in self.staged.items() if a.generation >= generation}
         self.partial = {a: rows for a, rows in self.partial.items() if a.generation >= generation}
+
+    def other_store(self) -> StoreIdentity | None:
+        return self.other
 
     def close(self) -> None:
         """Nothing is open."""

@@ -26,6 +26,7 @@ from joinery_runtime.sinks.base import AttemptId, Receipt, Takeover
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json
+from stores import STORE
 
 
 @pytest.fixture(autouse=True)
@@ -128,14 +129,14 @@ class BelievesInSuccess(Driver):
 class SweepsBeforePublishing(Driver):
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
         for sink, _ in self._receipts({}):
-            sink.recover(Takeover(record.generation, record.epoch))
+            sink.recover(Takeover(record.generation, record.epoch, STORE))
         return super()._recover_sinks(record, newest)
 
 
 class NeverPublishesAgain(Driver):
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
         for sink, _ in self._receipts({}):
-            sink.recover(Takeover(record.generation, record.epoch))
+            sink.recover(Takeover(record.generation, record.epoch, STORE))
         return False
 
 

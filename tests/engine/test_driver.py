@@ -34,6 +34,7 @@ from joinery_runtime.errors import (
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, JobRecord
+from joinery_runtime.store_identity import StoreIdentity
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,13 @@ def epoch(driver: Driver) -> EpochReport:
     plan = driver.plan()
     assert plan is not None
     return driver.commit(plan, driver.run(plan))
+
+
+def checkpoint(driver: Driver) -> None:
+    plan = driver.plan()
+    assert plan is not None
+    assert plan.checkpoint
+    driver.commit(plan, driver.run(plan))
 
 
 def record(world: World) -> JobRecord:
@@ -608,6 +616,9 @@ def test_an_older_driver_that_joins_the_group_does_not_drive_the_newest_one_out(
     assert epoch(driver).epoch == 1
 
 
+THERE = StoreIdentity("there", "host b, database s")
+
+
 def test_a_job_of_the_same_name_with_another_store_is_named_instead_of_fenced_for_ever(world: World) -> None:
     fill(world, 4)
     driver = started(world)
@@ -625,7 +636,55 @@ def test_a_job_of_the_same_name_with_another_store_is_named_instead_of_fenced_fo
     for _ in range(REJOINS_OF_A_NAMESAKE - 1):
         with pytest.raises(PartitionsLost):
             driver.plan()
-    with pytest.raises(NamesakeFound, match=r"Two jobs have the name simulated on one Kafka.*Rename one of the two"):
+    topic.told_by = lambda: THERE
+    with pytest.raises(NamesakeFound, match=r"Two jobs have the name simulated on one Kafka.*Rename one") as caught:
+        driver.plan()
+    assert caught.value.facts.startswith(
+        f"this one's store is {world.store.identity()}, the other one's is host b, database s (store there)"
+    )
+
+
+def test_the_other_store_is_not_made_up(world: World) -> None:
+    """The group was told of its offsets by this job last, or by a release that does not say."""
+    driver = started(world)
+    topic: Any = world.topics["orders"]
+
+    def fenced(_: Any) -> bool:
+        raise Fenced("another member has the name")
+
+    topic.bounds, topic.told_by = fenced, world.store.identity
+    for _ in range(REJOINS_OF_A_NAMESAKE - 1):
+        with pytest.raises(PartitionsLost):
+            driver.plan()
+    with pytest.raises(NamesakeFound, match="the other one has not told its own; the other one took this one's place"):
+        driver.plan()
+
+
+def test_a_job_of_the_same_name_that_writes_to_the_same_output_is_named_at_a_checkpoint(world: World) -> None:
+    """Where the two read other topics, they do not meet in a consumer group."""
+    fill(world, 4)
+    driver = started(world)
+    epoch(driver)
+    world.output.other = THERE
+    fill(world, 4)
+    epoch(driver)
+    world.now_ms += 70
+    checkpoint(driver)
+    with pytest.raises(NamesakeFound, match=r"host b, database s \(store there\); the other one began to write"):
+        driver.plan()
+    again = started(world)  # signs anew
+    assert again.plan() is None or again.pending
+
+
+def test_an_older_driver_that_finds_its_successors_signature_is_fenced(world: World) -> None:
+    fill(world, 4)
+    driver = started(world)
+    epoch(driver)
+    world.now_ms += 70
+    checkpoint(driver)
+    world.output.other = THERE
+    started(world)
+    with pytest.raises(Fenced, match="another driver has taken over"):
         driver.plan()
 
 

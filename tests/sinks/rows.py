@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.sinks import Attempt, AttemptId, Takeover
+from stores import STORE
 
 EVERY_TYPE = pa.schema(
     {
@@ -55,10 +56,11 @@ def attempt(
     lineage: str = LINEAGE,
     claim: Callable[[str, str, str | None], str | None] = lambda *_: None,
     reach: Callable[[str], None] = lambda _: None,
+    claimed: frozenset[str] = frozenset(),
 ) -> Attempt:
     """By default it is the first one that claims its part."""
-    return Attempt(AttemptId(generation, epoch, shard, name), lineage, claim, reach)
+    return Attempt(AttemptId(generation, epoch, shard, name), lineage, claim, reach, claimed)
 
 
 def takeover(generation: int = 2, committed_epoch: int = 0, **found: Any) -> Takeover:
-    return Takeover(generation, committed_epoch, LINEAGE, **found)
+    return Takeover(generation, committed_epoch, **{"store": STORE, "lineage": LINEAGE} | found)

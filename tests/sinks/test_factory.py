@@ -66,8 +66,8 @@ def test_one_sink_per_kind_of_output() -> None:
 
 def test_claims_and_marks_name_job_and_shard() -> None:
     named = job(output={"kafka": {"bootstrapServers": "here:1", "topic": "out"}}, deadLetter={"kafka": {"topic": "d"}})
-    assert sink_for(named, None).writer().names.of(3) == "j-3"
-    assert dead_letter_sink(named).writer().names.of(3) == "j-dead"
+    assert sink_for(named, None).writer().names.of(3, "1f-2e") == "j-1f2e-3"
+    assert dead_letter_sink(named).writer().names.of(3, "1f-2e") == "j-1f2e-dead"
 
 
 def test_a_table_needs_the_state_beside_it() -> None:

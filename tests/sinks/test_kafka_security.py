@@ -26,6 +26,7 @@ from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import PartitionRef, Range, planner_for, reader_for
 from joinery_runtime.sources.base import StoredOffsets
 from sinks.rows import attempt
+from stores import STORE
 
 pytestmark = pytest.mark.services
 _names = (f"secure-{number}" for number in count())
@@ -120,7 +121,7 @@ def texts_of(error: BaseException) -> list[str]:
 
 def planned(job: StreamJoin) -> tuple[int, int]:
     """What the left input's planner plans once its partition is its own."""
-    planner, deadline = planner_for(job.spec.inputs[0], job.name), deadline_after(30)
+    planner, deadline = planner_for(job.spec.inputs[0], job.name, STORE), deadline_after(30)
     try:
         while not (only := planner.bounds(StoredOffsets())[0]).held:
             assert time.monotonic() < deadline

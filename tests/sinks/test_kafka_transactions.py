@@ -30,6 +30,7 @@ from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
 from joinery_runtime.sinks.kafka_producers import OwningProducer, Producers
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite, take_over
+from joinery_runtime.store_identity import StoreIdentity
 from sinks.rows import LINEAGE, attempt, takeover
 
 pytestmark = pytest.mark.services
@@ -57,6 +58,11 @@ class Output:
 
     def __post_init__(self) -> None:
         self.target, self.names = KafkaTarget(self.topic, self.servers), PartNames(self.job, self.dead_letters)
+
+    @property
+    def name(self) -> str:
+        """Of its first shard."""
+        return self.names.of(0, LINEAGE)
 
     @property
     def sink(self) -> KafkaTransactionsSink:
@@ -93,7 +99,7 @@ class Output:
         return receipt
 
     def mark(self, shard: int = 0) -> EpochMarker | None:
-        return marker_reader(self.target).newest(self.names.of(shard))
+        return marker_reader(self.target).newest(self.names.of(shard, LINEAGE))
 
     def visible(self) -> list[Any]:
         """What a `read_committed` consumer has seen when it is at the end: no transaction is left open there."""
@@ -201,8 +207,8 @@ def test_another_lineage_s_mark_does_not_count(output) -> None:
 
 def test_an_attempt_of_an_epoch_that_is_over(output) -> None:
     output.write_epoch(5, rows(5))
-    output.claims[output.names.of(0)] = ""
-    with pytest.raises(Fenced, match=rf"Epoch 4 is over: output topic {output.topic} has epoch 5 of {output.job}-0"):
+    output.claims[output.name] = ""
+    with pytest.raises(Fenced, match=rf"Epoch 4 is over: output topic {output.topic} has epoch 5 of {output.name}"):
         output.write(output.attempt(4), rows(4))
     assert output.visible() == [5]
 
@@ -323,7 +329,7 @@ def test_a_worker_that_is_killed_in_the_transaction(output, point, taken_over) -
     command = [sys.executable, "-c", textwrap.dedent(CRASH), *told]
     died = subprocess.run(command, check=False, timeout=PATIENCE, stdout=subprocess.PIPE, text=True)
     assert died.returncode == -signal.SIGKILL
-    output.claims[output.names.of(0)] = died.stdout.strip()
+    output.claims[output.name] = died.stdout.strip()
     if taken_over:
         output.take_over(pending=1, pending_shards=1)
     receipt = output.write(output.attempt(name="next", generation=output.generation), rows(1, 2))
@@ -429,9 +435,9 @@ def test_a_sibling_that_takes_over_and_never_writes(output, monkeypatch) -> None
 
     def taken(point: str) -> None:
         if point == "transaction-sent":
-            take_over(output.target, output.claims[output.names.of(0)])
+            take_over(output.target, output.claims[output.name])
 
-    with pytest.raises(Superseded, match=rf"Output topic {output.topic}: another attempt took {output.job}-0 over"):
+    with pytest.raises(Superseded, match=rf"Output topic {output.topic}: another attempt took {output.name} over"):
         output.write(output.attempt(reach=taken), rows(1))
     output.write(output.attempt(name="again"), rows(1))
     assert output.visible() == [1]
@@ -451,17 +457,19 @@ WEEKS = 15 * 24 * 3_600_000  # milliseconds; the test's broker keeps marks for 7
 
 def test_markers_that_may_have_expired(output) -> None:
     output.write_epoch(3, rows(1))
-    output.write(output.attempt(3, shard=1, lineage="of a store that was lost"), rows(1))
-    output.claims[output.names.of(0)] = output.claims[output.names.of(1)]
+    lost = "of a store that was lost"
+    output.write(output.attempt(3, shard=1, lineage=lost), rows(1))
+    owner = output.claims.pop(output.names.of(1, lost))
+    output.claims |= {output.name: owner, output.names.of(1, LINEAGE): owner}
     old = {"pending": 3, "pending_shards": 3, "pending_for_ms": WEEKS}
     claims = dict(output.claims)
     with pytest.raises(SinkError) as refused:
         output.take_over(**old)
     text = str(refused.value)
     assert f"Output topic {output.topic}: it cannot be told whether epoch 3 was written" in text
-    assert f"360 h old, the brokers keep markers for 168 h, and there is none for {output.job}-1" in text
-    assert f"{output.job}-0" not in text, "any marker of ours shows that the shard's has not expired"
-    assert f"{output.job}-2" not in text, "nobody claimed it"
+    assert f"360 h old, the brokers keep markers for 168 h, and there is none for {output.names.of(1, LINEAGE)}" in text
+    assert output.name not in text, "any marker of ours shows that the shard's has not expired"
+    assert output.names.of(2, LINEAGE) not in text, "nobody claimed it"
     assert "delivery: atLeastOnce" in text
     output.claims = claims
     output.take_over(**{**old, "pending_for_ms": 6 * 24 * 3_600_000})
@@ -470,13 +478,11 @@ def test_markers_that_may_have_expired(output) -> None:
 def test_a_state_that_was_set_back(output) -> None:
     output.write_epoch(5, rows(1))
     output.take_over(committed_epoch=5, shards=1)
-    with pytest.raises(
-        SinkError, match=rf"{output.topic} is ahead of the state: it has epoch 5 of {output.job}-0, the"
-    ):
+    with pytest.raises(SinkError, match=rf"{output.topic} is ahead of the state: it has epoch 5 of {output.name}, the"):
         output.take_over(committed_epoch=3, shards=1, pending=4, pending_shards=1)
     with pytest.raises(SinkError, match="is ahead of the state"):
         output.take_over(committed_epoch=4, shards=1, pending=5, pending_shards=1)
-    output.claims[output.names.of(0)] = ""
+    output.claims[output.name] = ""
     output.take_over(committed_epoch=4, shards=1, pending=5, pending_shards=1)
 
 
@@ -484,7 +490,8 @@ def test_dead_letters_are_one_part_for_all_shard_counts(kafka_broker, threads) -
     name = next(_names)
     kafka_broker.create_topic(name)
     output, pause = Output(kafka_broker.bootstrap, name, f"job-{name}", dead_letters=True), Pause("transaction-sent")
-    assert (output.names.below(0), output.names.below(3)) == ([], [f"job-{name}-dead"])
+    dead = [f"job-{name}-astoresjob-dead", f"job-{name}-dead"]
+    assert (output.names.below(0, LINEAGE), output.names.below(3, LINEAGE)) == ([], dead)
     output.sink.prepare(DEAD_LETTER_SCHEMA)
     zombie = threads.submit(output.write, output.attempt(shard=8, reach=pause), rows(1))
     pause.wait()
@@ -495,10 +502,87 @@ def test_dead_letters_are_one_part_for_all_shard_counts(kafka_broker, threads) -
     assert output.visible() == [2]
 
 
+# --- jobs of one name, and earlier releases ---------------------------------------------------------------------------
+
+
+def test_jobs_of_one_name_with_different_stores_keep_their_markers_apart(output) -> None:
+    """Each one's crash after the other's transaction finds its own rows, and repeats nothing."""
+    other = Output(output.servers, output.topic, output.job)
+    output.write(output.attempt(1), rows(1))
+    other.write(other.attempt(1, lineage="another life"), rows(10))
+    output.take_over(pending=1, pending_shards=1)
+    other.take_over(pending=1, pending_shards=1, lineage="another life")
+    assert output.write(output.attempt(1, generation=2), rows(1))["repeated"]
+    assert other.write(other.attempt(1, generation=2, lineage="another life"), rows(10))["repeated"]
+    assert output.visible() == [1, 10]
+
+
+def test_the_job_that_signed_first_learns_which_store_the_other_one_has(output) -> None:
+    """Without its password: the place is what the store says of itself."""
+    here, there = StoreIdentity("here", "host a, database s"), StoreIdentity("there", "host b, database s")
+    first, second = output.sink, output.sink
+    first.recover(takeover(1, store=here))
+    assert first.other_store() is None
+    output.sink.recover(takeover(2, store=StoreIdentity("here", "host a by another name, database s")))
+    assert first.other_store() is None, "a newer driver of the same job"
+    second.recover(takeover(1, store=there))
+    assert (first.other_store(), second.other_store()) == (there, None)
+
+
+def test_dead_letters_are_not_signed(kafka_broker) -> None:
+    """A topic of dead letters may be many jobs'."""
+    name = next(_names)
+    kafka_broker.create_topic(name)
+    sink = KafkaTransactionsSink(KafkaTarget(name, kafka_broker.bootstrap), PartNames("job", dead_letters=True))
+    sink.recover(takeover())
+    sink.recover(takeover(store=StoreIdentity("there", "elsewhere")))
+    assert sink.other_store() is None
+    assert marker_reader(sink.writer().target).signed("job-driver") is None
+
+
+class FormerNames(PartNames):
+    """As releases before the life was part of a name."""
+
+    def of(self, shard: int, lineage: str) -> str:
+        return self.former(shard)
+
+
+@pytest.mark.parametrize("dead_letters", [False, True])
+def test_an_epoch_that_an_earlier_release_wrote_is_not_written_again(kafka_broker, dead_letters: bool) -> None:
+    """It was planned and written before the upgrade, and is replayed after it; another part of it was not written."""
+    name = next(_names)
+    kafka_broker.create_topic(name)
+    output = Output(kafka_broker.bootstrap, name, f"job-{name}", dead_letters)
+    earlier = Output(kafka_broker.bootstrap, name, f"job-{name}", claims=output.claims)
+    earlier.names = FormerNames(earlier.job, dead_letters)
+    earlier.write(earlier.attempt(7), rows(1))
+    claimed = frozenset(output.claims)
+    assert claimed == {output.names.former(0)}
+    assert output.sink.recover(takeover(2, 6, claims=dict(output.claims), pending=7, pending_shards=2))
+    output.take_over(pending=7, pending_shards=2, committed_epoch=6)
+    receipt = output.write(output.attempt(7, generation=2, claimed=claimed), rows(1))
+    assert receipt["repeated"]
+    assert output.visible() == [1]
+    if not dead_letters:
+        output.write(output.attempt(7, generation=2, claimed=claimed, shard=1), rows(2))
+        assert set(output.claims) == {output.names.former(0), output.names.of(1, LINEAGE)}
+    output.commit()
+    output.write(output.attempt(8, generation=2), rows(8))
+    assert output.mark().epoch == 8, "from the next epoch on under the new name"
+
+
+def test_state_that_is_older_than_what_an_earlier_release_wrote_is_refused(output) -> None:
+    earlier = Output(output.servers, output.topic, output.job)
+    earlier.names = FormerNames(earlier.job)
+    earlier.write_epoch(9, rows(9))
+    with pytest.raises(SinkError, match=rf"ahead of the state: it has epoch 9 of {output.job}-0"):
+        output.take_over(committed_epoch=8, shards=1)
+
+
 def test_output_and_dead_letters_tell_their_claims_apart() -> None:
     output, dead = PartNames("job"), PartNames("job", dead_letters=True)
-    assert [output.owns(name) for name in ("job-0", "job-dead")] == [True, False]
-    assert [dead.owns(name) for name in ("job-0", "job-dead")] == [False, True]
+    assert [output.owns(name) for name in ("job-a1b2-0", "job-a1b2-dead", "job-dead")] == [True, False, False]
+    assert [dead.owns(name) for name in ("job-a1b2-0", "job-a1b2-dead", "job-dead")] == [False, True, True]
 
 
 def test_no_broker(monkeypatch) -> None:

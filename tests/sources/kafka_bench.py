@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Bounds, PartitionRef, SourcePlanner, StoredOffsets, planner_for
+from stores import STORE
 
 PATIENCE_SECONDS = 20.0
 # Metadata is looked for often, so that tests need not wait for what a user would not mind waiting for.
@@ -53,7 +54,7 @@ def eventually(what: Callable[[], Found], *, seconds: float = PATIENCE_SECONDS) 
 
 @contextmanager
 def planning(model: Input, job: str | None = None) -> Iterator[SourcePlanner]:
-    planner = planner_for(model, job or unique("job"))
+    planner = planner_for(model, job or unique("job"), STORE)
     try:
         yield planner
     finally:

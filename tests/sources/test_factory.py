@@ -20,6 +20,7 @@ from joinery_runtime.sources import (
     reader_for,
 )
 from joinery_runtime.sources.formats import format_names, format_of
+from stores import STORE
 
 TYPES = {
     "boolean": pa.bool_(),
@@ -77,7 +78,7 @@ def test_a_reader_connects_to_nothing_before_its_first_use() -> None:
 
 def test_what_nothing_reads_is_an_error_and_never_a_file_or_csv() -> None:
     unknown = model("json").model_copy(update={"kafka": None})
-    for make in (lambda: planner_for(unknown, "j"), lambda: reader_for(unknown)):
+    for make in (lambda: planner_for(unknown, "j", STORE), lambda: reader_for(unknown)):
         with pytest.raises(SourceError, match="Nothing reads input in"):
             make()
     with pytest.raises(SourceError, match=r"has format avro, and no decoder reads it(.|\n)*Write csv or json"):

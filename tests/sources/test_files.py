@@ -13,6 +13,7 @@ from budget import examples
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Range, StoredOffsets, decoder_for, line_number, planner_for, reader_for
+from stores import STORE
 
 
 def file_input(path: Path, file_format: str = "json", columns: tuple[str, ...] = ("a", "b")) -> Input:
@@ -23,7 +24,7 @@ def file_input(path: Path, file_format: str = "json", columns: tuple[str, ...] =
 
 def read_in_ranges(model: Input, records_per_range: int) -> list[tuple[int, bytes]]:
     """All records with their offsets, read as a job reads them: each range starts where the one before ended."""
-    planner, reader = planner_for(model, "job"), reader_for(model)
+    planner, reader = planner_for(model, "job", STORE), reader_for(model)
     found: list[tuple[int, bytes]] = []
     (bounds,) = planner.bounds(StoredOffsets())
     while bounds.start < bounds.end_exclusive:
@@ -75,7 +76,7 @@ def test_a_record_larger_than_what_is_read_at_a_time(tmp_path, monkeypatch) -> N
 
 def test_cut_takes_about_as_many_records_as_asked(tmp_path) -> None:
     (tmp_path / "in").write_bytes(b"".join(b"%099d\n" % i for i in range(1_000)))
-    planner = planner_for(file_input(tmp_path / "in"), "job")
+    planner = planner_for(file_input(tmp_path / "in"), "job", STORE)
     (bounds,) = planner.bounds(StoredOffsets())
     assert planner.cut(bounds, 250).end_exclusive == 25_000
 
@@ -83,7 +84,7 @@ def test_cut_takes_about_as_many_records_as_asked(tmp_path) -> None:
 def test_records_that_are_longer_than_a_sample_are_counted_too(tmp_path) -> None:
     path = tmp_path / "long.jsonl"
     path.write_bytes((b"x" * 199_999 + b"\n") * 10)
-    planner = planner_for(file_input(path), "job")
+    planner = planner_for(file_input(path), "job", STORE)
     (bounds,) = planner.bounds(StoredOffsets())
     assert planner.cut(bounds, 3).end_exclusive == 600_000
 
@@ -113,7 +114,7 @@ def test_line_number(tmp_path) -> None:
 
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(SourceError, match=r"nope\.jsonl cannot be read: No such file"):
-        planner_for(file_input(tmp_path / "nope.jsonl"), "job").bounds(StoredOffsets())
+        planner_for(file_input(tmp_path / "nope.jsonl"), "job", STORE).bounds(StoredOffsets())
 
 
 @pytest.mark.parametrize("header", [b"a,c\n1,2\n", b"", b"A,B\n"])
@@ -121,7 +122,7 @@ def test_a_header_without_a_column_of_the_schema(tmp_path, header: bytes) -> Non
     (tmp_path / "in.csv").write_bytes(header)
     model = file_input(tmp_path / "in.csv", "csv")
     with pytest.raises(SourceError, match=r"header of .*in\.csv .* no column (a, )?b"):
-        planner_for(model, "job").bounds(StoredOffsets())
+        planner_for(model, "job", STORE).bounds(StoredOffsets())
     with pytest.raises(SourceError, match="no column"):
         decoder_for(model)
 
@@ -129,13 +130,13 @@ def test_a_header_without_a_column_of_the_schema(tmp_path, header: bytes) -> Non
 def test_a_header_that_names_a_column_twice(tmp_path) -> None:
     (tmp_path / "in.csv").write_bytes(b"a,b,a\n")
     with pytest.raises(SourceError, match="names a column twice"):
-        planner_for(file_input(tmp_path / "in.csv", "csv"), "job").bounds(StoredOffsets())
+        planner_for(file_input(tmp_path / "in.csv", "csv"), "job", STORE).bounds(StoredOffsets())
 
 
 def test_a_file_that_became_shorter(tmp_path) -> None:
     (tmp_path / "in").write_bytes(b"a\nb\n")
     model = file_input(tmp_path / "in")
-    planner = planner_for(model, "job")
+    planner = planner_for(model, "job", STORE)
     (bounds,) = planner.bounds(StoredOffsets())
     (tmp_path / "in").write_bytes(b"a\n")
     with pytest.raises(SourceError, match="read up to byte 4 and has 2"):

@@ -20,6 +20,7 @@ from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.kafka_clients import Event
 from sources.kafka_bench import bounds_of, joined, kafka_input, plain, planning, ref, unique
 from sources.kafka_bench import send as send_to
+from stores import STORE
 
 pytestmark = pytest.mark.services
 
@@ -424,4 +425,4 @@ def test_no_broker_at_all(monkeypatch) -> None:
 )
 def test_properties_that_cannot_be_set(name: str, complaint: str) -> None:
     with pytest.raises(SourceError, match=complaint):
-        planner_for(kafka_input("127.0.0.1:1", "any", properties={name: "true"}), "job")
+        planner_for(kafka_input("127.0.0.1:1", "any", properties={name: "true"}), "job", STORE)

@@ -32,6 +32,7 @@ from joinery_runtime.sources import (
     reader_for,
 )
 from joinery_runtime.sources.base import RawBatch, SourcePlanner, StoredOffsets
+from stores import STORE
 
 pytestmark = pytest.mark.services
 _names = (f"edges-{number}" for number in count())
@@ -60,7 +61,7 @@ def ref(topic: str, partition: int = 0) -> PartitionRef:
 def planning(model: Input) -> Iterator[Callable[[Mapping[PartitionRef, int]], dict[PartitionRef, Bounds]]]:
     """Asks a planner for the bounds of partitions with these stored offsets, once all partitions are its own."""
     assert model.kafka is not None
-    planner = planner_for(model, f"job-of-{model.kafka.topic}")
+    planner = planner_for(model, f"job-of-{model.kafka.topic}", STORE)
     try:
         yield lambda offsets: held_bounds(planner, StoredOffsets(offsets=offsets))
     finally:

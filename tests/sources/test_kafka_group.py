@@ -12,9 +12,10 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from joinery_runtime.errors import Fenced, SourceError
-from joinery_runtime.sources import Range, StoredOffsets, kafka_group, reader_for
+from joinery_runtime.sources import Range, StoredOffsets, kafka_group, planner_for, reader_for
 from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.sources.kafka_group import GroupMember
+from joinery_runtime.store_identity import StoreIdentity
 from sources.kafka_bench import (
     COOPERATIVE,
     EAGER,
@@ -31,6 +32,7 @@ from sources.kafka_bench import (
     send,
     unique,
 )
+from stores import STORE
 
 pytestmark = pytest.mark.services
 CLASSIC = pytest.mark.parametrize("properties", [EAGER, COOPERATIVE], ids=["range", "cooperative-sticky"])
@@ -56,7 +58,7 @@ def make_member(broker, topic, group) -> Iterator[Any]:
     def make(properties: dict[str, str] = EAGER, **options: float) -> GroupMember:
         kafka = kafka_input(broker.bootstrap, topic, properties=properties).kafka
         assert kafka is not None
-        made.append(GroupMember(Cluster.of("in", kafka), group, **options))
+        made.append(GroupMember(Cluster.of("in", kafka), group, STORE, **options))
         made[-1].follow([topic], {})
         eventually(lambda: made[-1].assigned() == {ref(topic), ref(topic, 1)})
         return made[-1]
@@ -209,7 +211,7 @@ def test_the_time_to_wait_is_well_below_what_the_broker_waits(broker, topic) -> 
     quick = {"max.poll.interval.ms": "8000", "session.timeout.ms": "6000"}
     kafka = kafka_input(broker.bootstrap, topic, properties=quick).kafka
     assert kafka is not None
-    assert GroupMember(Cluster.of("in", kafka), "g")._hold_seconds == 4.0
+    assert GroupMember(Cluster.of("in", kafka), "g", STORE)._hold_seconds == 4.0
 
 
 # --- one driver after another -----------------------------------------------------------------------------------------
@@ -294,3 +296,24 @@ def test_an_assignor_that_the_group_does_not_have(broker, topic, group) -> None:
             SourceError, match=f"consumer group {group} cannot be joined: .*partition.assignment.strategy"
         ):
             other.until(lambda: held(planner))
+
+
+# --- two jobs of one name ---------------------------------------------------------------------------------------------
+
+
+def test_who_was_driven_out_learns_which_store_the_other_one_has(broker, topic) -> None:
+    """Also where nothing was committed meanwhile: the offsets are told on assignment. The other one's place is as its
+    store says it, without a password."""
+    job, there = unique("job"), StoreIdentity("there", "host b, port 5432, database s, schema joinery")
+    model = kafka_input(broker.bootstrap, topic)
+    with planning(model, job) as planner:
+        joined(planner)
+        eventually(lambda: planner.told_by() == STORE)
+        with closing(planner_for(model, job, there)) as other:
+            joined(other)
+            eventually(lambda: planner.told_by() == there)
+            with pytest.raises(Fenced):
+                eventually(lambda: held(planner) and False)
+            planner.rejoin()
+            joined(planner)
+            eventually(lambda: other.told_by() == STORE)

@@ -20,6 +20,7 @@ from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.errors import SourceError
 from joinery_runtime.sources import StoredOffsets, planner_for
 from sources.kafka_bench import EAGER, eventually, held, joined, kafka_input, planning, ref
+from stores import STORE
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 ACCESS_CONTROL = {
@@ -61,7 +62,7 @@ def test_a_group_that_may_not_be_joined(guarded) -> None:
 def test_a_dead_broker_does_not_keep_the_driver_from_ending(guarded, monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
     guarded.create_topic("dying")
-    planner = planner_for(kafka_input(guarded.bootstrap, "dying"), "job")
+    planner = planner_for(kafka_input(guarded.bootstrap, "dying"), "job", STORE)
     joined(planner)
     assert planner.hold([ref("dying")])
     guarded.kill()

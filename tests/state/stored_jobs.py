@@ -183,7 +183,7 @@ def running(name: str, dsn: str, cache: Path) -> Iterator[Run]:
     with ExitStack() as stack:
         store = PostgresStore(dsn, SCHEMA)
         stack.callback(store.close)
-        sources = {side.name: planner_for(side, job.name) for side in job.inputs}
+        sources = {side.name: planner_for(side, job.name, store.identity()) for side in job.inputs}
         planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle_clock(job))
         output, dead = sink_for(job, address), dead_letter_sink(job)
         stack.callback(output.close)

@@ -15,6 +15,7 @@ from joinery_runtime.errors import Fenced, IncompatibleState, StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.migrations import unchanged
 from joinery_runtime.state.store import JobRecord, Standing, StateStore
+from joinery_runtime.store_identity import StoreIdentity
 from state.values import DEFINITION, commit_of, live_keys, offsets_of, run_epoch, segment
 
 
@@ -49,6 +50,14 @@ class TestDrivers:
         assert (record.definition, record.planned_for_ms) == (None, 0)
         assert str(uuid.UUID(record.lineage)) == record.lineage
         assert store.record(job) == record
+
+    def test_all_who_open_a_store_know_it_by_one_identity(self, driver: Callable[[], StateStore], job: str) -> None:
+        (identity,) = {driver().identity() for _ in range(3)}
+        assert str(uuid.UUID(identity.id)) == identity.id
+        assert identity.place
+        assert StoreIdentity.parse(identity.metadata()) == identity
+        assert StoreIdentity.parse('{"lineage": "a marker"}') is None
+        assert StoreIdentity.parse(None) is None
 
     def test_each_driver_gets_the_next_generation(self, driver: Callable[[], StateStore], job: str) -> None:
         assert [driver().acquire(job).generation for _ in range(3)] == [1, 2, 3]

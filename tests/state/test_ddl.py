@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 
 import psycopg
 import pytest
@@ -125,6 +126,7 @@ def test_state_of_the_first_release_is_upgraded_and_goes_on(
     execute(dsn, _STATE_OF_STEP_1, schema)
     store = PostgresStore.connect(dsn, schema)
     assert versions(dsn, schema) == RELEASED
+    assert uuid.UUID(store.identity().id)
     record = store.acquire("running")
     assert (record.generation, record.epoch, record.plan, record.definition) == (4, 7, {"epoch": 8}, None)
     assert (record.offsets, [meta.key for meta in record.segments]) == ({"orders": b"41"}, ["a"])

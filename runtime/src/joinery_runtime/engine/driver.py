@@ -45,6 +45,7 @@ from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
 from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
+from joinery_runtime.store_identity import StoreIdentity
 
 REJOINS_OF_A_NAMESAKE = 5
 
@@ -88,6 +89,8 @@ class Driver:
         self._recheck = False
         self._gone: frozenset[PartitionRef] = frozenset()
         self._may_shrink = True
+        self._claimed: frozenset[str] = frozenset()  # parts of the pending plan's output that older drivers' tasks have
+        self._look_around = False  # a minute has passed since it was asked who else writes to the output
 
     @property
     def epoch(self) -> int:
@@ -157,7 +160,8 @@ class Driver:
         """Whether rows of the pending epoch are visible."""
         visible = False
         store = self._parts.store
-        takeover = _takeover(record, self.state.pending, newest, store.claims(record.job))
+        takeover = _takeover(record, self.state.pending, newest, store.claims(record.job), store.identity())
+        self._claimed = frozenset(takeover.claims)
         for sink, receipts in self._receipts(newest.result if newest else {}):
             # What an earlier definition of the job wrote has been published under that one (`hosts.run`). Without a
             # signature the job was started anew: what it wrote before is not its own any more.
@@ -195,7 +199,9 @@ class Driver:
     def plan(self, *, always: bool = False) -> EpochPlan | None:
         """The pending plan, or a new one written to the store before anything runs; None: nothing to do, or other
         members of a consumer group have what is to be read (`waiting`). Raises PartitionsLost when it has to join its
-        groups anew."""
+        groups anew, NamesakeFound when a job of the same name with another store writes to the same output."""
+        if self._look_around:
+            self._refuse_namesake()
         with self._in_its_groups():
             return self._held_plan(always=always)
 
@@ -227,23 +233,33 @@ class Driver:
         except Fenced as error:
             self._require_ownership()
             if self._parts.planner.rejoin(self._now_ms()) >= REJOINS_OF_A_NAMESAKE:
-                raise self._namesake() from error
+                raise self._namesake(
+                    self._parts.planner.other_store(self._parts.store.identity()),
+                    f"took this one's place in its consumer groups {REJOINS_OF_A_NAMESAKE} times within "
+                    f"{REJOINS_MS // 60_000} minutes",
+                ) from error
             raise PartitionsLost(
                 f"An older driver of job {self._identity.name} has joined its consumer group",
                 facts=str(error),
                 todo="The newest driver is this one; it joins anew, and the other one ends",
             ) from error
 
-    def _namesake(self) -> NamesakeFound:
+    def _refuse_namesake(self) -> None:
+        """Each has markers and transactions of its own, so nothing is lost; a reader of the output gets both."""
+        self._look_around = False
+        other = self._parts.output.other_store()
+        if other is not None:
+            self._require_ownership()
+            raise self._namesake(other, "began to write to this one's output topic after it")
+
+    def _namesake(self, other: StoreIdentity | None, did: str) -> NamesakeFound:
         """An older driver of this job ends when it asks this store; who comes again and again asks another one."""
-        name, place = self._identity.name, getattr(self._parts.store, "place", "this process's memory")
+        seen = f"the other one's is {other}" if other is not None else "the other one has not told its own"
         return NamesakeFound(
-            f"Two jobs have the name {name} on one Kafka, with different state stores",
-            facts=f"this one's store is {place}, life {self.state.lineage}; the other one does not know it, and took "
-            f"this one's place in its consumer groups {REJOINS_OF_A_NAMESAKE} times within "
-            f"{REJOINS_MS // 60_000} minutes",
+            f"Two jobs have the name {self._identity.name} on one Kafka, with different state stores",
+            facts=f"this one's store is {self._parts.store.identity()}, {seen}; the other one {did}",
             todo="Rename one of the two (metadata.name, or the namespace): groups and transactional ids are made of "
-            "the name. Find the other one with kafka-consumer-groups --describe --members",
+            "the name. kafka-consumer-groups --describe --members tells where the members of a group run",
         )
 
     def _taken_over(self) -> Fenced:
@@ -273,7 +289,16 @@ class Driver:
 
     def _work(self, plan: EpochPlan) -> EpochWork:
         state, allowed = self.state, self._parts.planner.allowed_bytes(plan) if self._may_shrink else {}
-        return EpochWork(self.generation, plan, state.needed_by(plan), self._fault, state.lineage, self._gone, allowed)
+        return EpochWork(
+            generation=self.generation,
+            plan=plan,
+            segments=state.needed_by(plan),
+            fault=self._fault,
+            lineage=state.lineage,
+            gone=self._gone,
+            allowed=allowed,
+            claimed=self._claimed,
+        )
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
@@ -298,6 +323,7 @@ class Driver:
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
         self.state, self._recheck, self._gone, self._may_shrink = after, False, frozenset(), True
+        self._claimed, self._look_around = frozenset(), plan.checkpoint
         hot_keys = self._hot_keys.learn(
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
         )
@@ -366,11 +392,16 @@ class Driver:
 
 
 def _takeover(
-    record: JobRecord, pending: EpochPlan | None, newest: EpochRecord | None, claims: Mapping[str, str]
+    record: JobRecord,
+    pending: EpochPlan | None,
+    newest: EpochRecord | None,
+    claims: Mapping[str, str],
+    store: StoreIdentity,
 ) -> Takeover:
     return Takeover(
         generation=record.generation,
         committed_epoch=record.epoch,
+        store=store,
         lineage=record.lineage,
         claims=claims,
         shards=newest.plan["shards"] if newest is not None else 0,

@@ -18,6 +18,7 @@ from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
+from joinery_runtime.store_identity import StoreIdentity
 
 REJOINS_MS = 300_000
 
@@ -203,6 +204,11 @@ class Planner:
             source.rejoin()
         self._rejoined_at = [at for at in self._rejoined_at if now_ms - at < REJOINS_MS] + [now_ms]
         return len(self._rejoined_at)
+
+    def other_store(self, own: StoreIdentity) -> StoreIdentity | None:
+        """The store of who told a group of this job's last, where that is another one than `own`."""
+        told = (source.told_by() for source in self._sources.values())
+        return next((each for each in told if each is not None and each.id != own.id), None)
 
     def _by_source(self, partitions: Iterable[PartitionRef]) -> list[tuple[str, SourcePlanner, list[PartitionRef]]]:
         listed = list(partitions)

@@ -309,7 +309,7 @@ class Worker:
         def claim(name: str, owner: str, instead_of: str | None) -> str | None:
             return store.claim(job, expected, name, owner, instead_of)
 
-        return Attempt(attempt, work.lineage, claim, work.reach)
+        return Attempt(attempt, work.lineage, claim, work.reach, work.claimed)
 
     # --- collect ----------------------------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ class _JobRun:
         pipeline = compile_job(job)
         who = identity(job, pipeline, self._caller.warn)
         with ExitStack() as stack:
-            sources = {side.name: planner_for(side, job.name) for side in job.inputs}
+            sources = {side.name: planner_for(side, job.name, self.store.identity()) for side in job.inputs}
             for source in sources.values():
                 stack.callback(source.close)
             idle = idle_clock(job)

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from joinery_runtime.store_identity import StoreIdentity
+
 Receipt = Mapping[str, Any]  # JSON-able; kept in the epoch log
 
 
@@ -38,13 +40,15 @@ class Attempt:
     A writer whose rows are visible before the commit claims its part of the epoch first: `claim(name, owner,
     instead_of)` returns None if it is the first one to, else whose it is now, see `StateStore.claim`; raises Fenced
     unless the attempt's generation and plan are the store's newest. `reach` names points of the work for fault
-    injection; it does nothing otherwise.
+    injection; it does nothing otherwise. `claimed` are the names that earlier drivers' attempts at the epoch had
+    claimed.
     """
 
     id: AttemptId
     lineage: str
     claim: Callable[[str, str, str | None], str | None]
     reach: Callable[[str], None]
+    claimed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,12 @@ class Takeover:
     What they may make visible they have claimed: `claims` has the owners by name, "" where they have been fenced
     already. `shards` are those of the newest committed epoch. `pending` is the epoch of the plan that is about to be
     replayed (None: there is none), with `pending_shards`; `pending_for_ms` is for how long it has been in the store.
+    `store` is which store the job has.
     """
 
     generation: int
     committed_epoch: int
+    store: StoreIdentity
     lineage: str = ""
     claims: Mapping[str, str] = field(default_factory=dict)
     shards: int = 0
@@ -108,4 +114,16 @@ class Sink(Protocol):
         Returns whether rows of the pending epoch are visible, so that its plan has to be replayed as it stands."""
         ...
 
+    def other_store(self) -> StoreIdentity | None:
+        """The store of a job of the same name that has begun to write to the same target since `recover`, if such a
+        job can be noticed there."""
+        ...
+
     def close(self) -> None: ...
+
+
+class Unsigned:
+    """The part of `Sink` that is trivial where nothing says which job writes to a target."""
+
+    def other_store(self) -> StoreIdentity | None:
+        return None

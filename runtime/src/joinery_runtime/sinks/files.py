@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
 from joinery_runtime.sinks.encode import json_lines
 
 _STAGING = ".staging"
@@ -44,7 +44,7 @@ class FileWriter:
         return {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count}
 
 
-class FileSink:
+class FileSink(Unsigned):
     """Driver half."""
 
     def __init__(self, directory: str) -> None:

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.kafka_errors import LastError, is_away
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
 from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, as_messages, enqueue
 
 
@@ -100,7 +100,7 @@ class KafkaWriter:
         return self.target.failure(first, client.errors, what, first.str(), "Correct the cause; the epoch is run again")
 
 
-class KafkaSink:
+class KafkaSink(Unsigned):
     """Driver half: has nothing to do at the commit."""
 
     def __init__(self, target: KafkaTarget) -> None:

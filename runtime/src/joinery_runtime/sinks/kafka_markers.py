@@ -3,13 +3,17 @@
 A marker is an offset that a consumer group of its own has committed on the topic's partition 0: the offset is the
 epoch, the metadata says which job's. Nobody ever joins these groups. A broker drops committed offsets after
 `offsets.retention.minutes` (7 days by default) and those of a deleted topic.
+
+In the same way a driver signs the topic: with its generation, and which state store the job has. Jobs of one name with
+different stores notice each other so; their markers are in groups of different names.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +24,12 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from joinery_runtime.errors import SinkError
 from joinery_runtime.kafka_errors import LastError, is_away
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, repeat
+from joinery_runtime.store_identity import StoreIdentity
 
 _PARTITION = 0
 _UNKNOWN_RETENTION_MS = 24 * 3_600_000  # assumed where the brokers do not say; Kafka's default was that until 2.0
 _CALL_SECONDS = 5.0  # one call; it is repeated until the time is up
-_THREADS = 8
+_THREADS = 16
 # The client looks for a group's coordinator twice a second otherwise: with these a marker takes 5 to 30 ms, else 60.
 _IMPATIENT = {"coordinator.query.interval.ms": 10, "reconnect.backoff.ms": 10, "retry.backoff.ms": 10}
 # The broker answers when no transaction that writes the offset is open or ending.
@@ -74,7 +79,23 @@ class EpochMarkerReader:
     def newest(self, group: str) -> EpochMarker | None:
         """The newest marker of one group, as `read` does."""
         try:
-            return self._ask(group, ANSWER_SECONDS)
+            return EpochMarker.parse(self._ask(group, ANSWER_SECONDS))
+        except KafkaException as error:
+            raise self._problem(group, error.args[0]) from error
+
+    def signed(self, group: str) -> StoreIdentity | None:
+        """The store of the driver that signed the topic last, in this group."""
+        try:
+            return StoreIdentity.parse(self._ask(group, ANSWER_SECONDS).metadata)
+        except KafkaException as error:
+            raise self._problem(group, error.args[0]) from error
+
+    def sign(self, group: str, generation: int, store: StoreIdentity) -> None:
+        """Signs the topic in this group."""
+        signature = TopicPartition(self._target.topic, _PARTITION, generation, metadata=store.metadata())
+        try:
+            with self._consumer(group) as consumer:
+                repeat(lambda: consumer.commit(offsets=[signature], asynchronous=False), is_away, ANSWER_SECONDS)
         except KafkaException as error:
             raise self._problem(group, error.args[0]) from error
 
@@ -88,23 +109,28 @@ class EpochMarkerReader:
     def newest_within(self, group: str, seconds: float) -> EpochMarker | None:
         """None too if the time passes while a transaction that writes one is open."""
         try:
-            return self._ask(group, seconds)
+            return EpochMarker.parse(self._ask(group, seconds))
         except KafkaException as error:
             if is_away(error.args[0]):
                 return None
             raise self._problem(group, error.args[0]) from error
 
-    def _ask(self, group: str, seconds: float, isolation: str = _STABLE) -> EpochMarker | None:
+    def _ask(self, group: str, seconds: float, isolation: str = _STABLE) -> TopicPartition:
+        found: list[TopicPartition] = []
+        with self._consumer(group, isolation) as consumer:
+            call = min(_CALL_SECONDS, seconds)
+            repeat(lambda: found.extend(_committed(consumer, self._target.topic, call)), is_away, seconds)
+        return found[0]
+
+    @contextmanager
+    def _consumer(self, group: str, isolation: str = _STABLE) -> Iterator[Consumer]:
         own = {"group.id": group, "isolation.level": isolation, "enable.auto.commit": False}
         settings = {**self._target.client_settings(_IMPATIENT), **own}
         consumer = self._target.connect(Consumer, settings, self._errors)
-        found: list[TopicPartition] = []
         try:
-            call = min(_CALL_SECONDS, seconds)
-            repeat(lambda: found.extend(_committed(consumer, self._target.topic, call)), is_away, seconds)
+            yield consumer
         finally:
             consumer.close()
-        return EpochMarker.parse(found[0])
 
     def retention_ms(self) -> int:
         """For how long the brokers keep a marker at least; a cautious guess where they do not tell."""

@@ -29,32 +29,47 @@ from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_target import KafkaTarget, as_messages
+from joinery_runtime.store_identity import StoreIdentity
 
 _SIBLING_SECONDS = 1.0  # how long the attempt that was first may take before it is taken for dead
 _SUCCESSOR_SECONDS = 5.0  # how long an attempt that took over may take
 _POLL_SECONDS = 0.05
 _TAKEOVERS = 3
 _TAKEOVER_THREADS = 16
+_LIFE = 12  # hexadecimal digits of a lineage in a name
 
 
 @dataclass(frozen=True, slots=True)
 class PartNames:
     """What a job's parts of an epoch's output are named in claims, and the groups that hold their markers. Output: one
-    per shard; dead letters: one."""
+    per shard; dead letters: one. The names hold the job's life in its store (`lineage`): a job of the same name with
+    another store has others. Earlier releases did without it: those are the `former` names."""
 
     job: str
     dead_letters: bool = False
 
-    def of(self, shard: int) -> str:
-        return f"{self.job}-dead" if self.dead_letters else f"{self.job}-{shard}"
+    @property
+    def signature(self) -> str:
+        """The group in which drivers of jobs of this name sign the topic."""
+        return f"{self.job}-driver"
 
-    def below(self, shards: int) -> list[str]:
-        """Each name of shards 0 to `shards` - 1, once."""
-        return list(dict.fromkeys(self.of(shard) for shard in range(shards)))
+    def of(self, shard: int, lineage: str) -> str:
+        return f"{self.job}-{lineage.replace('-', '')[:_LIFE]}-{self._part(shard)}"
+
+    def former(self, shard: int) -> str:
+        return f"{self.job}-{self._part(shard)}"
+
+    def below(self, shards: int, lineage: str) -> list[str]:
+        """Each name of shards 0 to `shards` - 1, once; the former ones too."""
+        both = ((self.of(shard, lineage), self.former(shard)) for shard in range(shards))
+        return list(dict.fromkeys(name for names in both for name in names))
 
     def owns(self, name: str) -> bool:
         """Whether a claim of the job's is one of these."""
-        return (name == f"{self.job}-dead") == self.dead_letters
+        return name.endswith("-dead") == self.dead_letters
+
+    def _part(self, shard: int) -> str:
+        return "dead" if self.dead_letters else str(shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +95,10 @@ class PartWrite:
 
     @property
     def name(self) -> str:
-        return self.names.of(self.attempt.id.shard)
+        """A part that a former release has claimed keeps its name: its marker may be there."""
+        shard = self.attempt.id.shard
+        former = self.names.former(shard)
+        return former if former in self.attempt.claimed else self.names.of(shard, self.attempt.lineage)
 
     def run(self) -> Receipt:
         for producer in self._candidates():
@@ -183,13 +201,14 @@ class KafkaTransactionsSink:
 
     def __init__(self, target: KafkaTarget, names: PartNames) -> None:
         self._target, self._names = target, names
+        self._store: StoreIdentity | None = None
 
     def prepare(self, schema: Any) -> None:
         """Owns an id and reads a marker: missing rights show now, and new brokers create the topics that hold
         transactions and offsets. `recover` aborts what an older driver has open."""
         reader = marker_reader(self._target)
         reader.require_topic(schema)
-        reader.may_read(self._names.of(0))
+        reader.may_read(self._names.signature)
         take_over(self._target, f"{self._names.job}-driver")
 
     def writer(self) -> KafkaTransactionsWriter:
@@ -207,12 +226,25 @@ class KafkaTransactionsSink:
         owners = {owner for name, owner in takeover.claims.items() if owner and self._names.owns(name)}
         with ThreadPoolExecutor(_TAKEOVER_THREADS) as threads:
             list(threads.map(lambda owner: take_over(self._target, owner), sorted(owners)))
-        names = self._names.below(max(takeover.shards, takeover.pending_shards))
+        self._sign(takeover)
+        names = self._names.below(max(takeover.shards, takeover.pending_shards), takeover.lineage)
         found = zip(names, marker_reader(self._target).read(names), strict=True)
         markers = {name: marker for name, marker in found if marker is not None and marker.lineage == takeover.lineage}
         self._refuse_older_state(takeover, markers)
         self._refuse_expired(takeover, markers)
         return any(marker.epoch == takeover.pending for marker in markers.values())
+
+    def _sign(self, takeover: Takeover) -> None:
+        if not self._names.dead_letters:
+            marker_reader(self._target).sign(self._names.signature, takeover.generation, takeover.store)
+            self._store = takeover.store
+
+    def other_store(self) -> StoreIdentity | None:
+        """Who signed the topic after this driver did. Raises SinkError."""
+        if self._store is None:
+            return None
+        newest = marker_reader(self._target).signed(self._names.signature)
+        return newest if newest is not None and newest.id != self._store.id else None
 
     def _refuse_older_state(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
         """No part is written before it is planned and claimed, unless the store was set back since."""
@@ -230,7 +262,7 @@ class KafkaTransactionsSink:
     def _refuse_expired(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
         """A part that nobody claimed was not written, nor was one without a marker whose plan is young. An old
         plan's marker may have expired."""
-        planned = self._names.below(takeover.pending_shards)
+        planned = self._names.below(takeover.pending_shards, takeover.lineage)
         unknown = [name for name in planned if name in takeover.claims and name not in markers]
         if unknown and takeover.pending_for_ms > (retention_ms := marker_reader(self._target).retention_ms()):
             named = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")

@@ -28,7 +28,7 @@ from psycopg import sql
 
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
 from joinery_runtime.postgres_errors import advice, is_away
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
@@ -89,7 +89,7 @@ class PostgresWriter:
         return {"attempt": str(attempt.id), "rows": count}
 
 
-class PostgresSink:
+class PostgresSink(Unsigned):
     """Driver half. `in_transaction` works on the store's connection, all else on one of its own."""
 
     def __init__(self, dsn: str, target: TargetTable, staging: Staging) -> None:

@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.store_identity import StoreIdentity
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionRef:
@@ -150,6 +152,11 @@ class SourcePlanner(Protocol):
         """After Fenced, by a driver that the state store says is the newest: joins anew, under the same name."""
         ...
 
+    def told_by(self) -> StoreIdentity | None:
+        """The state store of the driver that told the group its offsets last; None where nobody has, or there is no
+        group. May take as long as the brokers' answer."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -174,6 +181,9 @@ class Exclusive:
 
     def rejoin(self) -> None:
         """There is no group."""
+
+    def told_by(self) -> StoreIdentity | None:
+        return None
 
 
 class SourceReader(Protocol):

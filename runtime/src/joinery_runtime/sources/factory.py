@@ -13,13 +13,15 @@ from joinery_runtime.sources.kafka_planner import KafkaPlanner
 from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.records import Decoder, FormatDecoder
 from joinery_runtime.sources.table_decoder import DELETE_FIELD, Changelog, TableDecoder
+from joinery_runtime.store_identity import StoreIdentity
 
 
-def planner_for(model: Input, job_name: str) -> SourcePlanner:
-    """The driver half of an input of that job. Nothing is contacted or opened before its first use."""
+def planner_for(model: Input, job_name: str, store: StoreIdentity) -> SourcePlanner:
+    """The driver half of an input of that job, which has that state store. Nothing is contacted or opened before its
+    first use."""
     match model:
         case Input(kafka=KafkaInput() as kafka):
-            return KafkaPlanner(model.name, kafka, job_name)
+            return KafkaPlanner(model.name, kafka, job_name, store)
         case Input(file=FileInput() as file):
             columns = [column.name for column in model.columns]
             return FilePlanner(model.name, file.path, quoted=format_of(model).quoted, columns=columns)

@@ -17,10 +17,12 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from joinery_runtime.errors import Fenced, JoineryError, Unavailable
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, connect, logger, member_settings
+from joinery_runtime.store_identity import StoreIdentity
 
 HOLD_SECONDS = 30.0  # how long a rebalance waits for a running epoch
 _POLL_SECONDS = 0.1
 _FLUSH_SECONDS = 1.0  # how long `close` waits for offsets that are being published
+_ANSWER_SECONDS = 10.0
 _CLOSE_SECONDS = 3.0  # a client whose broker is away would take longer to close; the thread is a daemon
 _MAX_POLL_MS = 300_000  # librdkafka's default, and the broker's patience with a rebalance
 
@@ -42,11 +44,13 @@ class GroupMember:
     Fenced when another driver has joined under the member's name, SourceError when the group refuses the member.
 
     A rebalance that takes held partitions waits until they are released, `hold_seconds` at most; then they are lost.
+    What it tells the group of offsets, it signs with its job's `store`: so the other one of two jobs of one name with
+    different stores can be named.
     """
 
-    def __init__(self, cluster: Cluster, name: str, hold_seconds: float = HOLD_SECONDS) -> None:
+    def __init__(self, cluster: Cluster, name: str, store: StoreIdentity, hold_seconds: float = HOLD_SECONDS) -> None:
         properties = cluster.properties
-        self._cluster = cluster
+        self._cluster, self._store = cluster, store
         self._errors = LoggedErrors()
         self._settings = {**member_settings(cluster, name, self._errors), "on_commit": self._published}
         self._group, self._instance = self._settings["group.id"], self._settings.get("group.instance.id", "")
@@ -130,6 +134,20 @@ class GroupMember:
         with self._changed:
             self._thread, self._failure, self._topics = None, None, frozenset()
 
+    def told_by(self) -> StoreIdentity | None:
+        """The store of who told the group its offsets last; None if that cannot be learned."""
+        partitions = [TopicPartition(ref.topic, ref.partition) for ref in self._starts]
+        settings = {name: value for name, value in self._settings.items() if name != "group.instance.id"}
+        consumer = connect(Consumer, settings, self._cluster)
+        try:
+            committed = consumer.committed(partitions, timeout=_ANSWER_SECONDS) if partitions else []
+        except KafkaException:
+            return None
+        finally:
+            consumer.close()
+        told = (StoreIdentity.parse(each.metadata) for each in committed)
+        return next((store for store in told if store is not None), None)
+
     def close(self) -> None:
         """Publishes what is left and ends the thread. A member with an instance id stays in the group until its session
         ends or its successor takes over."""
@@ -199,6 +217,10 @@ class GroupMember:
                 partition.offset = self._starts.get(ref, OFFSET_BEGINNING)
             (consumer.incremental_assign if self._incremental else consumer.assign)(partitions)
             consumer.pause(partitions)
+            # Tells who has them now, too.
+            known = {ref: self._starts[ref] for ref in refs if ref in self._starts}
+            self._to_publish |= known
+            self._told |= known
             self._owned |= set(refs)
             self._failure = None
 
@@ -239,7 +261,9 @@ class GroupMember:
                 return
             self._unacknowledged += 1
         try:
-            consumer.commit(offsets=[TopicPartition(r.topic, r.partition, at) for r, at in offsets.items()])
+            who = self._store.metadata()
+            told = [TopicPartition(r.topic, r.partition, at, metadata=who) for r, at in offsets.items()]
+            consumer.commit(offsets=told)
         except KafkaException as error:
             self._published(error.args[0], [])
 

@@ -12,17 +12,18 @@ from joinery_runtime.sources.kafka_client import Cluster, logger
 from joinery_runtime.sources.kafka_group import GroupMember
 from joinery_runtime.sources.kafka_positions import LogOffsets, Positions, log_offsets
 from joinery_runtime.sources.kafka_topics import InputTopics
+from joinery_runtime.store_identity import StoreIdentity
 
 
 class KafkaPlanner:
     """Bounds are fresh at every call; what `latest` and a timestamp mean is fixed when a partition is first seen. The
     job is a member of the consumer group `<job>.<input>` from the first call on, which never waits for it."""
 
-    def __init__(self, name: str, kafka: KafkaInput, job_name: str) -> None:
+    def __init__(self, name: str, kafka: KafkaInput, job_name: str, store: StoreIdentity) -> None:
         self._kafka = kafka
         self._cluster = Cluster.of(name, kafka)
         self._admin = KafkaAdmin(self._cluster)
-        self._member = GroupMember(self._cluster, f"{job_name}.{name}")
+        self._member = GroupMember(self._cluster, f"{job_name}.{name}", store)
         self._topics = InputTopics(self._cluster, kafka, self._admin)
         self._positions = Positions(kafka, self._admin)
         self._ids: dict[str, str] = {}
@@ -80,6 +81,9 @@ class KafkaPlanner:
 
     def rejoin(self) -> None:
         self._member.rejoin()
+
+    def told_by(self) -> StoreIdentity | None:
+        return self._member.told_by()
 
     def close(self) -> None:
         self._member.close()

@@ -6,6 +6,8 @@ Several drivers may share one instance; fencing works between them as it does in
 from __future__ import annotations
 
 import json
+import os
+import platform
 import threading
 import time
 import uuid
@@ -25,6 +27,7 @@ from joinery_runtime.state.store import (
     SegmentMeta,
     Standing,
 )
+from joinery_runtime.store_identity import StoreIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,10 @@ class MemoryStore:
         self._clock = clock
         self._lock = threading.RLock()
         self._jobs: dict[str, _Job] = {}
+        self._identity = StoreIdentity(str(uuid.uuid4()), f"the memory of process {os.getpid()} on {platform.node()}")
+
+    def identity(self) -> StoreIdentity:
+        return self._identity
 
     def acquire(self, job: str) -> JobRecord:
         with self._lock:

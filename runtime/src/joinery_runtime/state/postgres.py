@@ -39,6 +39,7 @@ from joinery_runtime.state.store import (
     SegmentMeta,
     Standing,
 )
+from joinery_runtime.store_identity import StoreIdentity
 
 _T = TypeVar("_T")
 
@@ -99,6 +100,12 @@ class PostgresStore:
         """Of the tables: how many of the steps in `ddl` they have been through."""
         with self._connection.session() as connection:
             return installed_version(connection, self.schema)
+
+    def identity(self) -> StoreIdentity:
+        with self._connection.session() as connection:
+            row = connection.execute(self._sql[statements.STORE_ID]).fetchone()
+        assert row is not None, "the first step is part of every schema"
+        return StoreIdentity(row[0], self.place)
 
     def acquire(self, job: str) -> JobRecord:
         with self._connection.transaction() as connection:

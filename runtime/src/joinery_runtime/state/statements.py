@@ -13,6 +13,8 @@ from psycopg import sql
 
 from joinery_runtime.state.connection import Connection
 
+STORE_ID = "SELECT store_id::text FROM {schema}.schema_version WHERE version = 1"
+
 ACQUIRE = """
 INSERT INTO {schema}.jobs (pipeline_name, generation, epoch) VALUES (%(job)s, 1, 0)
 ON CONFLICT (pipeline_name) DO UPDATE SET generation = jobs.generation + 1, deleted = FALSE, updated_at = now()

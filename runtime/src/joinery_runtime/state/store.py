@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.store_identity import StoreIdentity
 
 __all__ = [
     "Admin",
@@ -144,6 +145,11 @@ Migration = Callable[[bytes], bytes]
 
 class JobReader(Protocol):
     """Reads what is stored of a job. Takes no generation, waits for nobody, changes nothing."""
+
+    def identity(self) -> StoreIdentity:
+        """Which store this is: the same for all who open it, for as long as its tables (or the object in memory)
+        live."""
+        ...
 
     def record(self, job: str) -> JobRecord | None:
         """None if there is no such job. Raises Moved, or StateError while it is being moved."""
