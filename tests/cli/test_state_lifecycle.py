@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
+import psycopg
+import pyarrow as pa
 import pytest
 
 from cli.commands import Joinery
@@ -20,6 +22,8 @@ from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.errors import Fenced
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.crd.driver import DriverStatus, Ending, StateCheck
+from joinery_runtime.sinks.postgres import PostgresSink, Staging
+from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.state import ddl, migrations
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, Standing
@@ -611,7 +615,14 @@ class TestDelete:
         assert ended.lines[0]["state"].startswith("8 rows in 2 segments")
         ended = joinery("state", "delete", job_file, "--yes")
         assert (ended.code, ended.err, store.record(JOB)) == (0, "", None)
+        staging = Staging.of(store.schema, JOB, "joined")
+        sink = PostgresSink(store.dsn, TargetTable("joined"), staging)
+        sink.prepare(pa.schema({"a": pa.int64()}))  # as a delete that was cut short left it
+        sink.close()
         again = joinery("state", "delete", job_file, "--yes")
+        with psycopg.connect(store.dsn) as connection:
+            tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (store.schema,))
+            assert not [name for (name,) in tables if name.startswith(staging.prefix)]
         assert (again.code, again.lines[0]["deleted"]) == (0, False)
 
 

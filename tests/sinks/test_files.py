@@ -65,6 +65,19 @@ def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:
     assert staged(sink) == ["1-5-0-a.jsonl", "2-6-0-a.jsonl"]
 
 
+def test_what_attempts_left_that_were_run_again_goes_with_the_next_epoch(sink) -> None:
+    """Not with its own one: in this folder, the dead letters of the epoch may still have to be published."""
+    writer = sink.writer()
+    named = writer.write(attempt(epoch=7), ROWS)
+    for each in (attempt(epoch=7, name="lost"), attempt(epoch=9, name="zombie")):
+        writer.write(each, ROWS)
+    sink.publish(7, [named])
+    assert staged(sink) == ["1-7-0-lost.jsonl", "1-9-0-zombie.jsonl"]
+    sink.publish(8, [writer.write(attempt(epoch=8), ROWS)])
+    assert staged(sink) == ["1-9-0-zombie.jsonl"]
+    assert len(visible(sink)) == 2
+
+
 def test_a_staged_file_that_the_driver_cannot_see_stops_the_commit(sink) -> None:
     """Tasks on another machine wrote to a folder of their own: nothing may be committed that can never be published."""
     receipt = sink.writer().write(attempt(), ROWS)

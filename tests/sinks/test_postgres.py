@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from joinery_runtime.errors import SinkError, StoreUnavailable
-from joinery_runtime.sinks.postgres import PostgresSink, Staging
+from joinery_runtime.sinks import postgres
+from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
 from joinery_runtime.sinks.postgres_table import TargetTable
 from sinks.postgres import commit, content
 from sinks.rows import EMPTY, EVERY_TYPE, FULL, ROWS, attempt, takeover
@@ -280,3 +281,33 @@ def test_a_schema_that_is_not_there(make, dsn) -> None:
     sink = PostgresSink(dsn, TargetTable("nowhere.t"), Staging.of("joinery_out", "job", "nowhere.t"))
     with pytest.raises(SinkError, match='cannot be prepared: schema "nowhere" does not exist'):
         sink.prepare(PAIR)
+
+
+def test_no_staging_table_of_a_deleted_job_is_left(connection, dsn, table) -> None:
+    """Nor of a table that it wrote to before it was edited, nor one that an earlier release made. Other jobs' stay."""
+    places = [Staging.of("joinery_deleted", job, table) for job, table in (("a", "t"), ("a", "u"), ("b", "t"))]
+    sinks = [PostgresSink(dsn, TargetTable(table), place) for place in places]
+    for sink in sinks:
+        sink.prepare(PAIR)
+    for name in places[1].tables():
+        connection.execute(f"COMMENT ON TABLE {name.as_string(connection)} IS NULL")
+    sinks[1].prepare(PAIR)
+    drop_staging(dsn, "joinery_deleted", "a")
+    left = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'joinery_deleted' ORDER BY 1")
+    assert [name for (name,) in left] == [f"{places[2].prefix}_{turn}" for turn in (0, 1)]
+    for sink in sinks:
+        sink.close()
+
+
+def test_a_task_that_still_writes_keeps_the_staging_table(connection, dsn, table, monkeypatch) -> None:
+    monkeypatch.setattr(postgres, "_DROP_WAITS", "SET LOCAL lock_timeout = '50ms'")
+    sink = PostgresSink(dsn, TargetTable(table), Staging.of("joinery_held", "job", table))
+    sink.prepare(PAIR)
+    held = sink.writer().staging.table(1).as_string(connection)
+    with connection.transaction():
+        connection.execute(f"LOCK TABLE {held} IN ROW EXCLUSIVE MODE")
+        with pytest.raises(StoreUnavailable, match=r"staging tables cannot be dropped: .*lock timeout"):
+            drop_staging(dsn, "joinery_held", "job")
+    drop_staging(dsn, "joinery_held", "job")
+    assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'joinery_held'").fetchone() == (0,)
+    sink.close()

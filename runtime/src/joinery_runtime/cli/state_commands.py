@@ -267,7 +267,8 @@ def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
 
 @state.command
 def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> None:
-    """Deletes all that the store has of the job: state, offsets, savepoints, epoch log. A running driver is fenced.
+    """Deletes all that the store has of the job: state, offsets, savepoints, epoch log, staged output. A running driver
+    is fenced. The output itself stays.
 
     Parameters
     ----------
@@ -276,6 +277,7 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
     """
     from joinery_runtime.cli.state import durable, open_anyway  # noqa: PLC0415
     from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
+    from joinery_runtime.sinks.postgres import drop_staging  # noqa: PLC0415
 
     job = load(job_file)
     if in_memory(job):
@@ -284,11 +286,12 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
     job = durable(job)
     with open_anyway(job) as store:
         text = stored_text(store, job.name)
+        if yes:
+            store.delete_job(job.name)
+            drop_staging(store.dsn, store.schema, job.name)
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return
-        if yes:
-            store.delete_job(job.name)
         deleted = " (deleted)" if yes else ""
         answer({"job": job.name, "deleted": yes, "state": text}, [f"job {job.name}: {text}{deleted}"], as_json=as_json)
         if not yes:

@@ -7,7 +7,7 @@ A task writes `<directory>/.staging/<attempt>.jsonl`; the driver renames what a 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,8 @@ class FileSink(Unsigned):
             self._publish(epoch, receipt)
         if receipts:
             _sync(self._directory)
+            # What attempts left behind that were run again. Another sink may still have to publish of this epoch.
+            self._sweep(lambda _, of: of < epoch)
 
     def _publish(self, epoch: int, receipt: Receipt) -> None:
         staged = self._directory / _STAGING / f"{receipt['attempt']}.jsonl"
@@ -97,11 +99,15 @@ class FileSink(Unsigned):
         Parts of later epochs than the committed one are not this job's: it would overwrite them one by one.
         """
         self._refuse_foreign(takeover.committed_epoch)
-        for staged in (self._directory / _STAGING).glob("*.jsonl"):
-            written_by, epoch = map(int, staged.name.split("-")[:2])
-            if written_by < takeover.generation and epoch != takeover.committed_epoch:
-                staged.unlink(missing_ok=True)
+        self._sweep(lambda generation, of: generation < takeover.generation and of != takeover.committed_epoch)
         return False
+
+    def _sweep(self, garbage: Callable[[int, int], bool]) -> None:
+        """Removes staged files whose generation and epoch are such."""
+        for staged in (self._directory / _STAGING).glob("*.jsonl"):
+            generation, epoch = map(int, staged.name.split("-")[:2])
+            if garbage(generation, epoch):
+                staged.unlink(missing_ok=True)
 
     def _refuse_foreign(self, committed_epoch: int) -> None:
         parts = sorted(self._directory.glob("epoch-*-shard-*.jsonl"))

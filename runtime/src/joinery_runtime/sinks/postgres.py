@@ -32,9 +32,11 @@ from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigne
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
+_PREFIX = "out_"
 _WORTH_EMPTYING = 4 * 2**20  # bytes
 # Unlogged rows need no flush. With a lock in the way, emptying can wait for another epoch. For the transaction only:
 # behind a pooler a setting that stays would reach the commits of the state, too.
+_DROP_WAITS = "SET LOCAL lock_timeout = '30s'"
 _STAGING = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '2s'"
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -42,15 +44,16 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The two staging tables of one output: `<schema>.<prefix>_0` and `_1`."""
+    """The two staging tables of one output of a job: `<schema>.<prefix>_0` and `_1`. Their comment names the job."""
 
     schema: str
     prefix: str
+    job: str
 
     @classmethod
     def of(cls, schema: str, job: str, table: str) -> Staging:
         digest = hashlib.sha256(f"{job}\0{table}".encode()).hexdigest()[:16]
-        return cls(schema, f"out_{digest}")
+        return cls(schema, f"{_PREFIX}{digest}", job)
 
     def table(self, epoch: int) -> sql.Identifier:
         return sql.Identifier(self.schema, f"{self.prefix}_{epoch % 2}")
@@ -163,14 +166,44 @@ class PostgresSink(Unsigned):
     def _ensure_staging(self, connection: Connection, table: sql.Identifier, schema: pa.Schema) -> None:
         """Keeps a table that has the right columns: a task of the epoch that is about to be run again may hold it."""
         wanted = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field.type) for field in schema}}
+        comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(_comment(self._staging.job)))
         existing = columns_of(connection, table)
         if {name: column.type for name, column in existing.items()} == wanted:
+            # Earlier releases made tables without it. One that is another role's stays without.
+            with contextlib.suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
+                connection.execute(comment)
             return
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in wanted.items()
         )
         connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
         connection.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, columns))
+        connection.execute(comment)
+
+
+def drop_staging(dsn: str, schema: str, job: str) -> None:
+    """Drops the staging tables of all outputs that the job has had in this database, also those that it wrote to before
+    it was edited. Its drivers must have been fenced; a task that still writes is waited for. Raises SinkError or
+    StoreUnavailable."""
+    try:
+        with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
+            connection.execute(_DROP_WAITS)
+            found = connection.execute(_STAGING_OF, {"schema": schema, "prefix": _PREFIX, "comment": _comment(job)})
+            for (name,) in found.fetchall():
+                connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(schema, name)))
+    except psycopg.Error as error:
+        raise _problem("The staging tables cannot be dropped", error) from error
+
+
+def _comment(job: str) -> str:
+    return f"Joinery: staged output of job {job}"
+
+
+_STAGING_OF = """
+SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+AND obj_description(c.oid, 'pg_class') = %(comment)s
+"""
 
 
 class _Connections(threading.local):
