@@ -11,7 +11,7 @@ import pytest
 from engine import sim_kafka
 from engine.sim_steps import add, record, rows, started
 from engine.simulation import FullWorld, World
-from joinery_runtime.cli.reset_watermark import lower_watermarks
+from joinery_runtime.engine.lowering import lower_watermarks
 from joinery_runtime.errors import JoineryError
 
 HOUR = 3_600_000  # less than maxFuture
@@ -48,8 +48,8 @@ def too_far_ahead(world: World) -> None:
 
 def lower(world: World, **wanted: int) -> None:
     stored = record(world)
-    lowered = lower_watermarks(world.job, world.pipeline, stored, wanted)
-    world.store.reset_offsets(world.job.name, lowered.offsets(stored))
+    lowered = lower_watermarks(world.job, world.pipeline, stored, world.store, wanted)
+    world.store.reset_offsets(world.job.name, lowered.offsets(stored), replaced=lowered.replaced, by=lowered.written)
 
 
 def test_rows_join_again_and_are_not_late(world: World) -> None:
@@ -82,9 +82,21 @@ def test_rows_that_went_out_padded_do_not_go_out_again(tmp_path: Path) -> None:
     """The segment of the order that was padded holds the row that is far ahead, too."""
     world = FullWorld(tmp_path)
     try:
-        too_far_ahead(world)
-        with pytest.raises(JoineryError, match="they would go out again"):
-            lower(world, orders=900, payments=900)
+        for name, identifier, ts in (("orders", 1, 1_000), ("payments", 2, 1_500)):
+            add(world, name, identifier, ts)
+            add(world, name, 10 + identifier, HOUR)
+        run(world)
+        padded = rows(world)
+        assert padded == Counter([(1, None), (None, 2), (11, 12)])
+        lower(world, orders=900, payments=900)
+        add(world, "orders", 3, 1_001)
+        add(world, "payments", 4, 1_002)
+        assert run(world) == 0
+        assert rows(world) - padded == Counter([(3, 4)])
+        for name, identifier in (("orders", 21), ("payments", 22)):
+            add(world, name, identifier, 2 * HOUR)
+        run(world)
+        assert max(rows(world).values()) == 1
     finally:
         world.close()
 

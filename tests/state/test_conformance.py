@@ -334,6 +334,24 @@ class TestLineage:
 
 
 class TestResetOffsets:
+    def test_a_reset_may_put_segments_in_the_place_of_others(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        run_epoch(store, record, 1, ["a", "b"], offsets={"orders": b"1"})
+        store.create_savepoint(job, "before")
+        anew = segment("new")
+        reset = store.reset_offsets(
+            job, {"orders": b"0"}, expected=store.standing(job), replaced=["a"], by=[anew, segment("more")]
+        )
+        assert (reset.generation, reset.epoch, reset.offsets) == (record.generation + 1, 1, {"orders": b"0"})
+        assert [meta.key for meta in reset.segments] == ["b", "more", "new"]
+        assert store.read_segments(job, ["new"]) == {"new": anew[1]}
+        store.sweep(job, reset.generation)
+        assert store.read_segments(job, ["a"]), "pinned"
+        assert live_keys(store, job) == ["b", "more", "new"]
+        run_epoch(store, reset, 2, ["c"], deletes=["new"])
+        assert live_keys(store, job) == ["b", "c", "more"]
+        assert [meta.key for meta in store.restore_savepoint(job, "before").segments] == ["a", "b"]
+
     def test_it_replaces_the_named_sources_and_nothing_else(self, store: StateStore, job: str) -> None:
         record = store.acquire(job)
         run_epoch(store, record, 1, ["a"], offsets={"orders": b"1", "rates": b"1"})

@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 from joinery_runtime.cli.state import known
 from joinery_runtime.cli.state_key import keys_of
 from joinery_runtime.cli.state_next import NextEpoch
-from joinery_runtime.cli.state_rows import Segments, Wanted, flags, marked_in, marks_among, read_key
+from joinery_runtime.cli.state_rows import Segments, Wanted, marks_among, read_key
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
 from joinery_runtime.core.pipeline.describe import Shown, StoredRows
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import MARK
 from joinery_runtime.core.table.segment import Run
+from joinery_runtime.engine.stored_rows import flags, marked_in
 from joinery_runtime.job import Job
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.store import JobRecord, StateReader

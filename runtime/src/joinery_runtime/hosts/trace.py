@@ -8,7 +8,7 @@ process, or on another `TraceEnvironment`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from joinery_runtime.core.pipeline.watermark import InputTime
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
+from joinery_runtime.engine.lowering import lower_watermarks
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.hosts.trace_environment import TraceEnvironment, in_order, local_environment
@@ -74,7 +75,9 @@ class _Trace:
         return [dict(lows) for lows in watermarks_out(self._pipeline, times, self._driver.state.floors)]
 
     def _apply(self, step: Step) -> list[EpochReport]:
-        if "restart" in step:
+        if "resetWatermark" in step:
+            self._reset_watermarks(step["resetWatermark"])
+        if "restart" in step or "resetWatermark" in step:
             self._restart()
             return []
         if "rescale" in step:
@@ -99,6 +102,15 @@ class _Trace:
         for name, rows in rows_by_input(step).items():
             self._logs[name].append(rows)
             self._idleness.mark_active(name, rows)
+
+    def _reset_watermarks(self, wanted: Mapping[str, int]) -> None:
+        """As `joinery state reset --watermark` on a stopped job."""
+        record = self._store.record(self._job.name)
+        assert record is not None, "the trace's driver has acquired the job"
+        lowered = lower_watermarks(self._job, self._pipeline, record, self._store, wanted)
+        self._store.reset_offsets(
+            self._job.name, lowered.offsets(record), replaced=lowered.replaced, by=lowered.written
+        )
 
     def _epoch(self) -> EpochReport:
         plan = self._driver.plan(always=True)

@@ -102,6 +102,11 @@ _KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step],
         lambda s: _mapping(s["watermark"], lambda ms: _count(ms, -(2**63), 2**63 - 1)),
         lambda s: s["watermark"],
     ),
+    frozenset({"resetWatermark"}): (
+        'milliseconds by input, {"resetWatermark": {"orders": 1700000000000}}',
+        lambda s: _mapping(s["resetWatermark"], lambda ms: _count(ms, -(2**63), 2**63 - 1)),
+        lambda s: s["resetWatermark"],
+    ),
     frozenset({"idle"}): (
         'a list of inputs or partitions, {"idle": ["orders", "payments/1"]}',
         lambda s: _are_idle(s["idle"]),

@@ -11,7 +11,7 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from joinery_runtime.state import decisions
@@ -290,11 +290,21 @@ class MemoryStore:
             return entry.record(self._clock())
 
     def reset_offsets(
-        self, job: str, offsets: Mapping[str, bytes], *, expected: Standing | None = None, drop_plan: bool = False
+        self,
+        job: str,
+        offsets: Mapping[str, bytes],
+        *,
+        expected: Standing | None = None,
+        drop_plan: bool = False,
+        replaced: Collection[str] = (),
+        by: Sequence[tuple[SegmentMeta, bytes]] = (),
     ) -> JobRecord:
         with self._lock:
-            decisions.check_reset(self._stored(job), job, expected, drop_plan=drop_plan)
+            stored = decisions.check_reset(self._stored(job), job, expected, drop_plan=drop_plan)
             entry = self._jobs[job]
+            entry.set_status(replaced, SegmentStatus.RETIRED)
+            live = StoredSegment(SegmentStatus.LIVE, stored.generation, stored.epoch)
+            entry.segments |= {meta.key: _Segment(meta, bytes(blob), live) for meta, blob in by}
             entry.offsets |= offsets
             self._reset(entry)
             return entry.record(self._clock())

@@ -7,7 +7,7 @@ what a small commit costs, so statements that don't wait for each other travel t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Any, Self, TypeVar
@@ -252,10 +252,19 @@ class PostgresStore:
             return self._record(connection, job)
 
     def reset_offsets(
-        self, job: str, offsets: Mapping[str, bytes], *, expected: Standing | None = None, drop_plan: bool = False
+        self,
+        job: str,
+        offsets: Mapping[str, bytes],
+        *,
+        expected: Standing | None = None,
+        drop_plan: bool = False,
+        replaced: Collection[str] = (),
+        by: Sequence[tuple[SegmentMeta, bytes]] = (),
     ) -> JobRecord:
         with self._connection.transaction() as connection:
             stored = decisions.check_reset(self._lock(connection, job), job, expected, drop_plan=drop_plan)
+            self._segments.set_status(connection, job, list(replaced), SegmentStatus.RETIRED)
+            self._segments.add_live(connection, stored, by)
             with connection.pipeline():
                 self._set_offsets(connection, job, offsets)
                 self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(stored))
@@ -426,6 +435,13 @@ class SegmentTable:
         for batch in by_bytes(old):
             self._migrate_batch(connection, stored, batch, chain, target)
         return len(old)
+
+    def add_live(
+        self, connection: Connection, stored: StoredJob, segments: Sequence[tuple[SegmentMeta, bytes]]
+    ) -> None:
+        live = StoredSegment(SegmentStatus.LIVE, stored.generation, stored.epoch)
+        if segments:
+            self._insert(connection, stored.job, ((meta, blob, live) for meta, blob in segments))
 
     def garbage(self, connection: Connection, stored: StoredJob) -> list[bytes]:
         """Keys of what nothing can ever need again."""

@@ -25,7 +25,7 @@ What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -302,12 +302,20 @@ class Admin(Protocol):
         ...
 
     def reset_offsets(
-        self, job: str, offsets: Mapping[str, bytes], *, expected: Standing | None = None, drop_plan: bool = False
+        self,
+        job: str,
+        offsets: Mapping[str, bytes],
+        *,
+        expected: Standing | None = None,
+        drop_plan: bool = False,
+        replaced: Collection[str] = (),
+        by: Sequence[tuple[SegmentMeta, bytes]] = (),
     ) -> JobRecord:
-        """Replaces the offsets of the named sources and nothing else; the generation is taken anew, so that a running
-        driver is fenced. Raises StateError if a plan is pending, unless it is to be dropped: its number is used up
-        then, because output of that epoch may have gone out. `expected` is where the job stood when the offsets were
-        worked out: StateError if it went on since, which would take other partitions back with them."""
+        """Replaces the offsets of the named sources, and these live segments `by` others (of keys that the store does
+        not know), and nothing else; the generation is taken anew, so that a running driver is fenced. Raises StateError
+        if a plan is pending, unless it is to be dropped: its number is used up then, because output of that epoch may
+        have gone out. `expected` is where the job stood when all this was worked out: StateError if it went on since,
+        which would take other partitions back with them, and needed where segments are replaced."""
         ...
 
     def delete_job(self, job: str) -> None:

@@ -93,6 +93,11 @@ class WindowJoin(Join):
     def kept_for_ms(self, side: int) -> int | None:
         return self.size + self.allowed_lateness
 
+    def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
+        """In a hopping window that is closed and in one that is open."""
+        end = clamp(self.last_closed(horizon) * self.slide + self.size)
+        return np.asarray((ts >= self.keep_from(side, horizon)) & (ts < end))
+
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         span = self.closing(horizon)
         if span is None:

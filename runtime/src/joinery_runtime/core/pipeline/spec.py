@@ -124,6 +124,17 @@ class Kind(ABC):
         since = None if horizon.now is None else self.keep_from(side, horizon.now)
         return [kept.where(self._there(kept, since)) for kept in runs]
 
+    def left_over(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
+        """The rows of a stored run that are not gone where all is closed up to this horizon, and sessions up to
+        `complete`: rows that have gone out and stay say so themselves, however low the horizons are from then on."""
+        (found,) = self.survivors(step, side, [kept], horizon)
+        return found
+
+    def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
+        """bool[n] of rows at these event times (int64[n]): whether what is closed under the horizon has let the row
+        out, and something else will."""
+        return np.zeros(len(ts), dtype=bool)
+
     def _there(self, kept: KeptRun, since: int | None) -> np.ndarray:
         there = np.ones(len(kept.run), dtype=bool) if since is None else kept.run.ts >= since
         if self.marked_rows_leave:

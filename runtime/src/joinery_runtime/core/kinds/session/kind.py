@@ -8,7 +8,7 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 import numpy as np
@@ -90,6 +90,16 @@ class SessionAggregation(SessionParameters, Kind):
         """What ends before the horizon of the last epoch has gone out, and may be kept for a long time (S5)."""
         assert horizon.now is not None, "asked when a horizon moves"
         return meta.ts_min < horizon.now and (horizon.before is None or meta.ts_max >= horizon.before)
+
+    def left_over(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
+        """S5: a session that is complete has gone out, and may be reopened."""
+        found = Kind.left_over(self, step, side, kept, horizon, complete)
+        if complete is None:
+            return found
+        batch = found.run.batch
+        at = batch.schema.get_field_index(EMITTED)
+        out = pa.array(_flags(batch, EMITTED) | (found.run.ts < complete), pa.bool_())
+        return replace(found, run=Run.view(batch.set_column(at, batch.schema.field(at), out)))
 
     # --- for people ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,152 @@
+"""Brings watermarks of a stopped job down, so that nothing that has gone out goes out once more.
+
+A watermark that was too high has closed what it should not have closed: rows went out padded, windows and sessions went
+out. A horizon says which, and nothing else does: under a lower one, rows that are still stored (a segment is dropped
+whole) would count as not closed. So a segment that holds such rows is written anew without them, and the horizons may
+fall as far as the lower watermarks say (docs/decisions/0027). What has gone is gone: a row that comes from now on
+matches what is still there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, with_marks
+from joinery_runtime.core.pipeline.watermark import InputTime
+from joinery_runtime.core.table.blob import to_blob
+from joinery_runtime.core.table.columns import MARK
+from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, first_key
+from joinery_runtime.engine.job_state import HORIZONS, live_segments, stored_floors
+from joinery_runtime.engine.plan import InputState, input_states
+from joinery_runtime.engine.stored_rows import decoded, flags, marked_in
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import Job, format_time
+from joinery_runtime.state.store import JobRecord, StateReader
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredState:
+    """What the store gets: `inputs` with their new progress, how far each part of the state counts as closed, keys of
+    segments that are `replaced`, and those that take their places."""
+
+    inputs: Mapping[str, InputState]
+    floors: Mapping[str, int]
+    replaced: tuple[str, ...] = ()
+    written: tuple[tuple[SegmentMeta, bytes], ...] = ()
+
+    def offsets(self, record: JobRecord) -> dict[str, bytes]:
+        found = {name: state.to_bytes() for name, state in self.inputs.items()}
+        if HORIZONS in record.offsets:
+            closed = {**json.loads(record.offsets[HORIZONS]), "horizons": dict(self.floors)}
+            gone = set(map(first_key, self.replaced))
+            if "left" in closed:
+                closed["left"] = {key: count for key, count in closed["left"].items() if key not in gone}
+            found[HORIZONS] = json.dumps(closed).encode()
+        return found
+
+
+def lower_watermarks(
+    job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, wanted: Mapping[str, int]
+) -> LoweredState:
+    """`wanted` are the watermarks by input, in ms. Reads the segments that have to be written anew, one at a time.
+    Raises JoineryError where an input has ended, or a row is in windows that have gone out and in others that have
+    not."""
+    states = input_states((side.name for side in job.inputs), record)
+    delays = {side.name: side.watermark.delay for side in job.inputs}
+    inputs = {name: _lowered(name, states[name], at, delays[name]) for name, at in wanted.items()}
+    floors = stored_floors(record)
+    now = {name: _time_of(state) for name, state in {**states, **inputs}.items()}
+    implied = times.horizons(pipeline, now, {})
+    lowered = {part: min(floor, at) for part, floor in floors.items() if (at := implied[part].now) is not None}
+    rewriting = _Rewriting(job, pipeline, record, store, floors)
+    affected = [meta for meta in live_segments(record) if _would_close(pipeline, meta, floors, lowered)]
+    written = [segment for number, meta in enumerate(affected) for segment in rewriting.of(meta, number)]
+    return LoweredState(inputs, lowered, tuple(meta.key for meta in affected), tuple(written))
+
+
+def _lowered(name: str, state: InputState, at: int, delay: int) -> InputState:
+    progress = state.progress
+    if progress.ended:
+        raise JoineryError(
+            f"Input {name} has ended", facts="nothing of it is read again", todo="Start the job with new state"
+        )
+    highest = {partition: None if ts is None else min(ts, at + delay) for partition, ts in progress.highest.items()}
+    watermark = None if progress.watermark is None else min(progress.watermark, at)
+    return replace(state, progress=replace(progress, highest=highest, watermark=watermark, idle_from=None, idle_ms=0))
+
+
+def _time_of(state: InputState) -> InputTime:
+    seen = [ts for ts in state.progress.highest.values() if ts is not None]
+    return InputTime(state.progress.watermark, max(seen, default=None))
+
+
+def _would_close(pipeline: Pipeline, meta: SegmentMeta, floors: Mapping[str, int], lowered: Mapping[str, int]) -> bool:
+    """Whether rows of the segment that have gone out may go out again when the horizons rise once more."""
+    step, side = pipeline.side(meta.part)
+    spec = step.sides[side]
+    part = spec.complete if spec.complete in floors else spec.part
+    moved = Horizon(lowered.get(part), floors.get(part))
+    if moved.now is None or moved.now == moved.before or meta.part == spec.marks_part:
+        return False
+    return step.kind.closes(step, side, meta, moved)
+
+
+class _Rewriting:
+    """Reads what has to be written anew."""
+
+    def __init__(
+        self, job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, floors: Mapping[str, int]
+    ) -> None:
+        self._job, self._pipeline, self._record, self._store, self._floors = job, pipeline, record, store, floors
+        self._marks: dict[str, list[pa.RecordBatch]] = {}
+
+    def of(self, meta: SegmentMeta, number: int) -> Iterable[tuple[SegmentMeta, bytes]]:
+        """The segment without rows that have gone out; nothing if there is no other row."""
+        step, side = self._pipeline.side(meta.part)
+        spec = step.sides[side]
+        kept = self._read(meta, spec.marks_part if spec.marks else None)
+        floor = self._floors[spec.part]
+        self._refuse_half_closed(meta, step.kind.half_closed(side, kept.run.ts, floor), kept)
+        left = step.kind.left_over(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
+        if not len(left.run):
+            return
+        run = left.run if left.marked is None else with_marks(left.run, left.marked)
+        key = f"{meta.part}/lowered-{self._record.generation}/{number}"
+        blob = to_blob(run.batch, spec.hashed_by)
+        yield describe(run, key=key, part=meta.part, epoch=meta.epoch, blob=blob), blob
+
+    def _read(self, meta: SegmentMeta, marks_part: str | None) -> KeptRun:
+        run = decoded(meta, self._store.read_segments(self._record.job, [meta.key])[meta.key])
+        if marks_part is None:
+            return KeptRun(meta.key, run)
+        marked = flags(run.batch, MARK).copy()
+        marked[marked_in(self._marks_of(marks_part), meta.key)] = True
+        return KeptRun(meta.key, run, 0, marked)
+
+    def _marks_of(self, part: str) -> list[pa.RecordBatch]:
+        if part not in self._marks:
+            metas = {meta.key: meta for meta in self._record.segments if meta.part == part}
+            blobs = self._store.read_segments(self._record.job, metas)
+            self._marks[part] = [decoded(metas[key], blob).batch for key, blob in blobs.items()]
+        return self._marks[part]
+
+    def _refuse_half_closed(self, meta: SegmentMeta, half: np.ndarray, kept: KeptRun) -> None:
+        if not half.any():
+            return
+        step, side = self._pipeline.side(meta.part)
+        times_of = Run.view(kept.run.batch.filter(pa.array(half))).ts
+        raise JoineryError(
+            f"The watermark of job {self._job.name} cannot be brought down",
+            facts=f"{int(half.sum())} rows of {step.kind.side_text(step, side)} (event times "
+            f"{format_time(int(times_of.min()))} to {format_time(int(times_of.max()))}) are in windows that have gone "
+            "out and in others that have not: they would go out again in the former ones",
+            todo="Restore a savepoint from before the watermark went ahead (joinery state restore), or start anew: "
+            "joinery state migrate --anew. Once a regular watermark has passed these times, it needs no reset",
+        )
