@@ -12,6 +12,8 @@ from joinery_runtime.errors import EnvironmentProblem
 
 _TOOL_SECONDS = 60.0
 _GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+_CONFIGS = "kafka.admin.ConfigCommand"
+_CHANGED = "Completed updating config"
 _ABSENT = "-"
 _FAILED, _NO_GROUP = "Error: ", "GroupIdNotFoundException"
 
@@ -38,6 +40,16 @@ def describe_groups(bootstrap: str, *groups: str) -> list[GroupRow]:
     if _FAILED in text:  # the tool's exit code is 0 all the same
         raise EnvironmentProblem("kafka-consumer-groups failed", facts="\n".join(without_frames(text)))
     return sorted(_rows(text), key=lambda row: (row.topic, row.partition))
+
+
+def limit_producers(bootstrap: str, client_id: str, bytes_per_second: int) -> None:
+    """`kafka-configs --alter`: the quota `producer_byte_rate` of all producers with this `client.id`. Raises
+    EnvironmentProblem with the tool's own words."""
+    entity = ("--entity-type", "clients", "--entity-name", client_id)
+    quota = f"producer_byte_rate={bytes_per_second}"
+    text = _run(_CONFIGS, "--bootstrap-server", bootstrap, "--alter", *entity, "--add-config", quota)
+    if _CHANGED not in text:
+        raise EnvironmentProblem("kafka-configs failed", facts="\n".join(without_frames(text)))
 
 
 def _run(main_class: str, *arguments: str) -> str:
