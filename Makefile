@@ -39,7 +39,7 @@ $(STAMP): requirements/dev.txt requirements/uv.txt $(PROJECTS:%=%/pyproject.toml
 
 # Else the first process of each test would compile them, or wait for one that does.
 $(COMPILED): $(STAMP) $(wildcard runtime/src/joinery_runtime/sources/kernels/*.py)
-	@$(BIN)/python -m joinery_runtime.sources.compiled
+	@$(BIN)/python -m joinery_runtime.sources.kernels
 	@touch $@
 
 .PHONY: lint

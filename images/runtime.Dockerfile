@@ -69,7 +69,7 @@ RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /bui
     && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index --root /layer \
         /build/wheels/*.whl \
     && PYTHONPATH=/layer/opt/joinery/lib/python3.11/site-packages \
-        /opt/joinery/bin/python -m joinery_runtime.sources.compiled
+        /opt/joinery/bin/python -m joinery_runtime.sources.kernels
 
 # Our own code is the last layer, alone: with the rest in a cache a change of it costs seconds.
 FROM assembled

@@ -1,17 +1,14 @@
 """Loads kernels: functions that numba compiles, for what has to be done to each record.
 
 Every caller has a way without its kernel, which gives the same result: numba may be missing, or unable to compile.
-`python -m joinery_runtime.sources.compiled` compiles all of them ahead (`make setup`, and the image's build).
+`python -m joinery_runtime.sources.kernels` compiles all of them ahead (`make setup`, and the image's build).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import sys
 from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
 from types import ModuleType
 
 logger = logging.getLogger("joinery.kernels")
@@ -35,14 +32,3 @@ def kernels(name: str) -> ModuleType | None:
             problem,
         )
         return None
-
-
-def main() -> int:
-    """Compiles all kernels, or finds them in the cache; 1 if one cannot be used."""
-    logging.basicConfig(format="joinery: %(message)s")
-    folder = Path(__file__).with_name("kernels")
-    return int(any(kernels(found.name) is None for found in iter_modules([str(folder)])))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,13 @@
+"""`python -m joinery_runtime.sources.kernels` compiles all kernels ahead, or finds them in the cache: `make setup` and
+the image's build do. Exits with 1 if one cannot be used."""
+
+import logging
+import sys
+from pathlib import Path
+from pkgutil import iter_modules
+
+from joinery_runtime.sources.compiled import kernels
+
+logging.basicConfig(format="joinery: %(message)s")
+names = [found.name for found in iter_modules([str(Path(__file__).parent)]) if found.name != "__main__"]
+sys.exit(any(kernels(name) is None for name in names))
