@@ -2,17 +2,20 @@
 
 Clicks are of any user at any time, so that there are very many short sessions: a user comes every 100 s on average. At
 the end each partition has a click long after the others, of a user of its own, so that every engine closes all sessions
-of the other users.
+of the other users. Another such click follows every second: Kafka Streams looks for closed sessions once in a second,
+and only when it reads a record.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+from confluent_kafka import Producer
 
 from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
 from bench.peer import Figures, Peer
@@ -39,7 +42,33 @@ def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
         produce_records(broker.bootstrap, "clicks", [keyed(part, number, drawn) for number, part in enumerate(parts)])
         ground = Ground(broker, work, records + PARTITIONS, ROW)
         raw = measure_raw(broker.bootstrap, [("clicks", [p], len(part) + 1) for p, part in enumerate(parts)])
-        return [raw, *run_all(ground, only(PEERS, wanted), expected_sessions(drawn))]
+        with _GoesOn(broker.bootstrap, int(drawn.ts.max()) + _LAST_AFTER_MS):
+            return [raw, *run_all(ground, only(PEERS, wanted), expected_sessions(drawn))]
+
+
+class _GoesOn:
+    """Sends a click of each partition's last user every second, a millisecond after the one before: a session that
+    never closes."""
+
+    def __init__(self, bootstrap: str, last_ms: int) -> None:
+        self._producer, self._last_ms = Producer({"bootstrap.servers": bootstrap}), last_ms
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(1.0):
+            self._last_ms += 1
+            for number in range(PARTITIONS):
+                key, value = last_click(number, self._last_ms)
+                self._producer.produce("clicks", value, key, number)
+            self._producer.flush(10)
 
 
 def scattered(load: clicks.Load) -> clicks.Clicks:
@@ -51,9 +80,14 @@ def scattered(load: clicks.Load) -> clicks.Clicks:
 
 def keyed(part: clicks.Clicks, number: int, everything: clicks.Clicks) -> list[tuple[bytes, bytes]]:
     """The records of a partition by user, and the last one, which closes all sessions before it."""
-    end = b'{"user_id":"end%d","page":"/","ts":%d}' % (number, everything.ts.max() + _LAST_AFTER_MS)
     keys = [b"u%06d" % user for user in part.user.tolist()]
-    return [*zip(keys, clicks.records(part), strict=True), (b"end%d" % number, end)]
+    last = last_click(number, everything.ts.max() + _LAST_AFTER_MS)
+    return [*zip(keys, clicks.records(part), strict=True), last]
+
+
+def last_click(partition: int, ts: int) -> tuple[bytes, bytes]:
+    """Key and record."""
+    return b"end%d" % partition, b'{"user_id":"end%d","page":"/","ts":%d}' % (partition, ts)
 
 
 def expected_sessions(drawn: clicks.Clicks) -> pl.DataFrame:
