@@ -121,7 +121,7 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
     world.said |= {"rows_per_second": 1200, "inputs": [{"name": "orders", "lag": 34}, {"name": "payments", "lag": 8}]}
     wait_until("figures", lambda: world.job["status"].get("lag") == 42)
     columns = world.kubectl("get", kind.short, JOB, "-n", world.namespace).splitlines()[1].split()
-    assert columns[:4] == [JOB, "Running", "1200", "42"]
+    assert columns[:6] == [JOB, "Running", "True", "Running", "1200", "42"]
 
     world.edit(suspend=True)
     world.wait_for("Suspended")

@@ -55,7 +55,8 @@ def test_it_leaves_no_traces_of_kopf_and_ends_at_sigterm(start, cluster, shop, m
         assert "annotations" not in each["metadata"], each
         assert "finalizers" not in each["metadata"], each
         assert "kopf" not in yaml.safe_dump(each)
-    assert set(job["status"]) <= {"phase", "observedGeneration", "conditions", "driver", "inputs", "hottestKeys"}
+    known = {"phase", "observedGeneration", "conditions", "held", "driver", "inputs", "hottestKeys"}
+    assert set(job["status"]) <= known
     lines = operator.log.splitlines()
     assert all(line.startswith("{") for line in lines), operator.log
     assert len(lines) < 10, operator.log
