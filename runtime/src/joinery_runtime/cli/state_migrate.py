@@ -80,8 +80,11 @@ def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
 
 
 def counting(chain: Mapping[int, Migration], told: Callable[[int], None]) -> Mapping[int, Migration]:
-    """The same chain, whose last step, which every segment takes, tells how many it has done."""
-    done = 0
+    """The same chain, whose last step that rewrites segments tells how many it has rewritten."""
+    rewriting = [version for version, step in chain.items() if step is not migrations.unchanged]
+    if not rewriting:
+        return chain
+    last, done = max(rewriting), 0
 
     def counted(blob: bytes) -> bytes:
         nonlocal done
@@ -90,8 +93,7 @@ def counting(chain: Mapping[int, Migration], told: Callable[[int], None]) -> Map
         told(done)
         return rewritten
 
-    last = max(chain, default=0)
-    return {**chain, last: counted} if chain else chain
+    return {**chain, last: counted}
 
 
 def migrate_job(
