@@ -157,19 +157,21 @@ def test_an_epoch_that_was_planned_before_an_edit_is_none_of_the_edited_jobs_own
     unbounded: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, path = unbounded
-    produce(job.bootstrap, f"{job.name}.orders", [order(7)])
-    monkeypatch.setenv("JOINERY_FAULT", "before-commit@1")
+    orders = f"{job.name}.orders"
+    produce(job.bootstrap, orders, [order(7), order(8)])
+    # The second one: the first epoch of an edited job is planned anew.
+    path.write_text(path.read_text().replace("  joins:", "  trigger: {maxRecordsPerEpoch: 1}\n  joins:"))
+    monkeypatch.setenv("JOINERY_FAULT", "before-commit@2")
     with started(path, tmp_path, "--master", "local[2,4]") as killed:
         assert killed.process.wait(PATIENCE_S) == -signal.SIGKILL
     monkeypatch.delenv("JOINERY_FAULT")
     path.write_text(path.read_text().replace(", {column: payments.paid}", ""))
     with started(path, tmp_path, "--master", "local[2,4]") as run:
         settled = run.until(lambda s: s.ready)
-        assert settled.rows_in == 1
-        assert settled.committed == (settled.epoch or 0) - 1
-        produce(job.bootstrap, f"{job.name}.orders", [order(8)])
-        own = run.until(lambda s: s.rows_in == 2)
-        assert own.committed == (own.epoch or 0) - 1 >= 1
+        assert settled.committed == (settled.epoch or 0) - 2
+        produce(job.bootstrap, orders, [order(9)])
+        own = run.until(lambda s: s.rows_in == 3)
+        assert own.committed == (own.epoch or 0) - 2 >= 1
 
 
 def test_a_driver_whose_store_is_away_is_alive_and_says_so_and_stops_at_once(tmp_path: Path) -> None:
