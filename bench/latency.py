@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench import flink_peer, joinery_jobs, streams_peer
+from bench.background import Background
 from bench.peer import Peer, running
 from joinery_devkit.kafka import KafkaBroker
 
@@ -64,7 +64,7 @@ def told(delays: Delays) -> str:
     return f"{delays.name}: p50 {delays.p50_ms:.0f} ms, p99 {delays.p99_ms:.0f} ms of {delays.rows:,} rows"
 
 
-class Sender:
+class Sender(Background):
     """Sends orders, and a payment for each a little later, RATE records a second of each, until it is stopped.
     `slips`: how often it fell behind by more than _BEHIND_SECONDS, and began its schedule anew. Delays at another rate
     are not what was asked for."""
@@ -72,18 +72,9 @@ class Sender:
     slips = 0
 
     def __init__(self, bootstrap: str) -> None:
+        super().__init__()
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
         self._per_tick = int(RATE * _TICK_SECONDS)
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Sender:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
 
     def _run(self) -> None:
         started, tick = time.monotonic(), 0

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.background import Background
 from bench.outputs import Ends, Fingerprint, Output, fingerprint
 from bench.usage import cpu_seconds, end_all, memory_bytes
 
@@ -75,24 +75,15 @@ class Look:
         return sum(self.ends.values())
 
 
-class Looks:
+class Looks(Background):
     """Looks at a run again and again, from a thread of its own: what reads the rows does not stop the clock."""
 
     def __init__(self, output: Output) -> None:
+        super().__init__()
         self.taken: list[Look] = []
         self.peak_bytes = 0
         self._output, self._others = output, {process.pid for process in psutil.Process().children()}
         self._cpu, self._started = cpu_seconds(), time.monotonic()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Looks:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
 
     def _run(self) -> None:
         while not self._done.wait(_LOOK_SECONDS):

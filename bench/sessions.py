@@ -8,7 +8,6 @@ and only when it reads a record.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import polars as pl
 from confluent_kafka import Producer
 
 from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
+from bench.background import Background
 from bench.peer import Figures, Peer
 from bench.raw_read import measure_raw
 from bench.section import PARTITIONS, Candidates, Ground, only, run_all
@@ -46,21 +46,13 @@ def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
             return [raw, *run_all(ground, only(PEERS, wanted), expected_sessions(drawn))]
 
 
-class _GoesOn:
+class _GoesOn(Background):
     """Sends a click of each partition's last user every second, a millisecond after the one before: a session that
     never closes."""
 
     def __init__(self, bootstrap: str, last_ms: int) -> None:
+        super().__init__()
         self._producer, self._last_ms = Producer({"bootstrap.servers": bootstrap}), last_ms
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
 
     def _run(self) -> None:
         while not self._done.wait(1.0):

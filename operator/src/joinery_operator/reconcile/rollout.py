@@ -310,14 +310,15 @@ class _Execution:
         return self._with(rollout=self._changed(reason=_why_it_waits(self.ctx, self.status) or self.rollout.reason))
 
     def take_over(self) -> Status:
-        new = self.new
-        taken = {"revision": new.revision, "image": new.image, "proved": None, "refused": None}
-        return self._with(**taken, rollout=None, held=False)
+        return self._in_force(self.new, proved=None)
 
     def begin(self) -> Status:
         new, mode = self.new, self.ctx.desired.mode
-        rollout = Rollout(revision=new.revision, image=new.image, mode=mode, stage="Checking", since=self.ctx.now)
-        return self._with(rollout=rollout.model_copy(update={"progressed": self.ctx.now}))
+        now = self.ctx.now
+        rollout = Rollout(
+            revision=new.revision, image=new.image, mode=mode, stage="Checking", since=now, progressed=now
+        )
+        return self._with(rollout=rollout)
 
     def refuse(self) -> Status:
         return self._with(rollout=None, refused=self._refusal())
@@ -351,17 +352,16 @@ class _Execution:
         return self._with(rollout=self._entered(reason=reason), refused=self._refusal())
 
     def complete(self) -> Status:
-        return self._in_force(proved=self.ctx.now)
+        return self._in_force(self.rollout, proved=self.ctx.now)
 
     def go_forward(self) -> Status:
-        return self._in_force(proved=None)
+        return self._in_force(self.rollout, proved=None)
 
     def keep(self) -> Status:
         # What the revision in force could not do itself was done for another one, which is checked first.
         return self._with(rollout=None, held=self.status.held or self.rollout.restorer is not None)
 
-    def _in_force(self, proved: datetime | None) -> Status:
-        new = self.rollout
+    def _in_force(self, new: JobRevision | Rollout, *, proved: datetime | None) -> Status:
         taken = {"revision": new.revision, "image": new.image, "proved": proved, "refused": None}
         return self._with(**taken, rollout=None, held=False)
 

@@ -16,7 +16,7 @@ from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Job, KafkaInput
 from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
-from joinery_runtime.state.store import JobRecord, Standing
+from joinery_runtime.state.store import JobRecord
 
 DONE = "Done. A driver that was running has been fenced: it ends. Start the job to go on from here."
 
@@ -47,9 +47,8 @@ def reset_command(
         if dry_run:
             say("Dry run: nothing was changed.")
         else:
-            expected = Standing(record.generation, record.epoch, None if record.plan is None else record.epoch + 1)
             states = {name: reset.state.to_bytes()}
-            opened.store.reset_offsets(record.job, states, expected=expected, drop_plan=drop_planned)
+            opened.store.reset_offsets(record.job, states, expected=record.standing, drop_plan=drop_planned)
             say(DONE)
 
 
@@ -65,8 +64,7 @@ def drop_plan_command(job: Job, *, dry_run: bool, say: Callable[[str], None]) ->
         if dry_run:
             say("Dry run: nothing was changed.")
             return
-        expected = Standing(record.generation, record.epoch, record.epoch + 1)
-        opened.store.reset_offsets(record.job, {}, expected=expected, drop_plan=True)
+        opened.store.reset_offsets(record.job, {}, expected=record.standing, drop_plan=True)
         say(DONE)
 
 

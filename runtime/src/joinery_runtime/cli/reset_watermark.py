@@ -14,7 +14,7 @@ from joinery_runtime.engine.plan import input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Job, format_time
-from joinery_runtime.state.store import JobRecord, Standing
+from joinery_runtime.state.store import JobRecord
 
 
 def reset_watermark_command(
@@ -36,11 +36,10 @@ def reset_watermark_command(
         if dry_run:
             say("Dry run: nothing was changed.")
             return
-        expected = Standing(record.generation, record.epoch, None if record.plan is None else record.epoch + 1)
         opened.store.reset_offsets(
             record.job,
             lowered.offsets(record),
-            expected=expected,
+            expected=record.standing,
             drop_plan=drop_planned,
             replaced=lowered.replaced,
             by=lowered.written,

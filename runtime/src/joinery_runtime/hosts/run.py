@@ -46,7 +46,7 @@ from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import planner_for
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import JobRecord, Standing
+from joinery_runtime.state.store import JobRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,7 @@ class _JobRun:
         record = self.store.acquire(known.job)  # from now on, no older attempt claims a part of the output
         if self.store.claims(known.job):
             return False
-        expected = Standing(record.generation, record.epoch, record.epoch + 1)
-        self.store.reset_offsets(known.job, {}, expected=expected, drop_plan=True)
+        self.store.reset_offsets(known.job, {}, expected=record.standing, drop_plan=True)
         self._caller.warn(
             f"Job {known.job} was edited before it has committed anything: its first epoch is planned anew"
         )

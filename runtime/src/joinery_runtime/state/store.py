@@ -81,6 +81,10 @@ class JobRecord:
     segments: tuple[SegmentMeta, ...]
     committed: int = 0
 
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.generation, self.epoch, None if self.plan is None else self.epoch + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
