@@ -217,12 +217,13 @@ OUTAGE_CALLS = 7  # failures in a row: the driver recovers several times in vain
 
 
 def outages(world_type: type[World]) -> int:
-    """How many were tried: every call to the brokers, and of the others one of each kind. The world's drivers wait."""
+    """How many were tried: one call of each kind, and of those to the brokers every call in the large budget, one of
+    six in the small one. The world's drivers wait."""
     chosen = {(number, fault) for number, fault in faults_to_try(world_type) if fault in OUTAGE}
     for number, (place, faults) in enumerate(calls_of_a_recovery(world_type)):
         possible = [fault for fault in in_order(faults) if fault in OUTAGE]
-        if possible and not place.startswith("store."):
-            chosen |= {(number, fault) for fault in (possible if LARGE else [possible[number // 2 % len(possible)]])}
+        if possible and not place.startswith("store.") and (LARGE or number % 6 == 0):
+            chosen |= {(number, fault) for fault in (possible if LARGE else [possible[number // 6 % len(possible)]])}
     for number, fault in sorted(chosen, key=lambda each: (each[0], each[1].name)):
         with run_to_call(number, fault, world_type) as (running, driver):
             system, left = driver.at.split(".")[0], OUTAGE_CALLS if number % 2 else 0
@@ -243,11 +244,12 @@ SUCCESSORS_AT = ("store.sweep", "store.commit", "idle")
 
 
 def zombies(successor_at: str, world_type: type[World] = World) -> int:
-    """How many calls a driver slept at: all, or for each place of the successor others, far apart."""
+    """How many calls a driver slept at: all, or for each place of the successor others, far apart. The last ones are
+    tried first: output is written there, and a broken protocol is found sooner."""
     pace = 1 if LARGE or world_type.every_call else world_type.pace_of_zombies
     first = 1 + SUCCESSORS_AT.index(successor_at) * pace // len(SUCCESSORS_AT)
     numbers = range(first, len(calls_of_a_recovery(world_type)), pace)
-    for number in numbers:
+    for number in reversed(numbers):
         with run_to_call(number, f"wakes when its successor is at {successor_at}", world_type) as (running, zombie):
             successor = running.world.start_driver(1, 0)
             running.world.run_to(successor, successor_at)

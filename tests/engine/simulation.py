@@ -241,6 +241,7 @@ class ShrinkingWorld(World):
 
     killed_at = "store.stage"
     next_max_records = 2
+    pace_of_zombies = 12
 
 
 class FullWorld(World):
