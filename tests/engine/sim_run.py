@@ -243,13 +243,12 @@ def outages(world_type: type[World]) -> int:
 SUCCESSORS_AT = ("store.sweep", "store.commit", "idle")
 
 
-def zombies(successor_at: str, world_type: type[World] = World) -> int:
-    """How many calls a driver slept at: all, or for each place of the successor others, far apart. The last ones are
-    tried first: output is written there, and a broken protocol is found sooner."""
+def zombies(successor_at: str, world_type: type[World] = World, *, last_first: bool = False) -> int:
+    """How many calls a driver slept at: all, or for each place of the successor others, far apart."""
     pace = 1 if LARGE or world_type.every_call else world_type.pace_of_zombies
     first = 1 + SUCCESSORS_AT.index(successor_at) * pace // len(SUCCESSORS_AT)
     numbers = range(first, len(calls_of_a_recovery(world_type)), pace)
-    for number in reversed(numbers):
+    for number in reversed(numbers) if last_first else numbers:
         with run_to_call(number, f"wakes when its successor is at {successor_at}", world_type) as (running, zombie):
             successor = running.world.start_driver(1, 0)
             running.world.run_to(successor, successor_at)

@@ -148,6 +148,4 @@ def test_any_mixture_where_rows_are_closed(world_type: type[World]) -> None:
 def test_any_mixture_where_sessions_are_aggregated() -> None:
     seen = mixture(AggregateWorld, 25 if LARGE else 12)
     assert min(seen[what] for what in ("epochs", "pairs")) > 50  # a pair is a row whose group is not NULL
-    assert (
-        min(seen[what] for what in ("late", "taken_back", "follow_ups", "marked", "merged", "retired", "Fenced")) > 5
-    )
+    assert min(seen[what] for what in ("late", "taken_back", "follow_ups", "marked", "merged", "retired", "Fenced")) > 5
