@@ -120,6 +120,10 @@ crds: setup ## write crds/ and docs/reference.md from the resource models, deplo
 	@$(BIN)/python -c 'from joinery_operator.reconcile.rollout_table import rendered; print(rendered(), end="")' > docs/rollout-table.md
 	@PYTHONPATH=tests $(BIN)/python deploy/render.py --helm "$$($(BIN)/python -c 'from joinery_devkit.kubernetes.binaries import program; print(program("helm"))')"
 
+.PHONY: docs
+docs: setup ## the documentation as a site, in build/site; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 .PHONY: lock
 lock: ## recompile requirements/ from the pyproject files (UPGRADE=1 takes newer versions)
 	$(LOCK) $(if $(UPGRADE),--upgrade) $(PROJECTS:%=%/pyproject.toml) --extra engine --group pyproject.toml:dev -o requirements/dev.txt

@@ -1,0 +1,78 @@
+"""A hook of MkDocs: the documentation's links that lead out of docs/, to examples, traces and code, work on the site.
+
+On GitHub such links are relative paths. A file that one names becomes a file of the site, below `files/`. A folder
+becomes a page that lists the files in it that git knows.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[3]
+_LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def _outside(page: str, link: str) -> str | None:
+    """The path from the repository's root, if the link of this page of docs/ leads out of docs/, or to a folder."""
+    if "://" in link or link.startswith("mailto:"):
+        return None
+    path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
+    return None if path.startswith("docs/") and not (ROOT / path).is_dir() else path
+
+
+def _place(path: str) -> str:
+    """Where the site has it. Markdown there is text: its own links are not followed."""
+    whole = ROOT / path
+    return f"files/{path}/index.md" if whole.is_dir() else f"files/{path}{'.txt' if whole.suffix == '.md' else ''}"
+
+
+def _content(path: str) -> str:
+    whole = ROOT / path
+    if not whole.is_dir():
+        return whole.read_text()
+    known = subprocess.run(["git", "ls-files", "--", path], cwd=ROOT, check=True, capture_output=True, text=True)
+    return f"# {path}\n\n" + "".join(f"- {name}\n" for name in known.stdout.splitlines())
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The decisions, by number, are the last part of the navigation."""
+    assert config.nav is not None
+    decisions = sorted(
+        path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir).glob("decisions/*")
+    )
+    config.nav.append({"Decisions": decisions})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """Adds what pages link to outside docs/."""
+    outside = {
+        path
+        for page in files.documentation_pages()
+        for link, _ in _LINK.findall(page.content_string)
+        if (path := _outside(page.src_uri, link)) is not None
+    }
+    for path in sorted(outside):
+        files.append(File.generated(config, _place(path), content=_content(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Leads these links to where the site has them."""
+    here = page.file.src_uri
+
+    def led(link: re.Match[str]) -> str:
+        path = _outside(here, link[1])
+        if path is None:
+            return link[0]
+        return f"]({posixpath.relpath(_place(path), posixpath.dirname(here) or '.')})"
+
+    return markdown if here.startswith("files/") else _LINK.sub(led, markdown)
