@@ -42,6 +42,17 @@ def test_what_is_not_built_is_refused_by_name(edit, path, words, line):
 
 
 BAD = [
+    # paths
+    (
+        (
+            f"format: json\n      schema:\n        - {{name: order_id, type: string}}\n        - {SCHEMA}",
+            "format: csv\n      schema:\n        - {name: order_id, type: string, path: a.b}",
+        ),
+        "spec.inputs[0].schema[0].path",
+        "records of format csv are flat",
+        13,
+    ),
+    ((SCHEMA, "{name: country, type: int32, path: a..b}"), "spec.inputs[0].schema[1].path", "see character 2", 14),
     # shapes and names
     (("  name: orders-payments\n", "  namespace: x\n"), "metadata.name", "is missing", 3),
     (("name: orders-payments", "name: Orders_1"), "metadata.name", "lower-case letters", 4),

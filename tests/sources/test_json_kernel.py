@@ -16,11 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import LARGE, examples
+from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources import Decoded, JsonDecoder
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.formats import json as json_format
-from joinery_runtime.sources.json_compiled import JsonKernel
+from joinery_runtime.sources.json_compiled import JsonKernel, follows
 from joinery_runtime.sources.json_judge import JsonJudge
+from joinery_runtime.sources.json_paths import NestedJudge, is_nested
+from joinery_runtime.sources.json_texts import Node, tree
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
 TYPES = [
@@ -290,6 +293,93 @@ def test_the_kernel_and_the_judge_agree(strange: float, seed: int, size: int) ->
     same(JsonDecoder(schema).decode(values), JsonJudge(schema).decode(values), records)
 
 
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+STEPS: list[str | int] = ["a", "b", "é", "x.y", "ts", 0, 1, 3]
+
+
+def paths_of(random: Random, schema: pa.Schema) -> dict[str, Path]:
+    """Some columns have a path, of which several begin alike."""
+    found: dict[str, Path] = {}
+    for name in schema.names:
+        if random.random() < 0.8:
+            rest = [random.choice(STEPS) for _ in range(random.choice([0, 1, 1, 2, 3]))]
+            found[name] = (random.choice(["p", "q", name]), *rest)
+    return found
+
+
+def around(random: Random, node: Node, schema: pa.Schema, *, strange: float) -> str:
+    """A value that has what is wanted of it, and by this chance something else."""
+    if random.random() < strange:
+        return random.choice(OTHER)(random)
+    if node.columns:
+        return usual(random, schema.field(node.columns[0]).type)
+    space = random.choice(["", "", " ", "\n"])
+    if any(isinstance(step, int) for step in node.inner):
+        size = random.randint(0, max(step for step in node.inner if isinstance(step, int)) + 2)
+        listed = [around(random, node.inner.get(i, Node()), schema, strange=strange) for i in range(size)]
+        return f"[{space}{f'{space},{space}'.join(listed)}{space}]"
+    names = [step for step in node.inner if isinstance(step, str)]
+    if random.random() < strange:
+        names = random.choices([*names, "other"], k=random.randint(0, len(names) + 1))
+    fields = [f'"{name}":{around(random, node.inner.get(name, Node()), schema, strange=strange)}' for name in names]
+    return f"{{{space}{f',{space}'.join(fields)}{space}}}"
+
+
+@pytest.mark.parametrize("strange", [0.02, 0.2])
+@settings(max_examples=examples(400), deadline=None)
+@given(seed=st.integers(0, 2**64), size=st.sampled_from([1, 3, 8, 40]))
+def test_the_kernel_finds_what_the_judge_finds_by_paths(strange: float, seed: int, size: int) -> None:
+    random = Random(seed)
+    schema = schema_of(random)
+    paths = paths_of(random, schema)
+    root = tree([paths.get(name, (name,)) for name in schema.names])
+    texts = [around(random, root, schema, strange=strange).encode("utf-8", "surrogatepass") for _ in range(size)]
+    records = [mutated(random, text) if random.random() < strange else text for text in texts]
+    values = pa.array([b"before", *records, b"after"], pa.binary())[1:-1]
+
+    judge = NestedJudge(schema, paths) if is_nested(schema, paths) else JsonJudge(schema)
+    same(JsonDecoder(schema, paths).decode(values), judge.decode(values), records)
+
+
+def test_the_kernel_reads_nested_records_itself() -> None:
+    schema = pa.schema({"id": pa.string(), "n": pa.int64(), "sku": pa.string(), "raw": pa.string()})
+    paths: dict[str, Path] = {"id": ("p", "id"), "n": ("p", "after", "n"), "sku": ("items", 1, "sku"), "raw": ("raw",)}
+    module = kernels("json")
+
+    found = JsonKernel(module, schema, paths).decode(
+        pa.array(
+            [
+                b'{"p":{"x":[{"id":0}],"after":{"n":5},"id":"a"},"items":[{},{"sku":"yes"}],"raw":{"a": 1.10}}',
+                b'{"p":{"after":null,"id":"b"},"items":[],"raw":[]}',
+                b'{"p":null,"items":[{}]}',
+            ],
+            pa.binary(),
+        )
+    )
+
+    assert not len(found.given_up)
+    assert [list(row.values()) for row in found.rows.to_pylist()] == [
+        ["a", 5, "yes", '{"a": 1.10}'],
+        ["b", None, None, "[]"],
+        [None, None, None, None],
+    ]
+
+
+@pytest.mark.parametrize(
+    "paths", [[("a",), ("a", "b")], [("a", "b"), ("a", "b")], [("a", 0), ("a", "b")]], ids=["inside", "twice", "both"]
+)
+def test_paths_that_the_kernel_cannot_follow_are_the_judges(paths: list[Path]) -> None:
+    schema = pa.schema({"one": pa.string(), "two": pa.string()})
+
+    decoded = JsonDecoder(schema, dict(zip(schema.names, paths, strict=True))).decode(
+        pa.array([b'{"a":{"b":"x"}}'], pa.binary())
+    )
+
+    assert not follows(paths)
+    assert decoded.rows["two"].to_pylist() == ["x"]
+
+
 # --- what is read, and what is given up -------------------------------------------------------------------------------
 
 ORDERS = pa.schema(
@@ -324,7 +414,8 @@ UNUSUAL = [
     b'{"id":1.0}',
     b'{"id":"1"}',
     b'{"lines":3000000000}',
-    b'{"customer":[1]}',
+    b'{"amount":[1]}',
+    b'{"customer":[1,\n2]}',
     b'{"customer":"\xff"}',
     b'{"customer":"\t"}',
     b'{"customer":"\\ud83d"}',

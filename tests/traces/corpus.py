@@ -198,7 +198,9 @@ def _input(given: Mapping[str, Any], joins: Sequence[Mapping[str, Any]]) -> dict
         "eventTime": "ts",
         **(tables[0] if tables else {}),
         **given,
-        "schema": [{"name": name, "type": kind} for name, kind in schema.items()],
+        "schema": [
+            {"name": name, **(kind if isinstance(kind, dict) else {"type": kind})} for name, kind in schema.items()
+        ],
     }
 
 

@@ -51,11 +51,13 @@ def json_decoder_for(model: Input) -> Decoder:
 
 
 def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
-    schema, file = arrow_schema(model.columns), model.file.path if model.file is not None else None
+    schema = arrow_schema(model.columns)
     if model.table is None:
-        return decoder.of(schema, file)
+        return decoder.of(schema, model)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
-    return TableDecoder(changelog, decoder.of(schema.append(DELETE_FIELD) if decoder.marks_deletions else schema, file))
+    return TableDecoder(
+        changelog, decoder.of(schema.append(DELETE_FIELD) if decoder.marks_deletions else schema, model)
+    )
 
 
 def _no_source(model: Input) -> SourceError:

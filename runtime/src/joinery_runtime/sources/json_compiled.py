@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from joinery_runtime.job.model.paths import Path
+from joinery_runtime.sources.json_texts import Node, tree
 from joinery_runtime.sources.records import IntArray
 
 _NO_NAME = -1
@@ -26,12 +29,15 @@ class Usual:
 
 
 class JsonKernel:
-    """Decodes what is usual into rows of `schema`."""
+    """Decodes what is usual into rows of `schema`. `paths` are by column; others are fields of the record. They are
+    such as `follows` is true of."""
 
-    def __init__(self, kernel: Any, schema: pa.Schema) -> None:
+    def __init__(self, kernel: Any, schema: pa.Schema, paths: Mapping[str, Path] = MappingProxyType({})) -> None:
         self._kernel, self._schema = kernel, schema
         self._kinds = np.array([_kind(kernel, field.type) for field in schema], np.int64).reshape(-1, 3)
-        self._names, self._table, self._buckets = _names(kernel, schema)
+        self._names, self._table, self._buckets, self._items, self._arrays = _tables(
+            kernel, [paths.get(name, (name,)) for name in schema.names]
+        )
         self._powers = _powers(kernel.MAX_POWER)
         self._exact = 10.0 ** np.arange(23)
 
@@ -46,8 +52,8 @@ class JsonKernel:
         address = 0 if data is None else data.address
         size = 0 if data is None else data.size
         looked_at, rows = self._kernel.decode(
-            address, size, offsets, missing, self._names.ctypes.data, self._table, self._buckets, self._kinds,
-            self._powers, self._exact, arena.ctypes.data, slots, valid, taken, given_up,
+            address, size, offsets, missing, self._names.ctypes.data, self._table, self._buckets, self._items,
+            self._arrays, self._kinds, self._powers, self._exact, arena.ctypes.data, slots, valid, taken, given_up,
         )  # fmt: skip
         places = _Places(self._kernel, address, address + size, arena)
         columns = [
@@ -85,19 +91,50 @@ def _kind(kernel: ModuleType, arrow: pa.DataType) -> tuple[int, int, int]:
     return kinds.get(arrow, kernel.OTHER), 0, 0
 
 
-def _names(kernel: ModuleType, schema: pa.Schema) -> tuple[npt.NDArray[np.uint8], IntArray, IntArray]:
-    """The names, each with a quote and room for a word, where each is, and the first column of each bucket."""
+def follows(paths: Sequence[Path]) -> bool:
+    """Whether the kernel can find all of these: none twice, none inside of what another one takes whole, and nothing
+    that is to be an object and an array."""
+
+    def plain(node: Node) -> bool:
+        kinds = {type(step) for step in node.inner}
+        return len(node.columns) + len(kinds) <= 1 and all(map(plain, node.inner.values()))
+
+    return plain(tree(paths))
+
+
+def _tables(
+    kernel: ModuleType, paths: Sequence[Path]
+) -> tuple[npt.NDArray[np.uint8], IntArray, IntArray, IntArray, IntArray]:
+    """The names, each with a quote and room for a word; where each is and what it is; the first entry of each bucket;
+    what is in arrays; and which nodes are arrays: as the kernel's `decode` says."""
     text = b""
-    table = np.full((len(schema), 3), _NO_NAME, np.int64)
+    table: list[list[int]] = []
+    items: list[list[int]] = []
+    arrays = [0]
     buckets = np.full(kernel.BUCKETS, _NO_NAME, np.int64)
-    for column, name in enumerate(schema.names):
-        quoted = b'"' + name.encode() + b'"'
-        table[column, :2] = len(text), len(quoted) - 1
-        text += quoted[1:] + bytes(8)
-        if not _needs_escape(name):
-            bucket = (quoted[1] + 31 * quoted[-2] + 7 * (len(quoted) - 1)) % kernel.BUCKETS
-            table[column, 2], buckets[bucket] = buckets[bucket], column
-    return np.frombuffer(text + bytes(8), np.uint8).copy(), table, buckets
+    waiting = [(0, tree(paths))]
+    while waiting:
+        at, node = waiting.pop()
+        for step, inner in node.inner.items():
+            if inner.columns:
+                wanted = inner.columns[0]
+            else:
+                wanted = len(paths) + len(arrays)
+                waiting.append((len(arrays), inner))
+                arrays.append(int(any(isinstance(each, int) for each in inner.inner)))
+            if isinstance(step, int):
+                items.append([at, step, wanted])
+                continue
+            quoted = b'"' + step.encode() + b'"'
+            entry = [len(text), len(quoted) - 1, _NO_NAME, at, wanted]
+            text += quoted[1:] + bytes(8)
+            if not _needs_escape(step):
+                bucket = (quoted[1] + 31 * quoted[-2] + 7 * (len(quoted) - 1)) % kernel.BUCKETS
+                entry[2], buckets[bucket] = buckets[bucket], len(table)
+            table.append(entry)
+    names = np.frombuffer(text + bytes(8), np.uint8).copy()
+    in_arrays = np.array(items, np.int64).reshape(-1, 3)
+    return names, np.array(table, np.int64).reshape(-1, 5), buckets, in_arrays, np.array(arrays, np.int64)
 
 
 def _needs_escape(name: str) -> bool:

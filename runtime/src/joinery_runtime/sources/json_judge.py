@@ -1,14 +1,14 @@
 """What a JSON record means: the decoder that reads all of them, in whole batches.
 
 Polars reads the batch as newline-delimited JSON; it refuses what is not exactly one object per line, wrong types and
-integers out of range. It prints numbers in text columns through a double, so `json_numbers` looks for their own texts,
-and decimals are read by a second pass with Arrow, which keeps their digits (and crashes on a top-level `null`: it must
-only see what Polars accepted).
+integers out of range. It prints numbers, arrays and objects in text columns anew, so `json_texts` looks for their
+own texts, and decimals are read by a second pass with Arrow, which keeps their digits (and crashes on a top-level
+`null`: it must only see what Polars accepted).
 
 What the rules of `convert` leave open: a missing column is null; unknown names are ignored; of a name that occurs twice
 the first counts (with decimal columns in the schema such a decimal is refused); a string column takes any value: a
-number as the text that the record has, an array or an object as its JSON text, printed anew (numbers in it as a double
-prints them); date, binary and timestamp columns go by their text, so `"1700000000000"` is a timestamp too.
+number, an array or an object as the text that the record has (a line break in it as a space); date, binary and
+timestamp columns go by their text, so `"1700000000000"` is a timestamp too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.json
 
 from joinery_runtime.sources.convert import convert, in_range, narrow
 from joinery_runtime.sources.json_faults import Explainer
-from joinery_runtime.sources.json_numbers import with_number_texts
+from joinery_runtime.sources.json_texts import with_own_texts
 from joinery_runtime.sources.records import (
     NULL_VALUE,
     BadRecord,
@@ -116,7 +116,7 @@ class JsonJudge(ByValue):
                 continue
             read = frame[field.name]
             if pa.types.is_string(field.type):
-                read = with_number_texts(field.name, read, values)
+                read = with_own_texts(field.name, read, values)
             column, fault = _typed(field, read)
             columns.append(column)
             faults += fault

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sources.base import RawBatch
 
 IntArray = npt.NDArray[np.int64]
@@ -73,9 +74,9 @@ class FormatDecoder(ByValue):
 
     @classmethod
     @abstractmethod
-    def of(cls, schema: pa.Schema, file: str | None, /) -> Self:
-        """A decoder into rows of `schema`; `file` is the path of an input file, None for Kafka. Raises SourceError if
-        the file does not fit the schema."""
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
+        """A decoder of that input's records into rows of `schema`: its columns, and for a table that the format can
+        mark deletions of, DELETE_FIELD. Raises SourceError if an input file does not fit the schema."""
 
 
 def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:

@@ -8,6 +8,7 @@ from joinery_runtime.job.model.draft import Finding, JobDraft, dig, exactly_one,
 from joinery_runtime.job.model.wording import listed
 
 _EVENT_TIME_TYPES = ("timestamp", "int64")
+_FLAT_FORMATS = ("csv",)
 _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
 
@@ -40,6 +41,14 @@ def _event_time(draft: JobDraft) -> Iterator[Finding]:
             yield at, unknown_column(name, source)
         elif kind is not None and kind.name not in _EVENT_TIME_TYPES:
             yield at, f"column {name!r} is {kind}; event time must be timestamp, or int64 milliseconds since 1970"
+
+
+def _nested(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        kind = source.data.get("format")
+        for i, column in enumerate(items(source.data, "schema")):
+            if dig(column, "path") is not None and kind in _FLAT_FORMATS:
+                yield (*source.at, "schema", i, "path"), f"records of format {kind} are flat; leave the path out"
 
 
 def _one_source(draft: JobDraft) -> Iterator[Finding]:
@@ -100,6 +109,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _distinct_inputs,
     _distinct_columns,
     _event_time,
+    _nested,
     _one_source,
     _one_topic,
     _offsets_of_one_topic,

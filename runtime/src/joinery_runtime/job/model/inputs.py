@@ -20,6 +20,7 @@ from joinery_runtime.job.model.base import (
     TypeField,
     not_yet,
 )
+from joinery_runtime.job.model.paths import Path, parse_path
 from joinery_runtime.job.model.secrets import SecretRef
 from joinery_runtime.job.model.types import ColumnType
 
@@ -30,6 +31,11 @@ def _regular_expression(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"is not a regular expression of Python's re: {error}; correct it") from error
     return pattern
+
+
+def _path(text: str) -> str:
+    parse_path(text)
+    return text
 
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
@@ -125,6 +131,14 @@ class Column(Model):
     """The name, as records have it."""
     type: TypeField
     """boolean, int32, int64, float, double, string, binary, decimal(p,s), date or timestamp."""
+    path: Annotated[Text, AfterValidator(_path)] | None = None
+    """Where the value is in a nested record: names and positions, for example `payload.after.id` or `items[0].sku`; a
+    name with dots is quoted, `"a.b".c`. Default: the field `name` of the record itself."""
+
+    @property
+    def steps(self) -> Path:
+        """From the record to the value."""
+        return (self.name,) if self.path is None else parse_path(self.path)
 
 
 class Watermark(Model):

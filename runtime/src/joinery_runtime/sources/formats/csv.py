@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sources.convert import convert
 from joinery_runtime.sources.files import csv_header
 from joinery_runtime.sources.records import (
@@ -51,9 +52,9 @@ class CsvDecoder(FormatDecoder):
     quoted: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, schema: pa.Schema, file: str | None, /) -> Self:
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
         """The header of a file gives the order of its columns."""
-        return cls(schema, csv_header(file, schema.names) if file is not None else None)
+        return cls(schema, csv_header(model.file.path, schema.names) if model.file is not None else None)
 
     def __init__(self, schema: pa.Schema, names: Sequence[str] | None = None) -> None:
         self._schema = schema

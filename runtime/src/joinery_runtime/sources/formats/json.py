@@ -1,39 +1,46 @@
 """JSON records, one object each, decoded in whole batches.
 
-What a record means is for `JsonJudge` to say. Flat objects with values as usual, which most streams consist of, are
-read by a kernel at a fifth of its cost; what the kernel gives up goes to the judge, record by record, and the result is
-the same as if the judge had read them all (decision 21).
+What a record means is for `JsonJudge` to say, and where columns have paths for `NestedJudge`. Objects with values as
+usual, which most streams consist of, are read by a kernel at a fifth of the cost or less; what the kernel gives up goes
+to the judge, record by record, and the result is the same as if the judge had read them all (decision 21).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.compiled import kernels
-from joinery_runtime.sources.json_compiled import JsonKernel, Usual
+from joinery_runtime.sources.json_compiled import JsonKernel, Usual, follows
 from joinery_runtime.sources.json_judge import JsonJudge
-from joinery_runtime.sources.records import BadRecord, Decoded, FormatDecoder
+from joinery_runtime.sources.json_paths import NestedJudge, is_nested
+from joinery_runtime.sources.records import BadRecord, ByValue, Decoded, FormatDecoder
 
 _WORTHWHILE = 1_000  # records after which a decoder has the kernel loaded, which costs as much as decoding a million
-_UNUSUAL = 8  # of so many records one may be given up; with more the judge alone is cheaper
+_UNUSUAL = 8  # of so many records one may be given up; with more the judge of flat records alone is cheaper
 _PAUSE = 32  # times the records of a batch of which too many were given up: so many go to the judge at once
 
 
 class JsonDecoder(FormatDecoder):
-    """Decodes JSON objects into rows of `schema`."""
+    """Decodes JSON objects into rows of `schema`. `paths` says of columns where their values are; others are fields of
+    the record."""
 
     marks_deletions: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, schema: pa.Schema, file: str | None, /) -> Self:
-        return cls(schema)
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
+        return cls(schema, {column.name: column.steps for column in model.columns})
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._judge = JsonJudge(schema)
+    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path] = MappingProxyType({})) -> None:
+        self._schema, self._paths = schema, paths
+        self._judge: ByValue = NestedJudge(schema, paths) if is_nested(schema, paths) else JsonJudge(schema)
+        self._followed = follows([paths.get(name, (name,)) for name in schema.names])
         self._kernel: JsonKernel | None = None
         self._pause = _WORTHWHILE  # records before the kernel is tried
 
@@ -42,12 +49,12 @@ class JsonDecoder(FormatDecoder):
             self._pause -= len(values)
             return self._judge.decode(values)
         if self._kernel is None:
-            module = kernels("json")
+            module = kernels("json") if self._followed else None
             if module is None:
                 return self._judge.decode(values)
-            self._kernel = JsonKernel(module, self._schema)
+            self._kernel = JsonKernel(module, self._schema, self._paths)
         usual = self._kernel.decode(values)
-        if len(usual.given_up) * _UNUSUAL > len(values):
+        if isinstance(self._judge, JsonJudge) and len(usual.given_up) * _UNUSUAL > len(values):
             self._pause = len(values) * _PAUSE
         if not len(usual.given_up):
             return Decoded(usual.rows, usual.taken, [])

@@ -1,9 +1,10 @@
-"""Flat JSON objects into columns: what is usual is read here, all else is given up, record by record.
+"""JSON objects into columns: what is usual is read here, all else is given up, record by record.
 
-A record is given up when anything about it is not certain to mean here what it means to `sources.json_judge`, which
-decodes it instead: what is not JSON, a declared name twice or with an escape, an array or an object in a declared
-column, a value that its column cannot hold, numbers of more than 19 digits, a double that takes more than 128 bits to
-round, binary, decimals of more than 18 digits.
+A record is given up when anything about it is not certain to mean here what it means to `sources.json_judge` (with
+paths: `sources.json_paths`), which decodes it instead: what is not JSON, a declared name twice or with an escape, an
+array or an object in a column that is no string, something else where a path goes on, a value that its column cannot
+hold, numbers of more than 19 digits, a double that takes more than 128 bits to round, binary, decimals of more than 18
+digits.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ MAX_POWER = 60  # of ten, either way, in a double
 TOLERATED = 64  # records that are given up, besides every eighth one, before the rest is not looked at
 
 _UNKNOWN = -1
+_ROOT = 0  # the node of a record itself
+_DEEPEST = 32  # objects and arrays around a value
 _PREDICTED = 256  # fields of a record whose names are predicted from the record before it
 _OPEN, _CLOSE, _QUOTE, _COMMA, _COLON = 0x7B, 0x7D, 0x22, 0x2C, 0x3A
+_OPEN_ARRAY, _CLOSE_ARRAY, _NEWLINE = 0x5B, 0x5D, 0x0A
 _MINUS, _DOT, _PLUS, _ZERO = 0x2D, 0x2E, 0x2B, 0x30
 _EXACT = 1 << 53
 _SIGN = -(1 << 63)
@@ -310,20 +314,39 @@ def _field(
             return end, 1 if byte == 0x74 else 0, scratch, False
         return (end if kind == STRING else GIVEN_UP), at - base << 32 | end - at, scratch, False
     if kind == STRING:
-        end = number(at)[3]
+        if byte == _OPEN or byte == _OPEN_ARRAY:
+            end = skip_value(at, last, limit, scratch)
+            for place in range(at, end):
+                if load8(place) == _NEWLINE:
+                    return GIVEN_UP, 0, scratch, False
+        else:
+            end = number(at)[3]
         return end, at - base << 32 | end - at, scratch, False
     end, slot = _number_value(at, limit, kind, precision, scale, powers, exact)
     return end, slot, scratch, False
 
 
 @inlined
-def _column(at: int, size: int, last: int, limit: int, names: int, table: Words, buckets: Words) -> int:
-    """The column whose name, `size` bytes with the closing quote, is at this address."""
-    column = buckets[_bucket(at, size)]
-    while column != _UNKNOWN:
-        if table[column, 1] == size and _is_name(at, names + table[column, 0], size, last, limit):
-            return column
-        column = table[column, 2]
+def _named(node: int, at: int, size: int, last: int, limit: int, names: int, table: Words, buckets: Words) -> int:
+    """What the object of this node has under the name at this address, `size` bytes with the closing quote."""
+    entry = buckets[_bucket(at, size)]
+    while entry != _UNKNOWN:
+        if (
+            table[entry, 1] == size
+            and table[entry, 3] == node
+            and _is_name(at, names + table[entry, 0], size, last, limit)
+        ):
+            return table[entry, 4]
+        entry = table[entry, 2]
+    return _UNKNOWN
+
+
+@inlined
+def _item(node: int, position: int, items: Words) -> int:
+    """What the array of this node has at this position."""
+    for entry in range(len(items)):
+        if items[entry, 0] == node and items[entry, 1] == position:
+            return items[entry, 2]
     return _UNKNOWN
 
 
@@ -338,10 +361,13 @@ def _record(
     names: int,
     table: Words,
     buckets: Words,
+    items: Words,
+    arrays: Words,
     kinds: Words,
     powers: Words,
     exact: npt.NDArray[np.float64],
     predicted: Words,
+    around: Words,
     seen: Words,
     stamp: int,
     slots: npt.NDArray[np.int64],
@@ -349,8 +375,9 @@ def _record(
     row: int,
 ) -> int:
     """Decodes one record into a row; the end of what is used of the scratch memory, or GIVEN_UP. `seen` has this stamp
-    for columns that were in the record; `predicted` says of each field of earlier records where its name is, how long
-    that is with the closing quote, and its column."""
+    for columns and nodes that were in the record; `predicted` says of each field of earlier records where its name is,
+    how long that is with the closing quote, of which node, and what it is. `around` are the node and the position
+    around each node."""
     last = end - 1
     while last > at and is_space(load8(last)):
         last -= 1
@@ -361,51 +388,81 @@ def _record(
         return GIVEN_UP
     at = skip_space(at + 1)
     columns, found, field = len(kinds), 0, 0
+    node, position, depth = _ROOT, 0, 0
     more = load8(at) != _CLOSE
     if not more and at != last:
         return GIVEN_UP
     while more:
-        if load8(at) != _QUOTE:
-            return GIVEN_UP
-        at += 1
-        place = field & (_PREDICTED - 1)
-        size = predicted[place, 1]
-        if size != 0 and _is_name(at, predicted[place, 0], size, last, limit):
-            column = predicted[place, 2]
-            at += size
+        if arrays[node]:
+            wanted = _item(node, position, items)
         else:
-            end, escapes = string_end(at, last, limit)
-            if end == GIVEN_UP or escapes:
+            if load8(at) != _QUOTE:
                 return GIVEN_UP
-            size = end + 1 - at
-            column = _column(at, size, last, limit, names, table, buckets)
-            predicted[place, 0], predicted[place, 1], predicted[place, 2] = at, size, column
-            at = end + 1
-        at = skip_space(at)
-        if load8(at) != _COLON:
-            return GIVEN_UP
-        at = skip_space(at + 1)
-        if column == _UNKNOWN:
+            at += 1
+            place = field & (_PREDICTED - 1)
+            size = predicted[place, 1]
+            if size != 0 and predicted[place, 2] == node and _is_name(at, predicted[place, 0], size, last, limit):
+                wanted = predicted[place, 3]
+                at += size
+            else:
+                end, escapes = string_end(at, last, limit)
+                if end == GIVEN_UP or escapes:
+                    return GIVEN_UP
+                size = end + 1 - at
+                wanted = _named(node, at, size, last, limit, names, table, buckets)
+                predicted[place, 0], predicted[place, 1], predicted[place, 2] = at, size, node
+                predicted[place, 3] = wanted
+                at = end + 1
+            at = skip_space(at)
+            if load8(at) != _COLON:
+                return GIVEN_UP
+            at = skip_space(at + 1)
+            field += 1
+        if wanted == _UNKNOWN:
             at = skip_value(at, last, limit, scratch)
         else:
-            if seen[column] == stamp:
+            if seen[wanted] == stamp:
                 return GIVEN_UP
-            seen[column] = stamp
-            found += 1
-            at, slot, scratch, null = _field(at, last, limit, base, scratch, arena, kinds, column, powers, exact)
-            slots[column, row] = slot
-            valid[column, row] = not null
+            seen[wanted] = stamp
+            if wanted < columns:
+                found += 1
+                at, slot, scratch, null = _field(at, last, limit, base, scratch, arena, kinds, wanted, powers, exact)
+                slots[wanted, row] = slot
+                valid[wanted, row] = not null
+            elif load8(at) == 0x6E:
+                at = skip_word(at, 0x6C6C756E, 4)
+            else:
+                inner = wanted - columns
+                opening = _OPEN_ARRAY if arrays[inner] else _OPEN
+                if load8(at) != opening or depth == _DEEPEST:
+                    return GIVEN_UP
+                at = skip_space(at + 1)
+                if load8(at) == opening + 2:
+                    at += 1
+                else:
+                    around[2 * depth], around[2 * depth + 1] = node, position
+                    node, position, depth = inner, 0, depth + 1
+                    continue
         if at == GIVEN_UP:
             return GIVEN_UP
         at = skip_space(at)
-        byte = load8(at)
-        at += 1
-        more = byte == _COMMA
-        if more:
+        while load8(at) != _COMMA:
+            if load8(at) != (_CLOSE_ARRAY if arrays[node] else _CLOSE):
+                return GIVEN_UP
+            at += 1
+            if depth == 0:
+                if at != last + 1:
+                    return GIVEN_UP
+                more = False
+                break
+            if at > last:
+                return GIVEN_UP
             at = skip_space(at)
-            field += 1
-        elif byte != _CLOSE or at != last + 1:
-            return GIVEN_UP
+            depth -= 1
+            node, position = around[2 * depth], around[2 * depth + 1]
+        if more:
+            at = skip_space(at + 1)
+            position += 1
     if found < columns:
         for column in range(columns):
             if seen[column] != stamp:
@@ -430,6 +487,8 @@ _TABLE = types.int64[:, ::1]
     _WORDS,
     _TABLE,
     _WORDS,
+    _TABLE,
+    _WORDS,
     types.float64[::1],
     types.int64,
     _TABLE,
@@ -445,6 +504,8 @@ def decode(
     names: int,
     table: Words,
     buckets: Words,
+    items: Words,
+    arrays: Words,
     kinds: Words,
     powers: Words,
     exact: npt.NDArray[np.float64],
@@ -458,25 +519,29 @@ def decode(
     up) and how many rows there are: row i is of the record `taken[i]`; those in `given_up` are the others in turn.
 
     `data` is the address of the records' bytes, `size` of them, `offsets` (n+1) where each begins, `missing` (n, or
-    none) which have no value. `names` is the address of the columns' names, each with a closing quote and 8 bytes of
-    room; `table` has where a name begins there, its length with the quote, and the next column in its bucket (-1: no
-    more); `buckets` the first of each (BUCKETS). `kinds` has a column's kind, precision and scale. At `arena` there is
+    none) which have no value. Node 0 is a record, other nodes are the objects and arrays around values that are
+    wanted; `arrays` says which nodes are arrays. A thing that is wanted is a column or, from the number of columns on,
+    a node. `names` is the address of the names in objects, each with a closing quote and 8 bytes of room; `table` has
+    where a name begins there, its length with the quote, the next entry in its bucket (-1: no more), the node it is in,
+    and what it is; `buckets` the first entry of each (BUCKETS). `items` has of arrays the node, a position, and what it
+    is. `kinds` has a column's kind, precision and scale. At `arena` there is
     room for all of the records.
 
     A slot (columns x n) is the value of a column in a row, by its kind: a number, the bits of a double, milliseconds or
     days since 1970, the unscaled value of a decimal; of a text its place, from `data` or, if negative, from `arena` on,
     in bits 32 to 62, and its length in bits 0 to 31. `valid` (columns x n) is 1, or 0 for null.
     """
-    predicted = np.zeros((_PREDICTED, 3), np.int64)
-    seen = np.full(len(kinds), -1, np.int64)
+    predicted = np.zeros((_PREDICTED, 4), np.int64)
+    around = np.zeros(2 * _DEEPEST, np.int64)
+    seen = np.full(len(kinds) + len(arrays), -1, np.int64)
     count, rows, scratch = len(offsets) - 1, 0, arena
     for record in range(count):
         begin, end = data + offsets[record], data + offsets[record + 1]
         after = GIVEN_UP
         if len(missing) == 0 or missing[record] == 0:
             after = _record(
-                begin, end, data + size, data, scratch, arena, names, table, buckets, kinds, powers, exact, predicted,
-                seen, record, slots, valid, rows,
+                begin, end, data + size, data, scratch, arena, names, table, buckets, items, arrays, kinds, powers,
+                exact, predicted, around, seen, record, slots, valid, rows,
             )  # fmt: skip
         if after != GIVEN_UP:
             scratch = after

@@ -1,0 +1,40 @@
+"""Paths into nested records: `payload.after.items[0].sku`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+Path = tuple[str | int, ...]
+"""Names of objects' fields and positions in arrays, from the outermost on. The first step is a name."""
+
+_STEP = re.compile(r'(?P<dot>\.)?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^."\[\]]+))|\[(?P<index>\d{1,6})\]')
+_FORM = 'a path is names and positions, for example payload.after.id, items[0].sku or "a.b".c (a name with dots)'
+
+
+def parse_path(text: str) -> Path:
+    """The steps of a path. Raises ValueError that shows the form."""
+    if text.startswith("$"):
+        raise ValueError(f"{text!r} begins with $; leave it out: {_FORM}")
+    steps: list[str | int] = []
+    at = 0
+    while at < len(text) or not steps:
+        found = _STEP.match(text, at)
+        # A dot stands between two steps, of which the second one is a name.
+        if found is None or (found["index"] is None and bool(found["dot"]) != bool(steps)):
+            raise ValueError(f"{text!r} is not a path (see character {at + 1}): {_FORM}")
+        if found["index"] is None:
+            steps.append(found["plain"] if found["quoted"] is None else _unquoted(found["quoted"]))
+        elif steps:
+            steps.append(int(found["index"]))
+        else:
+            raise ValueError(f"{text!r} begins with a position, and a record is an object: {_FORM}")
+        at = found.end()
+    return tuple(steps)
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(json.loads(f'"{text}"'))
+    except ValueError as error:
+        raise ValueError(f'"{text}" is not a name in quotes as JSON has it') from error

@@ -1,0 +1,169 @@
+"""The texts that a JSON record has for its values, found by their paths.
+
+Strings columns keep them: numbers, arrays and objects, which Polars would print anew, numbers through a double. Few
+columns have any, so records are looked at only where a value begins like one, and taken apart in Python only where
+patterns cannot tell which of several names counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any, NoReturn
+
+import polars as pl
+import pyarrow as pa
+
+from joinery_runtime.job.model.paths import Path
+
+_NUMBER = r"-?[0-9][-+.0-9eE]*"  # in what is JSON, a token that begins like a number is one
+_ESCAPED_NAME = r'\\[^"\\]*"\s*:'  # in JSON only a name is followed by a colon
+
+
+def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.Series:
+    """A text column of n rows that Polars has read from n records, with numbers, arrays and objects as the records have
+    them."""
+    looks = (
+        column.is_between("-", ":", closed="left")
+        | column.is_between("[", "\\", closed="left")
+        | column.is_between("{", "|", closed="left")
+    ).fill_null(False)
+    if not looks.any():
+        return column
+    written = re.escape(json.dumps(name, ensure_ascii=False))
+    rows = pl.DataFrame({"record": pl.Series(values.cast(pa.string())), "value": column}).with_row_index("row")
+    record = pl.col("record").str
+    found = rows.filter(looks).filter(
+        record.contains(rf"{written}\s*:\s*[-0-9\[{{]") | record.contains(rf"{_ESCAPED_NAME}\s*[-0-9\[{{]")
+    )
+    if not found.height:
+        return column
+    once = (record.count_matches(rf"{written}\s*:") == 1) & ~record.contains(_ESCAPED_NAME)
+    found = found.with_columns(text=pl.when(once).then(record.extract(rf"[{{,]\s*{written}\s*:\s*({_NUMBER})")))
+    several, wanted = found.filter(pl.col("text").is_null()), tree([(name,)])
+    taken = several.with_columns(text=pl.Series([_own(text, wanted) for text in several["record"]], dtype=pl.String))
+    own = pl.concat([found, taken]).drop_nulls("text")
+    return column.scatter(own["row"], own["text"])
+
+
+def _own(record: str, wanted: Node) -> str | None:
+    """The text of a number, an array or an object; None where it is something else."""
+    try:
+        text = (texts(record, wanted) or {}).get(0, '"')
+    except (ValueError, IndexError, RecursionError):
+        return None  # Polars reads what this cannot
+    return text if text[0] in "-0123456789[{" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What is wanted of a value: itself, for these columns, and values inside of it by name or position."""
+
+    columns: list[int] = field(default_factory=list)
+    inner: dict[str | int, Node] = field(default_factory=dict)
+
+
+def tree(paths: Sequence[Path]) -> Node:
+    """The paths of columns 0, 1, ... from the record on."""
+    root = Node()
+    for column, path in enumerate(paths):
+        node = root
+        for step in path:
+            node = node.inner.setdefault(step, Node())
+        node.columns.append(column)
+    return root
+
+
+def texts(record: str, root: Node) -> dict[int, str] | None:
+    """By column the JSON text that the record has for it; columns that are not there are left out. None: the record is
+    no object. Raises ValueError, IndexError or RecursionError for what is not JSON."""
+    found: dict[int, str] = {}
+    at = _space(record, 0)
+    if record[at] != "{":
+        return None
+    at = _space(record, _take(record, at, root, found))
+    if at != len(record):
+        raise ValueError("text after the object")
+    return found
+
+
+_WHITE = " \t\r\n"
+
+
+def _space(text: str, at: int) -> int:
+    while text[at : at + 1] in _WHITE and at < len(text):
+        at += 1
+    return at
+
+
+def _take(text: str, at: int, node: Node, found: dict[int, str]) -> int:
+    """Takes what is wanted of the value at this place; the place after it."""
+    begin = at
+    opening = text[at]
+    if opening == "{" and any(isinstance(step, str) for step in node.inner):
+        at = _take_fields(text, at, node, found)
+    elif opening == "[" and any(isinstance(step, int) for step in node.inner):
+        at = _take_items(text, at, node, found)
+    else:
+        at = _skip(text, at)
+    for column in node.columns:
+        found.setdefault(column, text[begin:at])
+    return at
+
+
+def _take_fields(text: str, at: int, node: Node, found: dict[int, str]) -> int:
+    at = _space(text, at + 1)
+    if text[at] == "}":
+        return at + 1
+    seen: set[str] = set()
+    while True:
+        if text[at] != '"':
+            raise ValueError("no name")
+        name, at = scanstring(text, at + 1, False)
+        at = _space(text, at)
+        if text[at] != ":":
+            raise ValueError("no colon")
+        at = _space(text, at + 1)
+        inner = node.inner.get(name) if name not in seen else None
+        seen.add(name)
+        at = _space(text, _skip(text, at) if inner is None else _take(text, at, inner, found))
+        if text[at] == "}":
+            return at + 1
+        if text[at] != ",":
+            raise ValueError("no comma")
+        at = _space(text, at + 1)
+
+
+def _take_items(text: str, at: int, node: Node, found: dict[int, str]) -> int:
+    at = _space(text, at + 1)
+    if text[at] == "]":
+        return at + 1
+    position = 0
+    while True:
+        inner = node.inner.get(position)
+        at = _space(text, _skip(text, at) if inner is None else _take(text, at, inner, found))
+        if text[at] == "]":
+            return at + 1
+        if text[at] != ",":
+            raise ValueError("no comma")
+        at, position = _space(text, at + 1), position + 1
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+# Numbers are left as they are: none is too long to be skipped.
+_SCANNER: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(
+    parse_float=str, parse_int=str, parse_constant=_refuse, strict=False
+).scan_once  # type: ignore[attr-defined]
+
+
+def _skip(text: str, at: int) -> int:
+    try:
+        return _SCANNER(text, at)[1]
+    except StopIteration as error:
+        raise ValueError("no value") from error
