@@ -235,6 +235,17 @@ def test_hot_keys_and_paused_inputs_are_told_while_they_last(scene: Scene) -> No
     assert (scene.status.too_hot, scene.status.paused) == ((), ())
 
 
+def test_what_looks_wrong_with_an_input_is_told_while_it_does(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    scene.commit(doubts={"orders": "Input orders: " + "x" * 600})
+    orders, payments = scene.status.inputs
+    assert orders.warning == "Input orders: " + "x" * 498
+    assert payments.warning is None
+
+    scene.commit(doubts={})
+    assert [each.warning for each in scene.status.inputs] == [None, None]
+
+
 def test_everything_is_passed_on(scene: Scene) -> None:
     scene.listener.started(scene.driver)
     scene.listener.polled(scene.driver)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HotKeyTracker
+from joinery_runtime.engine.input_doubts import InputDoubts
 from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
@@ -82,6 +83,7 @@ class Driver:
         self._identity, self._pipeline, self._parts, self._now_ms = identity, pipeline, parts, now_ms
         self._fault = FaultPoint.from_environment()
         self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
+        self._doubts = InputDoubts()
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
         # Of the pending plan: whether it may be old, its partitions whose topic is another one by now, and whether a
@@ -331,8 +333,16 @@ class Driver:
             # Commits only retire segments: unswept, they would fill the store of a job that runs for weeks.
             with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
                 self._parts.store.sweep(self._identity.name, self.generation)
+        warnings = self._doubts.learn(outcome.read.partitions)
         return epoch_report(
-            plan, outcome, parts=sizes, totals=after.totals, hot_keys=hot_keys, backlog=planner.status.backlog
+            plan,
+            outcome,
+            parts=sizes,
+            totals=after.totals,
+            hot_keys=hot_keys,
+            doubts=self._doubts.standing,
+            warnings=warnings,
+            backlog=planner.status.backlog,
         )
 
     def _epoch_commit(

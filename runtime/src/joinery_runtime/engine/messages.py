@@ -63,7 +63,8 @@ class EpochWork:
 class PartitionRead:
     """What reading one range gave: `records` read, of `bytes` undecoded, `rows` that go on, event times of all readable
     rows (ms), `dropped` by reason, `dead` records for the dead-letter output and the first of them in words, `lost`
-    offsets that the broker had deleted since they were planned (`onDataLoss: continue`)."""
+    offsets that the broker had deleted since they were planned (`onDataLoss: continue`). `decoded` rows came of the
+    records, deletions of a table not counted, and `empty` columns are null in all of them (None: there are none)."""
 
     partition: PartitionRef
     records: int = 0
@@ -75,6 +76,8 @@ class PartitionRead:
     dead: int = 0
     first_dead: str = ""
     lost: int = 0
+    decoded: int = 0
+    empty: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

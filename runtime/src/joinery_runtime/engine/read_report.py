@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.prepare import Prepared
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.sinks import dead_letter_rows
-from joinery_runtime.sources import BadRecord
+from joinery_runtime.sources import BadRecord, Decoded
 from joinery_runtime.sources.base import Range, RawBatch
 
 
@@ -62,8 +63,10 @@ class ReadCounter:
         self._highest: int | None = None
         self._dropped: Counter[str] = Counter()
         self._dead: list[DeadLetters] = []
+        self._decoded = 0
+        self._empty: frozenset[str] | None = None
 
-    def add(self, raw: RawBatch, prepared: Prepared, dead: DeadLetters) -> None:
+    def add(self, raw: RawBatch, decoded: Decoded, prepared: Prepared, dead: DeadLetters) -> None:
         self.records += len(raw.offsets)
         self.bytes += raw.bytes
         self._lost += raw.lost
@@ -74,6 +77,13 @@ class ReadCounter:
             self._lowest = prepared.lowest if self._lowest is None else min(self._lowest, prepared.lowest)
         if dead.count:
             self._dead.append(dead)
+        rows = decoded.rows
+        # A deletion has nothing but its key.
+        deleted = 0 if decoded.deleted is None else int(np.count_nonzero(decoded.deleted))
+        if rows.num_rows > deleted:
+            self._decoded += rows.num_rows - deleted
+            empty = frozenset(name for name in rows.column_names if rows[name].null_count == rows.num_rows)
+            self._empty = empty if self._empty is None else self._empty & empty
 
     def report(self, lost: int = 0) -> ReadReport:
         read = PartitionRead(
@@ -87,5 +97,7 @@ class ReadCounter:
             dead=sum(dead.count for dead in self._dead),
             first_dead=self._dead[0].first if self._dead else "",
             lost=self._lost + lost,
+            decoded=self._decoded,
+            empty=self._empty,
         )
         return ReadReport(read, encode(concat([dead.rows for dead in self._dead])) if self._dead else None)

@@ -153,8 +153,8 @@ class EpochReport:
     """One committed epoch in numbers. `dropped` counts per input and reason, `after_eviction` per input, `backlog`
     records still unread per input, `watermarks` are those that were in force, `lost` records that the broker had
     deleted, per partition; `hottest` keys are as of the newest count, `too_hot` those with more rows than
-    `hotKeyWarning`, `warnings` what is to be said of them for the first time; `parts` is the size of each part of the
-    state."""
+    `hotKeyWarning`; `doubts` is what looks wrong with inputs; `warnings` what is to be said of either for the first
+    time; `parts` is the size of each part of the state."""
 
     epoch: int
     rows_in: Mapping[str, int]
@@ -173,6 +173,7 @@ class EpochReport:
     warnings: tuple[str, ...] = ()
     parts: Mapping[str, StateSize] = field(default_factory=dict)
     after_eviction: Mapping[str, int] = field(default_factory=dict)
+    doubts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def amplification(self) -> float | None:
@@ -188,6 +189,8 @@ def epoch_report(
     parts: Mapping[str, StateSize],
     totals: Totals,
     hot_keys: HotKeys,
+    doubts: Mapping[str, str],
+    warnings: tuple[str, ...],
     backlog: Mapping[str, int],
 ) -> EpochReport:
     return EpochReport(
@@ -205,9 +208,10 @@ def epoch_report(
         totals=totals,
         hottest=hot_keys.hottest,
         too_hot=hot_keys.too_hot,
-        warnings=hot_keys.warnings,
+        warnings=(*hot_keys.warnings, *warnings),
         parts=parts,
         after_eviction=_after_eviction(outcome),
+        doubts=doubts,
     )
 
 

@@ -59,16 +59,19 @@ class _Trace:
         dead: Counter[str] = Counter(dict.fromkeys(self._logs, 0))
         dropped: dict[str, Counter[str]] = {}
         after_eviction: Counter[str] = Counter()
+        warnings: list[str] = []
         for report in self._apply(step):
             dead.update(report.dead)
             after_eviction.update(report.after_eviction)
+            warnings += report.warnings
             for name, counts in report.dropped.items():
                 late[name] += counts.get("late", 0)
                 dropped.setdefault(name, Counter()).update({r: n for r, n in counts.items() if r != "late"})
         line = {"output": in_order(self._environment.output.take()), "watermarks": self._watermarks()}
         found = {name: dict(counts) for name, counts in dropped.items() if counts}
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
-        return line | ({"after_eviction": dict(after_eviction)} if after_eviction else {})
+        line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
+        return line | ({"warnings": warnings} if warnings else {})
 
     def handed_on(self) -> list[dict[str, int | None]]:
         times = {name: InputTime(watermark, None) for name, watermark in self._watermarks().items()}

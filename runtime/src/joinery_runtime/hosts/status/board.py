@@ -62,7 +62,8 @@ class JobSnapshot:
 
     `committed` epochs are all of this process, `own` those that were run under the job's present definition. `sides`
     and `parts` are by part of the state; `amplification` is that of the newest epoch that read something; `paused`
-    says of inputs why they are. `outage` is what is waited for; until it is over, the job is not ready.
+    says of inputs why they are, `doubts` what looks wrong with their records. `outage` is what is waited for; until it
+    is over, the job is not ready.
     """
 
     recovered: bool = False
@@ -82,6 +83,7 @@ class JobSnapshot:
     amplification: float | None = None
     hottest: tuple[KeyRows, ...] = ()
     too_hot: tuple[KeyRows, ...] = ()
+    doubts: Mapping[str, str] = field(default_factory=dict)
     paused: Mapping[str, str] = field(default_factory=dict)
     savepoint: Savepoint | None = None
     error: str | None = None
@@ -223,6 +225,7 @@ class Board:
             parts=report.parts,
             hottest=report.hottest,
             too_hot=report.too_hot,
+            doubts=report.doubts,
             error=None,
         )
 

@@ -20,6 +20,7 @@ from joinery_runtime.state.store import Savepoint
 Side = Literal["left", "right", "sessions"]
 SIDES: dict[str, Side] = {"left": "left", "right": "right", SESSIONS: "sessions"}
 LONGEST_ERROR = 4096  # characters: what `Words` holds
+LONGEST_WARNING = 512  # characters
 LONGEST_NAME = 253  # characters: what `Word` holds; an earlier release made savepoints of any name
 
 
@@ -76,6 +77,7 @@ def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now
         late=None if snapshot.totals is None else snapshot.totals.dropped.get(name, {}).get("late", 0),
         late_by=None if late_by is None else format_duration(late_by),
         after_eviction=None if snapshot.totals is None else snapshot.totals.after_eviction.get(name, 0),
+        warning=snapshot.doubts[name][:LONGEST_WARNING] if name in snapshot.doubts else None,
     )
 
 

@@ -75,6 +75,9 @@ class InputStatus(Model):
     """How far behind the watermark the latest of them was: so much more watermark.delay keeps all."""
     after_eviction: Count | None = None
     """Rows that came when partners of them may have left the state already."""
+    warning: Words | None = None
+    """What looks wrong with the input's records since the driver started: none can be used, or no record has a value
+    for a column. Missing where nothing does."""
 
 
 class HotKey(Model):

@@ -1,0 +1,81 @@
+"""What looks wrong with an input's records, though each of them may be fine: a column that no record has a value for,
+and records of which none can be used. Most often a name, a path or a format in the job is not what the topic has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from joinery_runtime.engine.messages import PartitionRead
+
+MOST_NAMED = 5  # columns in one message
+
+
+@dataclass(slots=True)
+class _Input:
+    """What has been read of an input since the driver started. `empty` columns were null in all rows, None before
+    the first row; `unusable` records went to the dead letters or have a null key, by reason, and `first` is one of
+    them."""
+
+    records: int = 0
+    rows: int = 0
+    empty: frozenset[str] | None = None
+    unusable: dict[str, int] = field(default_factory=dict)
+    first: str = ""
+
+    def add(self, read: PartitionRead) -> None:
+        self.records += read.records
+        if read.empty is not None:
+            self.rows += read.decoded
+            self.empty = read.empty if self.empty is None else self.empty & read.empty
+        for reason, count in (("dead letters", read.dead), ("null keys", read.dropped.get("null_key", 0))):
+            if count:
+                self.unusable[reason] = self.unusable.get(reason, 0) + count
+        self.first = self.first or read.first_dead
+
+    def doubt(self, name: str) -> str | None:
+        """In one sentence or two."""
+        said = []
+        if self.records and sum(self.unusable.values()) == self.records:
+            counts = " and ".join(f"{count:,} {reason}" for reason, count in self.unusable.items())
+            first = f" (the first: {self.first})" if self.first else ""
+            said.append(f"none of the {self.records:,} records read so far can be used: {counts}{first}")
+        if self.empty:
+            named = sorted(self.empty)
+            more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+            columns = f"column{'s' if len(named) > 1 else ''} {', '.join(named[:MOST_NAMED])}{more}"
+            said.append(f"no value for {columns} in any of the {self.rows:,} records decoded so far")
+        if not said:
+            return None
+        dotted = next((column for column in sorted(self.empty or ()) if "." in column), None)
+        nested = "" if dotted is None else f"; a value inside of an object is written as path: {dotted}"
+        return f"Input {name}: {'; '.join(said)}. Compare the schema's names and paths with a record{nested}"
+
+
+class InputDoubts:
+    """Per input, since the driver started. Each input is warned about when it first looks wrong, and again when
+    something else is wrong with it."""
+
+    def __init__(self) -> None:
+        self._inputs: dict[str, _Input] = {}
+        self._said: set[tuple[str, str]] = set()  # inputs and what was wrong with them
+
+    def learn(self, reads: Iterable[PartitionRead]) -> tuple[str, ...]:
+        """After an epoch has committed: what is new to be said."""
+        for read in reads:
+            self._inputs.setdefault(read.partition.input, _Input()).add(read)
+        new = []
+        for name, found in self._inputs.items():
+            wrong = {(name, column) for column in found.empty or ()}
+            if found.records and sum(found.unusable.values()) == found.records:
+                wrong.add((name, ""))  # no column's name
+            if wrong - self._said:
+                self._said |= wrong
+                new.append(found.doubt(name) or "")
+        return tuple(new)
+
+    @property
+    def standing(self) -> Mapping[str, str]:
+        """By input what looks wrong now; it is gone once a record shows otherwise."""
+        doubts = {name: found.doubt(name) for name, found in self._inputs.items()}
+        return {name: doubt for name, doubt in doubts.items() if doubt is not None}

@@ -1,0 +1,89 @@
+"""What looks wrong with an input's records is said by name, once, and no longer than it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from joinery_runtime.engine.input_doubts import InputDoubts
+from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.state.memory import MemoryStore
+
+
+def read(partition: int = 0, records: int = 10, **more: Any) -> PartitionRead:
+    return PartitionRead(
+        PartitionRef("orders", "orders", partition), records, decoded=records - more.get("dead", 0), **more
+    )
+
+
+def test_a_column_without_a_value_is_named_once_and_by_all_partitions_together() -> None:
+    doubts = InputDoubts()
+    reads = [read(0, empty=frozenset({"a", "device.id"})), read(1, empty=frozenset({"b", "device.id"}))]
+    (said,) = doubts.learn(reads)
+    assert "Input orders: no value for column device.id in any of the 20 records decoded so far" in said
+    assert "written as path: device.id" in said
+
+    assert doubts.learn([read(empty=frozenset({"device.id"}))]) == ()
+    assert "30 records" in doubts.standing["orders"]
+    assert doubts.learn([read(empty=frozenset())]) == ()
+    assert doubts.standing == {}
+
+
+def test_a_value_in_an_earlier_epoch_counts() -> None:
+    doubts = InputDoubts()
+    assert doubts.learn([read(empty=frozenset())]) == ()
+    assert doubts.learn([read(empty=frozenset({"note"}))]) == ()
+
+
+def test_an_input_of_which_no_record_can_be_used_is_named_with_the_first_reason() -> None:
+    doubts = InputDoubts()
+    (said,) = doubts.learn(
+        [read(records=9, dead=9, first_dead="orders/0 offset 3: not JSON"), read(1, 1, dropped={"null_key": 1})]
+    )
+    assert said.startswith(
+        "Input orders: none of the 10 records read so far can be used: 9 dead letters and 1 null keys"
+    )
+    assert "(the first: orders/0 offset 3: not JSON)" in said
+    assert doubts.learn([read(dead=10)]) == ()
+    assert doubts.learn([read(empty=frozenset())]) == ()
+    assert doubts.standing == {}
+
+
+def test_many_columns_are_not_all_named() -> None:
+    (said,) = InputDoubts().learn([read(empty=frozenset("abcdefgh"))])
+    assert "columns a, b, c, d, e and 3 more" in said
+
+
+def test_nothing_is_said_of_an_input_that_was_not_read() -> None:
+    assert InputDoubts().learn([read(records=0)]) == ()
+
+
+def test_a_nested_field_that_is_named_without_path_is_warned_about() -> None:
+    """It loads, and all of its rows are dropped."""
+    side: dict[str, Any] = {"file": {"path": "unused"}, "format": "json", "eventTime": "ts"}
+    ts = {"name": "ts", "type": "timestamp"}
+    job = StreamJoin.model_validate(
+        {
+            "apiVersion": "joinery.dev/v1alpha1",
+            "kind": "StreamJoin",
+            "metadata": {"name": "j"},
+            "spec": {
+                "inputs": [
+                    {"name": "l", **side, "schema": [{"name": "device.id", "type": "string"}, ts]},
+                    {"name": "r", **side, "schema": [{"name": "id", "type": "string", "path": "device.id"}, ts]},
+                ],
+                "joins": [
+                    {"right": "r", "keys": {"l.device.id": "r.id"}, "interval": {"of": "l", "lower": 0, "upper": 9}}
+                ],
+                "output": {"file": {"path": "unused"}},
+            },
+        }
+    )
+    record = {"device": {"id": "a"}, "ts": 5}
+    (line,) = run_trace(job, [{"rows": {"l": [record], "r": [record]}}], MemoryStore())
+
+    (said,) = line["warnings"]
+    assert "Input l: none of the 1 records read so far can be used: 1 null keys; no value for column device.id" in said
+    assert line["dropped"] == {"l": {"null_key": 1}}
