@@ -72,7 +72,7 @@ class _WithRecords:
         self.directory.mkdir(parents=True, exist_ok=True)
         for name, log in self.logs.items():
             for partition, records in log.partitions.items():
-                _file(self.directory, name, partition).write_bytes(b"".join(value + b"\n" for value, _ in records))
+                _file(self.directory, name, partition).write_bytes(b"".join(record.value + b"\n" for record in records))
         return self.host.run(work)
 
 

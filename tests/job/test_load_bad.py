@@ -42,6 +42,15 @@ def test_what_is_not_built_is_refused_by_name(edit, path, words, line):
 
 
 BAD = [
+    # metadata
+    ((SCHEMA, "{name: country, type: int32, from: Key}"), "spec.inputs[0].schema[1].from", "write key, timesta", 14),
+    ((SCHEMA, "{name: country, type: int32, from: topic}"), "spec.inputs[0].schema[1].type", "topic is string", 14),
+    (
+        (SCHEMA, "{name: country, type: int32, from: offset, path: a}"),
+        "spec.inputs[0].schema[1].path",
+        "offset has no parts",
+        14,
+    ),
     # paths
     (
         (

@@ -107,6 +107,27 @@ def test_keys_values_nulls_and_timestamps_of_several_topics(broker: KafkaAdmin, 
 
 
 @services
+def test_headers_are_read_where_the_input_names_them(broker: KafkaAdmin, topic: str, way: str) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for headers in ([("a", b"1"), ("b", b"2"), ("a", b"3")], None, [("a", None), ("b", b"")]):
+        producer.produce(topic, b"v", partition=0, headers=headers)
+    assert producer.flush(30) == 0
+    schema = [
+        {"name": "ts", "type": "timestamp"},
+        *({"name": n, "type": "string", "from": f"headers.{n}"} for n in "ab"),
+    ]
+    side = kafka_input(broker.bootstrap, topic)
+    side = type(side).model_validate({**side.model_dump(by_alias=True, exclude_none=True), "schema": schema})
+    with closing(reader_for(side)) as reader:
+        (batch,) = reader.read(Range(ref(topic), 0, 3))
+    assert {name: of.to_pylist() for name, of in batch.headers.items()} == {
+        "a": [b"3", None, None],
+        "b": [b"2", None, b""],
+    }
+    assert batch.keys is None
+
+
+@services
 def test_partitions_are_fetched_from_where_they_are_assigned_and_only_while_they_are(
     broker: KafkaAdmin, topic: str, client: RecordClient
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ Step = Mapping[str, Any]
 MAX_SHARDS = 4096
 PARTITION = "$partition"
 TIMESTAMP = "$timestamp"  # of the Kafka record
+KEY = "$key"  # the Kafka record's: text as it is, anything else as JSON
+HEADERS = "$headers"  # the Kafka record's: texts by name
 
 
 def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
@@ -65,7 +68,12 @@ def _are_rows(value: object) -> bool:
 
 
 def _has_place(row: Mapping[str, Any]) -> bool:
-    return _count(row.get(PARTITION, 0)) and _count(row.get(TIMESTAMP, 0), most=2**63 - 1)
+    headers = row.get(HEADERS, {})
+    return (
+        _count(row.get(PARTITION, 0))
+        and _count(row.get(TIMESTAMP, 0), most=2**63 - 1)
+        and _mapping(headers, lambda value: isinstance(value, str))
+    )
 
 
 def _count(value: object, least: int = 0, most: int = 2**31 - 1) -> bool:
@@ -122,18 +130,30 @@ _KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step],
 }
 
 
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """A record as Kafka would have it; a `timestamp` of -1 is none."""
+
+    value: bytes
+    timestamp: int
+    key: str | None
+    headers: Mapping[str, str]
+
+
 class StepLog(Exclusive):
     """The records of one input as the steps gave them: the trace's Kafka topic, planner and reader in one."""
 
     def __init__(self, side: Input) -> None:
-        self.name = side.name
+        self.name, self._keyed, self._headers = side.name, side.keyed, side.headers
         self.final = False
-        self.partitions: dict[int, list[tuple[bytes, int]]] = {}  # values and Kafka timestamps (-1: none)
+        self.partitions: dict[int, list[TraceRecord]] = {}
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
-            value = {key: v for key, v in row.items() if key not in (PARTITION, TIMESTAMP)}
-            record = json.dumps(value).encode(), row.get(TIMESTAMP, -1)
+            value = {key: v for key, v in row.items() if key not in (PARTITION, TIMESTAMP, KEY, HEADERS)}
+            key = row.get(KEY)
+            written = key if key is None or isinstance(key, str) else json.dumps(key)
+            record = TraceRecord(json.dumps(value).encode(), row.get(TIMESTAMP, -1), written, row.get(HEADERS, {}))
             self.partitions.setdefault(row.get(PARTITION, 0), []).append(record)
 
     def refs(self) -> list[PartitionRef]:
@@ -154,9 +174,14 @@ class StepLog(Exclusive):
     def _read(self, planned: Range) -> RawBatch:
         records = self.partitions.get(planned.partition.partition, [])[planned.start : planned.end_exclusive]
         offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
-        values = pa.array([value for value, _ in records], pa.binary())
-        timestamps = np.array([timestamp for _, timestamp in records], dtype=np.int64)
-        return RawBatch(planned.partition, offsets, values, timestamps=timestamps.__getitem__)
+        values = pa.array([record.value for record in records], pa.binary())
+        timestamps = np.array([record.timestamp for record in records], dtype=np.int64)
+        keys = pa.array([record.key for record in records], pa.string()).cast(pa.binary()) if self._keyed else None
+        headers = {
+            name: pa.array([record.headers.get(name) for record in records], pa.string()).cast(pa.binary())
+            for name in self._headers
+        }
+        return RawBatch(planned.partition, offsets, values, keys, timestamps.__getitem__, headers=headers)
 
     def close(self) -> None:
         """Nothing is open."""

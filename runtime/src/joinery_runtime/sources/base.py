@@ -83,7 +83,8 @@ class RawBatch:
 
     `values` and `keys` are binary arrays of n records (null where the record has none), `offsets` is int64[n].
     `timestamps` gives those of the Kafka records at these positions (int64), in milliseconds (int64, negative where a
-    record has none); from files there are none. Keys are only there for table inputs, and only from Kafka. `lost`
+    record has none); from files there are none. Keys and headers (by name, of several of one name the last) are only
+    there where the input needs them, and only from Kafka. `lost`
     counts offsets of the range that the broker had deleted (`onDataLoss: continue`); n is 0 then.
     """
 
@@ -93,11 +94,13 @@ class RawBatch:
     keys: pa.BinaryArray | None = None
     timestamps: Callable[[np.ndarray], np.ndarray] | None = None
     lost: int = 0
+    headers: Mapping[str, pa.BinaryArray] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Of values and keys, with what Arrow needs to find them."""
-        return int(self.values.nbytes + (0 if self.keys is None else self.keys.nbytes))
+        """Of values, keys and headers, with what Arrow needs to find them."""
+        keys = 0 if self.keys is None else self.keys.nbytes
+        return int(self.values.nbytes + keys + sum(each.nbytes for each in self.headers.values()))
 
     def part(self, start: int, stop: int | None = None) -> RawBatch:
         """The records at these positions of the batch (as of a slice)."""
@@ -105,7 +108,18 @@ class RawBatch:
         keys = None if self.keys is None else self.keys[cut]
         of_all = self.timestamps
         timestamps = None if of_all is None else lambda at: of_all(at + start)
-        return RawBatch(self.partition, self.offsets[cut], self.values[cut], keys, timestamps)
+        headers = {name: each[cut] for name, each in self.headers.items()}
+        return RawBatch(self.partition, self.offsets[cut], self.values[cut], keys, timestamps, headers=headers)
+
+    def take(self, places: np.ndarray) -> RawBatch:
+        """The records at these positions (int64[n], ascending) of the batch."""
+        chosen = pa.array(places)
+        keys = None if self.keys is None else self.keys.take(chosen)
+        of_all = self.timestamps
+        timestamps = None if of_all is None else lambda at: of_all(places[at])
+        headers = {name: each.take(chosen) for name, each in self.headers.items()}
+        values = self.values.take(chosen)
+        return RawBatch(self.partition, self.offsets[places], values, keys, timestamps, headers=headers)
 
 
 class SourcePlanner(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import FileInput, Input, KafkaInput
@@ -11,6 +13,7 @@ from joinery_runtime.sources.formats import format_of
 from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.kafka_planner import KafkaPlanner
 from joinery_runtime.sources.kafka_reader import KafkaReader
+from joinery_runtime.sources.metadata import MetadataDecoder
 from joinery_runtime.sources.records import Decoder, FormatDecoder
 from joinery_runtime.sources.table_decoder import DELETE_FIELD, Changelog, TableDecoder
 from joinery_runtime.store_identity import StoreIdentity
@@ -33,7 +36,7 @@ def reader_for(model: Input) -> SourceReader:
     """The task half of an input: one per process, kept from epoch to epoch."""
     match model:
         case Input(kafka=KafkaInput() as kafka):
-            return KafkaReader(model.name, kafka, keyed=model.table is not None)
+            return KafkaReader(model.name, kafka, keyed=model.keyed, headers=model.headers)
         case Input(file=FileInput()):
             return FileReader(quoted=format_of(model).quoted)
         case _:
@@ -53,11 +56,20 @@ def json_decoder_for(model: Input) -> Decoder:
 def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
     schema = arrow_schema(model.columns)
     if model.table is None:
-        return decoder.of(schema, model)
+        return _with_metadata(model, decoder, schema)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
-    return TableDecoder(
-        changelog, decoder.of(schema.append(DELETE_FIELD) if decoder.marks_deletions else schema, model)
-    )
+    versions = schema.append(DELETE_FIELD) if decoder.marks_deletions else schema
+    return TableDecoder(changelog, _with_metadata(model, decoder, versions))
+
+
+def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
+    """Rows of `schema`, of which some columns may not come from the value."""
+    elsewhere = [column for column in model.columns if column.origin is not None]
+    if not elsewhere:
+        return decoder.of(schema, model)
+    names = {column.name for column in elsewhere}
+    of_value = pa.schema([field for field in schema if field.name not in names])
+    return MetadataDecoder(schema, elsewhere, decoder.of(of_value, model) if len(of_value) else None)
 
 
 def _no_source(model: Input) -> SourceError:

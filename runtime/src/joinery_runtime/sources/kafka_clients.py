@@ -59,22 +59,27 @@ class RecordClient(Protocol):
     def close(self) -> None: ...
 
 
-def open_client(cluster: Cluster, settings: dict[str, Any], *, keyed: bool) -> RecordClient:
-    """A client for these settings of Python's client; `keyed`: batches have the records' keys too."""
+def open_client(
+    cluster: Cluster, settings: dict[str, Any], *, keyed: bool, headers: tuple[str, ...] = ()
+) -> RecordClient:
+    """A client for these settings of Python's client; `keyed`: batches have the records' keys too, and `headers`: these
+    headers."""
     try:
         version, kernel = library().rd_kafka_version(), kernels("messages")
     except UnknownLibrary as unknown:
-        return _by_record(cluster, settings, keyed, str(unknown))
+        return _by_record(cluster, settings, keyed, headers, str(unknown))
     if kernel is None:
-        return _by_record(cluster, settings, keyed, "its kernel is missing")
+        return _by_record(cluster, settings, keyed, headers, "its kernel is missing")
     number = f"{version >> 24}.{version >> 16 & 0xFF}.{version >> 8 & 0xFF}"
     _say(logging.INFO, f"Kafka is read in batches, with librdkafka {number}")
-    return BatchClient(cluster.input, connect(Handle, settings, cluster), kernel, keyed)
+    return BatchClient(cluster.input, connect(Handle, settings, cluster), kernel, keyed, headers)
 
 
-def _by_record(cluster: Cluster, settings: dict[str, Any], keyed: bool, why: str) -> RecordClient:
+def _by_record(
+    cluster: Cluster, settings: dict[str, Any], keyed: bool, headers: tuple[str, ...], why: str
+) -> RecordClient:
     _say(logging.WARNING, f"Kafka is read record by record, which takes more time: {why}")
-    return MessageClient(cluster.input, connect(Consumer, settings, cluster), keyed)
+    return MessageClient(cluster.input, connect(Consumer, settings, cluster), keyed, headers)
 
 
 @functools.cache
@@ -86,8 +91,11 @@ def _say(level: int, line: str) -> None:
 class BatchClient:
     """librdkafka's own batches. The kernel copies the records into Arrow arrays and gives the messages back."""
 
-    def __init__(self, name: str, handle: Handle, kernel: ModuleType, keyed: bool) -> None:
+    def __init__(
+        self, name: str, handle: Handle, kernel: ModuleType, keyed: bool, headers: tuple[str, ...] = ()
+    ) -> None:
         self._input, self._handle, self._kernel, self._keyed = name, handle, kernel, keyed
+        self._headers = headers
         self._timestamp, self._destroy = address("rd_kafka_message_timestamp"), address("rd_kafka_message_destroy")
         self._messages = np.zeros(MOST_RECORDS, np.int64)  # addresses
         self._starts = np.empty(MOST_RECORDS + 1, np.int64)
@@ -134,9 +142,14 @@ class BatchClient:
                     self._gathered(start, stop, int(self._value_bytes[run]), keys=False),
                     self._gathered(start, stop, int(self._key_bytes[run]), keys=True) if self._keyed else None,
                     stamps[start:stop].copy().__getitem__,
+                    headers={name: self._header(start, stop, name) for name in self._headers},
                 )
             )
         return batches, events
+
+    def _header(self, start: int, stop: int, name: str) -> pa.BinaryArray:
+        """Record by record: few inputs ask for headers, and these cost a microsecond each."""
+        return _binary(self._handle.header_of(message, name) for message in self._messages[start:stop].tolist())
 
     def _gathered(self, start: int, stop: int, size: int, *, keys: bool) -> pa.BinaryArray:
         records = stop - start
@@ -166,8 +179,8 @@ class _Message(ctypes.Structure):
 class MessageClient:
     """Python's client, which makes an object of each record."""
 
-    def __init__(self, name: str, consumer: Any, keyed: bool) -> None:
-        self._input, self._consumer, self._keyed = name, consumer, keyed
+    def __init__(self, name: str, consumer: Any, keyed: bool, headers: tuple[str, ...] = ()) -> None:
+        self._input, self._consumer, self._keyed, self._headers = name, consumer, keyed, headers
         self._ever: set[tuple[str, int]] = set()  # what was assigned at some time
 
     def assign(self, at: Mapping[PartitionRef, int]) -> None:
@@ -217,7 +230,14 @@ class MessageClient:
             _binary(map(Message.value, run)),
             keys,
             stamps.__getitem__,
+            headers={name: _binary(_last(message, name) for message in run) for name in self._headers},
         )
+
+
+def _last(message: Message, name: str) -> bytes | None:
+    """The last header of that name."""
+    found = [value for each, value in message.headers() or () if each == name]
+    return found[-1] if found else None
 
 
 def _binary(values: Iterable[bytes | None]) -> pa.BinaryArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,10 +47,11 @@ class _Partition:
 class KafkaReader:
     """One consumer for all partitions of an input that this process reads. Records are handed out as they come, so that
     no partition waits for another one; what comes beyond the planned ranges is kept for the next call, up to
-    `_AHEAD_BYTES`. `keyed`: batches have the records' keys too. Used by one thread at a time."""
+    `_AHEAD_BYTES`. `keyed`: batches have the records' keys too; `headers`: and these headers. Used by one thread at a
+    time."""
 
-    def __init__(self, name: str, kafka: KafkaInput, *, keyed: bool = False) -> None:
-        self._cluster, self._keyed = Cluster.of(name, kafka), keyed
+    def __init__(self, name: str, kafka: KafkaInput, *, keyed: bool = False, headers: Sequence[str] = ()) -> None:
+        self._cluster, self._keyed, self._headers = Cluster.of(name, kafka), keyed, tuple(headers)
         self._skip = kafka.on_data_loss == "continue"
         self._errors = LoggedErrors()
         self._client: RecordClient | None = None
@@ -93,7 +94,7 @@ class KafkaReader:
         for partition in self._partitions.values():
             partition.assigned = False
         settings = consumer_settings(self._cluster, self._errors, partitions)
-        self._client = open_client(self._cluster, settings, keyed=self._keyed)
+        self._client = open_client(self._cluster, settings, keyed=self._keyed, headers=self._headers)
         self._made_for = partitions
 
     @property
@@ -154,7 +155,9 @@ class KafkaReader:
             if partition.lost:
                 lost, partition.lost = partition.lost, 0
                 none = pa.array([], pa.binary())
-                yield RawBatch(ref, np.empty(0, np.int64), none, none if self._keyed else None, lost=lost)
+                headers = dict.fromkeys(self._headers, none)
+                keys = none if self._keyed else None
+                yield RawBatch(ref, np.empty(0, np.int64), none, keys, _no_times, lost=lost, headers=headers)
             if partition.seen >= end:
                 partition.position = end
                 del waiting[ref]
@@ -265,6 +268,10 @@ class KafkaReader:
             if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
                 raise cluster.away(f"{doing} failed", f"{error.str()}; {self._errors}") from problem
             raise cluster.failure(problem, doing) from problem
+
+
+def _no_times(_: np.ndarray) -> np.ndarray:
+    return np.empty(0, np.int64)
 
 
 def _name(ref: PartitionRef) -> str:

@@ -64,6 +64,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "rd_kafka_consume_batch_queue": (c_ssize_t, c_void_p, c_int, c_void_p, c_size_t),
     "rd_kafka_message_errstr": (c_char_p, c_void_p),
     "rd_kafka_message_timestamp": (c_int64, c_void_p, c_void_p),
+    "rd_kafka_message_headers": (c_int, c_void_p, ctypes.POINTER(c_void_p)),
+    "rd_kafka_header_get_last": (c_int, c_void_p, c_char_p, ctypes.POINTER(c_void_p), ctypes.POINTER(c_size_t)),
     "rd_kafka_message_destroy": (None, c_void_p),
     "rd_kafka_topic_name": (c_char_p, c_void_p),
     "rd_kafka_last_error": (c_int,),
@@ -180,6 +182,16 @@ class Handle:
     def topic_of(self, topic: int) -> str | None:
         """The name of a message's topic; an error of the client as a whole has none."""
         return str(self._library.rd_kafka_topic_name(topic), "utf-8") if topic else None
+
+    def header_of(self, message: int, name: str) -> bytes | None:
+        """The last header of that name; None where there is none, or it has no value."""
+        headers, value, size = c_void_p(), c_void_p(), c_size_t()
+        if self._library.rd_kafka_message_headers(message, ctypes.byref(headers)) != 0:
+            return None
+        found = (ctypes.byref(value), ctypes.byref(size))
+        if self._library.rd_kafka_header_get_last(headers, name.encode(), *found) != 0 or value.value is None:
+            return None
+        return ctypes.string_at(value.value, size.value)
 
     def error_of(self, message: int, code: int) -> KafkaError:
         return KafkaError(code, (self._library.rd_kafka_message_errstr(message) or b"").decode(errors="replace"))

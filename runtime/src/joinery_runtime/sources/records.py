@@ -126,6 +126,23 @@ def set_aside(
     return values.filter(pc.invert(unusable)), index[~mask], all_bad(index[mask], reason)
 
 
+def not_utf8(values: pa.BinaryArray) -> pa.BooleanArray:
+    """Which of the values are no text. Looks at them one by one only where at least one is not."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([value is not None and not _is_utf8(value) for value in values.to_pylist()])
+    return pa.array(np.zeros(len(values), dtype=np.bool_))
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def may_contain(values: pa.BinaryArray, found: bytes) -> bool:
     """False only if no record has these bytes: one fast scan of the values' buffer, which may be shared with others."""
     data = values.buffers()[2]

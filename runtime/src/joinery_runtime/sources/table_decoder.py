@@ -23,9 +23,11 @@ from joinery_runtime.sources.records import (
     BoolArray,
     ByValue,
     Decoded,
+    Decoder,
     Fault,
     IntArray,
     drop_rows,
+    not_utf8,
     set_aside,
     with_bad,
 )
@@ -55,21 +57,21 @@ class TableDecoder:
     """Decodes a changelog into rows of its schema. `values` reads records that have a value into such rows; where the
     format can say it, with DELETE_FIELD as one more column."""
 
-    def __init__(self, changelog: Changelog, values: ByValue) -> None:
+    def __init__(self, changelog: Changelog, values: Decoder) -> None:
         self._changelog, self._values = changelog, values
         text = changelog.key_format == "string"
         self._keys = _TextKeys(changelog.key_schema) if text else JsonDecoder(changelog.key_schema)
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         if not raw.values.null_count:
-            return self._versions(raw.values)
+            return self._versions(raw)
         null = raw.values.is_null().to_numpy(zero_copy_only=False)
         with_value, without = np.flatnonzero(~null), np.flatnonzero(null)
-        versions = self._versions(raw.values.take(pa.array(with_value)))
+        versions = self._versions(raw.take(with_value))
         return _interleaved(_at(versions, with_value), _at(self._tombstones(raw, without), without))
 
-    def _versions(self, values: pa.BinaryArray) -> Decoded:
-        decoded = self._values.decode(values)
+    def _versions(self, raw: RawBatch) -> Decoded:
+        decoded = self._values.decode_batch(raw)
         at = decoded.rows.schema.get_field_index(DELETE)
         if at < 0:
             return replace(decoded, deleted=np.zeros(len(decoded.index), dtype=np.bool_))
@@ -129,27 +131,10 @@ class _TextKeys(ByValue):
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         index = np.arange(len(values), dtype=np.int64)
-        values, index, garbled = set_aside(values, index, _not_utf8(values), "not UTF-8")
+        values, index, garbled = set_aside(values, index, not_utf8(values), "not UTF-8")
         field = self._schema.field(0)
         column, faults = convert(field.name, pl.Series(values.cast(pa.string()), dtype=pl.String), field.type)
         return with_bad(drop_rows(pa.table([column], schema=self._schema), index, faults), garbled)
-
-
-def _not_utf8(values: pa.BinaryArray) -> pa.BooleanArray:
-    """Looks at keys one by one only where at least one is known to be bad."""
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([not _is_utf8(value) for value in values.to_pylist()])
-    return pa.array(np.zeros(len(values), dtype=np.bool_))
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _at(decoded: Decoded, places: IntArray) -> Decoded:

@@ -9,6 +9,12 @@ from joinery_runtime.job.model.wording import listed
 
 _EVENT_TIME_TYPES = ("timestamp", "int64")
 _FLAT_FORMATS = ("csv",)
+_ORIGIN_TYPES = {
+    "timestamp": ("timestamp", "int64"),
+    "partition": ("int32", "int64"),
+    "offset": ("int64",),
+    "topic": ("string",),
+}
 _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
 
@@ -47,8 +53,24 @@ def _nested(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         kind = source.data.get("format")
         for i, column in enumerate(items(source.data, "schema")):
-            if dig(column, "path") is not None and kind in _FLAT_FORMATS:
+            if dig(column, "path") is not None and dig(column, "from") is None and kind in _FLAT_FORMATS:
                 yield (*source.at, "schema", i, "path"), f"records of format {kind} are flat; leave the path out"
+
+
+def _metadata(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        for i, column in enumerate(items(source.data, "schema")):
+            origin, at = dig(column, "from"), (*source.at, "schema", i)
+            if not isinstance(origin, str):
+                continue
+            allowed = _ORIGIN_TYPES.get(origin)
+            kind = (source.types or {}).get(dig(column, "name"))
+            if "file" in source.data:
+                yield (*at, "from"), "only records of Kafka have that; leave `from` out"
+            elif allowed is not None and kind is not None and kind.name not in allowed:
+                yield (*at, "type"), f"from: {origin} is {' or '.join(allowed)}, not {kind}"
+            if dig(column, "path") is not None and origin != "key":
+                yield (*at, "path"), f"from: {origin} has no parts; leave the path out"
 
 
 def _one_source(draft: JobDraft) -> Iterator[Finding]:
@@ -110,6 +132,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _distinct_columns,
     _event_time,
     _nested,
+    _metadata,
     _one_source,
     _one_topic,
     _offsets_of_one_topic,

@@ -38,6 +38,21 @@ def _path(text: str) -> str:
     return text
 
 
+ORIGINS = ("key", "timestamp", "partition", "offset", "topic")
+_HEADERS = "headers."
+
+
+def header_of(origin: str) -> str | None:
+    """The name of the header that is meant; None where it is something else."""
+    return origin.removeprefix(_HEADERS) if origin.startswith(_HEADERS) else None
+
+
+def _origin(text: str) -> str:
+    if text not in ORIGINS and not header_of(text):
+        raise ValueError(f"{text!r} is nothing that a record has; write {', '.join(ORIGINS)} or {_HEADERS}<name>")
+    return text
+
+
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 TopicPattern = Annotated[Text, AfterValidator(_regular_expression)]
 NonNegative = Annotated[Int, Field(ge=0)]
@@ -134,6 +149,9 @@ class Column(Model):
     path: Annotated[Text, AfterValidator(_path)] | None = None
     """Where the value is in a nested record: names and positions, for example `payload.after.id` or `items[0].sku`; a
     name with dots is quoted, `"a.b".c`. Default: the field `name` of the record itself."""
+    origin: Annotated[Text, AfterValidator(_origin)] | None = Field(default=None, alias="from")
+    """What else of a Kafka record the column is than a part of its value: `key`, `timestamp`, `partition`, `offset`,
+    `topic` or `headers.<name>` (of several the last). With `path`, a part of a key that is JSON."""
 
     @property
     def steps(self) -> Path:
@@ -200,6 +218,17 @@ class Input(Model):
     def bounded(self) -> bool:
         """Whether the input ends by itself (rule T7)."""
         return self.file is not None or (self.kafka is not None and self.kafka.stop_at is not None)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the records' keys are needed."""
+        return self.table is not None or any(column.origin == "key" for column in self.columns)
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The headers that columns come from."""
+        found = (header_of(column.origin) for column in self.columns if column.origin is not None)
+        return tuple(dict.fromkeys(name for name in found if name is not None))
 
     @property
     def types(self) -> dict[str, ColumnType]:

@@ -1,0 +1,90 @@
+"""Columns that do not come from a record's value: its key, headers, timestamp, and place in Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.job.model.inputs import Column, header_of
+from joinery_runtime.sources.base import RawBatch
+from joinery_runtime.sources.convert import convert
+from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.records import Decoded, Decoder, Fault, IntArray, drop_rows, not_utf8, with_bad
+
+
+class MetadataDecoder:
+    """Adds `columns`, which have an origin, to the rows of `values`, in the order of `schema`. Where `values` is None
+    no column comes from the value, and a record without one is as good."""
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[Column], values: Decoder | None) -> None:
+        self._schema, self._values = schema, values
+        self._columns = [column for column in columns if column.path is None]
+        nested = [column for column in columns if column.path is not None]
+        self._nested = pa.schema([schema.field(column.name) for column in nested])
+        self._keys = JsonDecoder(self._nested, {column.name: column.steps for column in nested}) if nested else None
+
+    def decode_batch(self, raw: RawBatch) -> Decoded:
+        if self._values is None:
+            count = len(raw.offsets)
+            decoded = Decoded(pa.table({}), np.arange(count, dtype=np.int64), [])
+        else:
+            decoded = self._values.decode_batch(raw)
+        index = decoded.index
+        found = {name: decoded.rows[name] for name in decoded.rows.column_names}
+        faults: list[Fault] = []
+        for column in self._columns:
+            made, fault = _column(raw, index, column, self._schema.field(column.name))
+            found[column.name] = made
+            faults += fault
+        if self._keys is not None:
+            assert raw.keys is not None, "the reader gives keys where a column comes from them"
+            faults += self._from_keys(self._keys, raw.keys.take(pa.array(index)), found)
+        rows = pa.table([found[name] for name in self._schema.names], schema=self._schema)
+        return with_bad(replace(drop_rows(rows, index, faults), deleted=decoded.deleted), decoded.bad)
+
+    def _from_keys(self, decoder: JsonDecoder, keys: pa.BinaryArray, found: dict[str, pa.ChunkedArray]) -> list[Fault]:
+        """Columns inside of keys that are JSON objects; a record without a key has null there."""
+        decoded = decoder.decode(pc.fill_null(keys, b"{}"))
+        back = np.full(len(keys), -1, np.int64)
+        back[decoded.index] = np.arange(len(decoded.index))
+        places = pa.array(back, mask=back < 0)
+        for field in self._nested:
+            found[field.name] = decoded.rows[field.name].take(places)
+        return [(back < 0, [f"record key: {bad.reason}" for bad in decoded.bad])] if decoded.bad else []
+
+
+def _column(raw: RawBatch, index: IntArray, column: Column, field: pa.Field) -> tuple[pa.Array, list[Fault]]:
+    """A column of the records at these places of the batch, and the records that have no such value."""
+    match column.origin:
+        case "timestamp":
+            assert raw.timestamps is not None, "a Kafka reader gives timestamps"
+            times = raw.timestamps(index)
+            return pa.array(times, pa.int64(), mask=times < 0).cast(field.type), []
+        case "partition":
+            return pa.repeat(raw.partition.partition, len(index)).cast(field.type), []
+        case "topic":
+            return pa.repeat(raw.partition.topic, len(index)), []
+        case "offset":
+            return pa.array(raw.offsets[index], pa.int64()), []
+        case "key":
+            assert raw.keys is not None, "the reader gives keys where a column comes from them"
+            return _text(field, raw.keys.take(pa.array(index)))
+        case origin:
+            return _text(field, raw.headers[header_of(origin or "") or ""].take(pa.array(index)))
+
+
+def _text(field: pa.Field, values: pa.BinaryArray) -> tuple[pa.Array, list[Fault]]:
+    """Bytes as they are, or as text that `convert` reads."""
+    if pa.types.is_binary(field.type):
+        return values, []
+    garbled = not_utf8(values).to_numpy(zero_copy_only=False)
+    text = pc.if_else(pa.array(garbled), pa.scalar(None, pa.binary()), values).cast(pa.string())
+    column, faults = convert(field.name, pl.Series(text, dtype=pl.String), field.type)
+    if garbled.any():
+        faults.append((garbled, [f"column {field.name}: not UTF-8"] * int(garbled.sum())))
+    return column, faults
