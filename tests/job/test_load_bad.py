@@ -42,6 +42,34 @@ def test_what_is_not_built_is_refused_by_name(edit, path, words, line):
 
 
 BAD = [
+    # times
+    (("ts, type: timestamp}", "ts, type: timestamp, format: rfc}"), "spec.inputs[0].schema[3].format", "no format", 16),
+    (("ts, type: timestamp}", "ts, type: timestamp, format: '%d.%Q'}"), "spec.inputs[0].schema[3].format", "'%Q'", 16),
+    (
+        ("ts, type: timestamp}", "ts, type: timestamp, format: '%d.%m.%Y'}"),
+        "spec.inputs[0].schema[3].format",
+        "write zone: UTC",
+        16,
+    ),
+    (
+        ("ts, type: timestamp}", "ts, type: timestamp, format: iso, zone: Mars}"),
+        "spec.inputs[0].schema[3].zone",
+        "'Mars' is no time zone",
+        16,
+    ),
+    (
+        ("ts, type: timestamp}", "ts, type: timestamp, format: s, zone: UTC}"),
+        "spec.inputs[0].schema[3].zone",
+        "belongs to times as text",
+        16,
+    ),
+    ((SCHEMA, "{name: country, type: int32, format: iso}"), "spec.inputs[0].schema[1].format", "of timestamp", 14),
+    (
+        ("{name: order_id, type: string}\n        - " + SCHEMA, "{name: order_id, type: string, format: text}"),
+        "spec.inputs[0].schema[0].format",
+        "text is for boolean",
+        13,
+    ),
     # metadata
     ((SCHEMA, "{name: country, type: int32, from: Key}"), "spec.inputs[0].schema[1].from", "write key, timesta", 14),
     ((SCHEMA, "{name: country, type: int32, from: topic}"), "spec.inputs[0].schema[1].type", "topic is string", 14),

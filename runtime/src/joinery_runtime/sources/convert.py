@@ -8,21 +8,27 @@ A value that its type cannot hold is a fault of its row. The accepted forms:
 * boolean: `true` or `false` in any case;
 * date: `YYYY-MM-DD`; binary: base64 with padding;
 * timestamp: an integer (milliseconds) or RFC 3339 with any offset, in any mix, of the years 1 to
-  9999; digits below a millisecond are cut off.
+  9999; digits below a millisecond are cut off. Integers that are times of the years 2000 to 2099 if they count seconds
+  are refused: as milliseconds they are in January or February 1970.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import polars as pl
 import pyarrow as pa
 
 from joinery_runtime.sources.records import Fault
 
+_INTEGER = re.compile(r"[+-]?\d{1,10}\Z")
 _RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})$"
 # Milliseconds since the epoch: the years that all who may read a timestamp later can represent.
 _YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999
+# 2000 to 2099 in seconds: what a producer that counts seconds sends.
+SECONDS_2000, SECONDS_2100 = 946_684_800, 4_102_444_800
 _SHOWN = 60  # characters of an offending value that a reason repeats
 
 
@@ -39,7 +45,7 @@ def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
 def in_range(column: str, times: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """Milliseconds since the epoch as timestamps, and at most one fault: times outside the years 1 to 9999."""
     # As text, as which they are read beside times in RFC 3339: a reason does not depend on a record's neighbours.
-    return _checked(column, times.cast(pl.String), _bounded(times), pa.timestamp("ms", tz="UTC"))
+    return _checked(column, times.cast(pl.String), _guessed(times), pa.timestamp("ms", tz="UTC"))
 
 
 def _checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
@@ -52,6 +58,13 @@ def _checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataTy
 
 def fault(column: str, value: object, target: pa.DataType) -> str:
     """Why a value cannot be in a column."""
+    number = int(value) if isinstance(value, str) and _INTEGER.match(value) else 0
+    if pa.types.is_timestamp(target) and SECONDS_2000 <= number < SECONDS_2100:
+        moment = datetime.fromtimestamp(number, UTC).date()
+        return (
+            f"column {column}: {value} is 1970 if it counts milliseconds, and {moment} if it counts seconds; write the "
+            "column's format: s or ms"
+        )
     return f"column {column}: {shown(value)} is not a valid {_described(target)}"
 
 
@@ -96,14 +109,22 @@ def _timestamps(text: pl.Series) -> pl.Series:
     """Integer milliseconds or RFC 3339 text, mixed: milliseconds since the epoch, null where neither."""
     numbers = text.cast(pl.Int64, strict=False)
     if numbers.null_count() == text.null_count():
-        return _bounded(numbers)
+        return _guessed(numbers)
     upper = pl.when(_T.str.contains(_RFC3339)).then(_T.str.to_uppercase())
     zoned = upper.str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
     parsed = zoned.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", strict=False, time_unit="ms").dt.epoch("ms")
-    return _bounded(_apply(text, pl.coalesce(numbers, parsed)))
+    return in_years(_apply(text, pl.coalesce(_guessed(numbers), parsed)))
 
 
-def _bounded(times: pl.Series) -> pl.Series:
+def _guessed(numbers: pl.Series) -> pl.Series:
+    """Milliseconds; null where they most likely count seconds, or are outside the years 1 to 9999."""
+    if numbers.is_between(SECONDS_2000, SECONDS_2100, closed="left").any():
+        seconds = _T.is_between(SECONDS_2000, SECONDS_2100, closed="left")
+        numbers = _apply(numbers, pl.when(~seconds).then(_T))
+    return in_years(numbers)
+
+
+def in_years(times: pl.Series) -> pl.Series:
     """Times outside the years 1 to 9999 become null."""
     if times.is_between(_YEAR_1, _YEAR_9999_END).all():
         return times

@@ -16,6 +16,7 @@ from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.metadata import MetadataDecoder
 from joinery_runtime.sources.records import Decoder, FormatDecoder
 from joinery_runtime.sources.table_decoder import DELETE_FIELD, Changelog, TableDecoder
+from joinery_runtime.sources.text_columns import TextDecoder, as_text
 from joinery_runtime.store_identity import StoreIdentity
 
 
@@ -56,10 +57,18 @@ def json_decoder_for(model: Input) -> Decoder:
 def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
     schema = arrow_schema(model.columns)
     if model.table is None:
-        return _with_metadata(model, decoder, schema)
+        return _with_formats(model, decoder, schema)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
     versions = schema.append(DELETE_FIELD) if decoder.marks_deletions else schema
-    return TableDecoder(changelog, _with_metadata(model, decoder, versions))
+    return TableDecoder(changelog, _with_formats(model, decoder, versions))
+
+
+def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
+    """Rows of `schema`, of which some columns may have a format of their own."""
+    written = [column for column in model.columns if column.format is not None]
+    if not written:
+        return _with_metadata(model, decoder, schema)
+    return TextDecoder(schema, written, _with_metadata(model, decoder, as_text(schema, written)))
 
 
 def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from joinery_runtime.job.model.draft import Finding, JobDraft, dig, exactly_one, items, repeats, unknown_column
+from joinery_runtime.job.model.times import ISO, TEXT, has_offset, is_pattern
 from joinery_runtime.job.model.wording import listed
 
 _EVENT_TIME_TYPES = ("timestamp", "int64")
@@ -15,6 +16,7 @@ _ORIGIN_TYPES = {
     "offset": ("int64",),
     "topic": ("string",),
 }
+_TEXT_TYPES = ("boolean", "int32", "int64", "float", "double")
 _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
 
@@ -71,6 +73,25 @@ def _metadata(draft: JobDraft) -> Iterator[Finding]:
                 yield (*at, "type"), f"from: {origin} is {' or '.join(allowed)}, not {kind}"
             if dig(column, "path") is not None and origin != "key":
                 yield (*at, "path"), f"from: {origin} has no parts; leave the path out"
+
+
+def _formats(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        for i, column in enumerate(items(source.data, "schema")):
+            written, zone, at = dig(column, "format"), dig(column, "zone"), (*source.at, "schema", i)
+            kind = (source.types or {}).get(dig(column, "name"))
+            if zone is not None and (not isinstance(written, str) or not (written == ISO or is_pattern(written))):
+                yield (*at, "zone"), "a zone belongs to times as text; write format: iso or a pattern beside it"
+            if not isinstance(written, str) or kind is None:
+                continue
+            if dig(column, "from") in _ORIGIN_TYPES:
+                yield (*at, "format"), f"from: {dig(column, 'from')} is no text; leave the format out"
+            elif written == TEXT and kind.name not in _TEXT_TYPES:
+                yield (*at, "format"), f"column {dig(column, 'name')!r} is {kind}; text is for {listed(_TEXT_TYPES)}"
+            elif written != TEXT and kind.name != "timestamp" and not (kind.name == "date" and is_pattern(written)):
+                yield (*at, "format"), f"column {dig(column, 'name')!r} is {kind}; {written} is a format of timestamp"
+            elif kind.name == "timestamp" and is_pattern(written) and not has_offset(written) and zone is None:
+                yield (*at, "format"), "the pattern has no offset (%z); write zone: UTC, or the zone of the times"
 
 
 def _one_source(draft: JobDraft) -> Iterator[Finding]:
@@ -133,6 +154,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _event_time,
     _nested,
     _metadata,
+    _formats,
     _one_source,
     _one_topic,
     _offsets_of_one_topic,

@@ -22,6 +22,7 @@ from joinery_runtime.job.model.base import (
 )
 from joinery_runtime.job.model.paths import Path, parse_path
 from joinery_runtime.job.model.secrets import SecretRef
+from joinery_runtime.job.model.times import checked_format, checked_zone
 from joinery_runtime.job.model.types import ColumnType
 
 
@@ -152,6 +153,13 @@ class Column(Model):
     origin: Annotated[Text, AfterValidator(_origin)] | None = Field(default=None, alias="from")
     """What else of a Kafka record the column is than a part of its value: `key`, `timestamp`, `partition`, `offset`,
     `topic` or `headers.<name>` (of several the last). With `path`, a part of a key that is JSON."""
+
+    format: Annotated[Text, AfterValidator(checked_format)] | None = None
+    """How a time is written: `s`, `ms`, `us` or `ns` (a number since 1970, of that unit), `iso` (ISO 8601, with a space
+    or without an offset too) or a pattern such as `%d.%m.%Y %H:%M:%S`; of a date a pattern. `text` takes numbers and
+    booleans in quotes too. Default: milliseconds or RFC 3339."""
+    zone: Annotated[Text, AfterValidator(checked_zone)] | None = None
+    """The time zone of times without an offset, for example `Europe/Berlin`."""
 
     @property
     def steps(self) -> Path:

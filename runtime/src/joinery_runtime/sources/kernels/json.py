@@ -54,6 +54,7 @@ _MINUS, _DOT, _PLUS, _ZERO = 0x2D, 0x2E, 0x2B, 0x30
 _EXACT = 1 << 53
 _SIGN = -(1 << 63)
 _YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999  # as `convert` has them, in milliseconds
+_SECONDS_2000, _SECONDS_2100 = 946_684_800, 4_102_444_800  # likewise: these count seconds
 _FLOAT_MAX = 3.4028235677973366e38  # from here on a double as a float is infinite
 
 
@@ -228,7 +229,7 @@ def _number_value(
     """A number for a column of this kind: the address after it, and what goes into the column's slot."""
     if kind == INT64 or kind == TIMESTAMP or kind == INT32:
         whole, end = integer(at, limit)
-        if kind == TIMESTAMP and not _YEAR_1 <= whole <= _YEAR_9999_END:
+        if kind == TIMESTAMP and (not _YEAR_1 <= whole <= _YEAR_9999_END or _SECONDS_2000 <= whole < _SECONDS_2100):
             return GIVEN_UP, 0
         if kind == INT32 and not -(1 << 31) <= whole < 1 << 31:
             return GIVEN_UP, 0
