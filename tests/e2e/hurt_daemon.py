@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ class Hurt:
 
 
 def _write_once(path: Path, text: str) -> bool:
-    """Whether this is the first time; the file is there with all of its text or not at all."""
-    draft = path.with_suffix(f".{os.getpid()}")
+    """Whether this is the first time; the file is there with all of its text or not at all. A worker has threads."""
+    draft = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     draft.write_text(text)
     try:
         os.link(draft, path)

@@ -25,13 +25,19 @@ pytestmark = [pytest.mark.services, pytest.mark.slow]
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkContext]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(spark_home()))
-        # Only what the driver is started with here, not what an earlier one of this process left behind.
+        # Only what the driver is started with here, not what an earlier one of this process left behind: its JVM stays.
         patch.delenv(ENV_SECRET, raising=False)
+        patch.setattr(SparkContext, "_gateway", None)
+        patch.setattr(SparkContext, "_jvm", None)
         context = start_context(
             "guarded", {"spark.executor.memory": "512m", "spark.ui.enabled": "true"}, "local-cluster[1,1,512]"
         )
         yield context
+        gateway = SparkContext._gateway
         stop_context(context)
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # its JVM ends with it
+        gateway.proc.wait()
 
 
 def executors(context: SparkContext) -> set[str]:
@@ -90,7 +96,7 @@ def test_no_command_line_and_no_page_shows_the_secret(context: SparkContext) -> 
 
 def test_sparks_page_listens_on_loopback(context: SparkContext) -> None:
     port = int((context.uiWebUrl or "").rpartition(":")[2])
-    java = next(each for each in processes() if "java" in each.name())
+    java = psutil.Process(SparkContext._gateway.proc.pid)
     addresses = {at.laddr.ip for at in java.net_connections() if at.status == "LISTEN" and at.laddr.port == port}
     assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert addresses
