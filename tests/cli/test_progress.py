@@ -13,8 +13,10 @@ from rich.live import Live
 from cli.session_jobs import session_job
 from job.resources import job
 from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.hot_keys import KeyRows
+from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.loop import Outage, Progress
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import StoreUnavailable
@@ -28,6 +30,7 @@ WARNING = "wider bounds [/]: rows stay gone"
 
 class FakeDriver:
     generation, epoch, pending = 3, 6, True
+    state = JobState(Pipeline((), ()), {})
 
 
 def report(epoch: int = 7, rows_in: Mapping[str, int] | None = None, **changes: Any) -> EpochReport:
@@ -63,7 +66,7 @@ def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
     progress.listener.started(FakeDriver())  # type: ignore[arg-type]
     progress.listener.committed(Progress(report(), 0.25))
     progress.listener.trouble(TROUBLE, 0.5)
-    progress.ended(stopped=True)
+    progress.ended("stopped")
     progress.listener.noticed("hot")
     *lines, noticed = json_lines(text)
     assert [line["event"] for line in lines] == ["warning", "started", "epoch", "trouble", "ended"]
@@ -101,7 +104,7 @@ def test_json_says_at_the_end_what_was_late_and_what_would_have_kept_it() -> Non
     text = io.StringIO()
     progress = JsonProgress(JOB, text)
     progress.listener.committed(Progress(report(totals=LATE), 0.25))
-    progress.ended(stopped=False)
+    progress.ended("inputs")
     late, ended = json_lines(text)[1:]
     assert (late["event"], late["level"], late["message"]) == ("late", "warning", LATE_WORDS)
     assert (late["input"], late["rows"], late["behind_ms"], late["delay_ms"]) == (
@@ -146,9 +149,16 @@ def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None
     progress = JsonProgress(JOB, text)
     for each in epochs:
         progress.listener.committed(Progress(each, 0.1))
-    progress.ended(stopped=False)
+    progress.ended("inputs")
     assert json_lines(text)[-1]["reason"] == "all inputs have ended"
     assert "nothing new to read" in json_lines(text)[-1]["note"]
+
+
+def test_json_says_that_latest_is_of_the_first_start() -> None:
+    text = io.StringIO()
+    JsonProgress(job(("topic: orders", f"topic: orders\n{8 * ' '}stopAt: latest")), text).ended("inputs")
+    assert "stopAt of orders is latest" in json_lines(text)[-1]["note"]
+    assert "joinery run --once" in json_lines(text)[-1]["note"]
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -266,23 +276,23 @@ def test_messages_are_shown_as_they_are(screen: Screen) -> None:
 def test_the_end_tells_the_totals(screen: Screen) -> None:
     screen.commit(at=101, seconds=1)
     screen.now = 103.5
-    screen.progress.ended(stopped=False)
+    screen.progress.ended("inputs")
     assert "orders-payments: all inputs have ended after 3.5 s, 3,000 rows in, 1,500 out\n" in screen.text()
 
 
 def test_the_end_shouts_what_was_late(screen: Screen) -> None:
     screen.commit(101, 1.0, totals=LATE)
-    screen.progress.ended(stopped=False)
+    screen.progress.ended("inputs")
     assert " ".join(LATE_WORDS.split()) in " ".join(screen.text().split())
 
 
 def test_the_end_tells_when_there_was_nothing_new(screen: Screen) -> None:
-    screen.progress.ended(stopped=False)
+    screen.progress.ended("inputs")
     assert "0 rows in, 0 out (there was nothing new to read" in screen.text()
 
 
 def test_a_stop_without_rows_does_not(screen: Screen) -> None:
-    screen.progress.ended(stopped=True)
+    screen.progress.ended("stopped")
     assert "stopped after 0.0 s, 0 rows in, 0 out\n" in screen.text()
 
 

@@ -14,12 +14,17 @@ import pytest
 
 from cli.commands import Joinery
 from joinery_devkit.processes import free_port
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
+from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.loop import JobListener
+from joinery_runtime.engine.plan import InputState
 from joinery_runtime.hosts.status import Board
 
 
 class _Driver:
     generation, epoch, pending = 3, 7, False
+    state = JobState(Pipeline((), ()), {"orders": InputState(progress=InputProgress().raised(END_OF_TIME))})
 
 
 @pytest.fixture
@@ -70,6 +75,19 @@ def test_a_signal_lets_the_epoch_end(joinery: Joinery, job_file: Path, running: 
     assert (ended.code, ended.err) == (0, "")
     assert ended.lines[-1]["event"] == "ended"
     assert ended.lines[-1]["reason"] == "stopped"
+
+
+def test_a_run_once_says_what_ended_it(joinery: Joinery, job_file: Path, running: Any) -> None:
+    running(lambda listener, _stop: listener.started(_Driver()))
+    ended = joinery("run", job_file, "--once")
+    assert ended.lines[-1]["reason"] == "read to the ends of now"
+
+
+def test_inputs_that_had_ended_are_why_nothing_is_read(joinery: Joinery, job_file: Path, running: Any) -> None:
+    running(lambda listener, _stop: listener.started(_Driver()))
+    note = joinery("run", job_file).lines[-1]["note"]
+    assert "has ended orders" in note
+    assert "joinery run --once" in note
 
 
 def test_the_second_signal_ends_the_job_at_once(joinery: Joinery, job_file: Path, running: Any) -> None:

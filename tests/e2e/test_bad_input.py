@@ -85,8 +85,8 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> A
     monkeypatch.setattr("signal.signal", lambda *_: None)  # this process keeps its own handlers
     joinery = runner(capfd)
 
-    def run(path: Path) -> Ended:
-        ended = joinery("run", path, "--master", MASTER)
+    def run(path: Path, *options: str) -> Ended:
+        ended = joinery("run", path, "--master", MASTER, *options)
         assert not traceback_of_ours(ended.err), ended.err
         return ended
 
@@ -232,9 +232,21 @@ def test_bad_records_stop_a_job_without_dead_letters_and_nothing_is_lost(
 
     again = run(mended)
     assert again.code == 0
-    assert "nothing new to read" in again.lines[-1]["note"]
+    assert "nothing new to read: stopAt of orders, payments is latest" in again.lines[-1]["note"]
     assert table_rows(database) == joined(1, 5)
     assert len(json_rows(tmp_path / "dead")) == 3
+
+
+@pytest.mark.services
+def test_runs_once_read_what_is_new(run: Any, job: Job, tmp_path: Path, database: str) -> None:
+    """With `stopAt: latest`, which would end the inputs in the first of them."""
+    path = job.write(tmp_path)
+    for number in (1, 2):
+        produce(job.bootstrap, f"{job.name}.orders", [order(number)])
+        produce(job.bootstrap, f"{job.name}.payments", [payment(number)])
+        ended = run(path, "--once")
+        assert (ended.code, ended.lines[-1]["reason"]) == (0, "read to the ends of now"), ended.err
+        assert table_rows(database) == joined(*range(1, number + 1))
 
 
 def _added(ended: Ended, field: str) -> Any:

@@ -57,6 +57,7 @@ class Job:
     max_records: int = 1_000
     max_bytes: int = 64 << 20
     tables: frozenset[str] = frozenset()
+    once: bool = False
     inputs: dict[str, InputState] = field(default_factory=lambda: {"orders": InputState(), "payments": InputState()})
     number: int = 0
 
@@ -71,6 +72,7 @@ class Job:
             {"orders": self.orders, "payments": self.payments},
             {"orders": InputClock(delay_ms=5), "payments": InputClock(delay_ms=3)},
             IdleClock({"orders": IDLE_MS, "payments": IDLE_MS}),
+            once=self.once,
         )
 
     @property
@@ -525,3 +527,61 @@ def test_a_bounded_run_waits_for_an_input_that_has_no_topic_yet() -> None:
     job.epoch({}, always=True)
     assert job.plan() is None
     assert not job.planner.status.finished
+
+
+# --- once -------------------------------------------------------------------------------------------------------------
+
+
+def run_once(job: Job) -> list[EpochPlan]:
+    """A new process that reads to the ends of now."""
+    job.restart()
+    plans: list[EpochPlan] = []
+    while job.plan() is not None:
+        plans.append(job.epoch({}))
+    assert job.planner.status.finished
+    return plans
+
+
+def test_a_run_once_reads_to_the_ends_of_its_start() -> None:
+    job = Job(Source({ORDERS[0]: (0, 100)}), Source({PAYMENTS[0]: (0, 10)}), max_records=60, once=True)
+    job.epoch({})
+    job.orders.ends = {ORDERS[0]: (0, 150), ORDERS[1]: (0, 5)}
+    while job.plan() is not None:
+        job.epoch({})
+    assert job.planner.status.finished
+    assert job.inputs["orders"].positions == {ORDERS[0]: 100, ORDERS[1]: 0}
+    (second,) = run_once(job)
+    assert ranges(second) == {ORDERS[0]: (100, 150), ORDERS[1]: (0, 5)}
+
+
+def test_a_run_once_ends_no_input_not_even_a_bounded_one() -> None:
+    job = with_records()
+    job.once = job.orders.final = job.payments.final = True
+    (plan,) = run_once(job)
+    assert (plan.ended, plan.stops) == ((), {})
+    assert plan.watermarks == {"orders": None, "payments": None}
+    job.orders.ends[ORDERS[0]] = (0, 12)
+    (second,) = run_once(job)
+    assert ranges(second) == {ORDERS[0]: (10, 12)}
+
+
+def test_a_run_once_commits_where_it_starts_before_it_is_finished() -> None:
+    """`startFrom: latest` of the next run would be another offset."""
+    job = Job(Source({ORDERS[0]: (50, 50)}), Source({PAYMENTS[0]: (70, 70)}), once=True)
+    assert job.plan() is not None
+    assert not job.planner.status.finished
+    job.epoch({})
+    assert job.plan() is None
+    assert job.planner.status.finished
+
+
+def test_a_run_once_leaves_an_ended_input_ended() -> None:
+    job = with_records()
+    job.orders.final = job.payments.final = True
+    job.epoch({})
+    job.epoch({}, always=True)
+    assert job.inputs["orders"].progress.ended
+    job.once = True
+    job.orders.ends[ORDERS[0]] = (0, 12)
+    assert run_once(job) == []
+    assert job.inputs["orders"].progress.watermark == END_OF_TIME

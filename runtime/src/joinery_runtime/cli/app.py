@@ -64,6 +64,7 @@ def run(
     job_file: JobFile,
     *,
     master: str | None = None,
+    once: Annotated[bool, Parameter(negative=())] = False,
     status_port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0,
     status_host: Annotated[str, Parameter(env_var="JOINERY_STATUS_HOST")] = "127.0.0.1",
     stalled_after: str = "15m",
@@ -74,6 +75,9 @@ def run(
     ----------
     master
         Spark master URL. Without it: the job's spark.conf, what spark-submit set, or local[*].
+    once
+        Read to where the inputs end now, commit, and exit; the next run goes on there. No input ends by that: windows
+        and unmatched rows stay open. For cron and Airflow.
     status_port
         Where to serve /status, /metrics, /healthz and /readyz; 0: nowhere. With it, a state store that is away at the
         start is waited for.
@@ -85,7 +89,7 @@ def run(
     from joinery_runtime.cli.run import run_command  # noqa: PLC0415
 
     stalled_after_ms = _duration("--stalled-after", stalled_after)
-    return run_command(load(job_file), master, status_port or None, status_host, stalled_after_ms)
+    return run_command(load(job_file), master, status_port or None, status_host, stalled_after_ms, once=once)
 
 
 def _duration(option: str, text: str) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Literal, TextIO
 
 import structlog
 from rich.console import Console, Group, RenderableType
@@ -28,7 +28,9 @@ from joinery_runtime.job import Job, StreamJoin, format_duration
 
 RATE_WINDOW_S = 10.0
 HOTTEST = 3  # keys that are told with every epoch; /status has more
-NOTHING_NEW = "there was nothing new to read: an earlier run of this job has read it"
+
+EndedBy = Literal["stopped", "once", "inputs"]
+"""What ended a run: a signal, the ends of now (`--once`), or the ends of all inputs."""
 
 
 class RunProgress(ABC):
@@ -49,7 +51,7 @@ class RunProgress(ABC):
     def warn(self, message: str) -> None: ...
 
     @abstractmethod
-    def ended(self, *, stopped: bool) -> None: ...
+    def ended(self, by: EndedBy) -> None: ...
 
     @abstractmethod
     def _started(self, driver: Driver) -> None: ...
@@ -90,26 +92,29 @@ class JsonProgress(RunProgress):
             ],
         ).bind(job=job.name)
         self._delays = {side.name: side.watermark.delay for side in job.inputs}
+        self._ended_before: list[str] = []
+        self._to_latest = inputs_to_latest(job)
         self._read = 0
         self._totals = Totals()
 
     def warn(self, message: str) -> None:
         self._log.warning("warning", message=message)
 
-    def ended(self, *, stopped: bool) -> None:
+    def ended(self, by: EndedBy) -> None:
         found = list(late_inputs(self._totals, self._delays))
         for late in found:
             self._log.warning("late", **asdict(late), message=late.words)
-        note = {} if self._read or stopped else {"note": NOTHING_NEW}
+        note = {} if self._read or by == "stopped" else {"note": nothing_new(by, self._ended_before, self._to_latest)}
         self._log.info(
             "ended",
-            reason=why_ended(stopped=stopped),
+            reason=WHY_ENDED[by],
             rows_in=self._read,
             late={late.input: late.rows for late in found},
             **note,
         )
 
     def _started(self, driver: Driver) -> None:
+        self._ended_before = ended_inputs(driver)
         self._log.info("started", generation=driver.generation, epoch=driver.epoch, replays=driver.pending)
 
     def _committed(self, progress: Progress) -> None:
@@ -160,6 +165,7 @@ class TableProgress(RunProgress):
         self._rates = Rates(clock(), RATE_WINDOW_S)
         self._dropped: dict[str, Counter[str]] = {side.name: Counter() for side in job.inputs}
         self._started_at = clock()
+        self._ended_before: list[str] = []
         self._rows_in: Counter[str] = Counter()
         self._rows_out = 0
         self._totals = Totals()
@@ -167,18 +173,20 @@ class TableProgress(RunProgress):
     def warn(self, message: str) -> None:
         self._say(f"[bold red]warning:[/] {escape(message)}")
 
-    def ended(self, *, stopped: bool) -> None:
+    def ended(self, by: EndedBy) -> None:
         for late in late_inputs(self._totals, {side.name: side.watermark.delay for side in self._job.inputs}):
             self.warn(late.words)
         seconds, read = self._clock() - self._started_at, sum(self._rows_in.values())
-        nothing = "" if read or stopped else f" ({NOTHING_NEW})"
-        rows = f"{read:,} rows in, {self._rows_out:,} out{nothing}"
-        self._say(f"{self._job.name}: {why_ended(stopped=stopped)} after {seconds:.1f} s, {rows}")
+        rows = f"{read:,} rows in, {self._rows_out:,} out"
+        if not read and by != "stopped":
+            rows += f" ({nothing_new(by, self._ended_before, inputs_to_latest(self._job))})"
+        self._say(f"{self._job.name}: {WHY_ENDED[by]} after {seconds:.1f} s, {rows}")
 
     def _say(self, markup: str) -> None:
         self._live.console.print(markup, highlight=False)
 
     def _started(self, driver: Driver) -> None:
+        self._ended_before = ended_inputs(driver)
         self._rates = Rates(self._clock(), RATE_WINDOW_S)
         again = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
         self._say(f"{self._job.name}: generation {driver.generation}, after epoch {driver.epoch}{again}")
@@ -291,8 +299,36 @@ def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput
 _OUT = "$out"  # no input has this name
 
 
-def why_ended(*, stopped: bool) -> str:
-    return "stopped" if stopped else "all inputs have ended"
+WHY_ENDED: Mapping[EndedBy, str] = {
+    "stopped": "stopped",
+    "once": "read to the ends of now",
+    "inputs": "all inputs have ended",
+}
+
+
+def ended_inputs(driver: Driver) -> list[str]:
+    """Those that an earlier run has read to their final ends (T7)."""
+    return [name for name, state in driver.state.inputs.items() if state.progress.ended]
+
+
+def inputs_to_latest(job: Job) -> list[str]:
+    return [side.name for side in job.inputs if side.kafka is not None and side.kafka.stop_at == "latest"]
+
+
+def nothing_new(by: EndedBy, ended: Sequence[str], to_latest: Sequence[str]) -> str:
+    """`ended` are the inputs that had ended before this run, `to_latest` those with `stopAt: latest`."""
+    if ended:
+        return (
+            f"there was nothing new to read: an earlier run of this job has ended {', '.join(ended)} (a file's end, "
+            "or stopAt), and what came after that is not read. To read what is new with each run, start with new "
+            "state, with `joinery run --once`"
+        )
+    if by == "inputs" and to_latest:
+        return (
+            f"there was nothing new to read: stopAt of {', '.join(to_latest)} is latest, which was looked up when the "
+            "job first started. `joinery run --once` reads on from there, to the ends of now"
+        )
+    return "there was nothing new to read"
 
 
 def show_time(watermark: Watermark) -> str:

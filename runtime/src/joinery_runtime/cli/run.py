@@ -20,7 +20,7 @@ from joinery_runtime.job import Job
 
 
 def run_command(
-    job: Job, master: str | None, status_port: int | None, status_host: str, stalled_after_ms: int
+    job: Job, master: str | None, status_port: int | None, status_host: str, stalled_after_ms: int, *, once: bool
 ) -> Outcome:
     """`status_port` None: nothing is served."""
     signals = _Signals()
@@ -33,9 +33,9 @@ def run_command(
 
         listening = replace(listener, started=started)
         with signals.end_a_start():
-            run_job(job, listening, signals.stop, master=master, warn=progress.warn, board=board)
+            run_job(job, listening, signals.stop, master=master, warn=progress.warn, board=board, once=once)
         stopped = signals.stop.is_set()
-        progress.ended(stopped=stopped)
+        progress.ended("stopped" if stopped else "once" if once else "inputs")
     return "stopped" if stopped else "finished"
 
 

@@ -41,7 +41,7 @@ Inputs = Mapping[str, InputState]
 class SourceStatus:
     """What a call of `Planner.plan` found: unread records per input (`backlog`), partitions with records that other
     members of the consumer group have (`not_held`), inputs that are not read because of a limit and why (`paused`), and
-    whether every input has been read to its final end (`finished`)."""
+    whether every input has been read to its final end, or to where this run ends (`finished`)."""
 
     backlog: Mapping[str, int] = field(default_factory=dict)
     not_held: tuple[PartitionRef, ...] = ()
@@ -54,6 +54,16 @@ class SourceStatus:
         done = all(bound.final and bound.start >= bound.end_exclusive for bound in snapshot.bounds)
         finished = done and {bound.partition.input for bound in snapshot.bounds} == snapshot.backlog.keys()
         return cls(snapshot.backlog, not_held, paused, finished)
+
+    def of_one_run(self, snapshot: SourceSnapshot, inputs: Inputs) -> SourceStatus:
+        """For a run that ends at the ends of its start: where each partition goes on has to be committed, or the next
+        run would look `startFrom` up again. A paused input waits for rows that this run does not read."""
+        finished = all(
+            bound.partition.input in self.paused
+            or bound.end_exclusive <= bound.start == inputs[bound.partition.input].positions.get(bound.partition)
+            for bound in snapshot.bounds
+        )
+        return replace(self, finished=finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +100,8 @@ class History:
 
 
 class Planner:
-    """Plans one job's epochs; `status` is what the newest `plan` call found."""
+    """Plans one job's epochs; `status` is what the newest `plan` call found. With `once`, every partition is read to
+    where it ends at the first call, and no input ends by that."""
 
     def __init__(
         self,
@@ -98,7 +109,11 @@ class Planner:
         sources: Mapping[str, SourcePlanner],
         clocks: Mapping[str, InputClock],
         idleness: Idleness,
+        *,
+        once: bool = False,
     ) -> None:
+        self._once = once
+        self._ends_of_now: dict[PartitionRef, int] | None = None
         self._settings, self._sources, self.clocks, self._idleness = settings, sources, clocks, idleness
         self._rejoined_at: list[int] = []
         self._densities: Densities[PartitionRef] = Densities()
@@ -120,6 +135,8 @@ class Planner:
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
         self.status = SourceStatus.of(snapshot, pauses.inputs())
+        if self._once:
+            self.status = self.status.of_one_run(snapshot, state.inputs)
         ranges: list[Range] = []
         readable = [
             b for b in snapshot.bounds if b.start < b.end_exclusive and b.partition.input not in self.status.paused
@@ -145,6 +162,8 @@ class Planner:
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
         there = tuple(_unless_ended(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
         self._idleness.observe(there, now_ms)
+        if self._once:
+            there = self._up_to_now(there, inputs)
         idle, ended = self._idleness.idle(), _ended(there, self._sources)
         backlog = dict.fromkeys(self._sources, 0)
         for bound in there:
@@ -157,6 +176,21 @@ class Planner:
             ended=ended,
             progress=self.watermarks(_with_partitions(inputs, there), idle, ended, now_ms),
             now_ms=now_ms,
+        )
+
+    def _up_to_now(self, bounds: tuple[Bounds, ...], inputs: Inputs) -> tuple[Bounds, ...]:
+        """A partition that appears later is the next run's. What has ended by an earlier run stays so."""
+        if self._ends_of_now is None:
+            self._ends_of_now = {bound.partition: bound.end_exclusive for bound in bounds}
+        ends = self._ends_of_now
+        return tuple(
+            replace(
+                bound,
+                end_exclusive=max(bound.start, min(bound.end_exclusive, ends.get(bound.partition, bound.start))),
+                final=inputs[bound.partition.input].progress.ended,
+                stop=None,
+            )
+            for bound in bounds
         )
 
     def check_sources(self, inputs: Inputs) -> None:

@@ -42,6 +42,7 @@ from joinery_runtime.hosts.status.executors import SparkWatch, watched
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
+from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import planner_for
@@ -58,6 +59,7 @@ class _Caller:
     outages: Outages
     warn: Callable[[str], None]
     board: Board | None
+    once: bool = False
 
 
 def run_job(
@@ -68,8 +70,10 @@ def run_job(
     master: str | None = None,
     warn: Callable[[str], None],
     board: Board | None = None,
+    once: bool = False,
 ) -> None:
-    """Returns when `stop` is set (after the running epoch) or all inputs have ended. `master` is a Spark master URL;
+    """Returns when `stop` is set (after the running epoch) or all inputs have ended; with `once`, when all has been
+    read that is there at the start, without ending an input. `master` is a Spark master URL;
     None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. An outside system that goes away is waited
     for. One that is away at the start is waited for where `board` is given: nobody sits in front of the job then. To
     who does, it is more likely a wrong address, and an error. Raises JoineryError.
@@ -77,7 +81,7 @@ def run_job(
     filled = with_secrets(job)
     if board is not None:
         listener = board.told_of_outages(listener)
-    caller = _Caller(listener, stop, Outages(listener, stop), warn, board)
+    caller = _Caller(listener, stop, Outages(listener, stop), warn, board, once)
     with ExitStack() as stack:
         if board is None:
             _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller).start(job)
@@ -162,11 +166,13 @@ class _JobRun:
         pipeline = compile_job(job)
         who = identity(job, pipeline, self._caller.warn)
         with ExitStack() as stack:
-            sources = {side.name: planner_for(side, job.name, self.store.identity()) for side in job.inputs}
+            once = self._caller.once and not settle
+            inputs = [_without_latest_stop(side) for side in job.inputs] if once else job.inputs
+            sources = {side.name: planner_for(side, job.name, self.store.identity()) for side in inputs}
             for source in sources.values():
                 stack.callback(source.close)
             idle = idle_clock(job)
-            planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle)
+            planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle, once=once)
             planner.check_sources(input_states(sources, self.store.record(job.name)))
             output = _prepared(stack, sink_for(job, self._address), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
@@ -250,6 +256,13 @@ class _JobRun:
                 self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)
                 self._stack.enter_context(watched(self._watch))
         return self._context
+
+
+def _without_latest_stop(side: Input) -> Input:
+    """Such a stop is stored by the first run that sees it, and would end all runs after it there."""
+    if side.kafka is None or side.kafka.stop_at != "latest":
+        return side
+    return side.model_copy(update={"kafka": side.kafka.model_copy(update={"stop_at": None})})
 
 
 def _with_store(job: Job, address: PostgresStoreAddress | None) -> Job:
