@@ -70,6 +70,8 @@ BAD = [
         "text is for boolean",
         13,
     ),
+    # dialects
+    (("format: json\n", "format: json\n      csv: {separator: ;}\n"), "spec.inputs[0].csv", "leave it out", 12),
     # metadata
     ((SCHEMA, "{name: country, type: int32, from: Key}"), "spec.inputs[0].schema[1].from", "write key, timesta", 14),
     ((SCHEMA, "{name: country, type: int32, from: topic}"), "spec.inputs[0].schema[1].type", "topic is string", 14),

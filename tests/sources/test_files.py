@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,10 +18,10 @@ from joinery_runtime.sources import Range, StoredOffsets, decoder_for, line_numb
 from stores import STORE
 
 
-def file_input(path: Path, file_format: str = "json", columns: tuple[str, ...] = ("a", "b")) -> Input:
+def file_input(path: Path, file_format: str = "json", columns: tuple[str, ...] = ("a", "b"), **more: Any) -> Input:
     schema = [{"name": name, "type": "string"} for name in columns]
     data = {"name": "in", "file": {"path": str(path)}, "format": file_format, "schema": schema, "eventTime": "a"}
-    return Input.model_validate(data)
+    return Input.model_validate({**data, **more})
 
 
 def read_in_ranges(model: Input, records_per_range: int) -> list[tuple[int, bytes]]:
@@ -143,3 +145,108 @@ def test_a_file_that_became_shorter(tmp_path) -> None:
         planner.bounds(StoredOffsets({bounds.partition: 4}))
     with pytest.raises(SourceError, match="cut short"):
         list(reader_for(model).read(Range(bounds.partition, 0, 4)))
+
+
+# --- several files, compressed files, dialects ------------------------------------------------------------------------
+
+
+def all_of(model: Input) -> dict[str, list[bytes]]:
+    """The records of each file by its name."""
+    planner, reader = planner_for(model, "job", STORE), reader_for(model)
+    found = {}
+    for bounds in planner.bounds(StoredOffsets()):
+        batches = reader.read(Range(bounds.partition, bounds.start, bounds.end_exclusive))
+        found[Path(bounds.partition.topic).name] = [value for batch in batches for value in batch.values.to_pylist()]
+        assert bounds.final
+    return found
+
+
+def packed(data: bytes, by: str) -> bytes:
+    """In two pieces one after the other, as appending writers leave them."""
+    pieces = (data[:5], data[5:])
+    if by == "gzip":
+        return b"".join(map(gzip.compress, pieces))
+    return b"".join(pa.Codec("zstd").compress(piece, asbytes=True) for piece in pieces)
+
+
+@pytest.mark.parametrize("by", ["gzip", "zstd"])
+def test_a_compressed_file_is_read_by_what_is_in_it_and_in_ranges(tmp_path, by: str) -> None:
+    data = b"".join(b'{"a":%d}\n' % number for number in range(50))
+    (tmp_path / "plain").write_bytes(data)
+    (tmp_path / "packed.log").write_bytes(packed(data, by))
+    found = read_in_ranges(file_input(tmp_path / "packed.log"), 7)
+    assert found == read_in_ranges(file_input(tmp_path / "plain"), 7)
+    assert len(found) == 50
+
+
+def test_a_compressed_file_that_is_not_complete_is_named(tmp_path) -> None:
+    (tmp_path / "in.gz").write_bytes(gzip.compress(b"x" * 9_000)[:-9])
+    with pytest.raises(SourceError, match=r"in\.gz cannot be unpacked"):
+        all_of(file_input(tmp_path / "in.gz"))
+
+
+@pytest.mark.parametrize(("begins", "says"), [(b"PAR1", "Parquet"), (b"BZh91", "bzip2"), (b"Obj\x01", "Avro")])
+def test_a_file_of_another_kind_is_recognised(tmp_path, begins: bytes, says: str) -> None:
+    (tmp_path / "in").write_bytes(begins + b"...")
+    with pytest.raises(SourceError, match=f"looks like .*{says}"):
+        all_of(file_input(tmp_path / "in"))
+
+
+def test_a_directory_and_a_pattern_are_all_of_their_files(tmp_path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "c.txt", ".hidden", "_SUCCESS", "deep/d.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "e.jsonl").write_bytes(gzip.compress(b"e"))
+    assert all_of(file_input(tmp_path)) == {
+        "a.jsonl": [b"a.jsonl"], "b.jsonl": [b"b.jsonl"], "c.txt": [b"c.txt"], "e.jsonl": [b"e"]
+    }  # fmt: skip
+    assert list(all_of(file_input(tmp_path / "[ab].jsonl"))) == ["a.jsonl", "b.jsonl"]
+    assert list(all_of(file_input(tmp_path / "**/*.jsonl"))) == ["a.jsonl", "b.jsonl", "d.jsonl", "e.jsonl"]
+    with pytest.raises(SourceError, match=r"no input file in .*\*.csv"):
+        all_of(file_input(tmp_path / "*.csv"))
+
+
+def test_files_are_those_of_the_start_and_one_that_goes_is_missed(tmp_path) -> None:
+    (tmp_path / "a").write_bytes(b"1\n")
+    (tmp_path / "b").write_bytes(b"2\n")
+    planner = planner_for(file_input(tmp_path), "job", STORE)
+    one, _ = planner.bounds(StoredOffsets())
+    (tmp_path / "c").write_bytes(b"3\n")
+    assert len(planner.bounds(StoredOffsets())) == 2
+    (tmp_path / "a").unlink()
+    again = planner_for(file_input(tmp_path), "job", STORE)
+    with pytest.raises(SourceError, match="/a is not there any more"):
+        again.bounds(StoredOffsets({one.partition: 2}))
+    assert len(again.bounds(StoredOffsets())) == 2
+
+
+def test_all_files_of_an_input_have_one_header(tmp_path) -> None:
+    (tmp_path / "1.csv").write_bytes(b"a,b\n1,2\n")
+    (tmp_path / "2.csv").write_bytes(b"b,a\n1,2\n")
+    with pytest.raises(SourceError, match=r"header of .*2.csv is not that of .*1.csv"):
+        all_of(file_input(tmp_path, "csv"))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "rows"),
+    [
+        ({"separator": ";"}, b'b;a\n"x;1";2\n', [("2", "x;1")]),
+        ({"separator": "\t", "quote": "'"}, b"a\tb\n'1\n\t1'\t\"2\n", [("1\n\t1", '"2')]),
+        ({"quote": "off"}, b'a,b\n"1,2"\n', [('"1', '2"')]),
+        ({"skipInitialSpace": True}, b'a,  b\n1,  "2, ""x"""\n 3,4\n', [("1", '2, "x"'), ("3", "4")]),
+        ({"header": False}, b"1,2\n3,4\n", [("1", "2"), ("3", "4")]),
+    ],
+)
+def test_csv_dialects(tmp_path, dialect: dict[str, Any], text: bytes, rows: list[tuple[str, str]]) -> None:
+    (tmp_path / "in.csv").write_bytes(text)
+    model = file_input(tmp_path / "in.csv", "csv", csv=dialect)
+    records = [record for _, record in read_in_ranges(model, 1)]
+    decoded = decoder_for(model).decode(pa.array(records, pa.binary()))
+    assert decoded.bad == []
+    assert [tuple(row.values()) for row in decoded.rows.to_pylist()] == rows
+
+
+@pytest.mark.parametrize("dialect", [{"separator": ";;"}, {"quote": "\u00e9"}, {"separator": "\n"}])
+def test_a_dialect_has_single_characters(tmp_path, dialect: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be one ASCII character"):
+        file_input(tmp_path, "csv", csv=dialect)

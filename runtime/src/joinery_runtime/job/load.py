@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ _MODELS: Mapping[str, type[Job]] = {model.__name__: model for model in (StreamJo
 
 
 def load_job(path: str | Path) -> Job:
-    """The job in a YAML or JSON file; relative file paths in it count from its folder. Raises JobError."""
+    """The job in a YAML or JSON file; relative file paths in it count from its folder, and `${NAME}` in it is the
+    environment variable. Raises JobError."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -31,7 +33,7 @@ def load_job(path: str | Path) -> Job:
     except UnicodeDecodeError as error:
         message = f"is not UTF-8 text (byte {error.start}); save it as UTF-8"
         raise JobError(str(path), [Problem("(file)", message)]) from error
-    return parse_job(text, str(path), base=path.absolute().parent)
+    return parse_job(text, str(path), base=path.absolute().parent, environment=os.environ)
 
 
 def located(error: JobError, path: str | Path) -> JobError:
@@ -42,10 +44,18 @@ def located(error: JobError, path: str | Path) -> JobError:
     return JobError(str(path), [replace(problem, line=lines.get(problem.path)) for problem in error.problems])
 
 
-def parse_job(text: str, source: str, *, base: Path | None = None) -> Job:
+def parse_job(text: str, source: str, *, base: Path | None = None, environment: Mapping[str, str] | None = None) -> Job:
     """The job in `text`. `source` names it in messages; `base` is the folder that relative file paths count from
-    (None: they stay as written). Raises JobError with every problem, ordered by line."""
-    document = _the_resource(read_documents(text, source), source)
+    (None: they stay as written), `environment` what `${NAME}` stands for (None: for itself). Raises JobError with every
+    problem, ordered by line."""
+    document = _the_resource(read_documents(text, source, environment), source)
+    if document.unset:
+        todo = "set the environment variable, or write"
+        unset = [
+            Problem(path_text(at), f"${{{name}}} is not set; {todo} ${{{name}:-a default}}", document.line(at))
+            for at, name in document.unset
+        ]
+        raise JobError(source, unset)
     found = list(_identity(document))
     if not found:
         job = _validated(document, base)

@@ -78,6 +78,18 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """How a file is cut into records: each line is one. A line break between two of the bytes `quote` (None: there are
+    no quotes) belongs to its record. With a `header` the first record names the columns, between `separator`s, after
+    which there may be blanks."""
+
+    quote: int | None = None
+    header: bool = False
+    separator: str = ","
+    blanks_after_separator: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RawBatch:
     """Undecoded records of one partition, in offset order.
 

@@ -28,7 +28,7 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity) -> SourcePlan
             return KafkaPlanner(model.name, kafka, job_name, store)
         case Input(file=FileInput() as file):
             columns = [column.name for column in model.columns]
-            return FilePlanner(model.name, file.path, quoted=format_of(model).quoted, columns=columns)
+            return FilePlanner(model.name, file.path, cut=format_of(model).cut(model), columns=columns)
         case _:
             raise _no_source(model)
 
@@ -39,7 +39,7 @@ def reader_for(model: Input) -> SourceReader:
         case Input(kafka=KafkaInput() as kafka):
             return KafkaReader(model.name, kafka, keyed=model.keyed, headers=model.headers)
         case Input(file=FileInput()):
-            return FileReader(quoted=format_of(model).quoted)
+            return FileReader(format_of(model).cut(model))
         case _:
             raise _no_source(model)
 

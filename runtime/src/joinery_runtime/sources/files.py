@@ -1,8 +1,9 @@
-"""JSON lines and CSV files as bounded inputs.
+"""JSON lines and CSV files as bounded inputs: one file, or those of a directory or a pattern.
 
-A position is a byte offset, so a stored one is found again without reading what is before it. Records are lines
-without their terminator (LF or CRLF); empty lines are no records. In CSV a line break inside quotes belongs to the
-record: it is one where the number of quotes before it in the file is odd. The header of a CSV file is no record.
+A position is an offset in bytes, unpacked where the file is compressed, so a stored one is found again without reading
+what is before it. Records are lines without their terminator (LF or CRLF); empty lines are no records. In CSV a line
+break inside quotes belongs to the record: it is one where the number of quotes before it in the file is odd. The header
+of a CSV file is no record. All files are there when the job starts: one that appears later is read by the next start.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-import mmap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,58 +21,100 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
+from joinery_runtime.sources.base import Bounds, Cut, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
+from joinery_runtime.sources.opened_files import Bytes, files_of, means, opened, stamp_of
 
 _CHUNK = 4 * 2**20  # bytes that a reader scans at a time
-_LF, _QUOTE = 10, 34
+_LF = 10
 _BOM = b"\xef\xbb\xbf"
 _SAMPLE = 64 * 2**10  # bytes from which the planner estimates a record's length
 
-Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 
 
-class FilePlanner(Exclusive):
-    """Driver half: one partition, the file, which is all there at once."""
+@dataclass(frozen=True, slots=True)
+class _File:
+    """Where the records of a file begin and end."""
 
-    def __init__(self, name: str, path: str, *, quoted: bool, columns: Sequence[str]) -> None:
-        self._partition = PartitionRef(name, path, 0)
-        self._quoted, self._columns = quoted, columns
+    first: int
+    size: int
+
+
+class FilePlanner(Exclusive):
+    """Driver half: a partition for each file of the path. They are listed once, and are all there at once."""
+
+    def __init__(self, name: str, path: str, *, cut: Cut, columns: Sequence[str]) -> None:
+        self._name, self._path = name, path
+        self._cut, self._columns = cut, columns
+        self._partitions: list[PartitionRef] = []
+        self._known: dict[tuple[str, int, int], _File] = {}
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        path = self._partition.topic
-        with _opened(path) as data:
-            size = len(data)
-            first = _header_end(data) if self._quoted else len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
-            start = max(stored.offsets.get(self._partition, first), first)
-            length = self._record_bytes(data, start, size)
-        if self._quoted:
-            csv_header(path, self._columns)
-        if start > size:
+        if not self._partitions:
+            self._partitions = [PartitionRef(self._name, file, 0) for file in files_of(self._path)]
+        gone = sorted(ref for ref in stored.offsets.keys() - set(self._partitions) if means(self._path, ref.topic))
+        if gone:
+            raise SourceError(
+                f"The file {gone[0].topic} is not there any more",
+                facts=f"{len(gone)} file(s) of input {self._name} were read, and {self._path} does not have them now",
+                todo="Put them back, or start the job with new state",
+            )
+        return [self._bounds(ref, stored.offsets.get(ref)) for ref in self._partitions]
+
+    def _bounds(self, ref: PartitionRef, position: int | None) -> Bounds:
+        path, file = ref.topic, self._file(ref.topic)
+        start = file.first if position is None else max(position, file.first)
+        if start > file.size:
             raise SourceError(
                 f"The file {path} is shorter than before",
-                facts=f"it was read up to byte {start} and has {size} now",
+                facts=f"it was read up to byte {start} and has {file.size} now",
                 todo="Put the old file back, or start the job with new state",
             )
-        return [Bounds(self._partition, start, size, final=True, record_bytes=length)]
+        length = 1.0
+        if start < file.size:
+            with opened(path) as data:
+                length = self._record_bytes(ref, data, start, file.size)
+        return Bounds(ref, start, file.size, final=True, record_bytes=length)
+
+    def _file(self, path: str) -> _File:
+        stamp = stamp_of(path)
+        if stamp not in self._known:
+            with opened(path) as data:
+                without_mark = len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
+                first = _header_end(data, self._cut.quote) if self._cut.header else without_mark
+                self._known[stamp] = _File(first, len(data))
+            if self._cut.header:
+                self._check_header(path)
+        return self._known[stamp]
+
+    def _check_header(self, path: str) -> None:
+        """The decoder reads all files by the header of the first one."""
+        first = self._partitions[0].topic
+        names, expected = csv_header(path, self._columns, self._cut), csv_header(first, self._columns, self._cut)
+        if names != expected:
+            raise SourceError(
+                f"The header of {path} is not that of {first}",
+                facts=f"{', '.join(names)} instead of {', '.join(expected)}",
+                todo="Give all files of an input the same columns in the same order",
+            )
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         """About `max_records`, going by the length of the next records."""
-        with _opened(self._partition.topic) as data:
-            length = self._record_bytes(data, bounds.start, bounds.end_exclusive)
+        with opened(bounds.partition.topic) as data:
+            length = self._record_bytes(bounds.partition, data, bounds.start, bounds.end_exclusive)
             wanted = bounds.start + max(1, round(length * max_records))
-            end = _boundary(data, bounds, wanted, quoted=self._quoted)
+            end = _boundary(data, bounds, wanted, self._cut.quote)
         return Range(bounds.partition, bounds.start, end)
 
-    def _record_bytes(self, data: Bytes, start: int, end: int) -> float:
+    def _record_bytes(self, ref: PartitionRef, data: Bytes, start: int, end: int) -> float:
         """By the next records."""
         sample = data[start : min(start + _SAMPLE, end)]
-        ends = _record_ends(sample, quoted=self._quoted)
+        ends = _record_ends(sample, self._cut.quote)
         records = int(np.count_nonzero(np.diff(ends, prepend=0) > 2))
         if records:
             return float(ends[-1] / records)
         # The next record is longer than that.
-        first = _boundary(data, Bounds(self._partition, start, end), start + 1, quoted=self._quoted) - start
+        first = _boundary(data, Bounds(ref, start, end), start + 1, self._cut.quote) - start
         return float(max(1, len(sample), first))
 
     def records(self, planned: Range, record_bytes: float) -> int:
@@ -85,15 +127,15 @@ class FilePlanner(Exclusive):
 class FileReader:
     """Task half. Needs the file at the same path as the driver."""
 
-    def __init__(self, *, quoted: bool) -> None:
-        self._quoted = quoted
+    def __init__(self, cut: Cut) -> None:
+        self._cut = cut
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
         for each in planned:
             yield from self._read(each)
 
     def _read(self, planned: Range) -> Iterator[RawBatch]:
-        with _opened(planned.partition.topic) as data:
+        with opened(planned.partition.topic) as data:
             if planned.end_exclusive > len(data):
                 raise SourceError(
                     f"The file {planned.partition.topic} was cut short while it was read",
@@ -112,7 +154,7 @@ class FileReader:
         size = _CHUNK
         while True:
             chunk = data[start : min(start + size, end)]
-            ends = _record_ends(chunk, quoted=self._quoted)
+            ends = _record_ends(chunk, self._cut.quote)
             if start + len(chunk) == end:
                 return chunk, ends if len(ends) and ends[-1] == len(chunk) else np.append(ends, len(chunk))
             if len(ends):
@@ -123,11 +165,14 @@ class FileReader:
         """Nothing is kept open."""
 
 
-def csv_header(path: str, columns: Sequence[str]) -> list[str]:
+def csv_header(path: str, columns: Sequence[str], cut: Cut) -> list[str]:
     """The names in a CSV file's header, in its order. Raises SourceError when one of `columns` is not among them."""
-    with _opened(path) as data:
-        line = data[: _header_end(data)].tobytes()
-    names = next(csv.reader(io.StringIO(line.decode("utf-8-sig", errors="replace"), newline="")), [])
+    with opened(path) as data:
+        line = data[: _header_end(data, cut.quote)].tobytes()
+    text = io.StringIO(line.decode("utf-8-sig", errors="replace"), newline="")
+    dialect: dict[str, Any] = {"delimiter": cut.separator, "skipinitialspace": cut.blanks_after_separator}
+    dialect |= {"quoting": csv.QUOTE_NONE} if cut.quote is None else {"quotechar": chr(cut.quote)}
+    names = next(csv.reader(text, **dialect), [])
     missing = [column for column in columns if column not in names]
     if missing:
         raise SourceError(
@@ -142,52 +187,36 @@ def csv_header(path: str, columns: Sequence[str]) -> list[str]:
 
 def line_number(path: str, offset: int) -> int:
     """The 1-based number of the line that starts at (or holds) byte `offset`."""
-    with _opened(path) as data:
+    with opened(path) as data:
         return int(np.count_nonzero(data[:offset] == _LF)) + 1
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[Bytes]:
-    """The file's bytes, mapped into memory while the context lasts."""
-    try:
-        with Path(path).open("rb") as file:
-            size = file.seek(0, io.SEEK_END)
-            # Without an explicit close the mapping goes with the last array that looks into it.
-            yield np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b"", dtype=np.uint8)
-    except OSError as error:
-        raise SourceError(
-            f"The input file {path} cannot be read",
-            facts=error.strerror or str(error),
-            todo="Check the path in the job",
-        ) from error
-
-
-def _record_ends(chunk: Bytes, *, quoted: bool) -> Positions:
+def _record_ends(chunk: Bytes, quote: int | None) -> Positions:
     """Where each record that starts in `chunk` ends: behind its line break."""
     breaks = np.flatnonzero(chunk == _LF)
-    if quoted and len(breaks):
-        quotes = np.flatnonzero(chunk == _QUOTE)
+    if quote is not None and len(breaks):
+        quotes = np.flatnonzero(chunk == quote)
         breaks = breaks[np.searchsorted(quotes, breaks) % 2 == 0]
     return breaks + 1
 
 
-def _header_end(data: Bytes) -> int:
+def _header_end(data: Bytes, quote: int | None) -> int:
     size = _SAMPLE
     while True:
-        ends = _record_ends(data[:size], quoted=True)
+        ends = _record_ends(data[:size], quote)
         if len(ends) or size >= len(data):
             return int(ends[0]) if len(ends) else len(data)
         size *= 2
 
 
-def _boundary(data: Bytes, bounds: Bounds, wanted: int, *, quoted: bool) -> int:
+def _boundary(data: Bytes, bounds: Bounds, wanted: int, quote: int | None) -> int:
     """The end of the record that holds byte `wanted - 1`."""
     if wanted >= bounds.end_exclusive:
         return bounds.end_exclusive
-    start = bounds.start if quoted else wanted - 1
+    start = wanted - 1 if quote is None else bounds.start
     stop = min(wanted + _SAMPLE, bounds.end_exclusive)
     while True:
-        ends = _record_ends(data[start:stop], quoted=quoted) + start
+        ends = _record_ends(data[start:stop], quote) + start
         later = ends[np.searchsorted(ends, wanted) :]
         if len(later):
             return int(later[0])

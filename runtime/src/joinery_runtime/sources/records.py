@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.sources.base import RawBatch
+from joinery_runtime.sources.base import Cut, RawBatch
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -66,11 +66,13 @@ class ByValue(ABC):
 class FormatDecoder(ByValue):
     """The decoder of one input format. `sources.formats` has a module for each."""
 
-    quoted: ClassVar[bool] = False
-    """How a file of this format is cut into records. False: each line is a record. True: the first line is a header,
-    and a line break inside double quotes belongs to its record."""
     marks_deletions: ClassVar[bool] = False
     """Whether a row can have a `$delete` column, which makes it a deletion of a table (A1)."""
+
+    @classmethod
+    def cut(cls, model: Input, /) -> Cut:
+        """How files of that input are cut into records."""
+        return Cut()
 
     @classmethod
     @abstractmethod

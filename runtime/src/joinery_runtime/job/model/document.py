@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,30 +17,33 @@ from joinery_runtime.job.model.draft import Loc
 
 # Far more than any resource holds; stops a file that aliases itself or multiplies by aliases.
 MAX_VALUES = 100_000
+_VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 @dataclass(slots=True)
 class Document:
     """One YAML document. `lines` are 1-based, by path; `repeated` lists keys that a mapping holds twice, as path, line
-    and column."""
+    and column; `unset` are environment variables that a value names and that are not there, with the value's path."""
 
     data: Any = None
     lines: dict[Loc, int] = field(default_factory=dict)
     repeated: list[tuple[Loc, int, int]] = field(default_factory=list)
+    unset: list[tuple[Loc, str]] = field(default_factory=list)
 
     def line(self, at: Loc) -> int | None:
         """The line of the place, or of the innermost part of its path that is in the file."""
         return next((self.lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in self.lines), None)
 
 
-def read_documents(text: str, source: str) -> list[Document]:
-    """All documents that are not empty. Raises JobError with line and column when the text is not YAML."""
+def read_documents(text: str, source: str, environment: Mapping[str, str] | None = None) -> list[Document]:
+    """All documents that are not empty. Raises JobError with line and column when the text is not YAML. With an
+    `environment` values may name its variables: `${NAME}`, or `${NAME:-default}`; `$${` stands for `${`."""
     text = _without_json_tabs(text)
     yaml = YAML(typ="safe", pure=True)
     try:
         nodes = [node for node in yaml.compose_all(text) if node is not None]
-        return [_Reader(yaml).document(node) for node in nodes]
+        return [_Reader(yaml, environment).document(node) for node in nodes]
     except MarkedYAMLError as error:
         raise JobError(source, [_broken(error)]) from error
     except (YAMLError, ValueError, RecursionError) as error:
@@ -68,8 +72,8 @@ def _broken(error: MarkedYAMLError) -> Problem:
 
 
 class _Reader:
-    def __init__(self, yaml: YAML) -> None:
-        self._yaml = yaml
+    def __init__(self, yaml: YAML, environment: Mapping[str, str] | None) -> None:
+        self._yaml, self._environment = yaml, environment
         self._found = Document()
         self._values = 0
 
@@ -88,8 +92,25 @@ class _Reader:
             for i, child in enumerate(node.value):
                 self._found.lines[*at, i] = child.start_mark.line + 1
             return [self._value(child, (*at, i)) for i, child in enumerate(node.value)]
+        if self._environment is not None and isinstance(node, ScalarNode) and "${" in node.value:
+            node = self._filled(node, at, self._environment)
         # A date without quotes stays text: the models read times themselves.
         return node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)
+
+    def _filled(self, node: ScalarNode, at: Loc, environment: Mapping[str, str]) -> ScalarNode:
+        """Without quotes the value may be a number or true and false, as if it were written there."""
+
+        def value(found: re.Match[str]) -> str:
+            if found[0] == "$${":
+                return "${"
+            name, default = found["name"], found["default"]
+            if name not in environment and default is None:
+                self._found.unset.append((at, name))
+            return environment.get(name, default or "")
+
+        text = _VARIABLE.sub(value, node.value)
+        tag = self._yaml.resolver.resolve(ScalarNode, text, (node.style is None, node.style is not None))
+        return ScalarNode(tag, text, node.start_mark, node.end_mark, style=node.style)
 
     def _pairs(self, node: MappingNode, at: Loc) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()

@@ -59,6 +59,12 @@ def _nested(draft: JobDraft) -> Iterator[Finding]:
                 yield (*source.at, "schema", i, "path"), f"records of format {kind} are flat; leave the path out"
 
 
+def _dialect(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        if source.data.get("csv") is not None and source.data.get("format") != "csv":
+            yield (*source.at, "csv"), "csv says how CSV is written, and the format is another one; leave it out"
+
+
 def _metadata(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         for i, column in enumerate(items(source.data, "schema")):
@@ -153,6 +159,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _distinct_columns,
     _event_time,
     _nested,
+    _dialect,
     _metadata,
     _formats,
     _one_source,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
 from joinery_runtime.job.model.base import (
+    OFF,
     Bool,
     DurationOrOff,
     EpochMs,
@@ -134,10 +135,35 @@ class KafkaInput(Model):
 
 
 class FileInput(Model):
-    """A file read once from start to end: a bounded input. A relative path counts from the job file's folder."""
+    """Files read once from start to end: a bounded input. A relative path counts from the job file's folder."""
 
     path: FilePath
-    """The file. A relative path counts from the job file's folder."""
+    """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
+    path counts from the job file's folder. Files of gzip and zstd are unpacked."""
+
+
+def _one_byte(text: str) -> str:
+    if len(text) != 1 or not text.isascii() or text in "\r\n":
+        raise ValueError(f'{text!r} must be one ASCII character; write a tab as "\\t" in double quotes')
+    return text
+
+
+def _quote(value: Any) -> str:
+    """YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
+    return OFF if value is False or value == OFF else _one_byte(str(value))
+
+
+class CsvDialect(Model):
+    """How CSV is written."""
+
+    separator: Annotated[Text, AfterValidator(_one_byte)] = ","
+    """What is between two fields: one character."""
+    quote: Annotated[str, BeforeValidator(_quote)] = '"'
+    """What is around fields that hold a separator or a line break: one character, doubled inside; `off` for none."""
+    skip_initial_space: Bool = False
+    """Blanks after a separator are no part of the field."""
+    header: Bool = True
+    """The first line of a file names its columns. Without it, and from Kafka, fields come in the schema's order."""
 
 
 class Column(Model):
@@ -207,11 +233,13 @@ class Input(Model):
     kafka: KafkaInput | None = None
     """Reads topics of Kafka: exactly one of `topic` and `topic_pattern`."""
     file: FileInput | None = None
-    """Reads a file from start to end: a bounded input."""
+    """Reads files from start to end: a bounded input."""
     format: Annotated[
         Literal["json", "csv"], not_yet("format {}", "avro", "protobuf", "parquet", todo="use json or csv")
     ]
     """How records are encoded: `json` (an object each) or `csv`."""
+    csv: CsvDialect | None = None
+    """How CSV is written, for `format: csv`. Default: with commas and double quotes, and in files a header."""
     columns: Annotated[tuple[Column, ...], Field(alias="schema", min_length=1)]
     """The columns to read. Others that a record has are ignored."""
     event_time: Text

@@ -1,6 +1,7 @@
 """CSV records without a header line, decoded in whole batches.
 
-Comma, double quotes, a quote inside quotes doubled (RFC 4180); one record may end with a line break and may hold
+Comma and double quotes, unless the input's dialect says otherwise; a quote inside quotes is doubled (RFC 4180). One
+record may end with a line break and may hold
 others inside quotes. A byte order mark that begins a record is no part of it. An empty field is null. A quoted empty
 field is the empty string (or no bytes, for binary) and null for every other type. Numbers and times are read as
 `convert` says. How records are cut into batches changes nothing.
@@ -8,8 +9,9 @@ field is the empty string (or no bytes, for binary) and null for every other typ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import polars as pl
@@ -17,9 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.base import OFF
+from joinery_runtime.job.model.inputs import CsvDialect, Input
+from joinery_runtime.sources.base import Cut
 from joinery_runtime.sources.convert import convert
 from joinery_runtime.sources.files import csv_header
+from joinery_runtime.sources.opened_files import files_of
 from joinery_runtime.sources.records import (
     NULL_VALUE,
     BadRecord,
@@ -38,9 +43,8 @@ from joinery_runtime.sources.records import (
     without_bom,
 )
 
+_USUAL = CsvDialect()
 _PARTS = 16  # a failed batch is cut into this many
-_FIELD = r'(?:"(?:[^"]|"")*"|[^",\r\n]*)'
-_WELL_FORMED = rf"\A{_FIELD}(?:,{_FIELD})*\z"
 
 
 class CsvDecoder(FormatDecoder):
@@ -49,15 +53,31 @@ class CsvDecoder(FormatDecoder):
     `names` may hold columns that the schema does not; they are skipped.
     """
 
-    quoted: ClassVar[bool] = True
+    @classmethod
+    def cut(cls, model: Input, /) -> Cut:
+        dialect = model.csv or _USUAL
+        quote = None if dialect.quote == OFF else ord(dialect.quote)
+        return Cut(quote, dialect.header, dialect.separator, dialect.skip_initial_space)
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
         """The header of a file gives the order of its columns."""
-        return cls(schema, csv_header(model.file.path, schema.names) if model.file is not None else None)
+        names = None
+        if model.file is not None and (model.csv or _USUAL).header:
+            names = csv_header(files_of(model.file.path)[0], schema.names, cls.cut(model))
+        return cls(schema, names, model.csv or _USUAL)
 
-    def __init__(self, schema: pa.Schema, names: Sequence[str] | None = None) -> None:
+    def __init__(self, schema: pa.Schema, names: Sequence[str] | None = None, dialect: CsvDialect = _USUAL) -> None:
         self._schema = schema
+        self._quote = None if dialect.quote == OFF else dialect.quote.encode()
+        self._parse = {"delimiter": dialect.separator, "quote_char": False if self._quote is None else dialect.quote}
+        separator = re.escape(dialect.separator)
+        field = rf"[^{separator}\r\n]*"
+        if self._quote is not None:
+            quote = re.escape(dialect.quote)
+            field = rf"(?:{quote}(?:[^{quote}]|{quote}{quote})*{quote}|[^{quote}{separator}\r\n]*)"
+        self._well_formed = rf"\A{field}(?:{separator}{field})*\z"
+        self._blanks = rf"(\A|{separator})[ \t]+({field})" if dialect.skip_initial_space else None
         self._names = list(names or schema.names)
         self._convert = pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(schema.names, pa.string()),
@@ -74,9 +94,12 @@ class CsvDecoder(FormatDecoder):
         if may_contain(values, b"\n") or may_contain(values, b"\r"):
             values = pc.replace_substring_regex(values, r"[\r\n]+\z", "")
         values, index, empty = set_aside(values, index, pc.equal(pc.binary_length(values), 0), "empty record")
+        if self._blanks is not None:
+            values = pc.replace_substring_regex(values, self._blanks, r"\1\2")
         malformed: list[BadRecord] = []
-        if any(may_contain(values, byte) for byte in (b'"', b"\n", b"\r")):
-            stray = pc.invert(pc.match_substring_regex(values, _WELL_FORMED))
+        odd = (b"\n", b"\r") if self._quote is None else (self._quote, b"\n", b"\r")
+        if any(may_contain(values, byte) for byte in odd):
+            stray = pc.invert(pc.match_substring_regex(values, self._well_formed))
             values, index, malformed = set_aside(values, index, stray, "not CSV: a quote or a line break out of place")
         return with_bad(self._decode(values, index), [*null, *empty, *malformed])
 
@@ -114,7 +137,9 @@ class CsvDecoder(FormatDecoder):
                 read_options=pyarrow.csv.ReadOptions(
                     column_names=self._names, use_threads=False, block_size=len(lines)
                 ),
-                parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
+                parse_options=pyarrow.csv.ParseOptions(
+                    newlines_in_values=self._quote is not None, invalid_row_handler=skip, **self._parse
+                ),
                 convert_options=self._convert,
             )
         except pa.ArrowInvalid as error:

@@ -1,0 +1,129 @@
+"""Input files as bytes in memory: those of a path, directory or glob, mapped, and unpacked where they are compressed.
+
+Positions count unpacked bytes. A process unpacks a file once, into a temporary file that nobody else sees, and keeps
+the last few of these.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import gzip
+import io
+import mmap
+import shutil
+import tempfile
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from joinery_runtime.errors import SourceError
+
+Bytes = npt.NDArray[np.uint8]
+MOST_FILES = 10_000  # of one input: each is a partition of its plans
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# How files begin that are neither lines nor packed in a way that is read here.
+_OTHERS = {
+    b"BZh": "bzip2: unpack it, or pack it with gzip or zstd",
+    b"\xfd7zXZ\x00": "xz: unpack it, or pack it with gzip or zstd",
+    b"PK\x03\x04": "zip: unpack it, or pack it with gzip or zstd",
+    b"PAR1": "Parquet, which is not supported yet",
+    b"Obj\x01": "an Avro container, which is not supported yet",
+}
+_KEPT = 8  # unpacked files of this process
+_unpacked: OrderedDict[tuple[str, int, int], Bytes] = OrderedDict()
+_lock = threading.Lock()
+
+
+def files_of(path: str) -> list[str]:
+    """The files that a path means, in order: itself, those in a directory that are not hidden, or those that fit a
+    pattern (`*`, `?`, `[abc]`, `**` for any directories). Raises SourceError where there are none."""
+    if Path(path).is_dir():
+        found = [str(file) for file in Path(path).iterdir() if file.is_file() and file.name[0] not in "._"]
+    elif Path(path).is_file() or not glob.has_magic(path):
+        return [path]
+    else:
+        matching = glob.glob(path, recursive=True)  # noqa: PTH207  of any path, also an absolute one
+        found = [file for file in matching if Path(file).is_file()]
+    if not found:
+        raise SourceError(f"There is no input file in {path}", todo="Check the path in the job")
+    if len(found) > MOST_FILES:
+        raise SourceError(
+            f"There are too many input files in {path}",
+            facts=f"{len(found):,}, and an input reads at most {MOST_FILES:,}",
+            todo="Name fewer of them, or put them together",
+        )
+    return sorted(found)
+
+
+def stamp_of(path: str) -> tuple[str, int, int]:
+    """What changes when the file does. Raises SourceError where it cannot be read."""
+    with _readable(path):
+        found = Path(path).stat()
+        return path, found.st_mtime_ns, found.st_size
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Bytes]:
+    """The file's bytes, unpacked, and mapped into memory while the context lasts. Raises SourceError."""
+    with _readable(path), Path(path).open("rb") as file:
+        beginning = file.read(6)
+        for magic, what in _OTHERS.items():
+            if beginning.startswith(magic):
+                raise SourceError(f"The input file {path} looks like {what}")
+        packed = beginning.startswith((_GZIP, _ZSTD))
+        data = _plain(path, gzipped=beginning.startswith(_GZIP)) if packed else _mapped(file)
+    yield data
+
+
+def means(path: str, file: str) -> bool:
+    """Whether the path, of a directory or a pattern, means that file, if it is there."""
+    return Path(file).parent == Path(path) or fnmatch.fnmatchcase(file, path)
+
+
+def _mapped(file: IO[bytes]) -> Bytes:
+    """Without an explicit close the mapping goes with the last array that looks into it."""
+    size = file.seek(0, io.SEEK_END)
+    return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b"", dtype=np.uint8)
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SourceError(
+            f"The input file {path} cannot be read",
+            facts=error.strerror or str(error),
+            todo="Check the path in the job",
+        ) from error
+
+
+def _plain(path: str, *, gzipped: bool) -> Bytes:
+    key = stamp_of(path)
+    with _lock:
+        if key in _unpacked:
+            _unpacked.move_to_end(key)
+            return _unpacked[key]
+        with tempfile.TemporaryFile(prefix="joinery-input-") as target:
+            try:
+                with gzip.open(path) if gzipped else pa.input_stream(path, compression="zstd") as source:
+                    shutil.copyfileobj(source, target, 1 << 20)
+            except (EOFError, zlib.error, OSError) as error:
+                raise SourceError(
+                    f"The input file {path} cannot be unpacked",
+                    facts=f"{'gzip' if gzipped else 'zstd'}: {error}",
+                    todo="Write the file anew: it is broken or not complete",
+                ) from error
+            _unpacked[key] = _mapped(target)
+        while len(_unpacked) > _KEPT:
+            _unpacked.popitem(last=False)
+        return _unpacked[key]
