@@ -12,7 +12,7 @@ from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress, InputTime
 from joinery_runtime.engine.job_state import HORIZONS, JobState, stored_floors
 from joinery_runtime.engine.plan import (
-    FORMAT,
+    PLAN_FORMAT,
     EpochPlan,
     InputState,
     partition_id,
@@ -99,7 +99,7 @@ BEFORE_THIRD = replace(PLAN, horizons={}, highest={}, tables_read=(), max_future
 
 
 def test_the_stored_form_of_a_plan_is_fixed() -> None:
-    assert PLAN.to_json() == {"format": 3, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}
+    assert PLAN.to_json() == {"format": 4, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,18 @@ def test_the_stored_form_of_a_plan_is_fixed() -> None:
         ({"format": 2, **FIRST, **SECOND}, BEFORE_THIRD),
         ({"format": 3, **FIRST, **SECOND, **THIRD}, replace(PLAN, max_future={}, pace={})),
         ({"format": 3, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}, PLAN),
+        ({"format": 4, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}, PLAN),
     ],
-    ids=["format-1", "format-2", "format-3", "format-3-with-maxFuture"],
+    ids=["format-1", "format-2", "format-3", "format-3-with-maxFuture", "format-4"],
 )
 def test_a_stored_plan_is_read(stored: dict[str, object], plan: EpochPlan) -> None:
-    assert EpochPlan.from_json(json.loads(json.dumps(stored))) == plan
+    assert EpochPlan.from_json(json.loads(json.dumps(stored))) == replace(plan, format=stored["format"])
+
+
+def test_a_plan_keeps_the_format_that_it_was_written_with() -> None:
+    """An epoch of an earlier release is replayed under the names that both releases know."""
+    earlier = EpochPlan.from_json({**PLAN.to_json(), "format": 3})
+    assert replace(earlier, ranges=()).to_json()["format"] == 3
 
 
 def test_the_times_of_a_plan() -> None:
@@ -122,9 +129,9 @@ def test_the_times_of_a_plan() -> None:
     assert BEFORE_THIRD.times == {"orders": InputTime(1_700_000_000_000, None), "payments": InputTime(None, None)}
 
 
-@pytest.mark.parametrize("number", [FORMAT + 1, 0, None])
+@pytest.mark.parametrize("number", [PLAN_FORMAT + 1, 0, None])
 def test_a_plan_of_another_format_is_refused(number: int | None) -> None:
-    with pytest.raises(IncompatibleState, match=rf"epoch plan has format {number}: this release reads formats up to 3"):
+    with pytest.raises(IncompatibleState, match=rf"epoch plan has format {number}: this release reads formats up to 4"):
         EpochPlan.from_json({**PLAN.to_json(), "format": number})
 
 

@@ -56,10 +56,10 @@ def attempt(
     lineage: str = LINEAGE,
     claim: Callable[[str, str, str | None], str | None] = lambda *_: None,
     reach: Callable[[str], None] = lambda _: None,
-    claimed: frozenset[str] = frozenset(),
+    former_names: bool = False,
 ) -> Attempt:
     """By default it is the first one that claims its part."""
-    return Attempt(AttemptId(generation, epoch, shard, name), lineage, claim, reach, claimed)
+    return Attempt(AttemptId(generation, epoch, shard, name), lineage, claim, reach, former_names)
 
 
 def takeover(generation: int = 2, committed_epoch: int = 0, **found: Any) -> Takeover:

@@ -161,6 +161,18 @@ def test_a_newer_schema_that_this_release_can_use_is_used_as_it_is(
     assert versions(dsn, schema) == [*RELEASED, newest - 1, newest]
 
 
+def test_the_release_before_goes_on_with_the_tables_of_this_one(
+    dsn: str, schema: str, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs of one schema are upgraded one by one: each keeps its image until it is changed."""
+    PostgresStore.connect(dsn, schema).close()
+    monkeypatch.setattr(ddl, "STEPS", ddl.STEPS[:3])
+    before = PostgresStore.connect(dsn, schema)
+    run_epoch(before, before.acquire(job), 1, ["a"])
+    assert live_keys(before, job) == ["a"]
+    before.close()
+
+
 def test_one_step_that_this_release_cannot_use_is_enough_to_refuse(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,6 @@ class Driver:
         self._recheck = False
         self._gone: frozenset[PartitionRef] = frozenset()
         self._may_shrink = True
-        self._claimed: frozenset[str] = frozenset()  # parts of the pending plan's output that older drivers' tasks have
         self._look_around = False  # a minute has passed since it was asked who else writes to the output
 
     @property
@@ -163,7 +162,6 @@ class Driver:
         visible = False
         store = self._parts.store
         takeover = _takeover(record, self.state.pending, newest, store.claims(record.job), store.identity())
-        self._claimed = frozenset(takeover.claims)
         for sink, receipts in self._receipts(newest.result if newest else {}):
             # What an earlier definition of the job wrote has been published under that one (`hosts.run`). Without a
             # signature the job was started anew: what it wrote before is not its own any more.
@@ -299,7 +297,6 @@ class Driver:
             lineage=state.lineage,
             gone=self._gone,
             allowed=allowed,
-            claimed=self._claimed,
         )
 
     # --- commit -----------------------------------------------------------------------------------------------------
@@ -325,7 +322,7 @@ class Driver:
         for sink, receipts in self._receipts(result):
             sink.publish(plan.epoch, receipts)
         self.state, self._recheck, self._gone, self._may_shrink = after, False, frozenset(), True
-        self._claimed, self._look_around = frozenset(), plan.checkpoint
+        self._look_around = plan.checkpoint
         hot_keys = self._hot_keys.learn(
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
         )

@@ -41,8 +41,7 @@ class FaultPoint:
 class EpochWork:
     """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks, `lineage`
     names the job's life in the store, `gone` are planned partitions that cannot be read any more and need not be.
-    `allowed` is how many bytes of undecoded records a range may give: with more, the epoch is too large to go on.
-    `claimed` are the parts of its output that earlier drivers' attempts have claimed."""
+    `allowed` is how many bytes of undecoded records a range may give: with more, the epoch is too large to go on."""
 
     generation: int
     plan: EpochPlan
@@ -51,7 +50,6 @@ class EpochWork:
     lineage: str = ""
     gone: frozenset[PartitionRef] = frozenset()
     allowed: Mapping[PartitionRef, int] = field(default_factory=dict)
-    claimed: frozenset[str] = frozenset()
 
     def reach(self, point: str) -> None:
         fault = self.fault

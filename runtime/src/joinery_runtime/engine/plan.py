@@ -8,7 +8,7 @@ not known is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,9 @@ from joinery_runtime.state.store import JobRecord
 
 FORMAT = 3
 _READABLE = {1, 2, FORMAT}  # format 1 had no stops and no topic ids, format 2 no horizons
+PLAN_FORMAT = 4
+"""Since this format the parts of an epoch's output are named by the job's life (docs/decisions/0026). A plan keeps the
+format that it was written with: earlier releases refuse a plan of this one, and go on with their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class EpochPlan:
     say, per part of the state, what the epoch closes; `highest` is the highest event time per input that earlier epochs
     have read; `tables_read` names the tables that have been read to their first end with this epoch (A4). `max_future`
     is by input how far ahead an event time may be (ms, T11); inputs that are not named take any. `pace` is, by input
-    that goes on while all are idle (T6), from which watermark and for how many milliseconds."""
+    that goes on while all are idle (T6), from which watermark and for how many milliseconds. `format` is that of the
+    release that made the plan."""
 
     epoch: int
     shards: int
@@ -49,6 +53,7 @@ class EpochPlan:
     tables_read: tuple[str, ...] = ()
     max_future: Mapping[str, int] = field(default_factory=dict)
     pace: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    format: int = PLAN_FORMAT
 
     @property
     def times(self) -> dict[str, InputTime]:
@@ -60,7 +65,7 @@ class EpochPlan:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
+            "format": self.format,
             "epoch": self.epoch,
             "shards": self.shards,
             "ranges": [
@@ -84,8 +89,9 @@ class EpochPlan:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> EpochPlan:
-        check_format(doc, "epoch plan")
+        check_format(doc, "epoch plan", _READABLE | {PLAN_FORMAT})
         return cls(
+            format=doc["format"],
             epoch=doc["epoch"],
             shards=doc["shards"],
             ranges=tuple(Range(PartitionRef(i, t, p), start, end) for i, t, p, start, end in doc["ranges"]),
@@ -196,10 +202,10 @@ def partition_id(ref: PartitionRef) -> str:
     return f"{ref.topic}/{ref.partition}"
 
 
-def check_format(doc: Mapping[str, Any], what: str) -> None:
-    if doc.get("format") not in _READABLE:
+def check_format(doc: Mapping[str, Any], what: str, readable: Set[int] = _READABLE) -> None:
+    if doc.get("format") not in readable:
         raise IncompatibleState(
             f"the stored {what} has format {doc.get('format')}",
-            facts=f"this release reads formats up to {FORMAT}",
+            facts=f"this release reads formats up to {max(readable)}",
             todo="Run the release that wrote it, or a newer one that migrates it",
         )

@@ -31,6 +31,7 @@ from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.marks import MarkCache
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
+from joinery_runtime.engine.plan import PLAN_FORMAT
 from joinery_runtime.engine.read_report import DeadLetters, ReadCounter, ReadReport
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
@@ -309,7 +310,7 @@ class Worker:
         def claim(name: str, owner: str, instead_of: str | None) -> str | None:
             return store.claim(job, expected, name, owner, instead_of)
 
-        return Attempt(attempt, work.lineage, claim, work.reach, work.claimed)
+        return Attempt(attempt, work.lineage, claim, work.reach, former_names=work.plan.format < PLAN_FORMAT)
 
     # --- collect ----------------------------------------------------------------------------------------------------
 

@@ -40,15 +40,15 @@ class Attempt:
     A writer whose rows are visible before the commit claims its part of the epoch first: `claim(name, owner,
     instead_of)` returns None if it is the first one to, else whose it is now, see `StateStore.claim`; raises Fenced
     unless the attempt's generation and plan are the store's newest. `reach` names points of the work for fault
-    injection; it does nothing otherwise. `claimed` are the names that earlier drivers' attempts at the epoch had
-    claimed.
+    injection; it does nothing otherwise. `former_names`: the epoch was planned by an earlier release, which may go on
+    with it again, so its parts have the names that such a release gives them (docs/decisions/0026).
     """
 
     id: AttemptId
     lineage: str
     claim: Callable[[str, str, str | None], str | None]
     reach: Callable[[str], None]
-    claimed: frozenset[str] = frozenset()
+    former_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)

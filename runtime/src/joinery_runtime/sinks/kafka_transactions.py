@@ -95,10 +95,8 @@ class PartWrite:
 
     @property
     def name(self) -> str:
-        """A part that a former release has claimed keeps its name: its marker may be there."""
         shard = self.attempt.id.shard
-        former = self.names.former(shard)
-        return former if former in self.attempt.claimed else self.names.of(shard, self.attempt.lineage)
+        return self.names.former(shard) if self.attempt.former_names else self.names.of(shard, self.attempt.lineage)
 
     def run(self) -> Receipt:
         for producer in self._candidates():

