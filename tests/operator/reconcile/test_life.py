@@ -10,7 +10,7 @@ import pytest
 
 from joinery_operator.decision import Create, Delete, Patch
 from joinery_operator.reconcile.context import read_status
-from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus
+from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, Waiting
 from simulated_cluster.simulation import START, Killed, SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
@@ -241,6 +241,28 @@ def test_tools_that_know_no_joinery_can_tell_how_it_is(running: SimulatedCluster
     happens(running)
     running.step()
     assert tuple(running.condition(each)[0] for each in ("Ready", "Reconciling", "Stalled")) == kstatus
+
+
+@pytest.mark.parametrize(
+    ("system", "reason"),
+    [("input", "WaitingForInput"), ("output", "WaitingForOutput"), ("store", "WaitingForStateStore")],
+)
+def test_a_driver_that_waits_for_a_system_says_which(running: SimulatedCluster, system: str, reason: str) -> None:
+    uid = running.pods[FIRST]["metadata"]["uid"]
+    away = Waiting(system=system, since=START, reason="10.0.0.5:5432: Connection refused")
+    running.said[uid] = DriverStatus(ready=False, waiting=away)
+    running.pass_time(20)
+    running.step()
+    assert running.condition("Ready") == ("False", reason)
+    assert running.condition("Degraded") == ("True", reason)
+    assert running.condition("Stalled")[0] == "False"
+    assert "goes on by itself: 10.0.0.5:5432: Connection refused" in running.status.conditions[0].message
+    assert running.status.phase == "Running"
+    running.tell(FIRST)
+    running.pass_time(20)
+    running.step()
+    assert running.condition("Ready")[0] == "True"
+    assert running.condition("Degraded")[0] == "False"
 
 
 def test_suspend_and_resume(running: SimulatedCluster) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from joinery_operator.names import digest_of
+from joinery_runtime.job.crd import DriverStatus, Waiting
 from simulated_cluster.simulation import SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
@@ -231,6 +232,28 @@ def test_why_it_was_taken_back(cluster: SimulatedCluster, fails: Any, reason: st
     assert stage(cluster) == "RollingBack"
     assert cluster.status.refused is not None
     assert cluster.status.refused.reason == reason
+
+
+def test_a_driver_that_waits_for_a_system_is_not_taken_back(cluster: SimulatedCluster) -> None:
+    """The deadline counts from when the system is back."""
+    starting(cluster)
+    cluster.run(NEW)
+    cluster.step()
+    uid = cluster.pods[NEW]["metadata"]["uid"]
+    away = Waiting(system="store", since=cluster.now, reason="Connection refused")
+    cluster.said[uid] = DriverStatus(revision=cluster.revision_of(NEW), waiting=away)
+    cluster.pass_time(10_000)
+    cluster.step()
+    assert stage(cluster) == "Starting"
+    assert cluster.condition("Ready") == ("False", "WaitingForStateStore")
+    cluster.tell(NEW)
+    cluster.step()
+    cluster.pass_time(500)
+    cluster.step()
+    assert stage(cluster) == "Starting"
+    cluster.pass_time(101)
+    cluster.step()
+    assert stage(cluster) == "RollingBack"
 
 
 def test_what_has_committed_unseen_is_not_taken_back(cluster: SimulatedCluster) -> None:

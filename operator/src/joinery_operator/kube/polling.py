@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from pydantic import ValidationError
@@ -20,18 +21,10 @@ from joinery_runtime.job.crd import DriverStatus
 _TIMEOUT = aiohttp.ClientTimeout(total=3.0, sock_connect=1.5)
 _AT_ONCE = 32
 _LONGEST_ANSWER = 256 * 1024
-_FIGURES = {
-    "epoch",
-    "committed",
-    "migrated",
-    "inputs",
-    "rows_per_second",
-    "rows_in",
-    "rows_out",
-    "late",
-    "state_bytes",
-    "hottest_keys",
-    "executors",
+_FIGURES: Mapping[str, Any] = {
+    **dict.fromkeys(("epoch", "committed", "migrated", "inputs", "rows_per_second", "rows_in", "rows_out", "late"), True),
+    **dict.fromkeys(("state_bytes", "hottest_keys", "executors"), True),
+    "waiting": {"reason"},  # its words may hold a figure
 }
 
 

@@ -17,7 +17,7 @@ from joinery_operator.reconcile.desired import DesiredJob, desired_job, stored_r
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.revision import JobRevision
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import DriverAttempt, DriverStatus, Rollout, Status
+from joinery_runtime.job.crd import DriverAttempt, DriverStatus, Rollout, Status, Waiting
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.resource import Upgrade
 
@@ -127,6 +127,11 @@ class ReconcileContext:
         """What the driver of this attempt, which must be the status's own, last reported."""
         reported = self.observed.driver
         return reported if reported is not None and reported.revision in {"", attempt.revision} else None
+
+    def waiting(self, attempt: DriverAttempt) -> Waiting | None:
+        """The outside system that this driver waits for."""
+        reported = self.driver_status(attempt)
+        return None if reported is None else reported.waiting
 
     def elapsed(self, since: datetime, seconds: float) -> bool:
         return self.now >= since + timedelta(seconds=seconds)

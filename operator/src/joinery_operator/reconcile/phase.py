@@ -23,22 +23,27 @@ from joinery_operator.reconcile.rollout_table import STAGES, stage_of
 from joinery_runtime.job.crd import DriverAttempt, Status
 from joinery_runtime.job.crd.status import Phase
 
+WAITS_FOR = {"input": "WaitingForInput", "output": "WaitingForOutput", "store": "WaitingForStateStore"}
+"""Reasons, by the system that is away."""
+
 SETTLED: frozenset[Phase] = frozenset({"Running", "Suspended", "Finished", "Failed"})
 
 
 @dataclass(frozen=True, slots=True)
 class JobPhase:
-    """`reason` and `message` are those of the condition Ready; `degraded` what a person should mend, if anything."""
+    """`reason` and `message` are those of the condition Ready; `degraded` what a person should mend, if anything.
+    `waits`: the driver runs, and no epoch goes on."""
 
     phase: Phase
     reason: str
     message: str
     degraded: Fault | None = None
+    waits: bool = False
 
     @property
     def ready(self) -> bool:
         """Whether the job is where it should be: it runs, or has done all that there was to do."""
-        return self.phase in {"Running", "Finished"}
+        return self.phase in {"Running", "Finished"} and not self.waits
 
     @property
     def progressing(self) -> bool:
@@ -55,7 +60,8 @@ def deletion_phase(fault: Fault | None, way_out: str) -> JobPhase:
 def job_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None, blocked: Fault | None) -> JobPhase:
     """For a resource that lives; `blocked`: why the pod that should run cannot be created."""
     found = _driver_phase(ctx, status, plan, blocked)
-    return JobPhase(found.phase, found.reason, cut(found.message), found.degraded or _lasting_fault(ctx, status))
+    degraded = found.degraded or _lasting_fault(ctx, status)
+    return JobPhase(found.phase, found.reason, cut(found.message), degraded, found.waits)
 
 
 def _lasting_fault(ctx: ReconcileContext, status: Status) -> Fault | None:
@@ -181,6 +187,11 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
         return JobPhase(_phase(status, "Stopping"), "Stopping", message, _overdue_pod(ctx))
     if attempt.restore and pod.fault is None:
         return JobPhase("RollingBack", "RollingBack", f"pod {pod.name} returns to savepoint {attempt.restore}")
+    if pod.fault is None and (away := ctx.waiting(attempt)) is not None:
+        since = f"pod {pod.name} waits since {away.since:%H:%M:%S} UTC, and goes on by itself"
+        fault = Fault(WAITS_FOR.get(away.system, "Waiting"), cut(sentence(since, away.reason)))
+        phase = _phase(status, "Running" if attempt.ready is not None else "Starting")
+        return JobPhase(phase, fault.reason, fault.message, fault, waits=True)
     if attempt.ready is not None:
         rollout = status.rollout
         if rollout is not None and rollout.lifted:

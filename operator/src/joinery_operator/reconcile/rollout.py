@@ -102,11 +102,13 @@ def check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
 
 
 def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
-    """The status with how far the stage of its rollout got: the deadline counts from the last progress."""
-    rollout = status.rollout
-    if rollout is None or (ctx.suspended and rollout.progressed is None):
+    """The status with how far the stage of its rollout got: the deadline counts from the last progress, and not while
+    the job is suspended, or while its driver waits for a system that is away: no other revision would get further."""
+    rollout, attempt = status.rollout, status.driver
+    stands_still = ctx.suspended or (attempt is not None and ctx.waiting(attempt) is not None)
+    if rollout is None or (stands_still and rollout.progressed is None):
         return status
-    if ctx.suspended:
+    if stands_still:
         return status.model_copy(update={"rollout": rollout.model_copy(update={"progressed": None})})
     steps, segments = _progress(ctx, status, rollout)
     further = steps > rollout.steps or segments > rollout.segments

@@ -7,7 +7,7 @@ the job's pods tell it.
 """
 
 from joinery_runtime.job.crd.definition import KINDS, ResourceKind, custom_resource_definition, file_name, to_yaml
-from joinery_runtime.job.crd.driver import ENDING_FILE, STATUS_PORT, DriverStatus, Ending, StateCheck
+from joinery_runtime.job.crd.driver import ENDING_FILE, STATUS_PORT, DriverStatus, Ending, StateCheck, Waiting
 from joinery_runtime.job.crd.status import (
     Condition,
     Deletion,
@@ -37,6 +37,7 @@ __all__ = [
     "SavepointStatus",
     "StateCheck",
     "Status",
+    "Waiting",
     "custom_resource_definition",
     "file_name",
     "to_yaml",
