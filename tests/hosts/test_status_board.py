@@ -515,6 +515,12 @@ def test_only_this_machine_is_answered_unless_another_address_is_named(scene: Sc
             assert (asking.connect_ex(("127.0.0.2", port)) == 0) is others
 
 
+@pytest.mark.parametrize("address", ["127.0.0.2", "0.0.0.0"])
+def test_another_address_is_beside_loopback_where_a_forwarded_port_arrives(scene: Scene, address: str) -> None:
+    with serve_status(scene.board, 0, address) as port, socket.create_connection(("127.0.0.1", port), timeout=10):
+        pass
+
+
 def test_two_boards_in_one_process_do_not_meet(site: Site) -> None:
     other = Board("other", ["a"], Liveness(STALLED_AFTER))
     with serve_status(other, 0) as port:

@@ -22,8 +22,8 @@ _TIMEOUT = aiohttp.ClientTimeout(total=3.0, sock_connect=1.5)
 _AT_ONCE = 32
 _LONGEST_ANSWER = 256 * 1024
 _FIGURES: Mapping[str, Any] = {
-    **dict.fromkeys(("epoch", "committed", "migrated", "inputs", "rows_per_second", "rows_in", "rows_out", "late"), True),
-    **dict.fromkeys(("state_bytes", "hottest_keys", "executors"), True),
+    **dict.fromkeys(("epoch", "committed", "migrated", "inputs", "rows_per_second", "rows_in", "rows_out"), True),
+    **dict.fromkeys(("late", "state_bytes", "hottest_keys", "executors"), True),
     "waiting": {"reason"},  # its words may hold a figure
 }
 

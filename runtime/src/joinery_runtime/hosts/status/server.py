@@ -7,8 +7,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from socketserver import TCPServer
 
 from prometheus_client import CollectorRegistry
@@ -22,13 +23,15 @@ from joinery_runtime.job.crd import DriverStatus
 
 REVISION = "JOINERY_REVISION"
 REQUEST_TIMEOUT_S = 10.0
+_LOOPBACK = "127.0.0.1"
 
 Answer = tuple[int, str, bytes]  # status code, content type, body
 
 
 @contextmanager
-def serve_status(board: Board, port: int, host: str = "127.0.0.1") -> Iterator[int]:
-    """Serves the board on one address; gives the port (0 asks for a free one). Raises EnvironmentProblem."""
+def serve_status(board: Board, port: int, host: str = _LOOPBACK) -> Iterator[int]:
+    """Serves the board on one address, and on loopback, where `kubectl port-forward` arrives in a pod; gives the port
+    (0 asks for a free one). Raises EnvironmentProblem."""
     with _serving(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as opened:
         yield opened
 
@@ -52,12 +55,23 @@ def migration_served() -> Iterator[Callable[[int], None]]:
     if port is None:
         yield told
         return
-    with _serving(answer, int(port), os.environ.get("JOINERY_STATUS_HOST", "127.0.0.1")):
+    with _serving(answer, int(port), os.environ.get("JOINERY_STATUS_HOST", _LOOPBACK)):
         yield told
 
 
 @contextmanager
 def _serving(answer: Callable[[str], Answer], port: int, host: str) -> Iterator[int]:
+    with ExitStack() as stack:
+        address, opened = stack.enter_context(_serving_at(answer, port, host))
+        if str(address) not in {_LOOPBACK, "::1"} and not address.is_unspecified:
+            stack.enter_context(_serving_at(answer, opened, _LOOPBACK))
+        yield opened
+
+
+@contextmanager
+def _serving_at(
+    answer: Callable[[str], Answer], port: int, host: str
+) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
     try:
         server = _Server(host, port, answer)
     except OSError as error:
@@ -69,7 +83,7 @@ def _serving(answer: Callable[[str], Answer], port: int, host: str) -> Iterator[
     thread = threading.Thread(target=server.serve_forever, name="joinery-status", daemon=True)
     thread.start()
     try:
-        yield server.server_address[1]
+        yield ip_address(server.server_address[0]), server.server_address[1]
     finally:
         server.shutdown()
         server.server_close()
