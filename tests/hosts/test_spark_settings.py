@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -36,6 +37,7 @@ Start = Callable[..., dict[str, str]]
 class RecordedContext:
     arguments: ClassVar[dict[str, str]]
     """What the JVM was started with."""
+    _accumulatorServer = SimpleNamespace()  # noqa: N815 - Spark's name
 
     @classmethod
     def _ensure_initialized(cls, conf: SparkConf | None = None) -> None:

@@ -31,6 +31,7 @@ from joinery_runtime.errors import (
     Unavailable,
 )
 from joinery_runtime.hosts.first_epochs import FirstEpochs, Start, host_here, may_run_here
+from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
@@ -177,7 +178,7 @@ class _JobRun:
             output = _prepared(stack, sink_for(job, self._address), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
             dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
-            host = self._host(referring, job, len(pipeline.steps), stack)
+            host = self._host(referring, job, len(pipeline.steps), stack, settle=settle)
             parts = DriverParts(self.store, planner, host, output, dead)
             if stop.is_set():
                 return
@@ -192,9 +193,11 @@ class _JobRun:
                     settle=settle,
                 )
 
-    def _host(self, referring: Job, job: Job, steps: int, stack: ExitStack) -> Host:
+    def _host(self, referring: Job, job: Job, steps: int, stack: ExitStack, *, settle: bool) -> Host:
+        java = JavaStart()
+
         def on_spark() -> SparkHost:
-            context = self._spark(job)
+            context = self._spark(job, java)
             build = self._builder(referring, context, stack)
             return SparkHost(context, WorkerSetup(build.digest, build, steps), job.name)
 
@@ -204,8 +207,14 @@ class _JobRun:
                 host.warm()
             return host
 
-        def end_start() -> None:
+        def end_start(kind: type[BaseException] | None, *_: object) -> None:
             over.set()
+            goes_on = settle or (kind is not None and issubclass(kind, Unavailable))  # with this Spark
+            if not start.done and not goes_on:
+                java.give_up()
+                start.join()
+                java.forget()
+                return
             if self._context is not None:
                 with suppress(Py4JError, ConnectionError):
                     self._context.cancelAllJobs()
@@ -216,7 +225,7 @@ class _JobRun:
         over = Event()
         # In another thread, to which what is open belongs too until it has ended.
         start = Start(warm_on_spark)
-        stack.callback(end_start)
+        stack.push(end_start)
         first = FirstEpochs(lambda: host_here(_with_store(job, self._address), self.store, self._address), start)
         stack.callback(first.close)
         return first
@@ -248,9 +257,9 @@ class _JobRun:
             if self._watch is None or not self._watch.gave_up:
                 raise
 
-    def _spark(self, job: Job) -> SparkContext:
+    def _spark(self, job: Job, java: JavaStart) -> SparkContext:
         if self._context is None:
-            self._context = start_context(f"joinery {job.name}", dict(job.spec.spark.conf), self._master)
+            self._context = start_context(f"joinery {job.name}", dict(job.spec.spark.conf), self._master, java)
             self._stack.callback(stop_context, self._context)
             if self._caller.board is not None:
                 self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)

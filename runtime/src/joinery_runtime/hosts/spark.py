@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,6 +29,7 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.class_archive import java_options
+from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.spark_places import executors_of, placed
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
@@ -167,9 +169,9 @@ def master_of(conf: Mapping[str, str], master: str | None) -> str:
     return named or ""
 
 
-def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkContext:
+def start_context(name: str, conf: dict[str, str], master: str | None, java: JavaStart | None = None) -> SparkContext:
     """A context with the job's own `spark.conf` over what spark-submit or `spark-defaults.conf` set, and our defaults
-    under all of them."""
+    under all of them. `java` starts its Java process, where there is none."""
     if _submitted():
         SparkContext._ensure_initialized()  # then a SparkConf has what spark-submit set
     settings = SparkConf().setAppName(name)
@@ -188,21 +190,25 @@ def start_context(name: str, conf: dict[str, str], master: str | None) -> SparkC
     for key, value in environment.items():
         os.environ.setdefault(key, value)
     try:
-        context = _started(settings)
+        context = _started(settings, java or JavaStart())
     except (PySparkException, Py4JError) as error:
         raise _no_start(error, place) from error
     context.setLogLevel(_log_level(place).upper())
     return context
 
 
-def _started(settings: SparkConf) -> SparkContext:
+def _started(settings: SparkConf, java: JavaStart) -> SparkContext:
     """PySpark makes all settings arguments of the JVM that it starts. Those that must be none are set once it runs."""
     arguments = SparkConf(loadDefaults=False)
     for key, value in settings.getAll():
         if not only_in_context(key):
             arguments.set(key, value)
-    SparkContext._ensure_initialized(conf=arguments)
-    return SparkContext(conf=settings)
+    with java.made_here():
+        SparkContext._ensure_initialized(conf=arguments)
+    context = SparkContext(conf=settings)
+    # It takes what accumulators count, of which no task of ours has any; a JVM that goes first is no error of it.
+    context._accumulatorServer.handle_error = lambda *_: None
+    return context
 
 
 def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
@@ -245,7 +251,8 @@ def conf_file() -> dict[str, str]:
 
 def stop_context(context: SparkContext) -> None:
     """A context whose Java process is gone has stopped already."""
-    with suppress(Py4JError, ConnectionError):
+    with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
         context.stop()
 
 
