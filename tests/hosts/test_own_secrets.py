@@ -145,6 +145,23 @@ def test_the_drivers_copy_is_for_its_user_alone_and_goes_with_it() -> None:
     assert not path.parent.exists()
 
 
+def test_the_login_of_a_schema_registry_is_a_secret_too(tmp_path: Path) -> None:
+    said = 'schemaRegistry: {url: "http://r", properties: {basic.auth.user.info: "me:hush-registry"}}, format: json'
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.format(client=OWN, store=DSN_REF).replace("format: json", said, 1))
+    mine = parse_job(path.read_text(), "job.yaml")
+    sent = withheld(mine)
+    assert sent.inputs[0].schema_registry is not None
+    assert sent.inputs[0].schema_registry.properties == {"basic.auth.user.info": WITHHELD}
+    assert restored(sent, path).inputs == mine.inputs
+
+
+def test_the_drivers_copy_names_no_variables_of_the_environment() -> None:
+    mine = parse_job(JOB.format(client=OWN, store=DSN_REF).replace("hush-key", '"${HUSH}"', 1), "job.yaml")
+    with private_copy(mine) as path:
+        assert restored(withheld(mine), path).inputs == mine.inputs
+
+
 def test_an_input_is_found_by_its_name(tmp_path: Path) -> None:
     """The job that made a plan had its inputs in another order than the file has them now."""
     mine = job("own")

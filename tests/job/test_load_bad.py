@@ -23,7 +23,6 @@ def after(place: str, text: str) -> tuple[str, str]:
 
 
 NOT_YET = [
-    (("format: json", "format: avro"), "inputs[0].format", "format avro", 11),
     (("format: json", "format: protobuf"), "inputs[0].format", "format protobuf", 11),
     (("format: json", "format: parquet"), "inputs[0].format", "format parquet", 11),
     (after(STEP, "      coPartitioned: true\n"), "joins[0].coPartitioned", "coPartitioned: true", 35),
@@ -69,6 +68,21 @@ BAD = [
         "spec.inputs[0].schema[0].format",
         "text is for boolean",
         13,
+    ),
+    # Avro
+    (("format: json", "format: avro"), "spec.inputs[0].format", "name where its schema is", 11),
+    (
+        ("format: json\n", 'format: avro\n      avroSchema: "{}"\n      schemaRegistry: {url: "http://r"}\n'),
+        "spec.inputs[0].format",
+        "both are named",
+        11,
+    ),
+    (("format: json\n", 'format: json\n      avroSchema: "{}"\n'), "spec.inputs[0].avroSchema", "leave it out", 12),
+    (
+        ("format: json\n", "format: avro\n      schemaRegistry: {url: registry}\n"),
+        "spec.inputs[0].schemaRegistry.url",
+        "is not allowed",
+        12,
     ),
     # dialects
     (("format: json\n", "format: json\n      csv: {separator: ;}\n"), "spec.inputs[0].csv", "leave it out", 12),

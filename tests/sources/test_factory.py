@@ -81,5 +81,5 @@ def test_what_nothing_reads_is_an_error_and_never_a_file_or_csv() -> None:
     for make in (lambda: planner_for(unknown, "j", STORE), lambda: reader_for(unknown)):
         with pytest.raises(SourceError, match="Nothing reads input in"):
             make()
-    with pytest.raises(SourceError, match=r"has format avro, and no decoder reads it(.|\n)*Write csv or json"):
-        decoder_for(model("json").model_copy(update={"format": "avro"}))
+    with pytest.raises(SourceError, match=r"has format orc, and no decoder reads it(.|\n)*Write avro or csv or json"):
+        decoder_for(model("json").model_copy(update={"format": "orc"}))

@@ -26,8 +26,11 @@ from joinery_runtime.job.model.pods import SparkSpec
 WITHHELD = "(withheld)"
 IN_A_POD = Path("/etc/joinery/job.yaml")
 
-# librdkafka's and libpq's settings that are secret; those that name a file are not.
-_SECRET = re.compile(r"password|passphrase|secret|(^|[.])key[.]pem$|^ssl_key$|oauthbearer[.]config$|^scram_.*_key$")
+# Settings of librdkafka, libpq and the schema registry's client that are secret; those that name a file are not.
+_SECRET = re.compile(
+    r"password|passphrase|secret|(^|[.])key[.]pem$|^ssl_key$|oauthbearer[.]config$|^scram_.*_key$"
+    r"|^basic[.]auth[.]user[.]info$|^bearer[.]auth[.]token$"
+)
 
 _Values = Mapping[tuple[str | int, ...], str]
 _STORE = ("stateStore", "dsn")
@@ -78,7 +81,8 @@ def private_copy(job: Job) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="joinery-job-") as folder:
         path = Path(folder, "job.json")
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(job.model_dump_json(by_alias=True, exclude_unset=True))
+            # Variables of the environment were filled in when the job was loaded.
+            file.write(job.model_dump_json(by_alias=True, exclude_unset=True).replace("${", "$${"))
         yield path
 
 
@@ -114,7 +118,7 @@ def _filled(job: Job, values: _Values) -> Job:
 
 def _place(job: Job, at: Place) -> Place:
     """An input by its name: an edit may have moved it since the plan that is replayed."""
-    return ("inputs", job.inputs[int(at[1])].name) if at[0] == "inputs" else at[:1]
+    return ("inputs", job.inputs[int(at[1])].name, *at[2:]) if at[0] == "inputs" else at[:1]
 
 
 def _is_secret(dsn: str | None) -> bool:

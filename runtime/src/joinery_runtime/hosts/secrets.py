@@ -15,12 +15,13 @@ from pathlib import Path
 from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
 from joinery_runtime.job import DeadLetterKafka, Job, KafkaInput, KafkaOutput, PostgresStoreSpec, SecretRef
 from joinery_runtime.job.model.draft import path_text
+from joinery_runtime.job.model.inputs import SchemaRegistry
 
 _IN_A_POD = Path("/etc/joinery/secrets")
 
 Place = tuple[str | int, ...]
 """A path in the job's `spec`."""
-KafkaClient = KafkaInput | KafkaOutput | DeadLetterKafka
+KafkaClient = KafkaInput | KafkaOutput | DeadLetterKafka | SchemaRegistry
 ClientChange = Callable[[KafkaClient, Place], KafkaClient]
 StoreChange = Callable[[PostgresStoreSpec], PostgresStoreSpec]
 
@@ -39,10 +40,15 @@ def with_secrets(job: Job) -> Job:
 
 
 def with_clients(job: Job, client: ClientChange, store: StoreChange) -> Job:
-    """The job with each Kafka client and the Postgres store that it names changed."""
+    """The job with each client of Kafka or a schema registry, and the Postgres store that it names, changed."""
     spec, dead = job.spec, job.spec.dead_letter
     inputs = (
-        side.model_copy(update={"kafka": side.kafka and client(side.kafka, (*place, "kafka"))})
+        side.model_copy(
+            update={
+                "kafka": side.kafka and client(side.kafka, (*place, "kafka")),
+                "schema_registry": side.schema_registry and client(side.schema_registry, (*place, "schemaRegistry")),
+            }
+        )
         for side, place in zip(job.inputs, job.input_places, strict=True)
     )
     output, postgres = spec.output, spec.state_store.postgres

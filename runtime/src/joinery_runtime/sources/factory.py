@@ -15,6 +15,7 @@ from joinery_runtime.sources.kafka_planner import KafkaPlanner
 from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.metadata import MetadataDecoder
 from joinery_runtime.sources.records import Decoder, FormatDecoder
+from joinery_runtime.sources.schema_registry import Framed
 from joinery_runtime.sources.table_decoder import DELETE_FIELD, Changelog, TableDecoder
 from joinery_runtime.sources.text_columns import TextDecoder, as_text
 from joinery_runtime.store_identity import StoreIdentity
@@ -51,7 +52,7 @@ def decoder_for(model: Input) -> Decoder:
 
 def json_decoder_for(model: Input) -> Decoder:
     """A decoder of the input's rows as JSON, whatever its format: so steps of a trace give them."""
-    return _decoder(model, JsonDecoder)
+    return _decoder(model.model_copy(update={"schema_registry": None}), JsonDecoder)
 
 
 def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
@@ -75,10 +76,16 @@ def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema
     """Rows of `schema`, of which some columns may not come from the value."""
     elsewhere = [column for column in model.columns if column.origin is not None]
     if not elsewhere:
-        return decoder.of(schema, model)
+        return _of_value(model, decoder, schema)
     names = {column.name for column in elsewhere}
     of_value = pa.schema([field for field in schema if field.name not in names])
-    return MetadataDecoder(schema, elsewhere, decoder.of(of_value, model) if len(of_value) else None)
+    return MetadataDecoder(schema, elsewhere, _of_value(model, decoder, of_value) if len(of_value) else None)
+
+
+def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
+    """Rows of `schema` from the records' values."""
+    made = decoder.of(schema, model)
+    return Framed(made) if model.schema_registry is not None and decoder is JsonDecoder else made
 
 
 def _no_source(model: Input) -> SourceError:

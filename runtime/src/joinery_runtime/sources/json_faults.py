@@ -15,6 +15,13 @@ import pyarrow as pa
 
 from joinery_runtime.sources.convert import fault
 
+_OTHERS = {
+    b"\x1f\x8b": "gzip inside of the value; let the producer use compression.type instead",
+    b"\x28\xb5\x2f\xfd": "zstd inside of the value; let the producer use compression.type instead",
+    b"Obj\x01": "an Avro container, which topics do not have; write records one by one",
+    b"PAR1": "Parquet",
+}
+FRAME = 5  # bytes of Confluent's framing: zero, and the number of the schema
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _KINDS = {bool: "a boolean", int: "a number", Decimal: "a number", str: "text", list: "an array", type(None): "null"}
 
@@ -27,6 +34,9 @@ class Explainer:
 
     def explain(self, record: bytes) -> str | None:
         """Why the record is bad, or None if that is for the parsers to say."""
+        looks = _looks_like(record)
+        if looks is not None:
+            return f"not JSON: it looks like {looks}"
         try:
             text = record.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -53,6 +63,19 @@ class Explainer:
             if value is not None and not may_fit(value):
                 return fault(field.name, str(value) if isinstance(value, Decimal) else value, field.type)
         return None
+
+
+def _looks_like(record: bytes) -> str | None:
+    """What a record that begins in this way is instead."""
+    for begins, what in _OTHERS.items():
+        if record.startswith(begins):
+            return what
+    if record[:1] == b"\0" and len(record) > FRAME:
+        number = int.from_bytes(record[1:FRAME])
+        begins_json = record[FRAME : FRAME + 1] in (b"{", b"[")
+        todo = "name its schemaRegistry" if begins_json else "write format: avro and its schemaRegistry"
+        return f"Confluent {'JSON' if begins_json else 'Avro'} of schema {number}; {todo}"
+    return None
 
 
 class _ConstantError(Exception):

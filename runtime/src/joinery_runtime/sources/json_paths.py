@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -51,9 +50,7 @@ class NestedJudge(ByValue):
                 flat.append(made)
                 places.append(place)
         decoded = self._judge.decode(pa.array(flat, pa.binary()))
-        back = np.array(places, np.int64)
-        refused = [replace(record, index=places[record.index]) for record in decoded.bad]
-        return with_bad(replace(decoded, index=back[decoded.index], bad=refused), bad)
+        return with_bad(decoded.at(np.array(places, np.int64)), bad)
 
     def _flat(self, record: bytes) -> bytes | None:
         """A flat object of the wanted texts; None where the record is no JSON object."""

@@ -46,6 +46,11 @@ class Decoded:
     bad: Sequence[BadRecord]
     deleted: BoolArray | None = None
 
+    def at(self, places: IntArray) -> Decoded:
+        """The same of a larger batch, in which the records have these places (ascending)."""
+        bad = [BadRecord(int(places[record.index]), record.reason) for record in self.bad]
+        return replace(self, index=places[self.index], bad=bad)
+
 
 class Decoder(Protocol):
     """Turns whole batches of undecoded records into rows. Never raises for what a record holds. Not thread-safe."""

@@ -68,7 +68,7 @@ class TableDecoder:
         null = raw.values.is_null().to_numpy(zero_copy_only=False)
         with_value, without = np.flatnonzero(~null), np.flatnonzero(null)
         versions = self._versions(raw.take(with_value))
-        return _interleaved(_at(versions, with_value), _at(self._tombstones(raw, without), without))
+        return _interleaved(versions.at(with_value), self._tombstones(raw, without).at(without))
 
     def _versions(self, raw: RawBatch) -> Decoded:
         decoded = self._values.decode_batch(raw)
@@ -94,7 +94,7 @@ class TableDecoder:
         keys, times = raw.keys.take(pa.array(places)), raw.timestamps(places)
         index = np.arange(len(places), dtype=np.int64)
         present, index, keyless = set_aside(keys, index, keys.is_null(), f"{_TOMBSTONE} without a record key")
-        found = _at(self._keys.decode(present), index)
+        found = self._keys.decode(present).at(index)
         rows = self._rows(found.rows, times[found.index])
         missing = times[found.index] < 0
         reason = f"{_TOMBSTONE}: the record has no timestamp, which would be its event time"
@@ -135,12 +135,6 @@ class _TextKeys(ByValue):
         field = self._schema.field(0)
         column, faults = convert(field.name, pl.Series(values.cast(pa.string()), dtype=pl.String), field.type)
         return with_bad(drop_rows(pa.table([column], schema=self._schema), index, faults), garbled)
-
-
-def _at(decoded: Decoded, places: IntArray) -> Decoded:
-    """A part of a batch that was decoded by itself: its records by their places in the batch."""
-    bad = [BadRecord(int(places[record.index]), record.reason) for record in decoded.bad]
-    return replace(decoded, index=places[decoded.index], bad=bad)
 
 
 def _interleaved(first: Decoded, second: Decoded) -> Decoded:

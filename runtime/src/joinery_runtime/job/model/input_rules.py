@@ -16,6 +16,7 @@ _ORIGIN_TYPES = {
     "offset": ("int64",),
     "topic": ("string",),
 }
+_SCHEMAS = {"schemaRegistry": ("avro", "json"), "avroSchema": ("avro",)}
 _TEXT_TYPES = ("boolean", "int32", "int64", "float", "double")
 _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
@@ -57,6 +58,21 @@ def _nested(draft: JobDraft) -> Iterator[Finding]:
         for i, column in enumerate(items(source.data, "schema")):
             if dig(column, "path") is not None and dig(column, "from") is None and kind in _FLAT_FORMATS:
                 yield (*source.at, "schema", i, "path"), f"records of format {kind} are flat; leave the path out"
+
+
+def _avro(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        kind, named = source.data.get("format"), [name for name in _SCHEMAS if source.data.get(name) is not None]
+        if kind == "avro" and len(named) != 1:
+            what = "both are named; keep one" if named else "name where its schema is"
+            yield (*source.at, "format"), f"avro needs one of {listed(_SCHEMAS)}: {what}"
+        if kind == "avro" and "file" in source.data:
+            yield (*source.at, "format"), "files of Avro are not supported yet; read a topic, or write the file as JSON"
+        for name in named:
+            if isinstance(kind, str) and kind not in _SCHEMAS[name]:
+                yield (*source.at, name), f"{name} belongs to format {listed(_SCHEMAS[name])}; leave it out"
+        if "schemaRegistry" in named and "file" in source.data and kind != "avro":
+            yield (*source.at, "schemaRegistry"), "only records of Kafka begin with their schema's number; leave it out"
 
 
 def _dialect(draft: JobDraft) -> Iterator[Finding]:
@@ -159,6 +175,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _distinct_columns,
     _event_time,
     _nested,
+    _avro,
     _dialect,
     _metadata,
     _formats,

@@ -166,6 +166,19 @@ class CsvDialect(Model):
     """The first line of a file names its columns. Without it, and from Kafka, fields come in the schema's order."""
 
 
+class SchemaRegistry(Model):
+    """Confluent's Schema Registry, or one with its interface: records begin with the number of their schema.
+    `hosts/secrets.py` merges the settings of `properties_secret_ref` into `properties`."""
+
+    url: Annotated[Text, StringConstraints(pattern=r"^https?://")]
+    """Its address, `http://host:port`; several are separated by commas."""
+    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    """Settings of confluent-kafka's registry client by their names, such as `ssl.ca.location`. Secret ones, such as
+    `basic.auth.user.info`, belong in `propertiesSecretRef`."""
+    properties_secret_ref: SecretRef | None = None
+    """A secret whose keys are names of such settings."""
+
+
 class Column(Model):
     """One column of an input's rows. The names of engine columns start with `$`, so no user column may."""
 
@@ -235,9 +248,14 @@ class Input(Model):
     file: FileInput | None = None
     """Reads files from start to end: a bounded input."""
     format: Annotated[
-        Literal["json", "csv"], not_yet("format {}", "avro", "protobuf", "parquet", todo="use json or csv")
+        Literal["json", "csv", "avro"], not_yet("format {}", "protobuf", "parquet", todo="use json, csv or avro")
     ]
-    """How records are encoded: `json` (an object each) or `csv`."""
+    """How records are encoded: `json` (an object each), `csv` or `avro` (a record of Avro's binary encoding each)."""
+    schema_registry: SchemaRegistry | None = None
+    """Says that records begin with five bytes that name their schema, and where the schemas are: for `avro`, and for
+    `json`, of which only these bytes are taken off."""
+    avro_schema: Text | None = None
+    """The schema that records of `avro` were written with, as JSON, where there is no schema registry."""
     csv: CsvDialect | None = None
     """How CSV is written, for `format: csv`. Default: with commas and double quotes, and in files a header."""
     columns: Annotated[tuple[Column, ...], Field(alias="schema", min_length=1)]

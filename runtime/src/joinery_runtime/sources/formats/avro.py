@@ -1,0 +1,124 @@
+"""Records of Avro's binary encoding, written with the schema that each names in a registry, or with one of the job.
+
+Each record is read by the schema that it was written with, so the schema may change while the job runs: a column is the
+field of its name or path in whatever record has it, and null in others. Values are then what JSON of the same content
+would be (decision 35): a logical timestamp is a time, a decimal its digits, bytes base64, an enum its symbol; objects
+and arrays in string columns are JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any, Self
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.errors import SourceError
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.paths import Path
+from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.json_faults import FRAME
+from joinery_runtime.sources.records import NULL_VALUE, BadRecord, Decoded, FormatDecoder, with_bad
+from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, UnknownSchema
+
+
+class AvroDecoder(FormatDecoder):
+    """Decodes records into rows of `schema`. `paths` are by column; others are fields of the record."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
+        paths = {column.name: column.steps for column in model.columns}
+        if model.avro_schema is None:
+            return cls(schema, paths, Schemas.of(model))
+        try:
+            return cls(schema, paths, fastavro.parse_schema(json.loads(model.avro_schema)))
+        except (ValueError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
+            raise SourceError(
+                f"Input {model.name}: avroSchema is no schema of Avro", facts=str(error), todo="Correct it"
+            ) from error
+
+    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], written: Schemas | AvroSchema) -> None:
+        self._written = written
+        self._columns = [(name, paths.get(name, (name,))) for name in schema.names]
+        self._flat = JsonDecoder(schema)
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        flat: list[bytes] = []
+        places: list[int] = []
+        bad: list[BadRecord] = []
+        for place, record in enumerate(values.to_pylist()):
+            try:
+                flat.append(self._as_json(record))
+                places.append(place)
+            except _RefusedRecord as refused:
+                bad.append(BadRecord(place, str(refused)))
+        decoded = self._flat.decode(pa.array(flat, pa.binary()))
+        return with_bad(decoded.at(np.array(places, np.int64)), bad)
+
+    def _as_json(self, record: bytes | None) -> bytes:
+        """A flat JSON object of the columns. Raises _RefusedRecord."""
+        if record is None:
+            raise _RefusedRecord(NULL_VALUE)
+        written, start = self._schema_of(record)
+        source = io.BytesIO(record)
+        source.seek(start)
+        try:
+            value = fastavro.schemaless_reader(source, written, None)
+        except Exception as error:  # bytes that are something else fail in as many ways as there are
+            raise _RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
+        if source.tell() != len(record):
+            raise _RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
+        return json.dumps(
+            {name: _found(value, path) for name, path in self._columns}, default=_as_text, ensure_ascii=False
+        ).encode("utf-8", "surrogatepass")
+
+    def _schema_of(self, record: bytes) -> tuple[AvroSchema, int]:
+        """What the record was written with, and where it begins."""
+        if not isinstance(self._written, Schemas):
+            return self._written, 0
+        if record[:1] != b"\0" or len(record) < FRAME:
+            looks = "; it looks like JSON" if record[:1] == b"{" else ""
+            raise _RefusedRecord(f"it does not begin with the number of a schema, as schemaRegistry says{looks}")
+        try:
+            return self._written.avro(int.from_bytes(record[1:FRAME])), FRAME
+        except UnknownSchema as unknown:
+            raise _RefusedRecord(str(unknown)) from unknown
+
+
+class _RefusedRecord(Exception):
+    """The text is the reason."""
+
+
+def _found(value: Any, path: Path) -> Any:
+    """What a path leads to; None where it leads nowhere."""
+    for step in path:
+        if isinstance(step, str):
+            value = value.get(step) if isinstance(value, dict) else None
+        else:
+            value = value[step] if isinstance(value, list) and step < len(value) else None
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+def _as_text(value: Any) -> Any:
+    """What JSON has no value of its own for."""
+    match value:
+        case datetime():
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
+        case date() | time():
+            return value.isoformat()
+        case Decimal():
+            return format(value, "f")
+        case bytes():
+            return base64.b64encode(value).decode()
+        case _:
+            return str(value)
+
+
+DECODER = AvroDecoder

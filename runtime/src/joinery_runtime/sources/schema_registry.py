@@ -1,0 +1,121 @@
+"""Records that begin with the number of their schema, as Confluent's serializers write them, and where the schemas are:
+a zero byte, the number in four bytes (highest first), and the record proper."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import fastavro
+import fastavro.schema
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
+
+from joinery_runtime.errors import SourceError, SourceUnavailable
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.sources.json_faults import FRAME
+from joinery_runtime.sources.records import NULL_VALUE, ByValue, Decoded, set_aside, with_bad
+
+_MISSING, _DENIED = 404, (401, 403)  # of HTTP
+
+# The client's settings that are numbers; a job has all settings as text.
+_NUMBERS = {
+    "timeout",
+    "cache.capacity",
+    "cache.latest.ttl.sec",
+    "max.retries",
+    "retries.wait.ms",
+    "retries.max.wait.ms",
+}
+
+AvroSchema = Any  # what fastavro makes of one
+
+
+class UnknownSchema(Exception):
+    """A record names a schema that the registry does not have, or that is none of Avro; the text says which."""
+
+
+class Framed(ByValue):
+    """Takes the frame off and leaves the rest to `values`; a record without one is bad."""
+
+    def __init__(self, values: ByValue) -> None:
+        self._values = values
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        index = np.arange(len(values), dtype=np.int64)
+        values, index, null = set_aside(values, index, values.is_null(), NULL_VALUE)
+        framed = pc.fill_null(pc.equal(pc.binary_slice(values, 0, 1), b"\0"), False)
+        framed = pc.and_(framed, pc.greater_equal(pc.binary_length(values), FRAME))
+        reason = "it does not begin with the number of a schema, as schemaRegistry says; it may be plain"
+        values, index, plain = set_aside(values, index, pc.invert(framed), reason)
+        decoded = self._values.decode(pc.binary_slice(values, FRAME))
+        return with_bad(decoded.at(index), [*null, *plain])
+
+
+class Schemas:
+    """The schemas of an input's records, each fetched and parsed once. Used by one thread at a time."""
+
+    def __init__(self, name: str, url: str, client: Any) -> None:
+        self._input, self._url, self._client = name, url, client
+        self._known: dict[int, AvroSchema] = {}
+
+    @classmethod
+    def of(cls, model: Input) -> Schemas:
+        """Raises SourceError for settings that the client refuses."""
+        registry = model.schema_registry
+        assert registry is not None, "only an input with one asks"
+        try:
+            numbers = {name: float(text) for name, text in registry.properties.items() if name in _NUMBERS}
+            whole = {name: int(number) for name, number in numbers.items() if number.is_integer()}
+            client = SchemaRegistryClient({**registry.properties, **numbers, **whole, "url": registry.url})
+        except (ValueError, TypeError) as error:
+            raise SourceError(
+                f"Input {model.name}: schemaRegistry.properties are not valid",
+                facts=str(error),
+                todo="Use the names and values of confluent-kafka's SchemaRegistryClient",
+            ) from error
+        return cls(model.name, registry.url, client)
+
+    def avro(self, number: int) -> AvroSchema:
+        """Raises UnknownSchema, SourceUnavailable where the registry does not answer, and SourceError where it refuses
+        to."""
+        if number not in self._known:
+            found = self._asked(functools.partial(self._client.get_schema, number), f"schema {number}")
+            if found.schema_type != "AVRO":
+                raise UnknownSchema(f"schema {number} is of {found.schema_type}, not of AVRO")
+            self._known[number] = self._parsed(found, {})
+        return self._known[number]
+
+    def _parsed(self, found: Any, named: dict[str, Any]) -> AvroSchema:
+        for reference in found.references or ():
+            place = (reference.subject, reference.version)
+            ask = functools.partial(self._client.get_version, *place)
+            self._parsed(self._asked(ask, f"{place[0]} version {place[1]}").schema, named)
+        return fastavro.parse_schema(json.loads(found.schema_str), named)
+
+    def _asked(self, ask: Callable[[], Any], what: str) -> Any:
+        try:
+            return ask()
+        except SchemaRegistryError as error:
+            if error.http_status_code == _MISSING:
+                raise UnknownSchema(f"the registry {self._url} has no {what}") from error
+            if error.http_status_code in _DENIED:
+                raise SourceError(
+                    f"Input {self._input}: the schema registry refuses access",
+                    facts=f"{self._url}: {error}",
+                    todo="Check basic.auth.user.info in schemaRegistry.propertiesSecretRef",
+                ) from error
+            raise self._away(what, error) from error
+        except Exception as error:  # of whatever the client uses for HTTP
+            raise self._away(what, error) from error
+
+    def _away(self, what: str, error: Exception) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"Input {self._input}: the schema registry does not answer",
+            facts=f"{self._url} was asked for {what}: {error}",
+            todo="Check schemaRegistry.url and that the registry can be reached from here",
+        )

@@ -1,0 +1,199 @@
+"""Avro with a schema registry and without: schemas that evolve, every type, and what is none of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from joinery_runtime.errors import SourceError, SourceUnavailable
+from joinery_runtime.job import Input
+from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for, json_decoder_for
+from joinery_runtime.sources.records import Decoder
+from sources.registry import Registry, registry
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "string"}, {"name": "amount", "type": "int"}],
+}
+COLUMNS = [{"name": "id", "type": "string"}, {"name": "amount", "type": "int64"}]
+
+
+@pytest.fixture
+def served() -> Iterator[Registry]:
+    with registry() as running:
+        yield running
+
+
+def model(source: Mapping[str, Any], columns: Sequence[Mapping[str, Any]] = COLUMNS, kind: str = "avro") -> Input:
+    kafka = {"bootstrapServers": "127.0.0.1:1", "topic": "t"}
+    schema = [*columns, {"name": "ts", "type": "int64", "from": "timestamp"}]
+    side = {"name": "in", "kafka": kafka, "format": kind, "schema": schema, "eventTime": "ts", **source}
+    return Input.model_validate(side)
+
+
+def of(served: Registry, **properties: str) -> dict[str, Any]:
+    return {"schemaRegistry": {"url": served.url, "properties": {"max.retries": "0", **properties}}}
+
+
+def decode(decoder: Decoder, *records: bytes | None) -> Decoded:
+    times, values = np.full(len(records), 7, np.int64), pa.array(records, pa.binary())
+    place = PartitionRef("in", "t", 0)
+    return decoder.decode_batch(RawBatch(place, np.arange(len(records)), values, timestamps=times.__getitem__))
+
+
+def avro(schema: Any, value: Any, number: int | None = None) -> bytes:
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(schema), value)
+    frame = b"" if number is None else b"\0" + number.to_bytes(4)
+    return frame + written.getvalue()
+
+
+def rows(decoded: Decoded) -> list[dict[str, Any]]:
+    return decoded.rows.drop_columns(["ts"]).to_pylist()
+
+
+def test_each_record_is_read_by_the_schema_that_it_names_which_may_change_while_the_job_runs(served: Registry) -> None:
+    old = served.add(ORDER)
+    decoder = decoder_for(model(of(served)))
+    assert rows(decode(decoder, avro(ORDER, {"id": "a", "amount": 1}, old))) == [{"id": "a", "amount": 1}]
+
+    wider = {
+        **ORDER,
+        "fields": [{"name": "note", "type": "string"}, *ORDER["fields"][:1], {"name": "amount", "type": "long"}],
+    }
+    renamed = {**ORDER, "fields": [ORDER["fields"][0], {"name": "total", "type": "int"}]}
+    new, other = served.add(wider), served.add(renamed)
+    decoded = decode(
+        decoder,
+        avro(wider, {"note": "x", "id": "b", "amount": 2**40}, new),
+        avro(renamed, {"id": "c", "total": 3}, other),
+        avro(ORDER, {"id": "d", "amount": 4}, old),
+    )
+    assert decoded.bad == []
+    assert rows(decoded) == [
+        {"id": "b", "amount": 2**40},
+        {"id": "c", "amount": None},
+        {"id": "d", "amount": 4},
+    ]
+    assert len(served.asked) == 3, "each schema is asked for once"
+
+
+def test_a_change_that_a_column_cannot_hold_is_a_bad_record(served: Registry) -> None:
+    as_text = {**ORDER, "fields": [ORDER["fields"][0], {"name": "amount", "type": "string"}]}
+    number = served.add(as_text)
+    (bad,) = decode(decoder_for(model(of(served))), avro(as_text, {"id": "a", "amount": "many"}, number)).bad
+    assert bad.reason == "column amount: 'many' is not a valid int64"
+
+
+def test_what_is_no_record_of_a_known_schema_is_bad_with_its_reason(served: Registry) -> None:
+    number, protobuf = served.add(ORDER), served.add('syntax = "proto3";', "PROTOBUF")
+    good = avro(ORDER, {"id": "a", "amount": 1}, number)
+    decoded = decode(
+        decoder_for(model(of(served))),
+        None, b"", b'{"id":"a"}', good, good[:-1], good + b"x", b"\0\0\0\0\x63", b"\0" + protobuf.to_bytes(4),
+    )  # fmt: skip
+    assert rows(decoded) == [{"id": "a", "amount": 1}]
+    reasons = {bad.index: bad.reason for bad in decoded.bad}
+    assert list(reasons) == [0, 1, 2, 4, 5, 6, 7]
+    assert reasons[0] == "null value"
+    assert reasons[2] == "it does not begin with the number of a schema, as schemaRegistry says; it looks like JSON"
+    assert reasons[4].startswith("not Avro of this schema: EOFError")
+    assert reasons[5] == "not Avro of this schema: 1 bytes are left over"
+    assert reasons[6] == f"the registry {served.url} has no schema 99"
+    assert reasons[7] == "schema 2 is of PROTOBUF, not of AVRO"
+
+
+def test_a_registry_that_is_away_is_waited_for_and_one_that_refuses_is_not(served: Registry) -> None:
+    number = served.add(ORDER)
+    record = avro(ORDER, {"id": "a", "amount": 1}, number)
+    decoder = decoder_for(model(of(served)))
+    served.status = 503
+    with pytest.raises(SourceUnavailable, match="the schema registry does not answer"):
+        decode(decoder, record)
+    served.status, served.login = None, "me:secret"
+    with pytest.raises(SourceError, match="refuses access") as caught:
+        decode(decoder, record)
+    assert not isinstance(caught.value, SourceUnavailable)
+    known = decoder_for(model(of(served, **{"basic.auth.user.info": "me:secret"})))
+    assert rows(decode(known, record)) == [{"id": "a", "amount": 1}]
+    nobody = decoder_for(model({"schemaRegistry": {"url": "http://127.0.0.1:1", "properties": {"max.retries": "0"}}}))
+    with pytest.raises(SourceUnavailable, match="asked for schema 1: "):
+        decode(nobody, record)
+
+
+def test_schemas_may_refer_to_others(served: Registry) -> None:
+    line = {"type": "record", "name": "Line", "namespace": "shop", "fields": [{"name": "sku", "type": "string"}]}
+    served.subjects["shop.Line", 1] = served.add(line)
+    lines = {"name": "lines", "type": {"type": "array", "items": "shop.Line"}}
+    order = {"type": "record", "name": "Order", "namespace": "shop", "fields": [lines]}
+    number = served.add(order, references=[{"name": "shop.Line", "subject": "shop.Line", "version": 1}])
+    whole = {**order, "fields": [{"name": "lines", "type": {"type": "array", "items": line}}]}
+    record = avro(whole, {"lines": [{"sku": "x"}, {"sku": "y"}]}, number)
+    side = model(of(served), [{"name": "sku", "type": "string", "path": "lines[1].sku"}])
+    assert rows(decode(decoder_for(side), record)) == [{"sku": "y"}]
+
+
+def test_every_type_becomes_what_json_of_the_same_content_is() -> None:
+    at = datetime(2024, 5, 6, 12, 0, 0, 123000, tzinfo=UTC)
+    fields: list[tuple[str, Any, Any, str, Any]] = [
+        ("flag", "boolean", True, "boolean", True),
+        ("small", "int", -7, "int32", -7),
+        ("big", "long", 2**63 - 1, "int64", 2**63 - 1),
+        ("real", "double", 0.1, "double", 0.1),
+        ("nan", "double", float("nan"), "double", None),
+        ("maybe", ["null", "string"], None, "string", None),
+        ("either", ["null", "int", "string"], "x", "string", "x"),
+        ("raw", "bytes", b"\xff\0", "binary", b"\xff\0"),
+        ("price", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, Decimal("1.10"),
+         "decimal(9,2)", Decimal("1.10")),
+        ("color", {"type": "enum", "name": "C", "symbols": ["RED"]}, "RED", "string", "RED"),
+        ("day", {"type": "int", "logicalType": "date"}, date(2024, 5, 6), "date", date(2024, 5, 6)),
+        ("ms", {"type": "long", "logicalType": "timestamp-millis"}, at, "timestamp", at),
+        ("us", {"type": "long", "logicalType": "timestamp-micros"}, at, "timestamp", at),
+        ("plain", "long", 1_715_000_000_000, "timestamp", datetime(2024, 5, 6, 12, 53, 20, tzinfo=UTC)),
+        ("map", {"type": "map", "values": "int"}, {"a": 1}, "string", '{"a": 1}'),
+    ]  # fmt: skip
+    schema = {"type": "record", "name": "All", "fields": [{"name": n, "type": t} for n, t, *_ in fields]}
+    side = model({"avroSchema": json.dumps(schema)}, [{"name": n, "type": kind} for n, _, _, kind, _ in fields])
+    decoded = decode(decoder_for(side), avro(schema, {n: value for n, _, value, _, _ in fields}))
+    assert decoded.bad == []
+    assert rows(decoded) == [{n: expected for n, *_, expected in fields}]
+
+
+def test_json_with_the_frame_of_a_registry_needs_no_registry() -> None:
+    side = model({"schemaRegistry": {"url": "http://127.0.0.1:1"}}, kind="json")
+    decoded = decode(decoder_for(side), b'\0\0\0\0\x07{"id":"a","amount":1}', b'{"id":"b"}', None)
+    assert rows(decoded) == [{"id": "a", "amount": 1}]
+    assert [(bad.index, bad.reason) for bad in decoded.bad] == [
+        (1, "it does not begin with the number of a schema, as schemaRegistry says; it may be plain"),
+        (2, "null value"),
+    ]
+    assert rows(decode(json_decoder_for(side), b'{"id":"a"}')) == [{"id": "a", "amount": None}], "steps of traces"
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (b"\0\0\0\0\x07\x02a\x02", "Confluent Avro of schema 7; write format: avro and its schemaRegistry"),
+        (b'\0\0\0\0\x07{"id":"a"}', "Confluent JSON of schema 7; name its schemaRegistry"),
+        (b"\x1f\x8b\x08\0", "gzip inside of the value"),
+    ],
+)
+def test_json_that_is_something_else_is_recognised(record: bytes, says: str) -> None:
+    (bad,) = decode(decoder_for(model({}, kind="json")), record).bad
+    assert f"it looks like {says}" in bad.reason
+
+
+def test_a_schema_in_the_job_that_is_none() -> None:
+    with pytest.raises(SourceError, match="avroSchema is no schema of Avro"):
+        decoder_for(model({"avroSchema": '{"type": "recrod"}'}))
