@@ -84,6 +84,22 @@ BAD = [
         "is not allowed",
         12,
     ),
+    # Debezium
+    (
+        (SCHEMA, "{name: country, type: int32, from: envelope, path: op}"),
+        "spec.inputs[0].schema[1].from",
+        "only change events of Debezium",
+        14,
+    ),
+    (
+        (
+            "format: json\n      schema:\n        - {name: order_id, type: string}",
+            "format: debezium-json\n      schema:\n        - {name: order_id, type: string, from: envelope}",
+        ),
+        "spec.inputs[0].schema[0].path",
+        "is missing",
+        13,
+    ),
     # dialects
     (("format: json\n", "format: json\n      csv: {separator: ;}\n"), "spec.inputs[0].csv", "leave it out", 12),
     # metadata

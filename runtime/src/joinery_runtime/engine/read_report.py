@@ -72,6 +72,7 @@ class ReadCounter:
         self._lost += raw.lost
         self._rows += prepared.rows.num_rows
         self._dropped.update(prepared.dropped)
+        self._dropped.update(decoded.dropped)
         if prepared.highest is not None and prepared.lowest is not None:
             self._highest = prepared.highest if self._highest is None else max(self._highest, prepared.highest)
             self._lowest = prepared.lowest if self._lowest is None else min(self._lowest, prepared.lowest)

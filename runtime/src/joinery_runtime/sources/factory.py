@@ -10,6 +10,7 @@ from joinery_runtime.job.model.inputs import FileInput, Input, KafkaInput
 from joinery_runtime.sources.base import SourcePlanner, SourceReader
 from joinery_runtime.sources.files import FilePlanner, FileReader
 from joinery_runtime.sources.formats import format_of
+from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.kafka_planner import KafkaPlanner
 from joinery_runtime.sources.kafka_reader import KafkaReader
@@ -19,6 +20,8 @@ from joinery_runtime.sources.schema_registry import Framed
 from joinery_runtime.sources.table_decoder import DELETE_FIELD, Changelog, TableDecoder
 from joinery_runtime.sources.text_columns import TextDecoder, as_text
 from joinery_runtime.store_identity import StoreIdentity
+
+_FRAMED = (JsonDecoder, DebeziumJsonDecoder)  # whose records a registry's frame may be around
 
 
 def planner_for(model: Input, job_name: str, store: StoreIdentity) -> SourcePlanner:
@@ -51,8 +54,9 @@ def decoder_for(model: Input) -> Decoder:
 
 
 def json_decoder_for(model: Input) -> Decoder:
-    """A decoder of the input's rows as JSON, whatever its format: so steps of a trace give them."""
-    return _decoder(model.model_copy(update={"schema_registry": None}), JsonDecoder)
+    """A decoder of the input's rows or change events as JSON, whatever its format: so steps of a trace give them."""
+    events = model.format.startswith("debezium")
+    return _decoder(model.model_copy(update={"schema_registry": None}), DebeziumJsonDecoder if events else JsonDecoder)
 
 
 def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
@@ -61,7 +65,8 @@ def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
         return _with_formats(model, decoder, schema)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
     versions = schema.append(DELETE_FIELD) if decoder.marks_deletions else schema
-    return TableDecoder(changelog, _with_formats(model, decoder, versions))
+    repeat = decoder.tombstones_repeat
+    return TableDecoder(changelog, _with_formats(model, decoder, versions), tombstones_repeat=repeat)
 
 
 def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
@@ -74,7 +79,7 @@ def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema)
 
 def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """Rows of `schema`, of which some columns may not come from the value."""
-    elsewhere = [column for column in model.columns if column.origin is not None]
+    elsewhere = [column for column in model.columns if column.origin not in (None, "envelope")]
     if not elsewhere:
         return _of_value(model, decoder, schema)
     names = {column.name for column in elsewhere}
@@ -85,7 +90,7 @@ def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema
 def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """Rows of `schema` from the records' values."""
     made = decoder.of(schema, model)
-    return Framed(made) if model.schema_registry is not None and decoder is JsonDecoder else made
+    return Framed(made) if model.schema_registry is not None and decoder in _FRAMED else made
 
 
 def _no_source(model: Input) -> SourceError:

@@ -45,7 +45,9 @@ class MetadataDecoder:
             assert raw.keys is not None, "the reader gives keys where a column comes from them"
             faults += self._from_keys(self._keys, raw.keys.take(pa.array(index)), found)
         rows = pa.table([found[name] for name in self._schema.names], schema=self._schema)
-        return with_bad(replace(drop_rows(rows, index, faults), deleted=decoded.deleted), decoded.bad)
+        return with_bad(
+            replace(drop_rows(rows, index, faults), deleted=decoded.deleted, dropped=decoded.dropped), decoded.bad
+        )
 
     def _from_keys(self, decoder: JsonDecoder, keys: pa.BinaryArray, found: dict[str, pa.ChunkedArray]) -> list[Fault]:
         """Columns inside of keys that are JSON objects; a record without a key has null there."""

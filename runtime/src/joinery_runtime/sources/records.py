@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
@@ -36,15 +36,16 @@ class BadRecord:
 class Decoded:
     """`rows` has the input's schema; `index[i]` is the position in the batch of the record that row i comes from.
 
-    `index` ascends, and together with `bad` (ascending too) it names every record of the batch exactly once. `deleted`
-    (None: the input is no table) says which rows are deletions: of these only key and event time count, the other
-    columns are null.
+    `index` ascends, and together with `bad` (ascending too) it names every record of the batch exactly once, but for
+    those that stand for no row: `dropped` counts them by reason (T10). `deleted` (None: the input is no table) says
+    which rows are deletions: of these only key and event time count, the other columns are null.
     """
 
     rows: pa.Table
     index: IntArray
     bad: Sequence[BadRecord]
     deleted: BoolArray | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def at(self, places: IntArray) -> Decoded:
         """The same of a larger batch, in which the records have these places (ascending)."""
@@ -73,6 +74,8 @@ class FormatDecoder(ByValue):
 
     marks_deletions: ClassVar[bool] = False
     """Whether a row can have a `$delete` column, which makes it a deletion of a table (A1)."""
+    tombstones_repeat: ClassVar[bool] = False
+    """Whether a record without a value only repeats a deletion that came before it."""
 
     @classmethod
     def cut(cls, model: Input, /) -> Cut:

@@ -18,7 +18,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistry
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sources.json_faults import FRAME
-from joinery_runtime.sources.records import NULL_VALUE, ByValue, Decoded, set_aside, with_bad
+from joinery_runtime.sources.records import ByValue, Decoded, set_aside, with_bad
 
 _MISSING, _DENIED = 404, (401, 403)  # of HTTP
 
@@ -47,13 +47,15 @@ class Framed(ByValue):
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         index = np.arange(len(values), dtype=np.int64)
-        values, index, null = set_aside(values, index, values.is_null(), NULL_VALUE)
-        framed = pc.fill_null(pc.equal(pc.binary_slice(values, 0, 1), b"\0"), False)
-        framed = pc.and_(framed, pc.greater_equal(pc.binary_length(values), FRAME))
+        # Arrow's slices fail on arrays with nulls.
+        filled = pc.fill_null(values, bytes(FRAME))
+        framed = pc.and_(
+            pc.equal(pc.binary_slice(filled, 0, 1), b"\0"), pc.greater_equal(pc.binary_length(filled), FRAME)
+        )
+        records = pc.if_else(values.is_valid(), pc.binary_slice(filled, FRAME), pa.scalar(None, pa.binary()))
         reason = "it does not begin with the number of a schema, as schemaRegistry says; it may be plain"
-        values, index, plain = set_aside(values, index, pc.invert(framed), reason)
-        decoded = self._values.decode(pc.binary_slice(values, FRAME))
-        return with_bad(decoded.at(index), [*null, *plain])
+        records, index, plain = set_aside(records, index, pc.invert(framed), reason)
+        return with_bad(self._values.decode(records).at(index), plain)
 
 
 class Schemas:

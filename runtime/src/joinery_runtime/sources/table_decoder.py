@@ -55,15 +55,15 @@ class Changelog:
 
 class TableDecoder:
     """Decodes a changelog into rows of its schema. `values` reads records that have a value into such rows; where the
-    format can say it, with DELETE_FIELD as one more column."""
+    format can say it, with DELETE_FIELD as one more column. With `tombstones_repeat` it gets all records."""
 
-    def __init__(self, changelog: Changelog, values: Decoder) -> None:
-        self._changelog, self._values = changelog, values
+    def __init__(self, changelog: Changelog, values: Decoder, *, tombstones_repeat: bool = False) -> None:
+        self._changelog, self._values, self._repeated = changelog, values, tombstones_repeat
         text = changelog.key_format == "string"
         self._keys = _TextKeys(changelog.key_schema) if text else JsonDecoder(changelog.key_schema)
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
-        if not raw.values.null_count:
+        if self._repeated or not raw.values.null_count:
             return self._versions(raw)
         null = raw.values.is_null().to_numpy(zero_copy_only=False)
         with_value, without = np.flatnonzero(~null), np.flatnonzero(null)

@@ -45,7 +45,10 @@ class TextDecoder:
             made, fault = _read(field, column, text)
             rows = rows.set_column(rows.schema.get_field_index(field.name), field, made)
             faults += fault
-        return with_bad(replace(drop_rows(rows, decoded.index, faults), deleted=decoded.deleted), decoded.bad)
+        return with_bad(
+            replace(drop_rows(rows, decoded.index, faults), deleted=decoded.deleted, dropped=decoded.dropped),
+            decoded.bad,
+        )
 
 
 def _read(field: pa.Field, column: Column, text: pl.Series) -> tuple[pa.Array, list[Fault]]:

@@ -83,7 +83,7 @@ def _serving_at(
     thread = threading.Thread(target=server.serve_forever, name="joinery-status", daemon=True)
     thread.start()
     try:
-        yield ip_address(server.server_address[0]), server.server_address[1]
+        yield ip_address(str(server.server_address[0])), server.server_address[1]
     finally:
         server.shutdown()
         server.server_close()

@@ -16,7 +16,8 @@ _ORIGIN_TYPES = {
     "offset": ("int64",),
     "topic": ("string",),
 }
-_SCHEMAS = {"schemaRegistry": ("avro", "json"), "avroSchema": ("avro",)}
+_AVRO = ("avro", "debezium-avro")
+_SCHEMAS = {"schemaRegistry": (*_AVRO, "json", "debezium-json"), "avroSchema": _AVRO}
 _TEXT_TYPES = ("boolean", "int32", "int64", "float", "double")
 _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
@@ -63,15 +64,15 @@ def _nested(draft: JobDraft) -> Iterator[Finding]:
 def _avro(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         kind, named = source.data.get("format"), [name for name in _SCHEMAS if source.data.get(name) is not None]
-        if kind == "avro" and len(named) != 1:
+        if kind in _AVRO and len(named) != 1:
             what = "both are named; keep one" if named else "name where its schema is"
-            yield (*source.at, "format"), f"avro needs one of {listed(_SCHEMAS)}: {what}"
-        if kind == "avro" and "file" in source.data:
+            yield (*source.at, "format"), f"{kind} needs one of {listed(_SCHEMAS)}: {what}"
+        if kind in _AVRO and "file" in source.data:
             yield (*source.at, "format"), "files of Avro are not supported yet; read a topic, or write the file as JSON"
         for name in named:
             if isinstance(kind, str) and kind not in _SCHEMAS[name]:
                 yield (*source.at, name), f"{name} belongs to format {listed(_SCHEMAS[name])}; leave it out"
-        if "schemaRegistry" in named and "file" in source.data and kind != "avro":
+        if "schemaRegistry" in named and "file" in source.data and kind not in _AVRO:
             yield (*source.at, "schemaRegistry"), "only records of Kafka begin with their schema's number; leave it out"
 
 
@@ -89,6 +90,12 @@ def _metadata(draft: JobDraft) -> Iterator[Finding]:
                 continue
             allowed = _ORIGIN_TYPES.get(origin)
             kind = (source.types or {}).get(dig(column, "name"))
+            if origin == "envelope":
+                if not str(source.data.get("format")).startswith("debezium"):
+                    yield (*at, "from"), "only change events of Debezium have an envelope; leave `from` out"
+                elif dig(column, "path") is None:
+                    yield (*at, "path"), "is missing; write what of the envelope the column is, as source.ts_ms"
+                continue
             if "file" in source.data:
                 yield (*at, "from"), "only records of Kafka have that; leave `from` out"
             elif allowed is not None and kind is not None and kind.name not in allowed:

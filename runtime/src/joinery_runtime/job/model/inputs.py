@@ -40,7 +40,7 @@ def _path(text: str) -> str:
     return text
 
 
-ORIGINS = ("key", "timestamp", "partition", "offset", "topic")
+ORIGINS = ("key", "timestamp", "partition", "offset", "topic", "envelope")
 _HEADERS = "headers."
 
 
@@ -191,7 +191,8 @@ class Column(Model):
     name with dots is quoted, `"a.b".c`. Default: the field `name` of the record itself."""
     origin: Annotated[Text, AfterValidator(_origin)] | None = Field(default=None, alias="from")
     """What else of a Kafka record the column is than a part of its value: `key`, `timestamp`, `partition`, `offset`,
-    `topic` or `headers.<name>` (of several the last). With `path`, a part of a key that is JSON."""
+    `topic` or `headers.<name>` (of several the last). With `path`, a part of a key that is JSON. `envelope`, with
+    `path`, is a part of a change event of Debezium beside the row."""
 
     format: Annotated[Text, AfterValidator(checked_format)] | None = None
     """How a time is written: `s`, `ms`, `us` or `ns` (a number since 1970, of that unit), `iso` (ISO 8601, with a space
@@ -248,14 +249,16 @@ class Input(Model):
     file: FileInput | None = None
     """Reads files from start to end: a bounded input."""
     format: Annotated[
-        Literal["json", "csv", "avro"], not_yet("format {}", "protobuf", "parquet", todo="use json, csv or avro")
+        Literal["json", "csv", "avro", "debezium-json", "debezium-avro"],
+        not_yet("format {}", "protobuf", "parquet", todo="use json, csv or avro"),
     ]
-    """How records are encoded: `json` (an object each), `csv` or `avro` (a record of Avro's binary encoding each)."""
+    """How records are encoded: `json` (an object each), `csv`, `avro` (a record of Avro's binary encoding each), or
+    `debezium-json` and `debezium-avro` (change events, of which the columns are the row's)."""
     schema_registry: SchemaRegistry | None = None
-    """Says that records begin with five bytes that name their schema, and where the schemas are: for `avro`, and for
-    `json`, of which only these bytes are taken off."""
+    """Says that records begin with five bytes that name their schema, and where the schemas are: for Avro, and for
+    JSON, of which only these bytes are taken off."""
     avro_schema: Text | None = None
-    """The schema that records of `avro` were written with, as JSON, where there is no schema registry."""
+    """The schema that records of Avro were written with, as JSON, where there is no schema registry."""
     csv: CsvDialect | None = None
     """How CSV is written, for `format: csv`. Default: with commas and double quotes, and in files a header."""
     columns: Annotated[tuple[Column, ...], Field(alias="schema", min_length=1)]

@@ -1,4 +1,4 @@
-"""The formats of input records: one module each, named as `format` of an input names it.
+"""The formats of input records: one module each, named as `format` of an input names it (with `_` for `-`).
 
 A module here says all that the runtime knows of a format: `DECODER` is its `FormatDecoder`.
 """
@@ -15,7 +15,7 @@ from joinery_runtime.sources.records import FormatDecoder
 
 def format_names() -> list[str]:
     """The formats that have a module here; `Input.format` names the same (tests/sources/test_factory.py)."""
-    return sorted(found.name for found in iter_modules(__path__))
+    return sorted(found.name.replace("_", "-") for found in iter_modules(__path__))
 
 
 def format_of(model: Input) -> type[FormatDecoder]:
@@ -25,5 +25,5 @@ def format_of(model: Input) -> type[FormatDecoder]:
         raise SourceError(
             f"Input {model.name} has format {model.format}, and no decoder reads it", todo=f"Write {' or '.join(known)}"
         )
-    decoder: type[FormatDecoder] = import_module(f"{__name__}.{model.format}").DECODER
+    decoder: type[FormatDecoder] = import_module(f"{__name__}.{model.format.replace('-', '_')}").DECODER
     return decoder

@@ -34,15 +34,7 @@ class AvroDecoder(FormatDecoder):
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
-        paths = {column.name: column.steps for column in model.columns}
-        if model.avro_schema is None:
-            return cls(schema, paths, Schemas.of(model))
-        try:
-            return cls(schema, paths, fastavro.parse_schema(json.loads(model.avro_schema)))
-        except (ValueError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
-            raise SourceError(
-                f"Input {model.name}: avroSchema is no schema of Avro", facts=str(error), todo="Correct it"
-            ) from error
+        return cls(schema, {column.name: column.steps for column in model.columns}, written_with(model))
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], written: Schemas | AvroSchema) -> None:
         self._written = written
@@ -90,6 +82,18 @@ class AvroDecoder(FormatDecoder):
             return self._written.avro(int.from_bytes(record[1:FRAME])), FRAME
         except UnknownSchema as unknown:
             raise _RefusedRecord(str(unknown)) from unknown
+
+
+def written_with(model: Input) -> Schemas | AvroSchema:
+    """The schemas that the input's records name, or the one of the job. Raises SourceError for one that is none."""
+    if model.avro_schema is None:
+        return Schemas.of(model)
+    try:
+        return fastavro.parse_schema(json.loads(model.avro_schema))
+    except (ValueError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
+        raise SourceError(
+            f"Input {model.name}: avroSchema is no schema of Avro", facts=str(error), todo="Correct it"
+        ) from error
 
 
 class _RefusedRecord(Exception):

@@ -1,0 +1,24 @@
+"""Change events of Debezium as Avro, by the schema that each record names in a registry."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import pyarrow as pa
+
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.sources.debezium import ChangeEvents
+from joinery_runtime.sources.formats.avro import AvroDecoder, written_with
+from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
+
+
+class DebeziumAvroDecoder(DebeziumJsonDecoder):
+    """Decodes change events into rows of `schema`."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
+        written = written_with(model)
+        return cls(ChangeEvents(schema, model, lambda columns, paths: AvroDecoder(columns, paths, written)))
+
+
+DECODER = DebeziumAvroDecoder

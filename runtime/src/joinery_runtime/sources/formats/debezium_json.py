@@ -1,0 +1,32 @@
+"""Change events of Debezium as JSON, with schemas (`{"schema": ..., "payload": ...}`) and without."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import pyarrow as pa
+
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.sources.debezium import ChangeEvents
+from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.records import Decoded, FormatDecoder
+
+
+class DebeziumJsonDecoder(FormatDecoder):
+    """Decodes change events into rows of `schema`."""
+
+    marks_deletions: ClassVar[bool] = True
+    tombstones_repeat: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
+        return cls(ChangeEvents(schema, model, JsonDecoder, around=((), ("payload",))))
+
+    def __init__(self, events: ChangeEvents) -> None:
+        self._events = events
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        return self._events.decode(values)
+
+
+DECODER = DebeziumJsonDecoder

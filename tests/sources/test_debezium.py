@@ -1,0 +1,178 @@
+"""Change events of Debezium, as JSON and as Avro: rows of streams, upserts and deletions of tables."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.job import Input, StreamJoin
+from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
+from joinery_runtime.sources.formats import json as json_format
+from joinery_runtime.state.memory import MemoryStore
+
+ID = {"name": "id", "type": "int64"}
+NAME = {"name": "name", "type": "string"}
+TS = {"name": "ts", "type": "int64", "from": "envelope", "path": "source.ts_ms"}
+Event = dict[str, Any] | None
+
+
+@pytest.fixture(autouse=True, scope="module", params=["compiled", "judged"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_format, "_WORTHWHILE", 0)
+        if request.param == "judged":
+            patch.setattr(json_format, "kernels", lambda name: None)
+        yield
+
+
+def model(columns: Sequence[Any] = (ID, NAME, TS), **more: Any) -> Input:
+    kafka = {"bootstrapServers": "127.0.0.1:1", "topic": "t"}
+    side = {"name": "in", "kafka": kafka, "format": "debezium-json", "schema": columns, "eventTime": "ts"}
+    return Input.model_validate({**side, **more})
+
+
+TABLE = {"table": {"key": ["id"]}}
+
+
+def event(op: str, row: dict[str, Any] | None, before: dict[str, Any] | None = None, ts: int = 5) -> dict[str, Any]:
+    """As a connector without schemas writes it."""
+    if op == "d":
+        row, before = None, row
+    return {"before": before, "after": row, "source": {"name": "db", "ts_ms": ts}, "op": op, "ts_ms": ts + 1}
+
+
+def with_schema(change: Event) -> Event:
+    return None if change is None else {"schema": {"type": "struct", "optional": False}, "payload": change}
+
+
+def decode(side: Input, events: Sequence[Event]) -> Decoded:
+    values = pa.array([None if each is None else json.dumps(each).encode() for each in events], pa.binary())
+    return of_values(side, values)
+
+
+def of_values(side: Input, values: pa.BinaryArray) -> Decoded:
+    times = np.full(len(values), 99, np.int64)
+    keys = pa.array([b'{"id":1}'] * len(values), pa.binary())
+    place, offsets = PartitionRef("in", "t", 0), np.arange(len(values))
+    return decoder_for(side).decode_batch(RawBatch(place, offsets, values, keys, times.__getitem__))
+
+
+CHANGES: list[Event] = [
+    event("r", {"id": 1, "name": "a"}, ts=1),
+    event("c", {"id": 2, "name": "b"}, ts=2),
+    event("u", {"id": 1, "name": "c"}, {"id": 1, "name": "a"}, ts=3),
+    event("d", {"id": 2}, ts=4),
+    None,
+]
+
+
+@pytest.mark.parametrize("wrap", [lambda change: change, with_schema], ids=["plain", "with schemas"])
+def test_a_stream_has_the_rows_and_counts_the_deletions(wrap: Any) -> None:
+    decoded = decode(model(), [wrap(change) for change in CHANGES])
+    assert decoded.bad == []
+    assert [tuple(row.values()) for row in decoded.rows.to_pylist()] == [(1, "a", 1), (2, "b", 2), (1, "c", 3)]
+    assert decoded.index.tolist() == [0, 1, 2]
+    assert decoded.dropped == {"deletion": 1, "tombstone": 1}
+    assert decoded.deleted is None
+
+
+@pytest.mark.parametrize("wrap", [lambda change: change, with_schema], ids=["plain", "with schemas"])
+def test_a_table_has_versions_and_deletions_whose_key_is_in_the_row_before(wrap: Any) -> None:
+    decoded = decode(model(**TABLE), [wrap(change) for change in CHANGES])
+    assert decoded.bad == []
+    assert [tuple(row.values()) for row in decoded.rows.to_pylist()] == [
+        (1, "a", 1), (2, "b", 2), (1, "c", 3), (2, None, 4)
+    ]  # fmt: skip
+    assert decoded.deleted is not None
+    assert decoded.deleted.tolist() == [False, False, False, True]
+    assert decoded.dropped == {"tombstone": 1}, "it only repeats the deletion, at another time"
+
+
+def test_both_forms_may_be_in_one_batch_and_what_is_no_change_is_bad() -> None:
+    events = [with_schema(CHANGES[0]), CHANGES[1], {"id": 3}, event("t", None), with_schema(CHANGES[2]), {"op": "c"}]
+    decoded = decode(model(), events)
+    assert decoded.rows["id"].to_pylist() == [1, 2, 1, None]
+    assert decoded.index.tolist() == [0, 1, 4, 5]
+    assert [(bad.index, bad.reason) for bad in decoded.bad] == [
+        (2, "not a change of a row by Debezium: it has no op"),
+        (3, "not a change of a row by Debezium: its op 't' changes no row"),
+    ]
+    (bad,) = of_values(model(), pa.array([b"x"], pa.binary())).bad
+    assert bad.reason.startswith("not JSON")
+
+
+def test_a_column_may_have_a_path_inside_of_the_row_and_a_format() -> None:
+    columns = [
+        {"name": "key", "type": "int64", "path": "id"},
+        {"name": "city", "type": "string", "path": "address.city"},
+        {"name": "ts", "type": "timestamp", "path": "at", "format": "us"},
+    ]
+    row = {"id": 7, "address": {"city": "x"}, "at": 1_700_000_000_123_456}
+    side = model(columns, table={"key": ["key"]})
+    decoded = decode(side, [event("c", row), event("d", row)])
+    assert decoded.bad == []
+    times = decoded.rows["ts"].cast(pa.int64()).to_pylist()
+    assert (decoded.rows["key"].to_pylist(), times) == ([7, 7], [1_700_000_000_123] * 2)
+    assert decoded.rows["city"].to_pylist() == ["x", None]
+
+
+def test_avro_of_the_same_changes_gives_the_same() -> None:
+    fields = [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]
+    row = {"type": "record", "name": "Row", "fields": fields}
+    source = {"type": "record", "name": "Source", "fields": [{"name": "ts_ms", "type": "long"}]}
+    types = {"before": ["null", row], "after": ["null", "Row"], "source": source, "op": "string"}
+    fields = [{"name": name, "type": kind} for name, kind in types.items()]
+    envelope: dict[str, Any] = {"type": "record", "name": "Envelope", "fields": fields}
+
+    def written(change: Event) -> bytes | None:
+        if change is None:
+            return None
+        whole = {**change, "before": change["before"] and {"name": None, **change["before"]}}
+        target = io.BytesIO()
+        fastavro.schemaless_writer(target, fastavro.parse_schema(envelope), whole)
+        return target.getvalue()
+
+    side = model(format="debezium-avro", avroSchema=json.dumps(envelope), **TABLE)
+    found, expected = of_values(side, pa.array(map(written, CHANGES), pa.binary())), decode(model(**TABLE), CHANGES)
+    assert found.rows.equals(expected.rows)
+    assert (found.index.tolist(), found.bad, found.dropped) == (expected.index.tolist(), [], expected.dropped)
+
+
+def test_a_stream_is_joined_with_a_table_of_changes_in_a_trace() -> None:
+    side: dict[str, Any] = {"file": {"path": "unused"}, "eventTime": "ts"}
+    orders = [{"name": "id", "type": "int64"}, {"name": "ts", "type": "int64"}]
+    job = StreamJoin.model_validate(
+        {
+            "apiVersion": "joinery.dev/v1alpha1",
+            "kind": "StreamJoin",
+            "metadata": {"name": "j"},
+            "spec": {
+                "inputs": [
+                    {"name": "orders", **side, "format": "json", "schema": orders},
+                    {"name": "users", **side, "format": "debezium-json", "schema": [ID, NAME, TS], **TABLE},
+                ],
+                "joins": [
+                    {"right": "users", "type": "left", "keys": {"orders.id": "users.id"},
+                     "asOf": {"historyRetention": "1h"}}
+                ],
+                "select": [{"column": "orders.ts", "as": "ts"}, {"column": "users.name", "as": "name"}],
+                "output": {"file": {"path": "unused"}},
+            },
+        }
+    )  # fmt: skip
+    changes = [
+        event("c", {"id": 1, "name": "a"}, ts=1),
+        event("u", {"id": 1, "name": "b"}, ts=3),
+        event("d", {"id": 1}, ts=5),
+    ]
+    rows = {"users": changes, "orders": [{"id": 1, "ts": ts} for ts in (2, 4, 6)]}
+    (line,) = run_trace(job, [{"rows": rows}], MemoryStore())
+    assert [(row["ts"], row["name"]) for row in line["output"]] == [(2, "a"), (4, "b"), (6, None)]
