@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from joinery_devkit.kafka_tls import self_signed
 from joinery_runtime.errors import DataLoss, SourceError, SourceUnavailable
 from joinery_runtime.sources import Bounds, Range, SourceReader, StoredOffsets, planner_for, reader_for
 from joinery_runtime.sources.base import RawBatch
@@ -400,6 +403,34 @@ def test_a_broker_that_never_answers(silent_server, monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
     with pytest.raises(SourceUnavailable, match=rf"does not answer: waited 1 s; .*bootstrapServers {silent_server}"):
         bounds_of(kafka_input(silent_server, "any"))
+
+
+def test_a_port_that_speaks_tls_is_recognised(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 0.5)
+    key, certificate = self_signed(tmp_path / "store", "127.0.0.1")
+    (tmp_path / "both.pem").write_text(key + certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "both.pem")
+
+    def serve(server: socket.socket) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = server.accept()
+                with suppress(OSError), context.wrap_socket(connection, server_side=True):
+                    """A client that does not speak TLS is sent away."""
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, args=[server])
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        try:
+            with pytest.raises(SourceError, match=rf"the port speaks TLS, and the job does not.*{address}") as caught:
+                bounds_of(kafka_input(address, "any"))
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert not isinstance(caught.value, SourceUnavailable)
+    assert "security.protocol: SSL" in str(caught.value)
 
 
 def test_a_task_without_a_broker_does_not_say_that_the_topic_is_missing(monkeypatch, way) -> None:

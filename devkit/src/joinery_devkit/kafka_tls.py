@@ -44,7 +44,7 @@ class Security:
         self._directory.mkdir(parents=True, exist_ok=True)
         for side in ("server", "client"):
             if not self._certificate(side).exists():
-                key, certificate = _self_signed(self._directory / f"{side}.jks", self._host)
+                key, certificate = self_signed(self._directory / f"{side}.jks", self._host)
                 self._key(side).write_text(key)
                 self._certificate(side).write_text(certificate)
         self._both("server").write_text(self._key("server").read_text() + self._certificate("server").read_text())
@@ -83,7 +83,7 @@ class Security:
         return self._directory / f"{side}.pem"
 
 
-def _self_signed(store: Path, host: str) -> tuple[str, str]:
+def self_signed(store: Path, host: str) -> tuple[str, str]:
     """A new private key and a certificate of it for the address `host`, as PEM. keytool may write to `store`
     meanwhile."""
     store.unlink(missing_ok=True)

@@ -7,6 +7,9 @@ for without end.
 
 from __future__ import annotations
 
+import socket
+import ssl
+from collections.abc import Mapping
 from typing import ClassVar
 
 from confluent_kafka import KafkaError
@@ -56,6 +59,28 @@ AWAY = NO_ANSWER | {
 def is_away(error: KafkaError) -> bool:
     """Whether waiting may mend it. The client itself says so of errors of transactions."""
     return error.code() in AWAY or bool(error.retriable())
+
+
+def tls_port(bootstrap_servers: str, properties: Mapping[str, str], seconds: float = 2.0) -> str | None:
+    """The first of these addresses that speaks TLS to a client that does not: the client only hears that its connection
+    ends. None where the client speaks TLS too, or nobody answers; each may take so many seconds."""
+    if "SSL" in properties.get("security.protocol", "").upper():
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent but the greeting
+    for address in bootstrap_servers.split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), seconds) as connection:
+                connection.settimeout(seconds)
+                context.wrap_socket(connection).close()
+                return address.strip()
+        except ssl.SSLError as error:
+            if "ALERT" in (error.reason or ""):  # it wants a certificate, or another version
+                return address.strip()
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 class LastError:

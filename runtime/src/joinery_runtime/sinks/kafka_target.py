@@ -17,7 +17,7 @@ import stamina
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.kafka_errors import LastError, is_away
+from joinery_runtime.kafka_errors import LastError, is_away, tls_port
 from joinery_runtime.sinks.encode import rows_to_json
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
@@ -151,6 +151,11 @@ class KafkaTarget:
                 if errors.denied is not None:
                     raise self.problem("access is denied", errors.denied.str(), _CHECK_LOGIN) from error
                 if time.monotonic() >= deadline:
+                    secure = tls_port(self.bootstrap_servers, self.properties)
+                    if secure is not None:
+                        todo = "Set security.protocol: SSL (or SASL_SSL, with a login) in kafka.properties"
+                        what = "the port speaks TLS, and the job does not"
+                        raise self.problem(what, secure, todo) from error
                     raise self.silent(f"waited {ANSWER_SECONDS:.0f} s; {errors}") from error
 
     def silent(self, facts: str) -> OutputUnavailable:

@@ -12,7 +12,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicDescription
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.kafka_errors import MISSING, NO_ANSWER
+from joinery_runtime.kafka_errors import MISSING, NO_ANSWER, tls_port
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, callbacks, connect
 
@@ -148,6 +148,10 @@ class KafkaAdmin:
     def _silence(self, cluster: Cluster) -> SourceError:
         if self._errors.denied is not None:
             return cluster.failure(self._errors.denied, "connecting")
+        secure = tls_port(cluster.bootstrap_servers, cluster.properties)
+        if secure is not None:
+            todo = "Set security.protocol: SSL (or SASL_SSL, with a login) in kafka.properties"
+            return cluster.problem("the port speaks TLS, and the job does not", secure, todo)
         return cluster.away("the Kafka broker does not answer", f"waited {_ANSWER_SECONDS:.0f} s; {self._errors}")
 
 
