@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from joinery_runtime.cli.common import JobFile, checked, load, say
+from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, say
 from joinery_runtime.cli.ending import ending_told
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
@@ -125,6 +125,37 @@ def trace(
 
     for line in trace_command(load(job_file), steps, store, shards, verbose=verbose):
         say(json.dumps(line))
+
+
+@app.command
+def why(
+    job_file: JobFile,
+    *,
+    key: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    record: str | None = None,
+    until: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    steps: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Says what became of records: in which epoch and under which watermarks each was read, what went out because of
+    it, what it waits for, or by which rule it was dropped. Reads the inputs, the epoch log and the state; changes
+    nothing.
+
+    Parameters
+    ----------
+    key
+        COLUMN=VALUE, for each column of the key; of sessions COLUMN alone where it has no value.
+    record
+        One record instead: TOPIC:PARTITION=OFFSET; of a file PATH:0=BYTE.
+    until
+        Only what was so after this epoch.
+    steps
+        Ask of a trace: the job's records are those of this file, as of `joinery trace`.
+    """
+    from joinery_runtime.cli.why_command import why_command  # noqa: PLC0415
+
+    found = why_command(load(job_file), key, record, until, steps)
+    answer(found.document(), found.lines(), as_json=as_json)
 
 
 @app.command

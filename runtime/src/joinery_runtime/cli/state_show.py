@@ -110,11 +110,11 @@ def _numbers(wanted: Wanted, side: int, run: Run) -> np.ndarray:
     spec = wanted.step.sides[side]
     for name, value in zip(spec.intake.keys, wanted.key.values[side], strict=True):
         held = gather(spec, Selection(run.batch, numbers), name)
-        numbers = numbers[_same(held, value[0])]
+        numbers = numbers[same_value(held, value[0])]
     return numbers
 
 
-def _same(held: pa.Array, value: pa.Scalar) -> np.ndarray:
+def same_value(held: pa.Array, value: pa.Scalar) -> np.ndarray:
     """bool[n]: in groups NULL is a value like others, and so is NaN; keys of joins have neither."""
     if not value.is_valid:
         equal = held.is_null()

@@ -54,7 +54,7 @@ class WorkerBuilder:
 @contextmanager
 def worker_here(job: Job, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path) -> Iterator[Worker]:
     """A worker for a while, as `worker_of` makes one: in the end its readers are closed."""
-    inputs = _Inputs(job)
+    inputs = JobInputs(job)
     try:
         yield worker_of(job, store, tables, cache, inputs)
     finally:
@@ -66,12 +66,13 @@ def worker_of(
     store: TaskStore,
     tables: PostgresStoreAddress | None,
     cache: Path,
-    inputs: _Inputs | None = None,
+    inputs: JobInputs | None = None,
 ) -> Worker:
     """A worker of a job that has its secrets. `tables` is where output tables are, None where there can be none."""
     output, dead_letters = sink_for(job, tables), dead_letter_sink(job)
     dead_writer = None if dead_letters is None else dead_letters.writer()
-    parts = WorkerParts(job.name, compile_job(job), inputs or _Inputs(job), store, output.writer(), dead_writer, cache)
+    access = inputs or JobInputs(job)
+    parts = WorkerParts(job.name, compile_job(job), access, store, output.writer(), dead_writer, cache)
     return Worker(replace(parts, cache_bytes=cache_bytes()))
 
 
@@ -88,7 +89,7 @@ def cache_bytes() -> int:
         ) from error
 
 
-class _Inputs:
+class JobInputs:
     """Readers and decoders of a worker, by input and lane, opened at first use and kept."""
 
     def __init__(self, job: Job) -> None:

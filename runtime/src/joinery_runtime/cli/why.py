@@ -1,0 +1,267 @@
+"""`joinery why`: what became of the records of a key, and by which rule.
+
+The epochs of the log are run once more with the records of the key alone, and again without each of them: what goes out
+with a record and not without it is what the record did. So every kind of step answers by its own rules, padded rows,
+sessions and chains included (docs/decisions/0038).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from joinery_runtime.cli.state_key import keys_of
+from joinery_runtime.cli.state_show import ShownKey, show
+from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, Place, keys_by_input
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.worker import InputAccess
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, replayable
+from joinery_runtime.hosts.trace_environment import in_order
+from joinery_runtime.job import Job, StreamJoin, format_time
+from joinery_runtime.state.store import StateReader
+
+MAX_EXPLAINED = 100
+"""Records of one question: for each, the epochs that it may touch are run again."""
+
+_RULES = {
+    "null_key": "j4",
+    "filtered": "j4",
+    "expired": "a2",
+    "closed": "s2",
+    "failed": "j1",
+    "future": "t11",
+    "late": "t10",
+    "dead letter": "t8",
+}
+"""Where docs/semantics.md says what a reason means; T10 says for each kind of step which rows are late."""
+
+Rows = Mapping[int, Counter[str]]
+"""JSON of output rows by epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What became of a record. `watermarks` were in force in its epoch; `reason` (None: it was taken) is why it was
+    dropped, `detail` the dead letter's words; `made` are rows that went out because of it, by epoch, and `prevented`
+    those that would have gone out without it."""
+
+    record: FoundRecord
+    watermarks: Mapping[str, Watermark]
+    reason: str | None
+    detail: str
+    made: Rows
+    prevented: Rows
+
+    @property
+    def rule(self) -> str | None:
+        return None if self.reason is None else f"docs/semantics.md#{_RULES[self.reason]}"
+
+    def document(self) -> dict[str, Any]:
+        place, record = self.record.place, self.record
+        return {
+            "input": place.partition.input,
+            "topic": place.partition.topic,
+            "partition": place.partition.partition,
+            "offset": place.offset,
+            "ts": record.ts,
+            "columns": record.columns,
+            "epoch": record.epoch,
+            "watermarks": dict(self.watermarks),
+            "dropped": self.reason,
+            "rule": self.rule,
+            "detail": self.detail,
+            "made": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.made)],
+            "prevented": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.prevented)],
+        }
+
+    def lines(self) -> Iterator[str]:
+        record = self.record
+        time = "" if record.ts is None else f", event time {format_time(record.ts)}"
+        known = ", ".join(
+            f"{name} {'unknown' if at is None else format_time(at)}" for name, at in self.watermarks.items()
+        )
+        yield f"{record.place.partition.input} {record.place}{time}: {json.dumps(record.columns)}"
+        yield f"  read in epoch {record.epoch} (watermarks: {known})"
+        if self.reason is not None:
+            yield f"  dropped: {self.reason}{f', {self.detail}' if self.detail else ''} ({self.rule})"
+        for epoch, row in _listed(self.made):
+            yield f"  epoch {epoch} put out because of it: {json.dumps(row)}"
+        for epoch, row in _listed(self.prevented):
+            yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
+        if self.reason is None and not self.made and not self.prevented:
+            yield "  taken; nothing went out because of it so far"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`epochs` are the first and the last one that were run again, `kept` what the state still has of the key (None: a
+    record without one was asked for), `left_out` how many records of the key are not explained."""
+
+    job: str
+    epochs: tuple[int, int]
+    records: Sequence[Explained]
+    kept: ShownKey | None
+    left_out: int = 0
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "job": self.job,
+            "epochs": list(self.epochs),
+            "records": [each.document() for each in self.records],
+            "left_out": self.left_out,
+            "kept": None if self.kept is None else self.kept.document(),
+        }
+
+    def lines(self) -> Iterator[str]:
+        first, last = self.epochs
+        yield f"job {self.job}, epochs {first} to {last}: {len(self.records)} records"
+        for each in self.records:
+            yield from each.lines()
+        if self.left_out:
+            yield f"{self.left_out} newer records of the key are not explained: ask for one with --record"
+        if self.kept is not None:
+            yield from self.kept.lines()
+
+
+def why(
+    job: Job,
+    store: StateReader,
+    inputs: InputAccess,
+    key: Sequence[str],
+    at: tuple[str, int, int] | None,
+    last: int | None = None,
+) -> Answer:
+    """`key` are COLUMN=VALUE texts, or else `at` is the place of one record (topic, partition, offset); epochs after
+    `last` do not count. Raises JoineryError where the epochs cannot be run again, or no record is found."""
+    pipeline, entries = compile_job(job), replayable(job, store, last=last)
+    plans = [EpochPlan.from_json(entry.plan) for entry in entries]
+    texts = list(key)
+    if at is not None:
+        texts = _key_at(Gathering(job, pipeline, inputs, {}, at, alone=True), plans, at)
+    steps = keys_of(job, pipeline, texts, None) if texts else []
+    names = [side.name for side in job.inputs]
+    gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, alone=not steps)
+    for entry, plan in zip(entries, plans, strict=True):
+        check_records(entry, gathered.take(plan))
+    wanted = [each for each in gathered.found if at is None or _place(each) == at]
+    if not wanted:
+        raise JoineryError(
+            f"Epochs {plans[0].epoch} to {plans[-1].epoch} of job {job.name} read no record with {' '.join(texts)}",
+            todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
+        )
+    records, chosen = wanted[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
+    told = _Told(job, plans, chosen)
+    explained = [told.of(each) for each in records]
+    kept = show(job, store, texts) if steps and last is None else None
+    return Answer(job.name, (plans[0].epoch, plans[-1].epoch), explained, kept, len(wanted) - len(records))
+
+
+def _place(record: FoundRecord) -> tuple[str, int, int]:
+    place = record.place
+    return place.partition.topic, place.partition.partition, place.offset
+
+
+def _key_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, int, int]) -> list[str]:
+    """The COLUMN=VALUE texts of a record's key; none where the record has no key, or cannot be decoded. Raises
+    JoineryError if no epoch has read it."""
+    topic, partition, offset = at
+    for plan in plans:
+        ranges = [
+            each
+            for each in plan.ranges
+            if (each.partition.topic, each.partition.partition) == (topic, partition)
+            and each.start <= offset < each.end_exclusive
+        ]
+        gathering.take(replace(plan, ranges=tuple(ranges)))
+    if not gathering.found:
+        raise JoineryError(
+            f"No epoch of job {gathering.job.name} has read {topic}:{partition}={offset}",
+            facts=f"of epochs {plans[0].epoch} to {plans[-1].epoch}",
+            todo="Give TOPIC:PARTITION=OFFSET; of a file, its path, 0, and the byte at which the record begins",
+        )
+    record = gathering.found[0]
+    job, name, columns = gathering.job, record.place.partition.input, record.columns
+    if columns is None:
+        return []
+    return _texts(gathering, job, name, columns)
+
+
+def _texts(gathering: Gathering, job: Job, name: str, columns: Mapping[str, Any]) -> list[str]:
+    place = gathering.pipeline.input(name)
+    keys = gathering.pipeline.steps[place.step].sides[place.side].intake.keys
+    if not isinstance(job, StreamJoin):
+        return [f"{each}={_text(columns[each])}" if columns.get(each) is not None else each for each in keys]
+    if any(columns.get(each) is None for each in keys):
+        return []
+    return [f"{name}.{each}={_text(columns[each])}" for each in keys]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# --- what each record did ---------------------------------------------------------------------------------------------
+
+
+class _Told:
+    """What the epochs give with all of the records, to compare with."""
+
+    def __init__(self, job: Job, plans: Sequence[EpochPlan], chosen: ChosenRecords) -> None:
+        self._job, self._plans, self._chosen = job, plans, chosen
+        self._with = self._run(chosen)
+
+    def of(self, record: FoundRecord) -> Explained:
+        plan = next(plan for plan in self._plans if plan.epoch == record.epoch)
+        without = self._run(replace(self._chosen, without=record.place))
+        reason, detail = self._dropped(record, without)
+        ours, theirs = _rows(self._with), _rows(without)
+        return Explained(record, plan.watermarks, reason, detail, _more(ours, theirs), _more(theirs, ours))
+
+    def _run(self, chosen: ChosenRecords) -> dict[int, ReplayedEpoch]:
+        with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
+            replay = Replay(self._job, chosen, Path(cache))
+            return {plan.epoch: replay.run(plan) for plan in self._plans if chosen.holds(plan) or replay.closes(plan)}
+
+    def _dropped(self, record: FoundRecord, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
+        """Which counter of rule T10 the record has moved, and what its dead letter says."""
+        epoch, place = record.epoch, record.place
+        letters = [row for table in self._with[epoch].dead for row in table.to_pylist()]
+        detail = [row["reason"] for row in letters if _is_at(row, place)]
+        moved = _counts(self._with[epoch]) - (_counts(without[epoch]) if epoch in without else Counter())
+        reasons = sorted(reason for name, reason in moved if name == place.partition.input)
+        if reasons:
+            return reasons[0], "".join(detail[:1])
+        return ("dead letter", detail[0]) if detail else (None, "")
+
+
+def _is_at(letter: Mapping[str, Any], place: Place) -> bool:
+    of = place.partition
+    return bool((letter["topic"], letter["partition"], letter["offset"]) == (of.topic, of.partition, place.offset))
+
+
+def _counts(epoch: ReplayedEpoch) -> Counter[tuple[str, str]]:
+    return Counter(
+        {(name, reason): n for name, counts in epoch.result["dropped"].items() for reason, n in counts.items()}
+    )
+
+
+def _rows(epochs: Mapping[int, ReplayedEpoch]) -> Rows:
+    return {number: Counter(map(json.dumps, in_order(epoch.rows))) for number, epoch in epochs.items()}
+
+
+def _more(rows: Rows, than: Rows) -> Rows:
+    found = {epoch: count - than.get(epoch, Counter()) for epoch, count in rows.items()}
+    return {epoch: count for epoch, count in found.items() if count}
+
+
+def _listed(rows: Rows) -> Iterator[tuple[int, Any]]:
+    for epoch, counted in sorted(rows.items()):
+        yield from ((epoch, json.loads(row)) for row in counted.elements())

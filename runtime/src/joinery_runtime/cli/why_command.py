@@ -1,0 +1,58 @@
+"""`joinery why`: where the log and the records come from, the job's own or those of a trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from joinery_runtime.cli.state import durable, known, open_durable
+from joinery_runtime.cli.trace import read_steps
+from joinery_runtime.cli.why import Answer, why
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.hosts.trace_environment import StepInputs
+from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
+from joinery_runtime.hosts.worker_builder import JobInputs
+from joinery_runtime.job import Job
+from joinery_runtime.state.memory import MemoryStore
+
+_PLACE = re.compile(r"(?P<topic>.+):(?P<partition>\d+)=(?P<offset>\d+)")
+
+
+def why_command(job: Job, key: Sequence[str], record: str | None, until: int | None, steps: Path | None) -> Answer:
+    """Raises JoineryError that says what is wrong with the question, or why there is no answer."""
+    if bool(key) == (record is not None):
+        raise JoineryError("It is not clear what is asked for", todo="Give either --key COLUMN=VALUE or --record")
+    at = None if record is None else _place(record)
+    if steps is not None:
+        return _why_in_trace(job, steps, key, at, until)
+    job = durable(job)
+    with open_durable(job) as store, closing(JobInputs(job)) as inputs:
+        known(job, store)
+        return why(job, store, inputs, key, at, until)
+
+
+def _why_in_trace(
+    job: Job, steps: Path, key: Sequence[str], at: tuple[str, int, int] | None, until: int | None
+) -> Answer:
+    store, given = MemoryStore(), [step for _, step in read_steps(steps)]
+    for _ in run_trace(job, given, store):
+        """What the steps put out is asked for afterwards."""
+    logs = {side.name: StepLog(side) for side in job.inputs}
+    for step in given:
+        for name, rows in rows_by_input(step).items():
+            logs[name].append(rows)
+    return why(job, store, StepInputs(job, logs), key, at, until)
+
+
+def _place(text: str) -> tuple[str, int, int]:
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        raise JoineryError(
+            f"--record {text} names no record",
+            facts="a record is TOPIC:PARTITION=OFFSET, of a file PATH:0=BYTE, of a trace INPUT:PARTITION=NUMBER",
+            todo="Take it from a dead letter, from `joinery state show`, or from the topic",
+        )
+    return found["topic"], int(found["partition"]), int(found["offset"])

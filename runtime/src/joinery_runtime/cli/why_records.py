@@ -1,0 +1,180 @@
+"""The records that `joinery why` is about, and those that may have met them, taken out of all that the epochs read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.cli.state_key import StepKey
+from joinery_runtime.cli.state_show import same_value
+from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.engine.plan import EpochPlan, partition_id
+from joinery_runtime.engine.worker import InputAccess
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import Job
+from joinery_runtime.sinks.encode import rows_to_json
+from joinery_runtime.sources import Decoded, Decoder
+from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
+
+MAX_RECORDS = 1_000_000  # that are kept in memory for one question
+
+Key = Mapping[str, pa.Array]
+"""By column of an input, an array of the one value that its rows have."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where a record is: `offset` counts bytes in a file."""
+
+    partition: PartitionRef
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}:{self.partition.partition}={self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRecord:
+    """A record of the key. `columns` is None where it cannot be decoded; `ts` in ms, None where it has none."""
+
+    place: Place
+    epoch: int
+    columns: Mapping[str, Any] | None
+    ts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRecords:
+    """An `InputAccess` of the records that were chosen: ranges of a plan give those alone. `without` leaves one out."""
+
+    decoders: InputAccess
+    batches: Mapping[PartitionRef, Sequence[RawBatch]]
+    without: Place | None = None
+
+    def reader(self, name: str, lane: int) -> ChosenRecords:
+        return self
+
+    def decoder(self, name: str, lane: int) -> Decoder:
+        return self.decoders.decoder(name, lane)
+
+    def read(self, *planned: Range) -> Iterator[RawBatch]:
+        for each in planned:
+            for raw in self.batches.get(each.partition, ()):
+                inside = (raw.offsets >= each.start) & (raw.offsets < each.end_exclusive)
+                if self.without is not None and self.without.partition == each.partition:
+                    inside &= raw.offsets != self.without.offset
+                if inside.any():
+                    yield raw.take(np.flatnonzero(inside))
+
+    def holds(self, plan: EpochPlan) -> bool:
+        """Whether the epoch reads any of them."""
+        return next(self.read(*plan.ranges), None) is not None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Reads what epochs read, and keeps the records of the key. An input that has no column of it keeps all of its
+    records: they may meet rows of the key in another step. `at` are places (topic, partition, offset) that are asked
+    for whatever their key."""
+
+    job: Job
+    pipeline: Pipeline
+    inputs: InputAccess
+    keys: Mapping[str, Sequence[Key]]
+    at: tuple[str, int, int] | None = None
+    alone: bool = False
+    batches: dict[PartitionRef, list[RawBatch]] = field(default_factory=dict)
+    found: list[FoundRecord] = field(default_factory=list)
+    _kept: int = 0
+
+    def take(self, plan: EpochPlan) -> dict[str, int]:
+        """All that an epoch read; returns how many records each partition gave, named as in the epoch log. Raises
+        JoineryError when too many records are to be kept, or cannot be read."""
+        read: Counter[str] = Counter()
+        for planned in plan.ranges:
+            name = planned.partition.input
+            for raw in self.inputs.reader(name, 0).read(planned):
+                read[f"{name}:{partition_id(planned.partition)}"] += len(raw.offsets)
+                if len(raw.offsets):
+                    self._take(plan.epoch, name, raw)
+        return read
+
+    def _take(self, epoch: int, name: str, raw: RawBatch) -> None:
+        decoded = self.inputs.decoder(name, 0).decode_batch(raw)
+        named = self._named(raw)
+        of_key = np.zeros(len(raw.offsets), dtype=bool)
+        for key in self.keys.get(name, ()):
+            of_key[decoded.index[self._has(name, decoded, key)]] = True
+        everything = not self.alone and name not in self.keys
+        chosen = np.flatnonzero(of_key | named | everything)
+        if not len(chosen):
+            return
+        self._kept += len(chosen)
+        if self._kept > MAX_RECORDS:
+            raise JoineryError(
+                f"More than {MAX_RECORDS:,} records may have met those of the key",
+                facts=f"input {name} has no column of it, so all of its records count",
+                todo="Ask for the key of the step that joins this input, or for fewer epochs: --until",
+            )
+        self.batches.setdefault(raw.partition, []).append(raw.take(chosen))
+        self.found += self._records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
+
+    def _named(self, raw: RawBatch) -> np.ndarray:
+        """bool[n]: the record that was asked for by its place."""
+        if self.at is None or self.at[:2] != (raw.partition.topic, raw.partition.partition):
+            return np.zeros(len(raw.offsets), dtype=bool)
+        return np.asarray(raw.offsets == self.at[2])
+
+    def _has(self, name: str, decoded: Decoded, key: Key) -> np.ndarray:
+        """bool[rows]: which decoded rows have the key."""
+        intake, rows = self.pipeline.intake(name), decoded.rows.combine_chunks()
+        has = np.ones(rows.num_rows, dtype=bool)
+        for column, value in key.items():
+            has &= same_value(_column(intake, rows, column), value[0])
+        return has
+
+    def _records(
+        self, epoch: int, name: str, raw: RawBatch, decoded: Decoded, wanted: np.ndarray
+    ) -> Iterator[FoundRecord]:
+        row_of = {int(index): row for row, index in enumerate(decoded.index)} if len(wanted) else {}
+        for at in map(int, wanted):
+            place = Place(raw.partition, int(raw.offsets[at]))
+            row = decoded.rows.slice(row_of[at], 1) if at in row_of else None
+            columns = None if row is None else json.loads(rows_to_json(row)[0])
+            ts = None if row is None else row[self.pipeline.intake(name).event_time].cast(pa.int64())[0].as_py()
+            yield FoundRecord(place, epoch, columns, ts)
+
+
+def _column(intake: Intake, rows: pa.Table, name: str) -> pa.Array:
+    """A column of the input, or one that the job computes."""
+    computed = dict(intake.computed)
+    if name in computed:
+        made = computed[name].evaluate(lambda ref: rows[ref.column].combine_chunks(), rows.num_rows)
+        return made.values.cast(intake.schema.field(name).type)
+    found = rows[name].combine_chunks()
+    return found.chunk(0) if isinstance(found, pa.ChunkedArray) and found.num_chunks else found
+
+
+def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collection[str]) -> dict[str, list[Key]]:
+    """What rows of each input have in their key columns; inputs without one are left out."""
+    found: dict[str, list[Key]] = {}
+    for key in keys:
+        for side, values in zip(pipeline.steps[key.step].sides, key.values, strict=True):
+            by_input: dict[str, dict[str, pa.Array]] = {}
+            for name, value in zip(side.intake.keys, values, strict=True):
+                owner, _, column = name.partition(".") if side.intake.chained else (side.time, "", name)
+                by_input.setdefault(owner, {})[column] = value
+            for owner, columns in by_input.items():
+                if owner in inputs:
+                    found.setdefault(owner, []).append(columns)
+    return found

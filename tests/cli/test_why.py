@@ -1,0 +1,146 @@
+"""`joinery why`, on traces, whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.commands import Joinery
+from joinery_runtime.cli.why import Answer
+from joinery_runtime.cli.why_command import why_command
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.hosts.trace_steps import PARTITION, rows_by_input
+from joinery_runtime.job import parse_job
+from joinery_runtime.state.memory import MemoryStore
+from traces.corpus import Trace, load_traces
+
+COLUMNS = "[{name: k, type: string}, {name: v, type: string}, {name: ts, type: timestamp}]"
+JOB = f"""\
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: orders-payments}}
+spec:
+  inputs:
+    - {{name: l, file: {{path: l.jsonl}}, format: json, eventTime: ts, schema: {COLUMNS}}}
+    - {{name: r, file: {{path: r.jsonl}}, format: json, eventTime: ts, schema: {COLUMNS}}}
+  joins: [{{right: r, type: left, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10, upper: 10}}}}]
+  select: [{{column: l.v, as: l}}, {{column: r.v, as: r}}]
+  output: {{file: {{path: out}}}}
+  deadLetter: {{file: {{path: dead}}}}
+  stateStore: {{memory: {{}}}}
+"""
+STEPS: list[dict[str, Any]] = [
+    {"rows": {"l": [{"k": "a", "v": "A", "ts": 100}, {"k": "b", "v": "B", "ts": 100}]}},
+    {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 105}, {"k": "a", "v": "no time"}]},
+    {"watermark": {"l": 200, "r": 200}},
+    {"input": "l", "rows": [{"k": "a", "v": "late", "ts": 101}, {"k": "a", "v": "new", "ts": 300}]},
+]
+
+
+@pytest.fixture
+def asked(joinery: Joinery, tmp_path: Path) -> Any:
+    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
+    job.write_text(JOB)
+    steps.write_text("".join(json.dumps(step) + "\n" for step in STEPS))
+    return lambda *question: joinery("why", job, "--steps", steps, *question)
+
+
+def test_what_each_record_of_a_key_did(asked: Any) -> None:
+    answer = asked("--key", "k=a").lines[0]
+    assert answer["epochs"] == [1, 4]
+    matched, partner, dead, late, waiting = answer["records"]
+    pair, padded = {"l": "A", "r": "x"}, {"l": "A", "r": None}
+    assert (matched["epoch"], matched["made"]) == (1, [{"epoch": 2, "row": pair}])
+    # Without its partner the left row would have gone out padded.
+    assert partner["made"] == [{"epoch": 2, "row": pair}]
+    assert partner["prevented"] == [{"epoch": 3, "row": padded}]
+    assert (dead["dropped"], dead["rule"], dead["offset"]) == ("dead letter", "docs/semantics.md#t8", 1)
+    assert "event time 'ts' is null" in dead["detail"]
+    assert (late["dropped"], late["rule"]) == ("late", "docs/semantics.md#t10")
+    assert late["watermarks"] == {"l": 200, "r": 200}
+    assert (waiting["dropped"], waiting["made"], waiting["prevented"]) == (None, [], [])
+    (kept,) = answer["kept"]["steps"][0]["rows"]
+    assert (kept["offset"], kept["until"]) == (3, 310)
+
+
+def test_one_record_and_what_went_out_when_it_had_waited(asked: Any) -> None:
+    (only,) = asked("--record", "l:0=1").lines[0]["records"]
+    assert only["columns"]["k"] == "b"
+    assert only["made"] == [{"epoch": 3, "row": {"l": "B", "r": None}}]
+
+
+def test_the_answer_as_text(tmp_path: Path) -> None:
+    steps = tmp_path / "steps.jsonl"
+    steps.write_text("".join(json.dumps(step) + "\n" for step in STEPS))
+    lines = list(why_command(parse_job(JOB, "job.yaml"), ("k=a",), None, None, steps).lines())
+    assert lines[0] == "job orders-payments, epochs 1 to 4: 5 records"
+    assert '  epoch 2 put out because of it: {"l": "A", "r": "x"}' in lines
+    assert '  without it, epoch 3 would have put out: {"l": "A", "r": null}' in lines
+    assert "  dropped: late (docs/semantics.md#t10)" in lines
+    assert "  taken; nothing went out because of it so far" in lines
+
+
+def test_what_was_so_after_an_epoch(asked: Any) -> None:
+    answer = asked("--key", "k=b", "--until", 2).lines[0]
+    assert (answer["records"][0]["made"], answer["kept"]) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        ((), "Give either --key COLUMN=VALUE or --record"),
+        (("--record", "l@3"), "a record is TOPIC:PARTITION=OFFSET"),
+        (("--record", "l:0=99"), "No epoch of job orders-payments has read l:0=99"),
+        (("--key", "k=z"), "read no record with k=z"),
+        (("--key", "v=z"), "cannot be used"),
+        (("--key", "k=a", "--until", "0"), "Must be >= 1"),
+    ],
+)  # fmt: skip
+def test_a_question_without_an_answer(asked: Any, question: tuple[str, ...], says: str) -> None:
+    ended = asked(*question)
+    assert ended.code != 0
+    assert says in " ".join((ended.err + ended.out).split())
+
+
+# --- every kind -------------------------------------------------------------------------------------------------------
+
+
+def _places(trace: Trace) -> list[str]:
+    seen: Counter[tuple[str, int]] = Counter()
+    found = []
+    for step in trace.steps:
+        for name, rows in rows_by_input(step.given).items():
+            for row in rows:
+                at = (name, row.get(PARTITION, 0))
+                found.append(f"{name}:{at[1]}={seen[at]}")
+                seen[at] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "time/t10-counts", "join/j4-null-key", "join/j6-dlq", "window/w3-full-tumbling", "seed002/buffered",
+        "seed004/two-inputs-left", "kafka-streams/outer-left-expired-by-the-left", "sessions/s2-row-inside-a-mark",
+        "sessions/s5-late-edge", "sessions/s6-retraction-of-a-merge",
+    ],
+)  # fmt: skip
+def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path: Path) -> None:
+    (trace,) = [each for each in load_traces() if each.name == name]
+    job, steps = parse_job(json.dumps(trace.job), "job.yaml"), tmp_path / "steps.jsonl"
+    steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
+    lines = list(run_trace(job, [step.given for step in trace.steps], MemoryStore()))
+    answers: list[Answer] = [why_command(job, (), place, None, steps) for place in _places(trace)]
+    explained = [record for answer in answers for record in answer.records]
+    reasons = Counter(each.reason for each in explained if each.reason not in {None, "dead letter"})
+    meant = sum((Counter({"late": sum(line["late"].values())}) for line in lines), Counter())
+    for line in lines:
+        for counts in line.get("dropped", {}).values():
+            meant.update(counts)
+    assert reasons == +meant
+    due = {row for each in explained for rows in each.made.values() for row in rows}
+    assert due >= {json.dumps(row) for line in lines for row in line["output"]}
