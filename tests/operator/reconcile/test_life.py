@@ -367,8 +367,33 @@ def test_a_status_of_another_release_is_read_as_far_as_it_goes(running: Simulate
     assert running.status.driver.number == 1
 
 
+JOIN = {"right": "r", "keys": {"l.id": "r.id"}, "interval": {"of": "l", "lower": "0s", "upper": "1h"}}
 INVALID: list[tuple[str, dict[str, Any], str, list[str]]] = [
     ("models refuse", {"shards": "many", "output": {}}, "Invalid", ["spec.shards", "spec.output"]),
+    (
+        "no such columns",
+        {"joins": [{**JOIN, "where": "l.nope > 1"}]},
+        "Invalid",
+        ["spec.joins[0].where: ", "'l' has no column 'nope'"],
+    ),
+    (
+        "no SQL",
+        {"joins": [{**JOIN, "where": "l.id >"}]},
+        "Invalid",
+        ["spec.joins[0].where: ", "is not an SQL expression"],
+    ),
+    (
+        "settings of the operator",
+        {"spark": {"conf": {"spark.master": "local[2]", "spark.executor.instances": "3"}}},
+        "Invalid",
+        ['spec.spark.conf["spark.master"]: ', "write spec.spark.executor.instances"],
+    ),
+    (
+        "fewer than there are",
+        {"spark": {"executor": {"instances": 3, "maxInstances": 2}}},
+        "Invalid",
+        ["spec.spark.executor.maxInstances: is 2, less than the 3"],
+    ),
     ("no template", {"spark": {"driver": {"podTemplate": {"name": "mine"}}}}, "Incomplete", ["ConfigMap mine"]),
     ("no size", {"spark": {"conf": {"spark.driver.memory": "much"}}}, "Incomplete", ["spark.driver.memory"]),
 ]

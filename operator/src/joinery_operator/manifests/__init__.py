@@ -11,6 +11,7 @@ from joinery_operator.manifests.pods import (
     driver_pod,
     restore_pod,
 )
+from joinery_operator.manifests.spark import spark_problems
 from joinery_operator.revision import ManifestError
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "network_policy",
     "restore_pod",
     "service",
+    "spark_problems",
 ]

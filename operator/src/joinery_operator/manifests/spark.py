@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from joinery_operator.decision import Manifest
@@ -32,6 +33,7 @@ from joinery_operator.manifests.pod_base import (
 )
 from joinery_operator.names import ATTEMPT_LABEL, ChildNames, labels
 from joinery_operator.revision import JobRevision, ManifestError
+from joinery_runtime.errors import Problem
 from joinery_runtime.job.model.pods import SparkSpec
 from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
 
@@ -87,6 +89,42 @@ def submit_arguments(resource: Manifest, attempt: int) -> str:
     return shlex.join([part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]) + (
         " pyspark-shell"
     )
+
+
+# What Joinery decides in a cluster, and where a job says it instead. The models cannot refuse these: on a laptop
+# `spark.conf` may set a master.
+_OWN_SETTINGS = {
+    "spark.master": "leave it out: the operator starts executors in its own cluster",
+    "spark.submit.deployMode": "leave it out: the driver runs in the job's pod",
+    "spark.kubernetes.namespace": "leave it out: pods run in the job's namespace",
+    "spark.kubernetes.driver.pod.name": "leave it out: the operator names the pods",
+    "spark.kubernetes.executor.podNamePrefix": "leave it out: the operator names the pods",
+    "spark.kubernetes.executor.podTemplateFile": "name a template in spec.spark.executor.podTemplate",
+    "spark.kubernetes.executor.podTemplateContainerName": "name a template in spec.spark.executor.podTemplate",
+    "spark.kubernetes.executor.disableConfigMap": "leave it out: drivers have no right on ConfigMaps",
+    "spark.kubernetes.container.image": "write spec.spark.image",
+    "spark.kubernetes.driver.container.image": "write spec.spark.image",
+    "spark.kubernetes.executor.container.image": "write spec.spark.image",
+    "spark.executor.instances": "write spec.spark.executor.instances",
+    "spark.executor.cores": "write spec.spark.executor.cores",
+    "spark.driver.port": "leave it out: the job's NetworkPolicy names the port",
+    "spark.driver.blockManager.port": "leave it out: the job's NetworkPolicy names the port",
+    "spark.blockManager.port": "leave it out: the job's NetworkPolicy names the port",
+}
+_OWN_LABEL = "spark.kubernetes.executor.label.joinery.dev/"
+
+
+def spark_problems(spark: SparkSpec) -> Iterator[Problem]:
+    """What `spec.spark` says that no driver could run with, or that takes away what the operator relies on."""
+    for name in spark.conf:
+        todo = "leave it out: the operator finds executors by it" if name.startswith(_OWN_LABEL) else None
+        if todo := todo or _OWN_SETTINGS.get(name):
+            yield Problem(f'spec.spark.conf["{name}"]', f"is not for a job to set in a cluster; {todo}")
+    executor = spark.executor
+    if executor.max_instances is not None and executor.max_instances < executor.instances:
+        facts = f"is {executor.max_instances}, less than the {executor.instances} of `instances`"
+        todo = f"write at least {executor.instances}, or leave it out"
+        yield Problem("spec.spark.executor.maxInstances", f"{facts}; {todo}")
 
 
 def driver_memory(spark: SparkSpec) -> int:

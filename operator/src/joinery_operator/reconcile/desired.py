@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
 from joinery_operator.decision import Manifest, Observed
-from joinery_operator.manifests import JOB_FILE, ManifestError, check_manifests
+from joinery_operator.manifests import JOB_FILE, ManifestError, check_manifests, spark_problems
 from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.names import ChildNames
 from joinery_operator.revision import JobRevision, resolved_image, revision_hash
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import Job, PostgresStoreSpec, parse_job
+from joinery_runtime.job import Job, PostgresStoreSpec, expression_problems, parse_job
 from joinery_runtime.job.crd import Status
 from joinery_runtime.job.crd.status import Mode
 
@@ -43,6 +43,9 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
         job: Any = observed.kind.model.model_validate(resource, by_alias=True, by_name=False)
     except ValidationError:
         return DesiredJob(None, problems=_problems(resource), reason="Invalid")
+    # Only of what is asked for now: a stored revision that an earlier release took can still be started.
+    if problems := [*expression_problems(job), *spark_problems(job.spec.spark)]:
+        return DesiredJob(None, problems=tuple(map(str, problems)), reason="Invalid")
     if job.spec.state_store.kind == "embedded":
         return DesiredJob(None, problems=(_NO_STORE,), reason="Incomplete")
     if conflict := _state_conflict(observed, job.spec.state_store.postgres):

@@ -7,6 +7,7 @@ nor Spark.
 
 from joinery_runtime.job.definition import definition, same_rows, under_definition
 from joinery_runtime.job.explain import Explanation, explain
+from joinery_runtime.job.expressions import expression_problems
 from joinery_runtime.job.join.steps import JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoin, StreamJoinSpec
 from joinery_runtime.job.kinds.as_of import AsOf
@@ -84,6 +85,7 @@ __all__ = [
     "compare",
     "definition",
     "explain",
+    "expression_problems",
     "format_duration",
     "format_time",
     "load_job",

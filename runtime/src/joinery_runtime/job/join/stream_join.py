@@ -13,7 +13,7 @@ from joinery_runtime.job.model.base import Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import WINDOW_COLUMNS, KeyPair, Reference, output_prefixes, parse_reference
-from joinery_runtime.job.model.resource import Job, JobSpec, OutputField
+from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import SqlInput, Translation, translate
 
@@ -85,6 +85,14 @@ class StreamJoin(Job):
     def windowed(self) -> bool:
         """Whether output rows can carry their window's start and end (W4)."""
         return any(step.matching.windowed for step in self.joins)
+
+    @property
+    def unread_expressions(self) -> tuple[PlacedExpression, ...]:
+        return tuple(
+            PlacedExpression(f"spec.joins[{number}].where", step.where, (*self.left_inputs(number), step.right))
+            for number, step in enumerate(self.joins)
+            if step.where is not None
+        )
 
     @property
     def has_expressions(self) -> bool:

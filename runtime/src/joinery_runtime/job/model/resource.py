@@ -95,6 +95,17 @@ class OutputField:
     made: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedExpression:
+    """An SQL expression and its place in the resource. `inputs` are those whose columns it may read; columns of `own`
+    need no input's name before them."""
+
+    path: str
+    text: str
+    inputs: tuple[str, ...]
+    own: str = ""
+
+
 class Job(Model):
     """A valid resource. Constructing one in Python applies the same rules as loading a file. `no_fields` says of fields
     that `spec` has not, but might be thought to have, why not."""
@@ -129,6 +140,11 @@ class Job(Model):
     @abstractmethod
     def output_columns(self) -> tuple[OutputField, ...]:
         """What goes out, in order."""
+
+    @property
+    @abstractmethod
+    def unread_expressions(self) -> tuple[PlacedExpression, ...]:
+        """The SQL expressions that no rule of the models reads."""
 
     @property
     @abstractmethod

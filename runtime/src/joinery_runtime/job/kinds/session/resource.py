@@ -13,7 +13,7 @@ from joinery_runtime.job.model.base import Bool, Length, Limits, PositiveDuratio
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
-from joinery_runtime.job.model.resource import Job, JobSpec, OutputField
+from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.sql import SqlInput, translate_sessions
 
 _NO_WIDTH = "a session has no width, it grows with its rows; write gap, and maxDuration for the most"
@@ -95,6 +95,13 @@ class SessionWindow(Job):
     @property
     def without_sql(self) -> dict[str, Any]:
         return dict(self.sessions)
+
+    @property
+    def unread_expressions(self) -> tuple[PlacedExpression, ...]:
+        name, of = self.spec.input.name, self.sessions
+        texts = [] if of.where is None else [("spec.where", of.where)]
+        texts += [(f"spec.compute[{number}].expression", made.expression) for number, made in enumerate(of.compute)]
+        return tuple(PlacedExpression(path, text, (name,), name) for path, text in texts)
 
     @property
     def has_expressions(self) -> bool:

@@ -1,0 +1,45 @@
+"""What is wrong with a job's conditions and computed columns by syntax and column names: found without Arrow, so before
+a pod starts.
+
+The runtime refuses all that is refused here, and more: types, and functions that it does not have
+(core.pipeline.expression). The models check `select` and `sql` themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from joinery_runtime.errors import Problem
+from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.wording import listed, suggestion
+
+
+def expression_problems(job: Job) -> list[Problem]:
+    """One for each expression that does not parse, and for each column that it names and no input has."""
+    columns = {source.name: tuple(column.name for column in source.columns) for source in job.inputs}
+    return [
+        Problem(each.path, message)
+        for each in job.unread_expressions
+        for message in _problems(each.text, {name: columns[name] for name in each.inputs}, each.own)
+    ]
+
+
+def _problems(text: str, known: Mapping[str, tuple[str, ...]], own: str) -> Iterator[str]:
+    try:
+        node = sqlglot.parse_one(text)
+    except SqlglotError as error:
+        yield f"{text!r} is not an SQL expression: {str(error).splitlines()[0]}; correct it (docs/expressions.md)"
+        return
+    for name, column in sorted({(each.table or own, each.name) for each in node.find_all(exp.Column)}):
+        if name not in known:
+            written = f"{name}.{column}" if name else column
+            hint = suggestion(name, known)
+            yield f"{text!r} uses {written!r}{hint}: the inputs here are {listed(known)}; write <input>.<column>"
+        elif column not in known[name]:
+            hint = suggestion(column, known[name])
+            yield f"{text!r} uses {f'{name}.{column}'!r}: {name!r} has no column {column!r}{hint}; its columns are " + (
+                listed(known[name])
+            )
