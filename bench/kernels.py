@@ -9,12 +9,14 @@ the ratio between variants of one stage says something.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 
@@ -23,8 +25,11 @@ from joinery_runtime.core.pipeline.prepare import prepare
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.blob import from_blob, to_blob
 from joinery_runtime.core.table.segment import Run, encode
+from joinery_runtime.job import Input
 from joinery_runtime.sources import JsonDecoder
 from joinery_runtime.sources.compiled import kernels
+from joinery_runtime.sources.formats.avro import AvroDecoder
+from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.json_compiled import JsonKernel
 from joinery_runtime.sources.json_judge import JsonJudge
 
@@ -46,6 +51,42 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
         raise SystemExit("There is no kernel on this machine: what numba said is above")
     decoders = {"kernel": JsonKernel(module, schema).decode, "judge": JsonJudge(schema).decode}
     return {name: lambda each=each: [each(batch) for batch in batches] for name, each in decoders.items()}
+
+
+def other_formats() -> Variants:
+    """The same orders flat, in the envelope of Debezium, and as Avro."""
+    flat = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
+    around = b'{"before":null,"after":%s,"source":{"name":"db","ts_ms":1700000000000},"op":"c"}'
+    changes = [around % record for record in flat]
+    columns = {"order_id": "string", "customer": "string", "amount": "double", "ts": "long"}
+    fields = [{"name": name, "type": kind} for name, kind in columns.items()]
+    written = fastavro.parse_schema({"type": "record", "name": "Order", "fields": fields})
+    avro = []
+    for record in flat:
+        target = io.BytesIO()
+        fastavro.schemaless_writer(target, written, json.loads(record))
+        avro.append(target.getvalue())
+    side = {
+        "name": "in",
+        "kafka": {"bootstrapServers": "-", "topic": "t"},
+        "eventTime": "ts",
+        "format": "debezium-json",
+    }
+    types = {"order_id": "string", "customer": "string", "amount": "double", "ts": "timestamp"}
+    model = Input.model_validate({**side, "schema": [{"name": name, "type": kind} for name, kind in types.items()]})
+    decoders: dict[str, tuple[Callable[[pa.BinaryArray], object], list[bytes]]] = {
+        "json": (JsonDecoder(ORDERS).decode, flat),
+        "json with paths": (JsonDecoder(ORDERS, {name: ("after", name) for name in ORDERS.names}).decode, changes),
+        "debezium-json": (DebeziumJsonDecoder.of(ORDERS, model).decode, changes),
+        "avro": (AvroDecoder(ORDERS, {}, written).decode, avro),
+    }
+
+    def variant(decode: Callable[[pa.BinaryArray], object], records: list[bytes]) -> Callable[[], None]:
+        values = pa.array(records, pa.binary())
+        batches = [values.slice(first, BATCHES[0]) for first in range(0, RECORDS, BATCHES[0])]
+        return lambda: void([decode(batch) for batch in batches])
+
+    return {name: variant(*each) for name, each in decoders.items()}
 
 
 def unusual() -> Variants:
@@ -90,7 +131,7 @@ STAGES: dict[str, Callable[[], Variants]] = (
         for topic, schema in (("orders", ORDERS), ("payments", PAYMENTS))
         for records in BATCHES
     }
-    | {"decode unusual orders": unusual}
+    | {"decode unusual orders": unusual, "decode orders of each format": other_formats}
 )
 
 

@@ -103,6 +103,21 @@ def test_upserts_and_tombstones(broker: KafkaAdmin, topic: str, key_format: str,
     assert not any(decoded.bad for _, decoded in found)
 
 
+def test_change_events_of_debezium_with_their_tombstones(broker: KafkaAdmin, topic: str, way: str) -> None:
+    def change(op: str, row: dict[str, Any], ts: int) -> bytes:
+        sides = {"before": row, "after": None} if op == "d" else {"before": None, "after": row}
+        return json.dumps({"schema": {}, "payload": {**sides, "op": op, "source": {"ts_ms": ts}}}).encode()
+
+    key = b'{"schema": {}, "payload": {"id": 7}}'
+    created, gone = change("c", {"id": 7, "rate": 1.5}, 10), change("d", {"id": 7}, 20)
+    send(broker, topic, [(key, created, T), (key, gone, T + 1), (key, None, T + 1)])
+    side = table_input(broker, topic).model_dump(by_alias=True, exclude_none=True) | {"format": "debezium-json"}
+    side["schema"][2].update({"from": "envelope", "path": "source.ts_ms"})
+    found = decoded_batches(Input.model_validate(side), topic, (0, 3))
+    assert rows(found) == [(0, 7, 1.5, 10, False), (1, 7, None, 20, True)]
+    assert [(decoded.bad, decoded.dropped) for _, decoded in found] == [([], {"tombstone": 1})]
+
+
 def test_tombstones_that_name_no_key_go_to_the_dead_letters(broker: KafkaAdmin, topic: str, way: str) -> None:
     send(
         broker, topic, [(b"7", None, T), (b'{"id": 7}', None, T + 1), (None, None, T + 2), (b'{"ID": 7}', None, T + 3)]
