@@ -28,7 +28,7 @@ from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
-from joinery_runtime.hosts.trace_steps import StepLog
+from joinery_runtime.hosts.trace_steps import StepLog, TraceRecord
 from joinery_runtime.job import Input, Job
 from joinery_runtime.sources import Decoder
 from joinery_runtime.sources.base import Bounds, RawBatch
@@ -51,7 +51,7 @@ class RowLog(StepLog):
         for row in rows:
             records = self.partitions[row.partition]
             assert row.offset == len(records), "rows of a partition come in order"
-            records.append((pickle.dumps((row.values, row.deleted)), -1))
+            records.append(TraceRecord(pickle.dumps((row.values, row.deleted)), -1, None, {}))
             self.rows[row.partition, row.offset] = row
 
 

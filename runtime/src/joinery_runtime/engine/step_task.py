@@ -95,7 +95,7 @@ class StepTask:
 
     def _after_eviction(self, arrivals: Arrivals, result: StepResult) -> dict[int, int]:
         """Every late row is older than those that are counted here, so what remains was accepted."""
-        found: dict[int, int] = {}
+        found = dict(result.after_eviction)
         for side, rows in self._records(arrivals):
             complete = self._step.kind.complete_from(self._step, side, self._horizons)
             if complete is not None:

@@ -97,7 +97,8 @@ class StepResult:
     and segment, the row numbers in the segment (int64) that are marked from now on. `finished` names segments of which
     this shard's rows are all gone, where event times do not tell. `dropped` counts arrivals by reason (`late`, ...),
     `lookups` arrivals that were looked up in the other side, `matches` the pairs that came of it, `failed` the pairs
-    for which a condition or a column could not be computed.
+    for which a condition or a column could not be computed. `after_eviction` counts rows per side that were accepted
+    when partners of them may have left (T10), where `Kind.complete_from` does not tell.
     """
 
     added: tuple[Run | None, ...] = (None, None)
@@ -107,6 +108,7 @@ class StepResult:
     lookups: tuple[int, ...] = (0, 0)
     matches: int = 0
     failed: int = 0
+    after_eviction: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls, sides: int) -> StepResult:

@@ -17,6 +17,7 @@ from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, has_hash_collisions
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.step import StepWork
+from joinery_runtime.core.pipeline.watermark import earlier
 from joinery_runtime.core.table.columns import FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.sort import by_hash_and_time, sort_order
 
@@ -201,13 +202,15 @@ class SortedElements:
 class AcceptedArrivals:
     """`kept` are k rows of the state; element number k + i is row i of `rows`, prepared rows that are not late.
 
-    `elements` are kept sessions and rows that may be part of one; `dropped` counts arrivals by reason.
+    `elements` are kept sessions and rows that may be part of one; `dropped` counts arrivals by reason, `after_eviction`
+    rows that go into sessions and may have been near one that is not kept any more (T10).
     """
 
     kept: pa.RecordBatch
     rows: pa.RecordBatch
     elements: SortedElements
     dropped: dict[str, int]
+    after_eviction: int
 
     @property
     def taken(self) -> int:
@@ -232,7 +235,10 @@ def accept_arrivals(
     closed = ~forgotten & _inside_capped(elements)
     counts = {"late": late + int(forgotten.sum()), "closed": int(closed.sum())}
     dropped = {reason: count for reason, count in counts.items() if count}
-    return AcceptedArrivals(kept, on_time, elements.where((elements.kind != _CAPPED) & ~forgotten & ~closed), dropped)
+    accepted = elements.where((elements.kind != _CAPPED) & ~forgotten & ~closed)
+    complete = earlier(evicted, -of.gap)  # every session that a later row is near to is kept
+    after_eviction = 0 if complete is None else int((accepted.row & (accepted.start < complete)).sum())
+    return AcceptedArrivals(kept, on_time, accepted, dropped, after_eviction)
 
 
 def _on_time(

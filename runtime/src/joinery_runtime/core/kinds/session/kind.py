@@ -134,7 +134,7 @@ class _SessionEpoch:
         self._out = SessionOutput(kind, step, ordered=work.ordered)
         self._added: Run | None = None
         self._dropped: dict[str, int] = {}
-        self._looked_up = 0
+        self._looked_up = self._after_eviction = 0
 
     def result(self) -> StepResult:
         return StepResult(
@@ -143,6 +143,7 @@ class _SessionEpoch:
             finished=self._kept.finished(),
             dropped=(self._dropped,),
             lookups=(self._looked_up,),
+            after_eviction={0: self._after_eviction},
         )
 
     def complete(self) -> Iterator[pa.RecordBatch]:
@@ -166,7 +167,7 @@ class _SessionEpoch:
         # Unlike numpy's `unique`, Arrow's costs the same however often each hash is there.
         kept = self._kept.of(np.sort(pc.unique(self._rows.column(HASH)).to_numpy()))
         arrived = accept_arrivals(self._side, self._kind, self._work, self._rows, kept.batch)
-        self._dropped, self._looked_up = arrived.dropped, arrived.taken
+        self._dropped, self._looked_up, self._after_eviction = arrived.dropped, arrived.taken, arrived.after_eviction
         if not arrived.taken:
             return
         changed = change(self._side, self._kind, arrived, self._complete.now)
