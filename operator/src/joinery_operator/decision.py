@@ -46,7 +46,7 @@ class Observed:
     orphaned_drivers: Mapping[str, Manifest] = field(default_factory=dict)
     """Before the first attempt: driver pods, by name, of an earlier resource of this name."""
     create_refused: str = ""
-    """What the API server said when it last refused to create a child, until it creates one."""
+    """Why a child could not be created last, until one is: what the API server said, or whose object has its name."""
     name_conflicts: Sequence[Manifest] = ()
     """The jobs of other kinds with its name."""
 

@@ -103,9 +103,21 @@ def test_a_child_that_is_there_is_taken(world):
 def test_another_ones_object_is_never_taken(world, owners):
     world.server.add(world.pod(*owners))
     whose = "Job other" if owners else "nobody"
-    with pytest.raises(NameTaken, match=f"Pod shop/a is not this job's: it is owned by {whose}"):
-        world.act(Create(world.pod(owner_reference(world.job))))
-    assert world.store.get(POD) is None
+    words = f"Pod shop/a is not this job's: it is owned by {whose}"
+
+    async def act(applier):
+        with pytest.raises(NameTaken, match=words):
+            await applier.act(world.job, Create(world.pod(owner_reference(world.job))))
+        told = applier.create_refused(world.job)
+        assert words in told
+        assert told.endswith("Delete or rename it, or rename the job")
+        assert world.server.get("Pod", "shop", "a") == theirs
+        world.server.remove("Pod", "shop", "a")
+        await applier.act(world.job, Create(world.pod(owner_reference(world.job))))
+        assert applier.create_refused(world.job) == ""
+
+    theirs = world.server.get("Pod", "shop", "a")
+    world.do(act)
 
 
 def test_deleting_names_the_uid(world):

@@ -560,6 +560,21 @@ def test_a_driver_that_is_unready_for_a_moment_is_not_degraded(running: Simulate
     assert running.condition("Degraded")[0] == "False"
 
 
+def test_a_service_whose_name_is_taken_is_told_while_the_driver_runs(running: SimulatedCluster) -> None:
+    service = running.services.pop("orders-driver")
+    running.create_refused = "Service shop/orders-driver is not this job's: it is owned by nobody"
+    running.step()
+    assert running.status.phase == "Running"
+    assert running.condition("Ready") == ("True", "Running")
+    assert running.condition("Degraded") == ("True", "CreateRefused")
+    message = next(each.message for each in running.status.conditions if each.type == "Degraded")
+    assert message == running.create_refused
+    # What was refused once and is there by now is no fault.
+    running.services["orders-driver"] = service
+    running.step()
+    assert running.condition("Degraded")[0] == "False"
+
+
 def test_a_pod_that_the_api_server_refuses_is_told(cluster: SimulatedCluster) -> None:
     cluster.step()
     cluster.pods.clear()

@@ -49,7 +49,8 @@ class Applier:
         return self._cached(written, resource)
 
     def create_refused(self, job: Manifest) -> str:
-        """What the API server said when it last refused to create a child of the job; empty when it made one since."""
+        """Why a child of the job could not be created last: what the API server said, or whose object has its name;
+        empty when one was made since."""
         return self._refusals.get(uid_of(job), "")
 
     async def act(self, job: Manifest, action: Action) -> Manifest:
@@ -72,14 +73,21 @@ class Applier:
         except Conflict:
             name = manifest["metadata"]["name"]
             created = await self._api.get(resource, namespace, name)
-            _refuse_others(job, resource, created)
+            try:
+                _refuse_others(job, resource, created)
+            except NameTaken as error:
+                self._remember(job, str(error))
+                raise
         except ApiError as error:
             if error.code in _REFUSED:
-                still = {uid: why for uid, why in self._refusals.items() if self._cache.by_uid(uid) is not None}
-                self._refusals = {**still, uid_of(job): str(error)}
+                self._remember(job, str(error))
             raise
         self._refusals.pop(uid_of(job), None)
         self._cached(created, resource)
+
+    def _remember(self, job: Manifest, why: str) -> None:
+        still = {uid: what for uid, what in self._refusals.items() if self._cache.by_uid(uid) is not None}
+        self._refusals = {**still, uid_of(job): why}
 
     async def _patch(self, job: Manifest, resource: ApiResource, name: str, body: Manifest) -> None:
         namespace = job["metadata"]["namespace"]

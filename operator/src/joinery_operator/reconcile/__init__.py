@@ -44,7 +44,7 @@ def _reconcile_living(ctx: ReconcileContext) -> Decision:
     status = next_attempt(ctx, status, planned_driver(ctx, status))
     plan = planned_driver(ctx, status)
     children = child_actions(ctx, status, plan)
-    status = with_conditions(ctx, status, job_phase(ctx, status, plan, children.blocked))
+    status = with_conditions(ctx, status, job_phase(ctx, status, plan, children.blocked, creates=children.creates))
     return _decision(ctx, status, (*deletion.finalizer_actions(ctx), *children.actions))
 
 

@@ -34,6 +34,10 @@ class ChildActions:
     actions: tuple[Action, ...]
     blocked: Fault | None = None
 
+    @property
+    def creates(self) -> bool:
+        return any(isinstance(action, Create) for action in self.actions)
+
 
 def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> ChildActions:
     """For a resource that is not being deleted. `plan` is the driver that is to run by the status."""

@@ -57,10 +57,16 @@ def deletion_phase(fault: Fault | None, way_out: str) -> JobPhase:
     return JobPhase("Deleting", "Deleting", cut(f"{message}. {way_out}"), degraded)
 
 
-def job_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None, blocked: Fault | None) -> JobPhase:
-    """For a resource that lives; `blocked`: why the pod that should run cannot be created."""
+def job_phase(
+    ctx: ReconcileContext, status: Status, plan: DriverPlan | None, blocked: Fault | None, *, creates: bool
+) -> JobPhase:
+    """For a resource that lives; `blocked`: why the pod that should run cannot be created; `creates`: whether a child
+    is missing."""
     found = _driver_phase(ctx, status, plan, blocked)
     degraded = found.degraded or _lasting_fault(ctx, status)
+    if degraded is None and creates and (refused := ctx.observed.create_refused):
+        # A driver may run although its Service, or the check of another revision, cannot be made.
+        degraded = Fault(CREATE_REFUSED, cut(refused))
     return JobPhase(found.phase, found.reason, cut(found.message), degraded, found.waits)
 
 
