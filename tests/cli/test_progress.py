@@ -154,6 +154,13 @@ def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None
     assert "nothing new to read" in json_lines(text)[-1]["note"]
 
 
+def test_json_names_inputs_that_have_ended_instead_of_a_watermark() -> None:
+    text = io.StringIO()
+    JsonProgress(JOB, text).listener.committed(Progress(report(watermarks={"orders": END_OF_TIME, "payments": 5}), 0.1))
+    (line,) = json_lines(text)
+    assert (line["watermarks"], line["ended_inputs"]) == ({"orders": None, "payments": 5}, ["orders"])
+
+
 def test_json_says_that_latest_is_of_the_first_start() -> None:
     text = io.StringIO()
     JsonProgress(job(("topic: orders", f"topic: orders\n{8 * ' '}stopAt: latest")), text).ended("inputs")

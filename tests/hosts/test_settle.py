@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from joinery_runtime.engine.loop import JobListener, Outages
@@ -13,6 +17,7 @@ from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.stores import OpenStore
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.definition import definition
+from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import Standing
 
@@ -96,3 +101,24 @@ def test_a_first_plan_stays_when_an_attempt_may_have_written_rows() -> None:
     assert went == [True, False]
     assert store.record("visits").plan is not None  # type: ignore[union-attr]
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("gone", "output", "warned"),
+    [(True, "out", True), (False, "out", False), (True, "another", False)],
+    ids=["gone", "there", "another one was named"],
+)
+def test_an_output_that_is_gone_is_said_at_the_start(tmp_path: Path, gone: bool, output: str, warned: bool) -> None:
+    """Its rows are not written again, and somebody has the choice."""
+    run, said = parse_job(JOB.replace("path: out", f"path: {tmp_path / 'out'}"), "visits.yaml"), list[str]()
+    job = parse_job(JOB.replace("path: out", f"path: {tmp_path / output}"), "visits.yaml")
+    if not gone:
+        (tmp_path / output).mkdir()
+    store: Any = SimpleNamespace(record=lambda _: SimpleNamespace(epoch=3, definition=definition(run)))
+    listener, stop = JobListener(print, print, print), Event()
+    caller = _Caller(listener, stop, Outages(listener, stop), said.append, None)
+    with ExitStack() as stack:
+        sink = FileSink(str(tmp_path / output))
+        _JobRun(OpenStore(store, None), stack, None, caller)._prepared(stack, job, sink, pa.schema([]))
+    assert bool(said) is warned
+    assert all(f"the folder {tmp_path / 'out'}" in text and "joinery state delete" in text for text in said)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -50,11 +53,20 @@ def test_publishing_again_changes_nothing(sink) -> None:
     assert visible(sink) == before
 
 
-def test_staged_output_that_is_gone_is_an_error(sink) -> None:
-    receipt = sink.writer().write(attempt(), ROWS)
-    Path(sink.writer().directory, ".staging", "1-1-0-a.jsonl").unlink()
-    with pytest.raises(SinkError, match="output of epoch 1, shard 0 is gone"):
-        sink.publish(1, [receipt])
+def test_output_that_is_gone_is_an_error_with_ways_out(sink, tmp_path: Path) -> None:
+    """All files at once; the command that the message names lets the job go on without them."""
+    receipts = [sink.writer().write(attempt(shard=shard), ROWS) for shard in (0, 1)]
+    sink.publish(1, receipts)
+    shutil.rmtree(tmp_path / "out")
+    assert sink.prepare(ROWS.schema) == f"the folder {tmp_path / 'out'}"
+    with pytest.raises(SinkError, match=r"epoch 1, the newest one, is gone: 2 of 2 files") as raised:
+        sink.publish(1, receipts)
+    assert "joinery state delete" in raised.value.todo
+    touch = re.search(r"touch \S+ \S+(?=\.)", raised.value.todo)
+    assert touch is not None
+    subprocess.run(touch[0], shell=True, check=True)
+    sink.publish(1, receipts)
+    assert sink.prepare(ROWS.schema) is None
 
 
 def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:

@@ -127,7 +127,9 @@ class JsonProgress(RunProgress):
             seconds=round(progress.seconds, 3),
             rows_in=dict(report.rows_in),
             rows_out=report.rows_out,
-            watermarks=dict(report.watermarks),
+            # None: there is none yet, or the input has ended.
+            watermarks={name: None if at == END_OF_TIME else at for name, at in report.watermarks.items()},
+            ended_inputs=[name for name, at in report.watermarks.items() if at == END_OF_TIME],
             backlog=dict(report.backlog),
             dropped={name: dict(counts) for name, counts in report.dropped.items()},
             after_eviction=dict(report.after_eviction),

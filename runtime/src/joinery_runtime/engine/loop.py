@@ -15,7 +15,8 @@ from joinery_runtime.errors import JoineryError, PartitionsLost, PlanTooLarge, S
 
 # An idle job asks its sources for new records at growing distance: quick answers first, no CPU burned after.
 POLL_FIRST_S, POLL_LAST_S = 0.01, 0.25
-RECOVER_FIRST_S, RECOVER_LAST_S = 1.0, 30.0
+# A try is one connection: cheap enough for a job to go on within seconds when a system is back.
+RECOVER_FIRST_S, RECOVER_LAST_S = 0.5, 4.0
 WAITING_NOTICE = 40  # polls at POLL_LAST_S until a plan that waits for its partitions is worth a word
 
 

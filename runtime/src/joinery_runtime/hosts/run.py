@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import cast
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
@@ -175,9 +176,9 @@ class _JobRun:
             idle = idle_clock(job)
             planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle, once=once)
             planner.check_sources(input_states(sources, self.store.record(job.name)))
-            output = _prepared(stack, sink_for(job, self._address), pipeline.output_schema())
+            output = self._prepared(stack, referring, sink_for(job, self._address), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
-            dead = None if dead_sink is None else _prepared(stack, dead_sink, DEAD_LETTER_SCHEMA)
+            dead = None if dead_sink is None else self._prepared(stack, referring, dead_sink, DEAD_LETTER_SCHEMA)
             host = self._host(referring, job, len(pipeline.steps), stack, settle=settle)
             parts = DriverParts(self.store, planner, host, output, dead)
             if stop.is_set():
@@ -192,6 +193,19 @@ class _JobRun:
                     self._caller.outages,
                     settle=settle,
                 )
+
+    def _prepared(self, stack: ExitStack, job: Job, sink: Sink, schema: pa.Schema) -> Sink:
+        stack.callback(sink.close)
+        made, known = sink.prepare(schema), self.store.record(job.name)
+        if made is not None and known is not None and known.epoch and known.definition is not None:
+            before = under_definition(job, known.definition).spec
+            if (before.output, before.dead_letter) == (job.spec.output, job.spec.dead_letter):
+                self._caller.warn(
+                    f"An output was gone and is made anew: {made}. Rows of epochs up to {known.epoch} are not written "
+                    "again. To write all rows again, stop the job and start it with new state: "
+                    "joinery state delete JOB.yaml --yes"
+                )
+        return sink
 
     def _host(self, referring: Job, job: Job, steps: int, stack: ExitStack, *, settle: bool) -> Host:
         java = JavaStart()
@@ -281,9 +295,3 @@ def _with_store(job: Job, address: PostgresStoreAddress | None) -> Job:
         return job
     named = store.model_copy(update={"postgres": PostgresStoreSpec(dsn=address.dsn, schema_name=address.schema)})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"state_store": named})})
-
-
-def _prepared(stack: ExitStack, sink: Sink, schema: object) -> Sink:
-    stack.callback(sink.close)
-    sink.prepare(schema)
-    return sink

@@ -93,8 +93,9 @@ class SinkWriter(Protocol):
 class Sink(Protocol):
     """Driver half."""
 
-    def prepare(self, schema: pa.Schema) -> None:
-        """Creates or checks the target. Raises SinkError naming what does not fit."""
+    def prepare(self, schema: pa.Schema) -> str | None:
+        """Creates or checks the target. What it has created, in words; None: it was there. Raises SinkError naming what
+        does not fit."""
         ...
 
     def writer(self) -> SinkWriter: ...

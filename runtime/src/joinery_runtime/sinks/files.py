@@ -7,6 +7,7 @@ A task writes `<directory>/.staging/<attempt>.jsonl`; the driver renames what a 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +51,13 @@ class FileSink(Unsigned):
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
 
-    def prepare(self, schema: pa.Schema) -> None:
+    def prepare(self, schema: pa.Schema) -> str | None:
+        made = None if self._directory.exists() else f"the folder {self._directory}"
         try:
             (self._directory / _STAGING).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _problem(self._directory, error) from error
+        return made
 
     def writer(self) -> FileWriter:
         return FileWriter(str(self._directory))
@@ -71,27 +74,32 @@ class FileSink(Unsigned):
                 )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        for receipt in receipts:
-            self._publish(epoch, receipt)
+        gone = [part for receipt in receipts if (part := self._publish(epoch, receipt)) is not None]
+        if gone:
+            raise SinkError(
+                f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {len(receipts)} files",
+                facts=f"neither {gone[0]} nor what was staged for it is there: somebody deleted it, or driver and "
+                "tasks do not share the folder",
+                todo="Put it back. Or go on without its rows, which are not written again: "
+                f"touch {' '.join(shlex.quote(str(part)) for part in gone)}. Or start anew, and write all rows again: "
+                "empty the folder, then joinery state delete JOB.yaml --yes",
+            )
         if receipts:
             _sync(self._directory)
             # What attempts left behind that were run again. Another sink may still have to publish of this epoch.
             self._sweep(lambda _, of: of < epoch)
 
-    def _publish(self, epoch: int, receipt: Receipt) -> None:
+    def _publish(self, epoch: int, receipt: Receipt) -> Path | None:
+        """The part, if it is gone."""
         staged = self._directory / _STAGING / f"{receipt['attempt']}.jsonl"
         part = self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}.jsonl"
         try:
             staged.replace(part)
-        except FileNotFoundError as error:
-            if not part.exists():
-                raise SinkError(
-                    f"The output of epoch {epoch}, shard {receipt['shard']} is gone",
-                    facts=f"neither {staged} nor {part} is there",
-                    todo="Somebody deleted it, or driver and tasks do not share the directory",
-                ) from error
+        except FileNotFoundError:
+            return None if part.exists() else part
         except OSError as error:
             raise _problem(part, error) from error
+        return None
 
     def recover(self, takeover: Takeover) -> bool:
         """The committed epoch's files are left to `publish`; what it does not name goes at the next recovery.

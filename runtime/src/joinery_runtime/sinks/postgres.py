@@ -99,13 +99,15 @@ class PostgresSink(Unsigned):
         self._dsn, self.target, self._staging = dsn, target, staging
         self._schema: pa.Schema = pa.schema([])
 
-    def prepare(self, schema: pa.Schema) -> None:
+    def prepare(self, schema: pa.Schema) -> str | None:
         self._schema = schema
         with self._session("The output table cannot be prepared") as connection, connection.transaction():
+            made = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
             self.target.ensure(connection, self.target.columns(schema))
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._staging.schema)))
             for table in self._staging.tables():
                 self._ensure_staging(connection, table, schema)
+        return made
 
     def writer(self) -> PostgresWriter:
         return PostgresWriter(self._dsn, self._staging)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 
 from joinery_runtime.errors import StateError, StoreUnavailable
 from joinery_runtime.postgres_errors import advice, is_away
@@ -76,7 +78,9 @@ class GuardedConnection:
                 self._connection = None
 
     def _open(self) -> Connection:
-        if self._connection is None or self._connection.closed:
+        if self._connection is not None and _is_stale(self._connection):
+            self.close()
+        if self._connection is None:
             self._connection = self._connect()
         return self._connection
 
@@ -147,6 +151,21 @@ class GuardedConnections:
         finally:
             self._mine.held = None
             self._idle.append(held)
+
+
+def _is_stale(connection: Connection) -> bool:
+    """Whether the server has ended an idle connection, as a restart does: it has said so, and nobody has read that yet.
+    Of a server that vanished without a word the next statement tells."""
+    server = connection.pgconn
+    try:
+        while (
+            connection.info.transaction_status is TransactionStatus.IDLE
+            and select.select([server.socket], [], [], 0)[0]
+        ):
+            server.consume_input()
+    except (psycopg.OperationalError, OSError, ValueError):
+        return True
+    return connection.closed
 
 
 def describe(parameters: dict[str, Any]) -> str:
