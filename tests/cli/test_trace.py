@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
+from joinery_runtime import explain, load_job, trace
+from joinery_runtime.errors import JoineryError
 
 JOB = """
 apiVersion: joinery.dev/v1alpha1
@@ -144,3 +146,13 @@ def test_a_record_that_cannot_be_used_is_named_with_the_steps_line(joinery: Join
     assert (ended.code, len(ended.lines)) == (1, 1)
     assert f"{steps}, line 2: input l has records that cannot be used" in ended.err
     assert "offset 2" in ended.err
+
+
+def test_python_gets_what_the_command_prints(joinery: Joinery, job: Path, tmp_path: Path) -> None:
+    steps = tmp_path / "steps.jsonl"
+    steps.write_text("\n".join(map(json.dumps, STEPS)))
+    loaded = load_job(job)
+    assert trace(loaded, STEPS) == joinery("trace", job, steps).lines
+    assert explain(loaded) == joinery("explain", job).out.rstrip("\n")
+    with pytest.raises(JoineryError, match="step 2 names input 'x'"):
+        trace(loaded, [STEPS[0], {"input": "x", "rows": []}])
