@@ -167,6 +167,16 @@ def test_missing_rights_are_named(log_in, with_crds, cluster, shop, start):
         assert f"The operator's service account lacks rights: {expected}. Bind it to" in operator.log
 
 
+def test_a_namespace_without_rights_stops_no_other_one(start, cluster, shop, manifest):
+    cluster.create(manifest, shop)
+    with start(**SMALL_RECONCILE, JOINERY_OPERATOR_NAMESPACES=f"{shop},{shop}-gone") as operator:
+        operator.wait_until_ready()
+        wait_until("the children are there", lambda: pods(cluster, shop) == [f"{JOB}-driver-1"])
+        left_out = f'joinery_operator_namespace_left_out{{namespace="{shop}-gone"}} 1.0'
+        assert left_out in fetch(operator.port, "/metrics")
+        assert operator.stop() == 0
+
+
 @pytest.mark.slow
 def test_what_is_missing_is_named(tmp_path):
     kubeconfig = tmp_path / "kubeconfig"

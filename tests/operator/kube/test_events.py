@@ -111,12 +111,12 @@ def test_a_phase_without_jobs_is_not_left_standing():
     assert count("joinery_operator_jobs", {"kind": "StreamJoin", "phase": "Starting"}) is None
 
 
-def check(server, *namespaces):
+def check(server, *namespaces, metrics=None):
     async def run():
         async with MemoryApi(server) as api:
-            await check_environment(api, namespaces)
+            return await check_environment(api, namespaces, metrics or Metrics())
 
-    asyncio.run(run())
+    return asyncio.run(run())
 
 
 def test_missing_rights_are_named_all_at_once():
@@ -139,6 +139,40 @@ def test_missing_rights_are_named_all_at_once():
     )
     check(server)
     check(server, "farm")
+
+
+def without_rights_in(*gone):
+    server = MemoryServer()
+    served = server.serve
+
+    def serve(method, address, body):
+        attributes = (body or {}).get("spec", {}).get("resourceAttributes", {})
+        refused = attributes.get("namespace") in gone
+        return (201, {"status": {"allowed": False}}) if refused else served(method, address, body)
+
+    server.serve = serve
+    return server
+
+
+def test_a_deleted_namespace_is_left_out_with_a_warning_and_a_metric(log_lines):
+    metrics = Metrics()
+    assert check(without_rights_in("gone"), "shop", "gone", "farm", metrics=metrics) == ("shop", "farm")
+    (line,) = log_lines()
+    assert (line["level"], line["namespace"]) == ("warning", "gone")
+    count = metrics.registry.get_sample_value
+    assert count("joinery_operator_namespace_left_out", {"namespace": "gone"}) == 1
+    assert count("joinery_operator_namespace_left_out", {"namespace": "shop"}) == 0
+
+
+def test_an_operator_without_rights_anywhere_does_not_start():
+    with pytest.raises(EnvironmentProblem, match=r"list pods in namespace shop;.*list pods in namespace farm"):
+        check(without_rights_in("shop", "farm"), "shop", "farm")
+    with pytest.raises(EnvironmentProblem, match="list pods in all namespaces"):
+        check(without_rights_in(""))
+
+
+def test_all_namespaces_are_none_by_name():
+    assert check(MemoryServer()) == ()
 
 
 def test_missing_definitions_are_named():

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -81,7 +81,8 @@ async def serve(
 
     metrics = Metrics()
     async with make_api(configuration, metrics) as api:
-        await check_environment(api, settings.namespaces)
+        usable = await check_environment(api, settings.namespaces, metrics)
+        settings = replace(settings, namespaces=usable)
         async with Controller(settings, api, reconcile, metrics, socket.gethostname()) as controller:
             _log.info("the operator works", namespaces=list(settings.namespaces) or "all")
             await _watch(settings, registry(controller.on_watch_event, log_in, controller.close))
@@ -137,8 +138,9 @@ PERMISSIONS: Sequence[Permission] = (
 jobs' subresource `finalizers` as well."""
 
 
-async def check_environment(api: Api, namespaces: Sequence[str]) -> None:
-    """Raises EnvironmentProblem: no API server, no CRDs, or rights that are missing (all of them)."""
+async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
+    """The namespaces to work in. Raises EnvironmentProblem: no API server, no CRDs, or rights that are missing (all of
+    them)."""
     try:
         missing = [job for job in JOBS if not await api.served(job)]
     except ApiError as error:
@@ -153,18 +155,21 @@ async def check_environment(api: Api, namespaces: Sequence[str]) -> None:
             facts=", ".join(f"{job.plural}.{job.group} ({job.version})" for job in missing),
             todo="Apply them (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), then start again",
         )
-    await _check_rights(api, namespaces)
+    return await _check_rights(api, namespaces, metrics)
 
 
-async def _check_rights(api: Api, namespaces: Sequence[str]) -> None:
+async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
+    """The namespaces where the operator has rights. One without any is most often deleted, and its RoleBinding with it:
+    kopf ends all watches for one that is forbidden, so this one is left out for the sake of the others."""
     asked = [(namespace, right) for namespace in namespaces or (None,) for right in PERMISSIONS]
     answers = await asyncio.gather(
         *(api.may(right.resource, namespace, right.verb, right.subresource) for namespace, right in asked)
     )
+    usable = tuple(dict.fromkeys(name for (name, _), allowed in zip(asked, answers, strict=True) if name and allowed))
     refused = [
         f"{right} in {f'namespace {namespace}' if namespace else 'all namespaces'}"
         for (namespace, right), allowed in zip(asked, answers, strict=True)
-        if not allowed
+        if not allowed and (not usable or namespace in usable)
     ]
     if refused:
         raise EnvironmentProblem(
@@ -172,3 +177,14 @@ async def _check_rights(api: Api, namespaces: Sequence[str]) -> None:
             facts="; ".join(refused),
             todo="Bind it to the chart's role there, or set JOINERY_OPERATOR_NAMESPACES to where it has them",
         )
+    for namespace in namespaces:
+        left_out = namespace not in usable
+        metrics.left_out.labels(namespace).set(left_out)
+        if left_out:
+            _log.warning(
+                "a namespace is left out, because the operator has no rights there; the other ones are worked on",
+                namespace=namespace,
+                todo="take a deleted namespace out of watch.namespaces, or make it and its RoleBinding again (helm "
+                "upgrade) and restart the operator",
+            )
+    return usable
