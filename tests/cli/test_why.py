@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
-from joinery_runtime.cli.why import Answer
-from joinery_runtime.cli.why_command import why_command
+from joinery_runtime.cli.replay_commands import why_command
+from joinery_runtime.cli.why import Answer, whole_topic
+from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import PARTITION, rows_by_input
 from joinery_runtime.job import parse_job
+from joinery_runtime.sources.base import PartitionRef, Range
 from joinery_runtime.state.memory import MemoryStore
 from traces.corpus import Trace, load_traces
 
@@ -104,6 +106,15 @@ def test_a_question_without_an_answer(asked: Any, question: tuple[str, ...], say
     ended = asked(*question)
     assert ended.code != 0
     assert says in " ".join((ended.err + ended.out).split())
+
+
+def test_a_file_is_named_by_the_end_of_its_path() -> None:
+    ranges = tuple(Range(PartitionRef("l", f"/data/{name}", 0), 0, 9) for name in ("a/l.jsonl", "b/l.jsonl", "r.jsonl"))
+    plans = [EpochPlan(epoch=1, shards=1, ranges=ranges, watermarks={})]
+    assert whole_topic("r.jsonl", plans) == "/data/r.jsonl"
+    assert whole_topic("a/l.jsonl", plans) == "/data/a/l.jsonl"
+    assert whole_topic("/data/r.jsonl", plans) == "/data/r.jsonl"
+    assert whole_topic("l.jsonl", plans) == "l.jsonl"  # two end so
 
 
 # --- every kind -------------------------------------------------------------------------------------------------------

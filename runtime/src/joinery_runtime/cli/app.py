@@ -152,10 +152,28 @@ def why(
     steps
         Ask of a trace: the job's records are those of this file, as of `joinery trace`.
     """
-    from joinery_runtime.cli.why_command import why_command  # noqa: PLC0415
+    from joinery_runtime.cli.replay_commands import why_command  # noqa: PLC0415
 
     found = why_command(load(job_file), key, record, until, steps)
     answer(found.document(), found.lines(), as_json=as_json)
+
+
+@app.command
+def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = False) -> None:
+    """Computes committed epochs again, from the inputs and the epoch log, and compares them with the output files, row
+    by row. Exit code 1 when a row is missing, extra or different. Changes nothing.
+
+    Parameters
+    ----------
+    epochs
+        FIRST..LAST, or either of them alone with the dots; without it, all that can be computed again.
+    """
+    from joinery_runtime.cli.replay_commands import verify_command  # noqa: PLC0415
+
+    found = verify_command(load(job_file), epochs)
+    answer(found.document(), found.lines(), as_json=as_json)
+    if not found.right:
+        raise SystemExit(1)
 
 
 @app.command

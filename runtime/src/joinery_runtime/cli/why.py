@@ -145,6 +145,7 @@ def why(
     plans = [EpochPlan.from_json(entry.plan) for entry in entries]
     texts = list(key)
     if at is not None:
+        at = (whole_topic(at[0], plans), *at[1:])
         texts = _key_at(Gathering(job, pipeline, inputs, {}, at, alone=True), plans, at)
     steps = keys_of(job, pipeline, texts, None) if texts else []
     names = [side.name for side in job.inputs]
@@ -162,6 +163,13 @@ def why(
     explained = [told.of(each) for each in records]
     kept = show(job, store, texts) if steps and last is None else None
     return Answer(job.name, (plans[0].epoch, plans[-1].epoch), explained, kept, len(wanted) - len(records))
+
+
+def whole_topic(topic: str, plans: Sequence[EpochPlan]) -> str:
+    """A topic as plans name it: of a file, that is its whole path."""
+    known = {planned.partition.topic for plan in plans for planned in plan.ranges}
+    ends = [name for name in known if name.endswith(f"/{topic}")]
+    return ends[0] if topic not in known and len(ends) == 1 else topic
 
 
 def _place(record: FoundRecord) -> tuple[str, int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,19 @@ class FileSink(Unsigned):
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+
+def published(directory: str, epoch: int) -> Iterator[bytes]:
+    """The lines that are in the visible parts of an epoch, without their line breaks."""
+    for part in sorted(Path(directory).glob(f"epoch-{epoch:012d}-shard-*.jsonl")):
+        try:
+            yield from part.read_bytes().splitlines()
+        except OSError as error:
+            raise SinkError(
+                f"The output file {part} cannot be read",
+                facts=error.strerror or str(error),
+                todo="Check that this user may read there",
+            ) from error
 
 
 def _sync(directory: Path) -> None:

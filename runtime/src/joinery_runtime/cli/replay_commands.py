@@ -1,4 +1,4 @@
-"""`joinery why`: where the log and the records come from, the job's own or those of a trace."""
+"""`joinery why` and `joinery verify`: where the log and the records come from, the job's own or those of a trace."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from joinery_runtime.cli.state import durable, known, open_durable
 from joinery_runtime.cli.trace import read_steps
+from joinery_runtime.cli.verify import Verdict, verify
 from joinery_runtime.cli.why import Answer, why
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.trace import run_trace
@@ -19,6 +20,8 @@ from joinery_runtime.job import Job
 from joinery_runtime.state.memory import MemoryStore
 
 _PLACE = re.compile(r"(?P<topic>.+):(?P<partition>\d+)=(?P<offset>\d+)")
+
+_EPOCHS = re.compile(r"(\d*)\.\.(\d*)")
 
 
 def why_command(job: Job, key: Sequence[str], record: str | None, until: int | None, steps: Path | None) -> Answer:
@@ -32,6 +35,18 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
     with open_durable(job) as store, closing(JobInputs(job)) as inputs:
         known(job, store)
         return why(job, store, inputs, key, at, until)
+
+
+def verify_command(job: Job, epochs: str | None) -> Verdict:
+    """`epochs` is FIRST..LAST, either may be left out."""
+    found = _EPOCHS.fullmatch(epochs or "..")
+    first, last = (int(text) if text else None for text in found.groups()) if found is not None else (None, None)
+    if found is None or (first is not None and last is not None and first > last):
+        raise JoineryError(f"--epochs {epochs} are no epochs", todo="Give FIRST..LAST, FIRST.. or ..LAST")
+    job = durable(job)
+    with open_durable(job) as store, closing(JobInputs(job)) as inputs:
+        known(job, store)
+        return verify(job, store, inputs, first, last)
 
 
 def _why_in_trace(

@@ -1,0 +1,141 @@
+"""`joinery verify` on the output of a trace, right and spoilt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cli.commands import Joinery
+from joinery_runtime.cli.verify import Verdict, verify
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.replay import Replay, replayable
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.hosts.trace_environment import StepInputs, in_order
+from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
+from joinery_runtime.job import parse_job
+from joinery_runtime.sinks.encode import json_lines
+from joinery_runtime.state.memory import MemoryStore
+
+COLUMNS = "[{name: k, type: string}, {name: v, type: string}, {name: ts, type: timestamp}]"
+JOB = """\
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {name: orders-payments}
+spec:
+  inputs:
+    - {name: l, file: {path: l.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+    - {name: r, file: {path: r.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+  joins: [{right: r, type: left, keys: {l.k: r.k}, interval: {of: l, lower: -10, upper: 10}}]
+  output: {file: {path: OUT}}
+  deadLetter: {file: {path: DEAD}}
+  stateStore: {memory: {}}
+""".replace("COLUMNS", COLUMNS)
+EPOCHS = 5
+STEPS: list[dict[str, Any]] = [
+    {
+        "rows": {
+            "l": [{"k": f"k{i}", "v": "l", "ts": 100 * step + i} for i in range(20)],
+            "r": [*({"k": f"k{i}", "v": "r", "ts": 100 * step + i} for i in range(0, 20, 2)), {"k": "bad"}],
+        }
+    }
+    for step in range(EPOCHS)
+]
+PART = "epoch-{:012d}-shard-00000.jsonl"
+
+
+@pytest.fixture
+def verdict(tmp_path: Path) -> Callable[..., Verdict]:
+    """The job has run, and its output is in the files; what is called verifies it."""
+    out, dead = tmp_path / "out", tmp_path / "dead"
+    job = parse_job(JOB.replace("OUT", str(out)).replace("DEAD", str(dead)), "job.yaml")
+    store = MemoryStore()
+    lines = list(run_trace(job, STEPS, store, 3))
+    inputs = StepInputs(job, logs := {side.name: StepLog(side) for side in job.inputs})
+    for step in STEPS:
+        for name, rows in rows_by_input(step).items():
+            logs[name].append(rows)
+    replay, written = Replay(job, inputs, tmp_path / "cache"), []
+    for entry in replayable(job, store):
+        replayed = replay.run(EpochPlan.from_json(entry.plan))
+        rows = [table.drop_columns(list(ORDER_COLUMNS)) for table in replayed.rows]
+        for folder, tables in ((out, rows), (dead, replayed.dead)):
+            folder.mkdir(exist_ok=True)
+            if tables:
+                (folder / PART.format(entry.epoch)).write_bytes(json_lines(pa.concat_tables(tables)))
+        written += in_order(replayed.rows)
+    assert sorted(map(json.dumps, written)) == sorted(json.dumps(row) for line in lines for row in line["output"])
+    return lambda first=None, last=None: verify(job, store, inputs, first, last)
+
+
+def part(tmp_path: Path, folder: str = "out", at: int = 1) -> Path:
+    return sorted((tmp_path / folder).iterdir())[at]
+
+
+def test_a_right_output(verdict: Callable[..., Verdict]) -> None:
+    found = verdict()
+    assert (found.right, found.dead, list(found.differences)) == (True, EPOCHS, [])
+    assert found.rows >= 10 * EPOCHS
+    assert next(iter(found.lines())).startswith(
+        f"job orders-payments, epochs 1 to {found.last}: VERIFIED, {found.rows} rows and {EPOCHS} dead letters"
+    )
+
+
+def test_a_value_that_was_changed(verdict: Callable[..., Verdict], tmp_path: Path) -> None:
+    spoilt = part(tmp_path, at=0)
+    spoilt.write_text(spoilt.read_text().replace('"right_v":"r"', '"right_v":"R"', 1))
+    found = verdict()
+    assert dict(found.counted) == {"different": 1}
+    (difference,) = found.differences
+    assert difference.expected is not None
+    assert difference.found == {**difference.expected, "right_v": "R"}
+    number = int(difference.expected["left_k"].removeprefix("k"))  # every second one has a partner
+    assert difference.place == f"r 0/{number // 2} with l 0/{number}"
+    assert found.document()["verified"] is False
+    assert "NOT VERIFIED, 1 different" in next(iter(found.lines()))
+
+
+@pytest.mark.parametrize(("folder", "output"), [("out", "output"), ("dead", "dead letters")])
+def test_a_row_that_is_not_there_and_one_that_is_twice(
+    verdict: Callable[..., Verdict], tmp_path: Path, folder: str, output: str
+) -> None:
+    first, second = part(tmp_path, folder), part(tmp_path, folder, 2)
+    lines = first.read_text().splitlines(keepends=True)
+    first.write_text("".join(lines[1:]))
+    second.write_text(second.read_text() + second.read_text().splitlines(keepends=True)[0])
+    found = verdict()
+    assert dict(found.counted) == {"missing": 1, "extra": 1}
+    assert {each.output for each in found.differences} == {output}
+
+
+def test_a_line_that_is_no_row(verdict: Callable[..., Verdict], tmp_path: Path) -> None:
+    spoilt = part(tmp_path)
+    spoilt.write_text(spoilt.read_text() + "torn{\n")
+    assert [each.found for each in verdict().differences] == [{"not JSON": "torn{"}]
+
+
+def test_the_same_row_written_in_another_way(verdict: Callable[..., Verdict], tmp_path: Path) -> None:
+    other = part(tmp_path)
+    other.write_text("".join(json.dumps(json.loads(line)) + "\n" for line in other.read_text().splitlines()))
+    assert verdict().right
+
+
+def test_only_the_epochs_that_were_asked_for(verdict: Callable[..., Verdict], tmp_path: Path) -> None:
+    part(tmp_path, at=0).write_text("")
+    assert verdict(3).right
+    assert not verdict(None, 2).right
+    with pytest.raises(JoineryError, match="has no such epoch"):
+        verdict(99)
+
+
+def test_the_command_refuses_what_cannot_be_verified(joinery: Joinery, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB)
+    assert "are no epochs" in joinery("verify", job, "--epochs", "5..2").err
+    assert "keeps its state in memory" in joinery("verify", job).err
