@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for metrics that drivers and the operator have, by labels that those have."""
+"""The dashboard and the alerts ask for metrics that drivers and the operator have, by labels that those have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from charts.rendering import CHART
+from charts.rendering import CHART, Chart
 from joinery_operator.kube.metrics import Metrics
 from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.engine.plan import InputState
@@ -31,6 +31,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
         backlog={"orders": 1},
         totals=Totals(dropped={"orders": {"late": 1}}),
         state=StateSize(1, 1, 1),
+        committed_at=1.0,
     )
     monkeypatch.setattr(Board, "snapshot", snapshot)
     operator = Metrics()
@@ -40,6 +41,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
         operator.reconcile_seconds.labels(kind.name)
     operator.api_calls.labels("get", "Pod", "200")
     operator.watch_time.labels("Pod")
+    operator.left_out.labels("shop")
     found: dict[str, set[str]] = {}
     for registry in (registry_of(Board("jobs/j", ["orders"], Liveness(60.0))), operator.registry):
         for family in registry.collect():
@@ -54,6 +56,22 @@ def _targets() -> list[dict[str, str]]:
 
 def _expressions() -> list[str]:
     return [target["expr"] for target in _targets()]
+
+
+def test_the_alerts_are_those_of_the_documentation_and_ask_for_metrics_that_exist(
+    chart: Chart, samples: dict[str, set[str]]
+) -> None:
+    on = {"metrics.alerts": {"enabled": True, "labels": {"release": "prometheus"}}}
+    made = chart.render(on).one("PrometheusRule", "joinery")
+    assert made["metadata"]["labels"]["release"] == "prometheus"
+    rules = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
+    text = (CHART.parents[1] / "docs" / "operations.md").read_text()
+    table = text.split("(`charts/joinery/files/alerts.yaml`):")[1].split("\n## ")[0]
+    told = [each for row in table.splitlines() for each in re.findall(r"`([^`]+)`", row.rpartition(" | ")[0])]
+    assert [rule["expr"] for rule in rules] == told
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 8
+    asked = {name for rule in rules for name, _ in _SELECTOR.findall(rule["expr"])}
+    assert asked <= samples.keys()
 
 
 def test_every_panel_asks_for_metrics_that_exist(samples: dict[str, set[str]]) -> None:

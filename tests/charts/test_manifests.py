@@ -238,7 +238,7 @@ def test_definitions_can_be_left_to_others_or_to_the_release(chart: Chart) -> No
 
 def test_options_are_off_by_default(chart: Chart) -> None:
     kinds = {each["kind"] for each in chart.render().objects}
-    assert not kinds & {"PodMonitor", "NetworkPolicy"}
+    assert not kinds & {"PodMonitor", "PrometheusRule", "NetworkPolicy"}
     names = {each["metadata"]["name"] for each in chart.render().objects}
     assert not {name for name in names if "dashboard" in name or "postgres" in name}
 
