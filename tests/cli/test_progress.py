@@ -287,6 +287,24 @@ def test_the_end_tells_the_totals(screen: Screen) -> None:
     assert "orders-payments: all inputs have ended after 3.5 s, 3,000 rows in, 1,500 out\n" in screen.text()
 
 
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("postgres: {table: joined}", "the table joined of the state store's database: SELECT * FROM joined LIMIT 10"),
+        ("file: {path: /tmp/my rows}", "rows are in /tmp/my rows: head '/tmp/my rows'/*.jsonl"),
+        (
+            "kafka: {bootstrapServers: 'k:1', topic: out}",
+            "the topic out: kafka-console-consumer --bootstrap-server k:1 --topic out --from-beginning",
+        ),
+    ],
+)
+def test_the_end_tells_where_the_rows_are_and_how_to_look(output: str, said: str) -> None:
+    screen = Screen(job(("postgres: {table: joined}", output)))
+    screen.commit(at=101, seconds=1)
+    screen.progress.ended("inputs")
+    assert said in " ".join(screen.text().split())
+
+
 def test_the_end_shouts_what_was_late(screen: Screen) -> None:
     screen.commit(101, 1.0, totals=LATE)
     screen.progress.ended("inputs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -179,6 +180,8 @@ class TableProgress(RunProgress):
         for late in late_inputs(self._totals, {side.name: side.watermark.delay for side in self._job.inputs}):
             self.warn(late.words)
         seconds, read = self._clock() - self._started_at, sum(self._rows_in.values())
+        if self._rows_out:
+            self._say(escape(where_rows_are(self._job)))
         rows = f"{read:,} rows in, {self._rows_out:,} out"
         if not read and by != "stopped":
             rows += f" ({nothing_new(by, self._ended_before, inputs_to_latest(self._job))})"
@@ -311,6 +314,20 @@ WHY_ENDED: Mapping[EndedBy, str] = {
 def ended_inputs(driver: Driver) -> list[str]:
     """Those that an earlier run has read to their final ends (T7)."""
     return [name for name, state in driver.state.inputs.items() if state.progress.ended]
+
+
+def where_rows_are(job: Job) -> str:
+    """For who has run a job for the first time: the place of its output, and a command that shows some of it."""
+    output = job.spec.output
+    if output.file is not None:
+        return f"rows are in {output.file.path}: head {shlex.quote(output.file.path)}/*.jsonl"
+    if output.kafka is not None:
+        kafka = output.kafka
+        look = f"kafka-console-consumer --bootstrap-server {kafka.bootstrap_servers} --topic {kafka.topic}"
+        return f"rows are in the topic {kafka.topic}: {look} --from-beginning"
+    assert output.postgres is not None, "an output has one of these kinds"
+    table = output.postgres.table
+    return f"rows are in the table {table} of the state store's database: SELECT * FROM {table} LIMIT 10"
 
 
 def inputs_to_latest(job: Job) -> list[str]:
