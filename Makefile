@@ -107,6 +107,10 @@ KIND ?= joins
 demo: setup ## a join (KIND=sessions: sessions) on real Kafka, Spark and Postgres, checked by an independent computation
 	@$(BIN)/python -m joinery_devkit.demo --kind $(KIND)
 
+.PHONY: playground
+playground: setup ## a Kafka and a Postgres to try jobs on, until Ctrl-C (docs/tutorial.md)
+	@$(BIN)/python -m joinery_devkit.playground
+
 ONLY ?= joins sessions latency kinds upserts state
 
 .PHONY: bench

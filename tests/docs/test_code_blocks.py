@@ -1,4 +1,4 @@
-"""Code on the pages works: jobs load, and the quickstart's commands print what the page says that they print."""
+"""Code on the pages works: jobs load, and commands of quickstart and tutorial print what the page says they print."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from joinery_runtime.job import parse_job
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMANDS = {"joinery", "cat", "cp", "echo", "export", "make", "sed"}
+COMMANDS = {".", "joinery", "cat", "cp", "echo", "export", "psql", "python", "sed"}
 
 # Whole resources in the blocks of the pages, each with its place.
 JOBS = [
@@ -66,18 +67,39 @@ def on_a_terminal(command: list[str]) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed.decode())
 
 
-@pytest.mark.services
-def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
-    """Every command, in order, and each block of output among what was printed last."""
-    page = (ROOT / "docs/quickstart.md").read_text()
-    (tmp_path / "env").write_text(f"export PATH={Path(sys.executable).parent}:$PATH\ncd {ROOT}\n")
+def try_out(page: str, folder: Path, begin: str) -> int:
+    """Runs every command of the page in the folder, in order, and looks for each block of output in what was printed
+    last. Returns how many blocks of commands there were; those of `make` are left out, `begin` comes first."""
+    (folder / "env").write_text(f"export PATH={Path(sys.executable).parent}:$PATH\n{begin}\n")
     printed, ran = "", 0
-    for block in blocks(page.replace("/tmp/quickstart", str(tmp_path / "quickstart")).replace("make setup\n", "\n")):
+    for block in blocks(re.sub(r"^    make .*\n", "\n", page, flags=re.MULTILINE)):
         if block.split(maxsplit=1)[0] in COMMANDS:
-            script = f". {tmp_path}/env\n{block}\n{{ declare -px; echo cd $PWD; }} > {tmp_path}/env"
+            script = f". {folder}/env\n{block}\n{{ declare -px; echo cd $PWD; }} > {folder}/env"
             shown = on_a_terminal(["bash", "-c", script])
             printed, ran = in_one_line(shown), ran + 1
         elif not re.search(expected(block), printed):  # then it has some of the lines
             for line in block.splitlines():
                 assert re.search(expected(line), printed), f"{line}\n\nwas not printed:\n\n{shown}"
-    assert ran >= 10
+    return ran
+
+
+@pytest.mark.services
+def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/quickstart.md").read_text().replace("/tmp/quickstart", str(tmp_path / "quickstart"))
+    assert try_out(page, tmp_path, f"cd {ROOT}") >= 10
+
+
+@pytest.mark.services
+def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    playground = subprocess.Popen([sys.executable, "-m", "joinery_devkit.playground"], cwd=tmp_path, env=environment)
+    try:
+        addresses = tmp_path / "build/playground.env"
+        while not addresses.exists():
+            assert playground.poll() is None
+            time.sleep(0.1)
+        assert try_out((ROOT / "docs/tutorial.md").read_text(), tmp_path, f"cd {tmp_path}") >= 6
+    finally:
+        playground.terminate()
+        assert playground.wait() == 0
+    assert not addresses.exists()

