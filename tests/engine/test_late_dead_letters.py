@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import local_environment
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 from traces.corpus import resource, session_resource
@@ -20,10 +19,8 @@ INPUTS = {"inputs": [{"name": "l", **EXPLICIT}, {"name": "r", **EXPLICIT}]}
 
 
 def dead_letters(job: dict[str, Any], steps: Sequence[dict[str, Any]], shards: int) -> list[dict[str, Any]]:
-    store = MemoryStore()
-    with local_environment(store) as environment:
-        list(run_trace(parse_job(json.dumps(job), "job.yaml"), steps, store, shards=shards, environment=environment))
-        return [row for table in environment.dead_letters.take() for row in table.to_pylist()]
+    traced = run_trace(parse_job(json.dumps(job), "job.yaml"), steps, MemoryStore(), shards=shards)
+    return [letter for line in traced for letter in line.get("dead_letters", [])]
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -51,7 +48,7 @@ def test_a_late_record_of_a_join_is_one_dead_letter(
         f"late: event time 'ts' is 1970-01-01T00:00:00.{below - 1:03}Z, rows are taken from "
         f"1970-01-01T00:00:00.{below:03}Z on (watermark: l 1970-01-01T00:00:00.100Z, r 1970-01-01T00:00:00.120Z)"
     )
-    assert b'"late"' in found["value"]
+    assert '"late"' in found["text"]
 
 
 def test_a_late_row_of_a_session_is_one_dead_letter() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_rows, json_lines, rows_to_json
+from joinery_runtime.sinks.dead_letters import LONGEST_TEXT
 from joinery_runtime.sinks.kafka_target import as_messages
 from joinery_runtime.sources import JsonDecoder
 from sinks.rows import EVERY_TYPE, ROWS
@@ -71,14 +72,19 @@ def test_any_text_is_one_line(texts: list[str | None]) -> None:
 
 
 def test_dead_letters_keep_the_record_as_it_was() -> None:
-    values = pa.array([b"\xff{", None], pa.binary())
+    values = pa.array([b"\xff{", None, b"{", b"x" * (LONGEST_TEXT + 1)], pa.binary())
+    reasons = ["no", "null value", "no", "no"]
     batch = dead_letter_rows(
-        input_name="orders", topic="t", partition=3, offsets=[7, 9], reasons=["no", "null value"], values=values
+        input_name="orders", topic="t", partition=3, offsets=[7, 9, 10, 11], reasons=reasons, values=values
     )
     assert batch.schema == DEAD_LETTER_SCHEMA
-    first, second = map(json.loads, rows_to_json(pa.Table.from_batches([batch])))
-    assert first == {"input": "orders", "topic": "t", "partition": 3, "offset": 7, "reason": "no", "value": "/3s="}
-    assert second["value"] is None
+    first, second, third, fourth = map(json.loads, rows_to_json(pa.Table.from_batches([batch])))
+    place = {"input": "orders", "topic": "t", "partition": 3}
+    assert first == {**place, "offset": 7, "reason": "no", "value": "/3s=", "text": None}
+    assert (second["value"], second["text"]) == (None, None)
+    assert (third["value"], third["text"]) == ("ew==", "{")
+    assert fourth["text"] is None
+    assert len(fourth["value"]) > LONGEST_TEXT
 
 
 def test_sessions_with_their_key_for_a_compacted_topic() -> None:

@@ -27,6 +27,8 @@ from joinery_runtime.hosts.trace_steps import ScriptedIdleness, Step, StepLog, c
 from joinery_runtime.job import Job
 from joinery_runtime.state.store import StateStore
 
+_OF_DEAD_LETTERS = ("input", "partition", "offset", "reason", "text")
+
 
 def run_trace(
     job: Job,
@@ -71,6 +73,9 @@ class _Trace:
         found = {name: dict(counts) for name, counts in dropped.items() if counts}
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
+        letters = [row for table in self._environment.dead_letters.take() for row in table.to_pylist()]
+        shown = [{name: row[name] for name in _OF_DEAD_LETTERS} for row in letters]
+        line |= {"dead_letters": shown} if shown else {}
         return line | ({"warnings": warnings} if warnings else {})
 
     def handed_on(self) -> list[dict[str, int | None]]:

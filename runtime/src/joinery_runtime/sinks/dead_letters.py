@@ -14,8 +14,10 @@ DEAD_LETTER_SCHEMA = pa.schema(
         pa.field("offset", pa.int64()),  # in bytes, for a file
         pa.field("reason", pa.string()),
         pa.field("value", pa.binary()),  # the record as it was, in JSON as base64; null where it had no value
+        pa.field("text", pa.string()),  # the same for people: null where it is no UTF-8, or longer than LONGEST_TEXT
     ]
 )
+LONGEST_TEXT = 65_536  # bytes: with the value beside it, a long record would be too large for its topic
 
 
 def dead_letter_rows(
@@ -36,5 +38,15 @@ def dead_letter_rows(
         pa.array(offsets, pa.int64()),
         pa.array(reasons, pa.string()),
         values,
+        pa.array(map(_text, values.to_pylist()), pa.string()),
     ]
     return pa.record_batch(columns, schema=DEAD_LETTER_SCHEMA)
+
+
+def _text(value: bytes | None) -> str | None:
+    if value is None or len(value) > LONGEST_TEXT:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
