@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from joinery_runtime.job.model.draft import Finding, JobDraft, dig, exactly_one, items, repeats, unknown_column
+from joinery_runtime.job.model.draft import (
+    Finding,
+    InputDraft,
+    JobDraft,
+    dig,
+    exactly_one,
+    items,
+    repeats,
+    unknown_column,
+)
 from joinery_runtime.job.model.times import ISO, TEXT, has_offset, is_pattern
+from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
 _EVENT_TIME_TYPES = ("timestamp", "int64")
@@ -82,6 +92,11 @@ def _dialect(draft: JobDraft) -> Iterator[Finding]:
             yield (*source.at, "csv"), "csv says how CSV is written, and the format is another one; leave it out"
 
 
+def _type_of(source: InputDraft, column: object) -> ColumnType | None:
+    name = dig(column, "name")
+    return (source.types or {}).get(name) if isinstance(name, str) else None
+
+
 def _metadata(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         for i, column in enumerate(items(source.data, "schema")):
@@ -89,7 +104,7 @@ def _metadata(draft: JobDraft) -> Iterator[Finding]:
             if not isinstance(origin, str):
                 continue
             allowed = _ORIGIN_TYPES.get(origin)
-            kind = (source.types or {}).get(dig(column, "name"))
+            kind = _type_of(source, column)
             if origin == "envelope":
                 if not str(source.data.get("format")).startswith("debezium"):
                     yield (*at, "from"), "only change events of Debezium have an envelope; leave `from` out"
@@ -108,12 +123,12 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         for i, column in enumerate(items(source.data, "schema")):
             written, zone, at = dig(column, "format"), dig(column, "zone"), (*source.at, "schema", i)
-            kind = (source.types or {}).get(dig(column, "name"))
+            kind = _type_of(source, column)
             if zone is not None and (not isinstance(written, str) or not (written == ISO or is_pattern(written))):
                 yield (*at, "zone"), "a zone belongs to times as text; write format: iso or a pattern beside it"
             if not isinstance(written, str) or kind is None:
                 continue
-            if dig(column, "from") in _ORIGIN_TYPES:
+            if str(dig(column, "from")) in _ORIGIN_TYPES:
                 yield (*at, "format"), f"from: {dig(column, 'from')} is no text; leave the format out"
             elif written == TEXT and kind.name not in _TEXT_TYPES:
                 yield (*at, "format"), f"column {dig(column, 'name')!r} is {kind}; text is for {listed(_TEXT_TYPES)}"
