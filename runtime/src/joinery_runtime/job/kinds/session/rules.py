@@ -164,6 +164,8 @@ def _takes_back_its_own(draft: JobDraft) -> Iterator[Finding]:
     if dig(draft.data, "spec", "emitRetractions") is not True or not key:
         return
     todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
+    if not all(isinstance(name, str) for name in key):
+        return
     made = [named.get(name, name) for name in key]
     if SESSION_ID not in made and not all(name in made for name in (WINDOW_START, *groups)):
         yield at, f"a retraction would delete the row that another session has under this key; {todo}"
