@@ -166,7 +166,7 @@ class Auditor:
 
     def _check_table(self) -> None:
         assert Counter(self._world.output.table) == self._rows, "the output is not every row exactly once"
-        dead = Counter((name, partition, offset) for name, _, partition, offset, _, _ in self._world.dead.table)
+        dead = Counter((name, partition, offset) for name, _, partition, offset, *_ in self._world.dead.table)
         assert dead == self._dead, "the dead letters are not every bad record exactly once"
 
     def _check_topics(self, record: JobRecord) -> None:
@@ -183,7 +183,7 @@ class Auditor:
         if not self._world.output.with_topic:
             return []
         output, dead = self._world.output.topic.visible, self._world.dead.topic.visible
-        places = Counter((name, partition, offset) for name, _, partition, offset, _, _ in dead)
+        places = Counter((name, partition, offset) for name, _, partition, offset, *_ in dead)
         return [(Counter(output), Counter(self._rows)), (places, Counter(self._dead))]
 
     def _check_files(self, sink: SimSink, named: list[list[str]]) -> None:

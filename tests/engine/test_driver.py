@@ -279,7 +279,7 @@ def test_bad_records_go_out_with_the_epoch_where_there_are_dead_letters(world: W
     world.topics["orders"].append(0, b"not JSON")
     report = epoch(started(world))
     assert report.dead == {"orders": 1, "payments": 0}
-    assert world.dead.table == [("orders", "orders", 0, 1, "not JSON", b"not JSON")]
+    assert world.dead.table == [("orders", "orders", 0, 1, "not JSON", b"not JSON", "not JSON")]
     assert world.output.table == [(0, 1)]
 
 

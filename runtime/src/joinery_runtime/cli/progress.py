@@ -325,6 +325,8 @@ def where_rows_are(job: Job) -> str:
         kafka = output.kafka
         look = f"kafka-console-consumer --bootstrap-server {kafka.bootstrap_servers} --topic {kafka.topic}"
         return f"rows are in the topic {kafka.topic}: {look} --from-beginning"
+    if output.console is not None:
+        return "rows were shown here, and are kept nowhere"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
     return f"rows are in the table {table} of the state store's database: SELECT * FROM {table} LIMIT 10"

@@ -152,6 +152,8 @@ def _output(job: Job) -> str:
         where = f"Postgres table {output.postgres.table}, exactly once"
     elif output.file:
         where = f"JSON lines under {output.file.path}, exactly once"
+    elif output.console:
+        where = f"the console, {output.console.rows} rows of each epoch"
     else:
         where = _named(output)
     return f"{where}; columns {columns}"

@@ -7,6 +7,7 @@ from typing import Protocol
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import (
+    ConsoleOutput,
     DeadLetter,
     DeadLetterKafka,
     FileOutput,
@@ -15,6 +16,7 @@ from joinery_runtime.job.model.outputs import (
     PostgresOutput,
 )
 from joinery_runtime.sinks.base import Sink
+from joinery_runtime.sinks.console import ConsoleSink
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_target import KafkaTarget
@@ -42,6 +44,8 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
             return _postgres(TargetTable(postgres.table, job.upsert_key, job.retracted), job, store)
         case Output(file=FileOutput() as file):
             return FileSink(file.path)
+        case Output(console=ConsoleOutput() as console):
+            return ConsoleSink(console.rows)
         case unknown:
             raise _no_sink("output", unknown)
 

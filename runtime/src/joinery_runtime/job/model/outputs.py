@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.model.base import FilePath, Model, PositiveDuration, Setting, Text, not_yet
+from joinery_runtime.job.model.base import FilePath, Int, Model, PositiveDuration, Setting, Text, not_yet
 from joinery_runtime.job.model.inputs import Topic
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 
@@ -45,10 +45,17 @@ class FileOutput(Model):
     """The folder to write. A relative path counts from the job file's folder."""
 
 
-class Output(Model):
-    """Exactly one of `kafka`, `postgres` and `file`."""
+class ConsoleOutput(Model):
+    """The driver's standard output, to try a job out."""
 
-    KINDS: ClassVar = ("kafka", "postgres", "file")
+    rows: Annotated[Int, Field(ge=1, le=1000)] = 20
+    """How many rows of each epoch are shown; of the others only their number is."""
+
+
+class Output(Model):
+    """Exactly one of `kafka`, `postgres`, `file` and `console`."""
+
+    KINDS: ClassVar = ("kafka", "postgres", "file", "console")
 
     kafka: KafkaOutput | None = None
     """Writes to a topic."""
@@ -56,6 +63,8 @@ class Output(Model):
     """Writes to a table."""
     file: FileOutput | None = None
     """Writes files into a folder."""
+    console: ConsoleOutput | None = None
+    """Shows the first rows of each epoch, and keeps none."""
     format: Annotated[
         Literal["json"], not_yet("output format {}", "csv", "avro", "protobuf", "parquet", todo="use json")
     ] = "json"

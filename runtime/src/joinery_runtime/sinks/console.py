@@ -1,0 +1,55 @@
+"""The console: the first rows of each epoch on the driver's standard output, for a job that is tried out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
+from joinery_runtime.sinks.encode import rows_to_json
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSink(Unsigned):
+    """Both halves. A receipt, which the epoch log keeps, has up to `shown` of its attempt's rows as JSON. They are
+    printed once the epoch is committed, and may be printed again after a crash."""
+
+    shown: int
+
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+        lines: list[str] = []
+        count = 0
+        for batch in rows.to_batches():
+            count += batch.num_rows
+            if len(lines) < self.shown:
+                lines += [line.decode() for line in rows_to_json(batch.slice(0, self.shown - len(lines)))]
+        return {"attempt": str(attempt.id), "rows": count, "lines": lines}
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        lines = [line for receipt in receipts for line in receipt["lines"]]
+        shown = lines[: self.shown]
+        more = sum(receipt["rows"] for receipt in receipts) - len(shown)
+        if more:
+            shown.append(f"... and {more:,} more rows of epoch {epoch}")
+        sys.stdout.write("".join(f"{line}\n" for line in shown))
+        sys.stdout.flush()
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """There is nothing to create."""
+
+    def writer(self) -> ConsoleSink:
+        return self
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Rows are printed after the commit."""
+
+    def recover(self, takeover: Takeover) -> bool:
+        """Nothing of the pending epoch has been printed."""
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
