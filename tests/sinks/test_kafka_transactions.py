@@ -343,7 +343,7 @@ def test_a_commit_whose_outcome_is_unknown(monkeypatch) -> None:
         broker.create_topic("output")
         output, here = Output(broker.bootstrap, "output", "job"), Producers()
         # A client's first transaction on a new broker may not come back (see `_repeat`); the epoch is run again then.
-        for trial in stamina.retry_context(on=OutputUnavailable, attempts=5):
+        for trial in stamina.retry_context(on=OutputUnavailable, attempts=10, timeout=None):
             with trial:
                 output.write_epoch(1, rows(0), here)
 
