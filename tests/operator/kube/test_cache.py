@@ -1,6 +1,6 @@
 import pytest
 
-from joinery_operator.kube.cache import ObjectCache, WatchedVersion
+from joinery_operator.kube.cache import ObjectCache
 from joinery_operator.kube.resources import ObjectKey
 
 JOB = ObjectKey("StreamJoin", "shop", "orders")
@@ -54,13 +54,6 @@ def test_a_child_whose_owner_reference_was_taken_away_is_still_the_jobs(store):
     store.put(robbed, "Pod")
     assert store.children("j1").pods == {"orders-driver-1": robbed}
     assert store.job_of(robbed, "Pod") == JOB
-
-
-def test_what_the_watch_delivered_is_kept_apart_from_what_is_known(store):
-    assert store.seen(JOB) is None
-    store.watched(manifest("orders", "j1", 3), "StreamJoin", deleted=False)
-    assert store.seen(JOB) == WatchedVersion("j1", 3)
-    assert store.get(JOB)["metadata"]["resourceVersion"] == "5"
 
 
 def test_jobs_are_counted_by_phase(store):

@@ -13,8 +13,6 @@ import structlog
 
 from joinery_devkit.processes import free_port
 from joinery_operator.decision import Event
-from joinery_operator.kube.audit import OpenFindings
-from joinery_operator.kube.cache import ObjectCache
 from joinery_operator.kube.events import EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.probes import Health, ProbeServer
@@ -73,7 +71,7 @@ async def fetch(port, path):
 
 def test_probes_and_metrics():
     metrics, port = Metrics(), free_port()
-    health = Health(OpenFindings(ObjectCache()), dict, {}, lambda: 0.0)
+    health = Health(dict, lambda: 0.0)
 
     async def run():
         async with ProbeServer(port, health, metrics, lambda: metrics.queue_depth.set(3)):
@@ -92,7 +90,7 @@ def test_probes_and_metrics():
 
 def test_a_port_that_is_taken_is_named():
     metrics, port = Metrics(), free_port()
-    health = Health(OpenFindings(ObjectCache()), dict, {}, lambda: 0.0)
+    health = Health(dict, lambda: 0.0)
 
     async def run():
         async with ProbeServer(port, health, metrics, lambda: None), ProbeServer(port, health, metrics, lambda: None):

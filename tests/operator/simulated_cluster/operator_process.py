@@ -100,6 +100,10 @@ if __name__ == "__main__":
     log_json()
     if os.environ.get("TEST_BLIND"):
         process.Controller = BlindController  # type: ignore[misc]
+    if os.environ.get("TEST_FEW_TRIES"):
+        hurried = process.kopf_settings()
+        hurried.networking.error_backoffs = (0.1,)
+        process.kopf_settings = lambda: hurried
     try:
         with suppress(asyncio.CancelledError):
             asyncio.run(process.serve(settings_from(), chosen_reconcile(), Path(sys.argv[1]), KilledApi))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from joinery_operator.decision import Children, Manifest
 from joinery_operator.kube.resources import CHILDREN, JOB_KINDS, JOBS, POD, ObjectKey
@@ -40,20 +39,11 @@ def owner_uid(manifest: Manifest) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedVersion:
-    """The version that a watch last delivered of an object; the cache may hold a newer one from elsewhere."""
-
-    uid: str
-    version: int
-
-
 class ObjectCache:
     """For one event loop: not for threads."""
 
     def __init__(self) -> None:
         self._objects: dict[ObjectKey, Manifest] = {}
-        self._seen: dict[ObjectKey, WatchedVersion] = {}
         self._keys_by_uid: dict[str, ObjectKey] = {}
         self._owners: dict[ObjectKey, str] = {}
         self._children: defaultdict[str, set[ObjectKey]] = defaultdict(set)
@@ -68,10 +58,6 @@ class ObjectCache:
 
     def keys(self, kind: str) -> Iterator[ObjectKey]:
         return (key for key in tuple(self._objects) if key.kind == kind)
-
-    def seen(self, key: ObjectKey) -> WatchedVersion | None:
-        """What the watch last delivered of it; None when it has not, or when it delivered its end."""
-        return self._seen.get(key)
 
     def children(self, uid: str) -> Children:
         """The objects whose controller is the job of this uid."""
@@ -110,13 +96,7 @@ class ObjectCache:
 
     def watched(self, manifest: Manifest, kind: str, deleted: bool) -> bool:
         """An event of a watch; says whether it brought something new."""
-        key = key_of(manifest, kind)
-        if deleted:
-            self._seen.pop(key, None)
-            return self.remove(key, uid_of(manifest))
-        if uid_of(manifest) not in self._graves:
-            self._seen[key] = WatchedVersion(uid_of(manifest), version_of(manifest))
-        return self.put(manifest, kind)
+        return self.remove(key_of(manifest, kind), uid_of(manifest)) if deleted else self.put(manifest, kind)
 
     def remove(self, key: ObjectKey, uid: str) -> bool:
         """The object of this uid is gone for good; says whether it was here."""
@@ -127,7 +107,6 @@ class ObjectCache:
         if old is None or uid_of(old) != uid:
             return False
         del self._objects[key]
-        self._seen.pop(key, None)
         self._unlink(key, old)
         return True
 

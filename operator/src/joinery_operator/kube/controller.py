@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ import structlog
 from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, completed
-from joinery_operator.kube.audit import Auditor, OpenFindings
+from joinery_operator.kube.audit import Auditor
 from joinery_operator.kube.cache import ObjectCache, name_conflicts, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
@@ -63,16 +62,12 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: list[asyncio.Task[None]] = []
         self._stopping = False
-        self.events: Counter[str] = Counter()
         self.cache = ObjectCache()
         self.feed: WorkQueueFeed[ObjectKey] = WorkQueueFeed(clock)
         figures_rounds = max(1, round(settings.figures_seconds / settings.poll_seconds))
         self.poller = Poller(self.cache, settings.status_port, metrics, self.feed.add, figures_rounds)
-        open_findings = OpenFindings(self.cache)
-        self.health = Health(open_findings, self.feed.queue.running, self.events, clock)
-        self.auditor = Auditor(
-            api, settings.namespaces, self.cache, open_findings, self.events, self._due, metrics, clock
-        )
+        self.health = Health(self.feed.queue.running, clock)
+        self.auditor = Auditor(api, settings.namespaces, self.cache, self._due, metrics)
         observer = Observer(settings, self.cache, PodTemplateCache(api, clock), self.poller, now)
         self._reconciler = JobReconciler(
             reconcile, observer, Applier(api, self.cache), EventRecorder(api, instance, now), self.cache, metrics
@@ -90,7 +85,7 @@ class Controller:
             poll, seconds = self.poller.round, self._settings.poll_seconds
             self._tasks = [
                 self._start("polls of drivers", self._every(seconds, seconds, poll)),
-                self._start("audits", self._every(FIRST_AUDIT_SECONDS, AUDIT_SECONDS, self._audit)),
+                self._start("audits", self._every(FIRST_AUDIT_SECONDS, AUDIT_SECONDS, self.auditor.round)),
             ]
             self._stack = stack.pop_all()
         return self
@@ -114,7 +109,6 @@ class Controller:
 
     async def on_watch_event(self, resource: ApiResource, manifest: Manifest, deleted: bool) -> None:
         """An event of a watch."""
-        self.events[resource.kind] += 1
         self._metrics.watch_events.labels(resource.kind).inc()
         self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
         complete = completed(manifest, resource)
@@ -161,13 +155,6 @@ class Controller:
             except Exception:
                 _log.exception("a regular task failed; it is tried again", task=act.__qualname__)
             await asyncio.sleep(seconds)
-
-    async def _audit(self) -> None:
-        try:
-            with self._metrics.audit_failures.count_exceptions():
-                await self.auditor.round()
-        except ApiError as error:
-            _log.warning("an audit could not be made", error=str(error))
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)

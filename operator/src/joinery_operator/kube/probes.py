@@ -7,30 +7,19 @@ from collections.abc import Callable, Collection, Mapping
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from joinery_operator.kube.audit import OpenFindings
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import ObjectKey
 from joinery_runtime.errors import EnvironmentProblem
 
 # A reconcile makes at most a few calls, each limited to about 90 s with all its tries.
 HUNG_SECONDS = 600.0
-DEAD_WATCH_SECONDS = 45.0
 
 
 class Health:
-    """`running` are the jobs that are being reconciled, and since when; `events` counts what each kind's watch
-    delivered. `clock` counts seconds."""
+    """`running` are the jobs that are being reconciled, and since when; `clock` counts seconds."""
 
-    def __init__(
-        self,
-        open_findings: OpenFindings,
-        running: Callable[[], Mapping[ObjectKey, float]],
-        events: Mapping[str, int],
-        clock: Callable[[], float],
-    ) -> None:
-        self._open_findings = open_findings
+    def __init__(self, running: Callable[[], Mapping[ObjectKey, float]], clock: Callable[[], float]) -> None:
         self._running = running
-        self._events = events
         self._clock = clock
         self.synced = False
         self.ended: list[str] = []
@@ -43,12 +32,7 @@ class Health:
             for key, since in self._running().items()
             if now - since > HUNG_SECONDS
         ]
-        dead = [
-            f"the watch of {finding.key.kind} has not reported that {finding.key} "
-            + ("is gone" if finding.version is None else f"has resourceVersion {finding.version}")
-            for finding in self._open_findings.older_than(DEAD_WATCH_SECONDS, now, self._events)
-        ]
-        return [*hung, *dead, *self.ended]
+        return [*hung, *self.ended]
 
     def ready(self) -> Collection[str]:
         return [] if self.synced else ["the objects of the cluster have not been read yet"]

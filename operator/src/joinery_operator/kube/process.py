@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -63,7 +63,10 @@ def log_json(stream: TextIO = sys.stderr) -> None:
 
 _log = structlog.get_logger(COMPONENT)
 
+_KOPF_STOP_SECONDS = 10.0
+
 MakeApi = Callable[[Configuration, Metrics], Api]
+LogIn = Callable[[], Awaitable[kopf.ConnectionInfo]]
 
 
 async def serve(
@@ -82,10 +85,20 @@ async def serve(
     metrics = Metrics()
     async with make_api(configuration, metrics) as api:
         usable = await check_environment(api, settings.namespaces, metrics)
-        settings = replace(settings, namespaces=usable)
-        async with Controller(settings, api, reconcile, metrics, socket.gethostname()) as controller:
-            _log.info("the operator works", namespaces=list(settings.namespaces) or "all")
-            await _watch(settings, registry(controller.on_watch_event, log_in, controller.close))
+        while True:
+            settings = replace(settings, namespaces=usable)
+            async with Controller(settings, api, reconcile, metrics, socket.gethostname()) as controller:
+                _log.info("the operator works", namespaces=list(settings.namespaces) or "all")
+                ended = await _watch(settings, controller, log_in)
+            if ended is None:
+                break
+            # kopf gives up when one namespace is forbidden. Without that one, the operator goes on at once.
+            _cancel_at_signals()
+            usable = await check_environment(api, settings.namespaces, metrics)
+            if usable == settings.namespaces:
+                raise EnvironmentProblem(
+                    "The operator can no longer watch the API server", facts=repr(ended), todo="Start it again"
+                ) from ended
     _log.info("the operator has ended")
 
 
@@ -97,21 +110,35 @@ def _cancel_at_signals() -> None:
         loop.add_signal_handler(number, task.cancel)
 
 
-async def _watch(settings: Settings, handlers: kopf.OperatorRegistry) -> None:
-    """Until SIGTERM. Raises EnvironmentProblem when kopf gives up, which is for Kubernetes to start the pod anew."""
-    try:
-        await kopf.operator(
-            registry=handlers,
+async def _watch(settings: Settings, controller: Controller, log_in: LogIn) -> Exception | None:
+    """Until SIGTERM, or until kopf gives up, and why."""
+    closed = asyncio.Event()
+
+    async def close() -> None:
+        await controller.close()
+        closed.set()
+
+    watching = asyncio.create_task(
+        kopf.operator(
+            registry=registry(controller.on_watch_event, log_in, close),
             settings=kopf_settings(),
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
         )
+    )
+    closing = asyncio.create_task(closed.wait())
+    try:
+        await asyncio.wait({watching, closing}, return_when=asyncio.FIRST_COMPLETED)
+        # kopf 1.45 may then wait for ever, for a login from its own part that has ended.
+        await asyncio.wait_for(watching, _KOPF_STOP_SECONDS)
     except Exception as error:
         _log.exception("the watches have ended")
-        raise EnvironmentProblem(
-            "The operator can no longer watch the API server", facts=repr(error), todo="Start it again"
-        ) from error
+        return error
+    finally:
+        closing.cancel()
+        watching.cancel()
+    return None
 
 
 # What must be there before the operator starts, each as an error that says what to do
