@@ -181,6 +181,7 @@ OUTAGE = frozenset({Fault.FAIL_BEFORE, Fault.FAIL_AFTER})
 def faults_to_try(world_type: type[World]) -> list[tuple[int, Fault]]:
     """Calls by number, and what befalls them. A crash after a call is the same as a crash before the next one."""
     calls = calls_of_a_recovery(world_type)
+    every_call = LARGE or world_type.every_call
     pairs: dict[tuple[str, Fault], list[int]] = defaultdict(list)
     for number, (place, faults) in enumerate(calls):
         for fault in in_order(faults - {Fault.CRASH_AFTER}):
@@ -188,8 +189,9 @@ def faults_to_try(world_type: type[World]) -> list[tuple[int, Fault]]:
     chosen = [
         (number, fault)
         for turn, ((_, fault), numbers) in enumerate(pairs.items())
+        if every_call or turn % world_type.pace_of_faults == 0
         # Of the calls of a kind another one for each fault, so that together they meet as many calls as they can.
-        for number in (numbers if LARGE or world_type.every_call else [numbers[turn % len(numbers)]])
+        for number in (numbers if every_call else [numbers[turn % len(numbers)]])
     ]
     return sorted(chosen, key=lambda each: each[0])
 

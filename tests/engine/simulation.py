@@ -106,7 +106,8 @@ class World:
     job_text: str = INNER
     pace_ms: float = 0.5  # event time from record to record
     every_call = False  # whether each fault is tried at every call of a run, and a driver sleeps at each
-    pace_of_zombies = 6  # or at one call of so many
+    pace_of_zombies = 10  # or at one call of so many
+    pace_of_faults = 1  # and of the faults of a kind of call, one of so many is tried
     killed_at = "store.commit"  # where the driver before the one that is disturbed ends
     next_max_records: int | None = None  # what the disturbed one may plan, where the job says more
 
@@ -241,7 +242,8 @@ class ShrinkingWorld(World):
 
     killed_at = "store.stage"
     next_max_records = 2
-    pace_of_zombies = 12
+    pace_of_zombies = 20
+    pace_of_faults = 2
 
 
 class FullWorld(World):
@@ -250,7 +252,8 @@ class FullWorld(World):
     sink_type = NoTopic
     job_text = FULL
     pace_ms = 4
-    pace_of_zombies = 12
+    pace_of_zombies = 20
+    pace_of_faults = 2
 
 
 class ChainWorld(World):
@@ -259,7 +262,8 @@ class ChainWorld(World):
     sink_type = NoTopic
     job_text = CHAIN
     pace_ms = 4
-    pace_of_zombies = 12
+    pace_of_zombies = 20
+    pace_of_faults = 2
 
 
 class WindowWorld(FullWorld):
