@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import shard_range
 from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.engine import worker
 from joinery_runtime.engine.planner import PlanSettings
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import Step
@@ -108,3 +110,40 @@ def test_an_outer_join_that_becomes_an_inner_one_pads_no_more_and_keeps_its_matc
     later: list[Step] = [{"rows": {"l": rows("a", "b", ts=100), "r": rows("a", ts=100) + rows("b", ts=101)}}]
     output = play(job("interval"), [*later, {"end": True}], store, 2)
     assert output == [{"l": "b", "r": "b"}]
+
+
+class Staging(MemoryStore):
+    """Counts the segments of each call of `stage`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.staged: list[int] = []
+
+    def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
+        self.staged.append(len(segments))
+        super().stage(job, segments)
+
+
+@pytest.mark.usefixtures("checkpoints")
+@pytest.mark.parametrize(("limit", "left"), [(1 << 20, 1), (1, 4)])
+def test_segments_whose_rows_take_much_memory_are_not_merged(
+    limit: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little they take in the store."""
+    monkeypatch.setattr(compaction, "MAX_DECODED_BYTES", limit)
+    store = MemoryStore()
+    arriving: list[Step] = [{"rows": {"l": rows("a", ts=100 + n), "r": []}} for n in range(4)]
+    play(job("interval"), [*arriving, {"rows": {"l": rows("a", ts=104), "r": []}}], store, 1)
+    assert len(live(store, "left")) == left + 1  # that of the last epoch
+
+
+def test_segments_are_staged_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    arriving: list[Step] = [{"rows": {"l": rows(*KEYS, ts=100), "r": rows(*KEYS, ts=100)}}]
+    store = Staging()
+    play(job("interval"), arriving, store, 1)
+    assert store.staged == [2]
+    monkeypatch.setattr(worker, "STAGED_BYTES", 1)
+    store = Staging()
+    play(job("interval"), arriving, store, 1)
+    assert store.staged == [1, 1]
+    assert [meta.rows for part in ("left", "right") for meta in live(store, part)] == [40, 40]

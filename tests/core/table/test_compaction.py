@@ -11,11 +11,13 @@ from budget import examples
 from joinery_runtime.core.table.compaction import (
     CHECKPOINT_FAN_IN,
     FAN_IN,
+    MAX_DECODED_BYTES,
     MAX_MERGED_BYTES,
     NARROWEST_BUCKET_MS,
     TIME_BUCKETS,
     choose,
     pieces,
+    that_fit,
 )
 from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
 from joinery_runtime.core.table.segment import STATE_VERSION, SegmentMeta
@@ -65,6 +67,13 @@ def test_no_merge_grows_past_the_limit() -> None:
     segments = [segment(i, i, size=size) for i in range(7)] + [segment("full", 0, size=MAX_MERGED_BYTES)]
     groups = choose(segments, EVERYTHING, kept_for_ms=8_000, checkpoint=True)
     assert keys(groups) == [["0", "1", "2"], ["3", "4", "5"]]
+
+
+def test_what_takes_more_memory_than_the_store_tells_is_merged_in_parts() -> None:
+    group = [segment(i, i) for i in range(5)]
+    assert keys(that_fit(group, [MAX_DECODED_BYTES // 2] * 5)) == [["0", "1"], ["2", "3"]]
+    assert that_fit(group, [MAX_DECODED_BYTES // 5] * 5) == [group]
+    assert that_fit(group, [MAX_DECODED_BYTES] * 5) == []
 
 
 segments = st.builds(

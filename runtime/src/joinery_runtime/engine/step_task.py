@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -28,14 +29,15 @@ Groups = list[list[SegmentMeta]]
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step made: the kernel's result, runs to stage by part, keys of segments that were merged or finished.
+    """What a step made: the kernel's result, runs to stage by part, keys of segments that were merged or finished. Runs
+    are made while they are read, once: merged ones are not in memory together.
 
     `after_eviction` counts, per side, rows that were accepted when partners of them may have left the state (T10);
     `behind` is how far the row that is furthest behind its input's watermark is, of sides with late rows (ms).
     """
 
     result: StepResult
-    runs: Sequence[tuple[str, Run]] = ()
+    runs: Iterable[tuple[str, Run]] = ()
     replaced: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
     after_eviction: Mapping[int, int] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class StepTask:
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
         return StepOutcome(
             result,
-            [*self._added(result), *self._rewritten(result, rewrites), *self._marked(result, rewrites, mark_merges)],
+            chain(self._added(result), self._rewritten(result, rewrites), self._marked(result, rewrites, mark_merges)),
             tuple(s.key for g in (*(r.group for r in rewrites if not r.shared), *merged) for s in g),
             tuple(sorted(result.finished | shared | self._finished_marks())),
             after_eviction=self._after_eviction(arrivals, result),
@@ -169,17 +171,26 @@ class StepTask:
         if spec.broadcast and not self._first:
             return []
         owned = _EVERYWHERE if spec.broadcast else self._owned
-        groups = self._segments_to_merge(side, self.sides[side], owned)
-        merges = [_Rewrite(side, group, tuple(compaction.pieces(group, owned))) for group in groups]
+        chosen = self._segments_to_merge(side, self.sides[side], owned)
+        if not self._lasting(side):
+            chosen = [part for group in chosen for part in compaction.that_fit(group, self._decoded(side, group))]
+        merges = [_Rewrite(side, group, tuple(compaction.pieces(group, owned))) for group in chosen]
         return merges + [_Rewrite(side, [meta], (owned,), shared=True) for meta in self._spanning(side)]
 
     def _spanning(self, side: int) -> list[SegmentMeta]:
         """Segments that several shards have rows of, after a rescale, and that no event time ends: each shard writes
         its own rows anew, all of them in the same epoch."""
-        lasting = self._step.kind.kept_for_ms(side) is None
-        if not self._work.plan.checkpoint or not lasting or self._step.sides[side].broadcast:
+        if not self._work.plan.checkpoint or not self._lasting(side) or self._step.sides[side].broadcast:
             return []
         return [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
+
+    def _lasting(self, side: int) -> bool:
+        """Whether its rows are kept without end, as far as event time goes."""
+        return self._step.kind.kept_for_ms(side) is None
+
+    def _decoded(self, side: int, group: Sequence[SegmentMeta]) -> list[int]:
+        """How many bytes the rows of each segment have; reads what was not read yet."""
+        return [self._kept_run(side, meta).run.batch.nbytes for meta in group]
 
     def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
         kept_for = self._step.kind.kept_for_ms(side)
@@ -192,6 +203,7 @@ class StepTask:
                 run = self._merge(rewrite.side, [kept.within(piece) for kept in runs])
                 if len(run):
                     yield self._step.sides[rewrite.side].part, run
+                del run  # before the next one is made
 
     def _merge(self, side: int, runs: Sequence[KeptRun]) -> Run:
         kept = self._step.kind.survivors(self._step, side, runs, self._horizons[side])

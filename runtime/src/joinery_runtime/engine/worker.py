@@ -40,6 +40,9 @@ from joinery_runtime.sources import BadRecord, Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
 from joinery_runtime.state.store import Standing, TaskStore
 
+STAGED_BYTES = 16 << 20
+"""Blobs of segments that wait to be staged together."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
@@ -291,17 +294,24 @@ class Worker:
         return handed
 
     def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run]]) -> tuple[SegmentMeta, ...]:
-        staged: list[tuple[SegmentMeta, bytes]] = []
+        """One call of the store for all, or for each STAGED_BYTES of them."""
+        staged: list[SegmentMeta] = []
+        waiting: list[tuple[SegmentMeta, bytes]] = []
         sides = self._pipeline.parts()
         for part, run in runs:
             key = f"{part}/{attempt}/{len(staged)}"
             side = sides.get(part)  # marks have none
             blob = to_blob(run.batch, side.hashed_by if side is not None else ())
             self._cache.put(key, attempt.epoch, run.batch)
-            staged.append((describe(run, key=key, part=part, epoch=attempt.epoch, blob=blob), blob))
-        if staged:
-            self._parts.store.stage(self._parts.job, staged)
-        return tuple(meta for meta, _ in staged)
+            staged.append(describe(run, key=key, part=part, epoch=attempt.epoch, blob=blob))
+            waiting.append((staged[-1], blob))
+            del run  # before the next one is made
+            if sum(meta.bytes for meta, _ in waiting) >= STAGED_BYTES:
+                self._parts.store.stage(self._parts.job, waiting)
+                waiting = []
+        if waiting:
+            self._parts.store.stage(self._parts.job, waiting)
+        return tuple(staged)
 
     def _attempt(self, work: EpochWork, attempt: AttemptId) -> Attempt:
         expected = Standing(work.generation, work.plan.epoch - 1, work.plan.epoch)

@@ -5,6 +5,9 @@ compaction; inside a bucket, segments of similar size merge when there are enoug
 rewritten O(log n) times. Segments of different buckets are never merged: an old one would be held back by a young one.
 At a checkpoint, which bounds the number of segments that a recovery reads, fewer segments are enough; a large one takes
 part only once what came after it is worth the rewriting.
+
+A segment has two sizes: `choose` goes by what it takes in the store, which is known of every segment. How much memory
+its rows take is known once it was read: `that_fit` goes by that.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ TIME_BUCKETS = 8
 # them apart for nothing.
 NARROWEST_BUCKET_MS = 60_000
 SMALLEST_TIER_BYTES = 64 << 10
-# A merge holds its rows in memory, where they take five times what they take in the store.
 MAX_MERGED_BYTES = 24 << 20
 LARGE_BYTES = MAX_MERGED_BYTES // 2
+MAX_DECODED_BYTES = 64 << 20
+"""Of the rows of a merged segment: a merge has them in memory twice, and their blob."""
 
 
 def choose(
@@ -50,6 +54,12 @@ def choose(
     return [*_tiered((s for s in mine if s.bytes <= LARGE_BYTES), least, None), *whole]
 
 
+def that_fit(group: Sequence[SegmentMeta], decoded: Sequence[int]) -> list[list[SegmentMeta]]:
+    """What to merge of a group that `choose` gave, now that it is known how many bytes each segment's rows have. Not
+    for rows that are kept without end: segments of them that were left alone would never lose what is superseded."""
+    return _cut(group, decoded, MAX_DECODED_BYTES)
+
+
 def pieces(group: Sequence[SegmentMeta], owned: HashRange) -> list[HashRange]:
     """Hash ranges to cut the merged group at, so that what comes of each stays below the limit."""
     count = max(1, -(-sum(s.bytes for s in group) // MAX_MERGED_BYTES))
@@ -63,7 +73,8 @@ def _tiered(segments: Iterable[SegmentMeta], least: int, width: int | None) -> l
     for segment in sorted(segments, key=lambda s: (s.ts_max, s.key)):
         bucket = segment.ts_max // width if width is not None else 0
         groups[bucket, _tier(segment.bytes)].append(segment)
-    return [part for group in groups.values() if len(group) >= least for part in _cut(group) if len(part) > 1]
+    enough = (group for group in groups.values() if len(group) >= least)
+    return [part for group in enough for part in _cut(group, [s.bytes for s in group], MAX_MERGED_BYTES)]
 
 
 def _tier(size: int) -> int:
@@ -73,14 +84,14 @@ def _tier(size: int) -> int:
     return tier
 
 
-def _cut(group: Sequence[SegmentMeta]) -> list[list[SegmentMeta]]:
-    """Consecutive pieces whose bytes stay below the limit."""
-    pieces: list[list[SegmentMeta]] = [[]]
-    size = 0
-    for segment in group:
-        if pieces[-1] and size + segment.bytes > MAX_MERGED_BYTES:
-            pieces.append([])
-            size = 0
-        pieces[-1].append(segment)
-        size += segment.bytes
-    return pieces
+def _cut(group: Iterable[SegmentMeta], sizes: Iterable[int], most: int) -> list[list[SegmentMeta]]:
+    """Consecutive parts of two or more whose sizes together stay below the limit."""
+    parts: list[list[SegmentMeta]] = [[]]
+    total = 0
+    for segment, size in zip(group, sizes, strict=True):
+        if parts[-1] and total + size > most:
+            parts.append([])
+            total = 0
+        parts[-1].append(segment)
+        total += size
+    return [part for part in parts if len(part) > 1]
