@@ -15,14 +15,19 @@ from hypothesis import strategies as st
 
 from core.table.reference_keyhash import reference_hash
 from joinery_runtime.core.table.columns import arrow_type
-from joinery_runtime.core.table.keyhash import KEY_HASH_VERSION, key_hash
+from joinery_runtime.core.table.keyhash import FEW, KEY_HASH_VERSION, key_hash
 from joinery_runtime.job import parse_type
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "key-hash.md"
 
 
 def hash_of(*columns: tuple[pa.DataType, Any]) -> int:
-    (value,) = key_hash([pa.array([value], type=kind) for kind, value in columns])
+    """Few values are hashed in another way than many."""
+    (value,) = {
+        value
+        for rows in (1, FEW + 1)
+        for value in key_hash([pa.array([value] * rows, type=kind) for kind, value in columns]).tolist()
+    }
     return int(value)
 
 

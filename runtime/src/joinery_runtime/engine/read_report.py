@@ -28,7 +28,7 @@ class DeadLetters:
 
     @classmethod
     def of(cls, raw: RawBatch, bad: Sequence[BadRecord]) -> DeadLetters:
-        """`bad` are records of the batch, in any order."""
+        """`bad` are records of the batch, at least one, in any order."""
         faults = sorted(bad, key=lambda record: record.index)
         place = raw.partition
         offsets = [int(raw.offsets[record.index]) for record in faults]
@@ -40,7 +40,7 @@ class DeadLetters:
             reasons=[record.reason for record in faults],
             values=raw.values.take(pa.array([record.index for record in faults], pa.int64())),
         )
-        first = f"{place.topic}/{place.partition} offset {offsets[0]}: {faults[0].reason}" if faults else ""
+        first = f"{place.topic}/{place.partition} offset {offsets[0]}: {faults[0].reason}"
         return cls(len(faults), rows, first)
 
 
@@ -66,7 +66,7 @@ class ReadCounter:
         self._decoded = 0
         self._empty: frozenset[str] | None = None
 
-    def add(self, raw: RawBatch, decoded: Decoded, prepared: Prepared, dead: DeadLetters) -> None:
+    def add(self, raw: RawBatch, decoded: Decoded, prepared: Prepared, dead: DeadLetters | None) -> None:
         self.records += len(raw.offsets)
         self.bytes += raw.bytes
         self._lost += raw.lost
@@ -76,7 +76,7 @@ class ReadCounter:
         if prepared.highest is not None and prepared.lowest is not None:
             self._highest = prepared.highest if self._highest is None else max(self._highest, prepared.highest)
             self._lowest = prepared.lowest if self._lowest is None else min(self._lowest, prepared.lowest)
-        if dead.count:
+        if dead is not None:
             self._dead.append(dead)
         rows = decoded.rows
         # A deletion has nothing but its key.

@@ -170,7 +170,8 @@ class Worker:
             late,
         )
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
-        counter.add(raw, decoded, prepared, DeadLetters.of(raw, [*decoded.bad, *unusable]))
+        bad = [*decoded.bad, *unusable]
+        counter.add(raw, decoded, prepared, DeadLetters.of(raw, bad) if bad else None)
         return prepared.rows
 
     def _blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
