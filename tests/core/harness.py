@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -98,11 +99,12 @@ class Told:
 
 @dataclass(frozen=True)
 class Result:
-    """One epoch, as the engine ran it and as the oracle says."""
+    """One epoch, as the engine ran it and as the oracle says. `dead` counts dead letters by input."""
 
     plan: EpochPlan
     report: EpochReport
     rows: Sequence[Mapping[str, Any]]
+    dead: Counter[str]
     expected: EpochExpectation
 
 
@@ -112,6 +114,7 @@ class Engine:
     def __init__(self, case: Case, cache: Path, hasher: KeyHash, threads: int = 1) -> None:
         self._job, self._hasher, self._cache = case.job.job, hasher, cache
         self._store, self._told, self._output = MemoryStore(), Told(), LocalCapture()
+        self._dead = LocalCapture()
         self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.inputs}
         self._threads = threads
         self._shards, self._now_ms, self._last, self._crash = 1, 0, False, False
@@ -133,11 +136,11 @@ class Engine:
         inputs = RowInputs(self._job, self.logs)
         worker = Worker(
             WorkerParts(
-                self._job.name, self._pipeline, inputs, self._store, self._output, None, self._cache,
+                self._job.name, self._pipeline, inputs, self._store, self._output, self._dead, self._cache,
                 hasher=self._hasher,
             )
         )  # fmt: skip
-        parts = DriverParts(self._store, self._planner, LocalHost(worker, self._threads), self._output, None)
+        parts = DriverParts(self._store, self._planner, LocalHost(worker, self._threads), self._output, self._dead)
         self.driver = Driver(who, self._pipeline, parts, now_ms=lambda: self._now_ms)
         self.driver.recover()
 
@@ -157,17 +160,21 @@ class Engine:
             self.start()
         self._planner.rescale(self._shards)
 
-    def run(self, *, always: bool) -> tuple[EpochPlan, EpochReport, list[dict[str, Any]]] | None:
+    def run(self, *, always: bool) -> tuple[EpochPlan, EpochReport, list[dict[str, Any]], Counter[str]] | None:
         plan = self.driver.plan(always=always)
         if plan is None:
             return None
         if self._crash:
             self.driver.run(plan)
-            self._output.take()
+            _rows(self._output), _rows(self._dead)
             self.start()
             assert self.driver.plan() == plan, "a plan is replayed as it stands"
         report = self.driver.commit(plan, self.driver.run(plan), last=self._last)
-        return plan, report, [row for table in self._output.take() for row in table.to_pylist()]
+        dead = _rows(self._dead)
+        letters = {(row["input"], row["partition"], row["offset"]) for row in dead}
+        assert len(letters) == len(dead), "a record is two dead letters"
+        assert all(row["reason"].startswith("late: ") for row in dead)
+        return plan, report, _rows(self._output), Counter(name for name, _, _ in letters)
 
     def read_by(self, plan: EpochPlan) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {name: [] for name in self.logs}
@@ -175,6 +182,10 @@ class Engine:
             ref, offsets = planned.partition, range(planned.start, planned.end_exclusive)
             found[ref.input] += [self.logs[ref.input].rows[ref.partition, offset] for offset in offsets]
         return found
+
+
+def _rows(sink: LocalCapture) -> list[dict[str, Any]]:
+    return [row for table in sink.take() for row in table.to_pylist()]
 
 
 class Check:
@@ -214,10 +225,10 @@ class Check:
     def _epoch(self, *, always: bool) -> Iterator[Result]:
         ran = self._engine.run(always=always)
         if ran is not None:
-            plan, report, rows = ran
+            plan, report, rows, dead = ran
             read = self._engine.read_by(plan)
             self._check_watermarks(plan, read)
-            yield Result(plan, report, rows, self._oracle.epoch(plan.watermarks, read))
+            yield Result(plan, report, rows, dead, self._oracle.epoch(plan.watermarks, read))
 
     def _check_watermarks(self, plan: EpochPlan, read: Mapping[str, Sequence[Row]]) -> None:
         assert dict(plan.watermarks) == self._marks.watermarks(plan.idle, plan.ended)
@@ -249,6 +260,14 @@ def _compare(case: Case, result: Result) -> None:
     told = differences(result.expected.rows, result.rows)
     assert not told, f"epoch {result.plan.epoch}, {result.plan.watermarks}: {told}"
     assert _counts(result.report.dropped) == dropped(result.expected), f"drops of epoch {result.plan.epoch}"
+    assert result.dead == Counter(result.report.dead) == _late_letters(case.job.job, result.expected)
+
+
+def _late_letters(job: Job, expected: EpochExpectation) -> Counter[str]:
+    """By input: late records where they go to the dead letters."""
+    pipeline = compile_job(job)
+    kinds = {name: pipeline.steps[pipeline.input(name).step].kind for name in expected.late}
+    return Counter({name: count for name, count in expected.late.items() if kinds[name].late_to_dead_letters})
 
 
 def dropped(expected: EpochExpectation) -> dict[str, dict[str, int]]:

@@ -145,7 +145,7 @@ def interval_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]
         "type": draw(st.sampled_from(TYPES)),
         "keys": draw(key_pairs(left, right)),
         "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5]))),
-        "lateData": draw(st.sampled_from(["drop", "drop", "reopen"])),
+        "lateData": draw(st.sampled_from(["drop", "reopen", "dlq"])),
     }
 
 
@@ -167,6 +167,7 @@ def fixed_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
         "type": draw(st.sampled_from(TYPES)),
         "keys": draw(key_pairs(left, right)),
         "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5]))),
+        "lateData": draw(st.sampled_from(["drop", "dlq"])),
     }
 
 
@@ -210,6 +211,7 @@ def jobs(draw: Any, kind: str) -> Job:
         inputs[1]["table"] = {"key": [text.partition(".")[2] for text in steps[0]["keys"].values()]}
     select, computed = draw(selects(names))
     spec = {"inputs": inputs, "joins": steps, **select, "output": {"file": {"path": "out.jsonl"}, "format": "json"}}
+    spec["deadLetter"] = {"file": {"path": "dead.jsonl"}}
     job = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": spec})
     return Job(job, predicates, computed, {"k": key, "n": "integers"})
 

@@ -56,7 +56,8 @@ class SparkTrace:
         dead = self.dead_letters.writer() if job.spec.dead_letter else None
         records = self.directory / "records"
         build = BuildWorker(job, self.store, records, self.output.writer(), dead)
-        setup = WorkerSetup(uuid.uuid4().hex, build, len(compile_job(job).steps))
+        pipeline = compile_job(job)
+        setup = WorkerSetup(uuid.uuid4().hex, build, len(pipeline.steps), pipeline.finds_late_records)
         return _WithRecords(SparkHost(self.context, setup, job.name), logs, records)
 
 

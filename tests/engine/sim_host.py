@@ -10,7 +10,8 @@ from typing import TypeVar
 from engine.sim_process import CRASHES, IN_TASK, LOSSES, Fault, TaskLost, call
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary
 from joinery_runtime.engine.protocol import Task, choose_attempts
-from joinery_runtime.engine.worker import Block, ReadReport, Sent, Worker
+from joinery_runtime.engine.read_report import LateRecords, ReadReport
+from joinery_runtime.engine.worker import Block, Sent, Worker
 from joinery_runtime.errors import Superseded
 from joinery_runtime.sources.base import Range
 
@@ -39,7 +40,7 @@ class SimHost:
         for number in range(steps):
             sent = self.step(work, number, sent)
             told = [*told, *sent[shards]]
-        reports = [block for block in told if isinstance(block, ReadReport)]
+        reports = [block for block in told if isinstance(block, ReadReport | LateRecords)]
         summaries = self.summaries([block for block in told if isinstance(block, ShardSummary)])
         read = self.task(lambda worker, attempt: worker.collect(work, reports, attempt))
         return EpochOutcome(read, choose_attempts(summaries, steps, shards))

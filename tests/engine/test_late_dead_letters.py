@@ -51,6 +51,27 @@ def test_a_late_record_of_a_join_is_one_dead_letter(
     assert '"late"' in found["text"]
 
 
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_late_record_of_a_session_of_both_sides_is_one_dead_letter(shards: int) -> None:
+    """Other rows of the key decide: of records behind the watermark, an open session takes the one of `a`."""
+    job = resource({**INPUTS, **DEAD, "joins": [{"window": {"session": {"gap": 10}}, "lateData": "dlq"}]}, "late")
+    behind = [{"k": key, "v": f"late {key}", "ts": 91, "$partition": 2} for key in ("a", "b", "c")]
+    steps = [
+        {"input": "l", "rows": [{"k": "a", "v": "A", "ts": 100}]},
+        {"watermark": {"l": 109, "r": 109}},
+        {"input": "r", "rows": behind},
+        {"restart": True},
+        {"input": "r", "rows": [{"k": "c", "v": "late too", "ts": 91}, {"k": "c", "v": "in time", "ts": 99}]},
+    ]
+    found = dead_letters(job, steps, shards)
+    assert [(each["partition"], each["offset"]) for each in found] == [(2, 1), (2, 2)]
+    assert found[0]["reason"] == (
+        "late: event time 'ts' is 1970-01-01T00:00:00.091Z, sessions that end before 1970-01-01T00:00:00.099Z are "
+        "closed (watermark: l 1970-01-01T00:00:00.109Z, r 1970-01-01T00:00:00.109Z)"
+    )
+    assert '"late b"' in found[0]["text"]
+
+
 def test_a_late_row_of_a_session_is_one_dead_letter() -> None:
     job = session_resource({**DEAD, "input": EXPLICIT, "lateData": "dlq", "allowedLateness": 5}, "late")
     steps = [{"watermark": {"c": 110}}, {"input": "c", "rows": [{"k": "a", "ts": 104}, {"k": "a", "ts": 105}]}]

@@ -47,7 +47,7 @@ Body = Callable[[Iterable[Any]], Iterator[Any]]
 TASKS: list[tuple[Callable[[PeerTask], Body], list[Any]]] = [
     (lambda task: task.whole, [0, 0]),
     (lambda task: task.read, [SHARE, SHARE]),
-    (lambda task: partial(task.step, 0, 1), [(1, (0, "a block")), (1, TaskFailure(AWAY)), (1, (0, "another"))]),
+    (lambda task: partial(task.stage, 0, 1), [(1, (0, "a block")), (1, TaskFailure(AWAY)), (1, (0, "another"))]),
 ]
 
 

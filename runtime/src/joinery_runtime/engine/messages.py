@@ -102,7 +102,8 @@ class ShardSummary:
     the state before the epoch, None where they were not counted. `removed` counts, by segment, rows that are no longer
     part of the state although the segment goes on (sessions that went out or were replaced). `after_eviction` counts
     per input rows that were accepted when partners of them may have been gone; `behind` says per input with late rows
-    how far the furthest was behind its watermark (ms).
+    how far the furthest was behind its watermark (ms). `dead` counts per input late records that the step has found for
+    the dead letters.
     """
 
     step: int
@@ -122,6 +123,7 @@ class ShardSummary:
     removed: Mapping[str, int] = field(default_factory=dict)
     after_eviction: Mapping[str, int] = field(default_factory=dict)
     behind: Mapping[str, int] = field(default_factory=dict)
+    dead: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

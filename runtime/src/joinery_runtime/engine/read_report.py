@@ -1,15 +1,19 @@
-"""What reading one range of a partition gives: counts, event times, and dead letters (rule T8)."""
+"""What reading one range of a partition gives: counts, event times, and dead letters (rule T8), those of records that
+may be late among them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.prepare import Prepared
+from joinery_runtime.core.pipeline.spec import InputSpec
+from joinery_runtime.core.table.columns import OFFSET, TS
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.sinks import dead_letter_rows
@@ -50,6 +54,42 @@ class ReadReport:
 
     read: PartitionRead
     dead: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class PossiblyLate:
+    """Records of a side of a step that may be late, for the shard that finds out: rows of the dead-letter output."""
+
+    step: int
+    side: int
+    rows: pa.RecordBatch
+
+    @classmethod
+    def of(cls, place: InputSpec, event_time: str, raw: RawBatch, rows: pa.RecordBatch, late: LateRows) -> PossiblyLate:
+        """`rows` are prepared rows of the batch's records, all of them below `late.accept_from`."""
+        found = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
+        reasons = [late.reason(event_time, ts) for ts in rows.column(TS).to_pylist()]
+        letters = DeadLetters.of(raw, list(map(BadRecord, found, reasons)))
+        return cls(place.step, place.side, letters.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LateRecords:
+    """Dead letters of records that a step has found to be late, as an Arrow IPC file, and how many by input."""
+
+    dead: bytes
+    counts: Mapping[str, int]
+
+    @classmethod
+    def among(cls, candidates: Sequence[PossiblyLate], late: Sequence[np.ndarray]) -> LateRecords | None:
+        """`late` are the places that the step has found, see `StepResult`."""
+        places = [set(map(tuple, of_side.tolist())) for of_side in late]
+        found = []
+        for each in candidates:
+            where = zip(each.rows.column("partition").to_pylist(), each.rows.column("offset").to_pylist(), strict=True)
+            found.append(each.rows.filter(pa.array([place in places[each.side] for place in where], pa.bool_())))
+        counts = Counter(name for rows in found for name in rows.column("input").to_pylist())
+        return cls(encode(concat(found)), counts) if counts else None
 
 
 class ReadCounter:

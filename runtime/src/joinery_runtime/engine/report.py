@@ -254,6 +254,8 @@ def _dead(outcome: EpochOutcome) -> Counter[str]:
     counts: Counter[str] = Counter()
     for read in outcome.read.partitions:
         counts[read.partition.input] += read.dead
+    for summary in outcome.shards.values():
+        counts.update(summary.dead)
     return counts
 
 

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary
 from joinery_runtime.engine.protocol import choose_attempts
-from joinery_runtime.engine.read_report import ReadReport
+from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.worker import Block, Sent
 from joinery_runtime.sources.base import Range
 
@@ -45,7 +45,7 @@ class TaskWorker(Protocol):
         self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
     ) -> Iterator[Sent]: ...
 
-    def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary: ...
+    def collect(self, work: EpochWork, reports: Iterable[ReadReport | LateRecords], attempt: str) -> ReadSummary: ...
 
 
 class Threads:
@@ -153,7 +153,7 @@ def run_epoch(worker: TaskWorker, work: EpochWork, attempt: str, threads: Thread
     inbox = sorted_by_shard(read_ranges(worker, work, work.plan.ranges, threads))
     for step in range(worker.steps):
         inbox = sorted_by_shard(run_step(worker, work, step, range(shards), inbox, attempt, threads))
-    reports = [block for block in inbox[shards] if isinstance(block, ReadReport)]
+    reports = [block for block in inbox[shards] if isinstance(block, ReadReport | LateRecords)]
     return outcome(worker.collect(work, reports, attempt), inbox[shards], worker.steps, shards)
 
 

@@ -3,7 +3,7 @@ once, each for a lane or shard of its own.
 
 read     ranges -> (shard, block) pairs; the block for shard number `shards` says what was read
 step     one shard's blocks of a step -> staged segments, output rows or blocks for the next step, a ShardSummary
-collect  the read reports, dead letters and summaries of earlier steps -> ReadSummary
+collect  the read reports, and the dead letters of reading and of the steps -> ReadSummary
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import StepResult
 from joinery_runtime.core.table.blob import to_blob
+from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
@@ -32,7 +33,7 @@ from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.marks import MarkCache
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
 from joinery_runtime.engine.plan import PLAN_FORMAT
-from joinery_runtime.engine.read_report import DeadLetters, ReadCounter, ReadReport
+from joinery_runtime.engine.read_report import DeadLetters, LateRecords, PossiblyLate, ReadCounter, ReadReport
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.sinks.base import Attempt, AttemptId, SinkWriter
@@ -62,7 +63,7 @@ def _unpickled(step: int, side: int, rows: bytes, read: bool) -> RowBlock:
     return RowBlock(step, side, decode(rows), read)
 
 
-Block = RowBlock | ReadReport | ShardSummary
+Block = RowBlock | PossiblyLate | ReadReport | LateRecords | ShardSummary
 Sent = tuple[int, Block]  # to which shard
 
 
@@ -128,6 +129,7 @@ class Worker:
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         most = plan.max_future.get(name)
         future = {} if most is None else {ref: FutureRows(most, plan.watermarks[name]) for ref in counters}
+        may_be_late: list[Sent] = []
 
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
@@ -135,11 +137,14 @@ class Worker:
                 rows = self._prepare(name, decoder, raw, counter, future.get(ref), late)
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
+                if late is not None and not late.certain:
+                    may_be_late.extend(self._may_be_late(name, raw, rows, late, plan.shards))
                 if rows.num_rows:
                     yield rows
 
         for rows in in_chunks(prepared()):
             yield from self._blocks(name, rows, plan.shards)
+        yield from may_be_late
         yield from ((plan.shards, counter.report()) for counter in counters.values())
 
     def _prepare(
@@ -174,6 +179,14 @@ class Worker:
         counter.add(raw, decoded, prepared, DeadLetters.of(raw, bad) if bad else None)
         return prepared.rows
 
+    def _may_be_late(
+        self, name: str, raw: RawBatch, rows: pa.RecordBatch, late: LateRows, shards: int
+    ) -> Iterator[Sent]:
+        place, event_time = self._pipeline.input(name), self._pipeline.intake(name).event_time
+        below = rows.filter(pa.array(rows.column(TS).to_numpy() < late.accept_from))
+        for shard, cut in cut_by_shard(below, shards):
+            yield shard, PossiblyLate.of(place, event_time, raw, cut, late)
+
     def _blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
         place = self._pipeline.input(name)
         if self._pipeline.intake(name).placement is Placement.EVERYWHERE:
@@ -189,10 +202,12 @@ class Worker:
         """Runs step `number`: what the next one needs, blocks of later steps, and last the step's summary, for the
         partition of the reports."""
         step = self._pipeline.steps[number]
-        arrived = _Arrived(len(step.sides))
+        arrived, may_be_late = _Arrived(len(step.sides)), list[PossiblyLate]()
         for block in blocks:
             if isinstance(block, RowBlock) and block.step == number:
                 arrived.take(block)
+            elif isinstance(block, PossiblyLate) and block.step == number:
+                may_be_late.append(block)
             else:
                 yield shard, block
         arrivals = arrived.rows()
@@ -225,6 +240,10 @@ class Worker:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
             return
         summary = self._summary(step, shard, arrived, ended, hottest)
+        late = LateRecords.among(may_be_late, ended.done.result.late)
+        if late is not None:
+            yield work.plan.shards, late
+            summary = replace(summary, dead=late.counts)
         if last:
             work.reach("output-written")
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
@@ -325,9 +344,10 @@ class Worker:
 
     # --- collect ----------------------------------------------------------------------------------------------------
 
-    def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
+    def collect(self, work: EpochWork, reports: Iterable[ReadReport | LateRecords], attempt: str) -> ReadSummary:
         listed = list(reports)
-        reads = tuple(sorted((report.read for report in listed), key=lambda read: read.partition))
+        ranges = (report.read for report in listed if isinstance(report, ReadReport))
+        reads = tuple(sorted(ranges, key=lambda read: read.partition))
         dead = [report.dead for report in listed if report.dead is not None]
         if not dead or self._parts.dead_letters is None:
             return ReadSummary(reads)

@@ -14,6 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts, Host
 from joinery_runtime.engine.idleness import IdleClock
@@ -179,7 +180,7 @@ class _JobRun:
             output = self._prepared(stack, referring, sink_for(job, self._address), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
             dead = None if dead_sink is None else self._prepared(stack, referring, dead_sink, DEAD_LETTER_SCHEMA)
-            host = self._host(referring, job, len(pipeline.steps), stack, settle=settle)
+            host = self._host(referring, job, pipeline, stack, settle=settle)
             parts = DriverParts(self.store, planner, host, output, dead)
             if stop.is_set():
                 return
@@ -207,13 +208,14 @@ class _JobRun:
                 )
         return sink
 
-    def _host(self, referring: Job, job: Job, steps: int, stack: ExitStack, *, settle: bool) -> Host:
+    def _host(self, referring: Job, job: Job, pipeline: Pipeline, stack: ExitStack, *, settle: bool) -> Host:
         java = JavaStart()
 
         def on_spark() -> SparkHost:
             context = self._spark(job, java)
             build = self._builder(referring, context, stack)
-            return SparkHost(context, WorkerSetup(build.digest, build, steps), job.name)
+            setup = WorkerSetup(build.digest, build, len(pipeline.steps), pipeline.finds_late_records)
+            return SparkHost(context, setup, job.name)
 
         def warm_on_spark() -> Host:
             host = on_spark()

@@ -107,8 +107,8 @@ class SparkHost:
         count = task.peers.count
         shares = deal_ranges(task.work.plan.ranges, count)
         carried = self._given(shares, executors).mapPartitions(task.read)
-        for step in range(self._setup.steps):
-            carried = carried.partitionBy(count, _to_peer).mapPartitionsWithIndex(partial(task.step, step))
+        for number in range(self._setup.stages):
+            carried = carried.partitionBy(count, _to_peer).mapPartitionsWithIndex(partial(task.stage, number))
         return carried
 
     def _given(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:

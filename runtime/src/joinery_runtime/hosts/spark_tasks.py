@@ -18,8 +18,8 @@ from typing import Any
 
 from pyspark import SparkFiles, TaskContext
 
-from joinery_runtime.engine.messages import EpochOutcome, EpochWork, TaskFailure
-from joinery_runtime.engine.read_report import ReadReport
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary, TaskFailure
+from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.tasks import Peers, TaskWorker, Threads, read_ranges, run_epoch, run_step, sorted_by_shard
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
@@ -32,11 +32,18 @@ Carried = tuple[int, Any]  # to which peer: what was sent, or a TaskFailure
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """How an executor process builds its worker: `digest` tells setups apart, `build` gets the cache directory; `steps`
-    is how many joins follow each other. Must pickle."""
+    is how many joins follow each other; `finds_late_records`: one of them finds dead letters, which are collected
+    from all peers after the last one. Must pickle."""
 
     digest: str
     build: WorkerFactory
     steps: int
+    finds_late_records: bool = False
+
+    @property
+    def stages(self) -> int:
+        """How many stages follow that of reading."""
+        return self.steps + self.finds_late_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +74,29 @@ class PeerTask:
         except JoineryError as error:
             yield from self._to_everybody(error)
 
-    def step(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
-        """A step of a peer's shards; the last one of who gets the reports also ends the epoch."""
+    def stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
+        """A step of a peer's shards; in the last stage, who gets the reports also ends the epoch."""
         try:
-            yield from self._step(number, peer, carried)
+            yield from self._stage(number, peer, carried)
         except Superseded:
             raise
         except JoineryError as error:
             yield from self._to_everybody(error)
 
-    def _step(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
+    def _stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
         work, shards, attempt = self.work, self.work.plan.shards, _attempt()
         inbox = sorted_by_shard(_received(carried))
         process = process_for(self.setup, self.peers.threads)
-        own = self.peers.shards_of(peer, shards)
+        own = self.peers.shards_of(peer, shards) if number < self.setup.steps else []
         made = run_step(process.worker, work, number, own, inbox, attempt, process.threads)
-        if number < self.setup.steps - 1:
+        if number < self.setup.stages - 1:
             yield from self._carried(made)
             return
         reports = [report for _, report in made]
-        yield from ((0, report) for report in reports if not isinstance(report, ReadReport))
+        yield from ((0, report) for report in reports if isinstance(report, ShardSummary))
         if peer == 0:
-            read = [report for report in reports if isinstance(report, ReadReport)]
-            yield 0, process.worker.collect(work, read, attempt)
+            collected = [report for report in reports if isinstance(report, ReadReport | LateRecords)]
+            yield 0, process.worker.collect(work, collected, attempt)
 
     def _carried(self, sent: Iterable[Sent]) -> Iterator[Carried]:
         shards = self.work.plan.shards

@@ -74,6 +74,7 @@ class _Trace:
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
         letters = [row for table in self._environment.dead_letters.take() for row in table.to_pylist()]
+        letters.sort(key=lambda row: (row["input"], row["partition"], row["offset"]))
         shown = [{name: row[name] for name in _OF_DEAD_LETTERS} for row in letters]
         line |= {"dead_letters": shown} if shown else {}
         return line | ({"warnings": warnings} if warnings else {})

@@ -22,8 +22,8 @@ from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import Lows, Times, earlier
-from joinery_runtime.core.table.columns import HASH, TS
+from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
+from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import sort_order
 from joinery_runtime.job import JoinStep, Session
@@ -42,13 +42,16 @@ class SessionWindowJoin(Join):
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
     marked_rows_leave: ClassVar[bool] = True
+    judges_late_records: ClassVar[bool] = True
+    late_rule: ClassVar[str] = "sessions that end before {} are closed"
 
     gap: int
     allowed_lateness: int = 0
+    late_to_dead_letters: bool = False
 
     @classmethod
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
-        return cls(cast(Session, step.matching).gap, step.allowed_lateness)
+        return cls(cast(Session, step.matching).gap, step.allowed_lateness, step.late_data == "dlq")
 
     def marks_rows(self, *, preserved: bool) -> bool:
         return True
@@ -65,6 +68,7 @@ class SessionWindowJoin(Join):
             lookups=(epoch.out.lookups[LEFT], epoch.out.lookups[RIGHT]),
             matches=epoch.out.matches,
             failed=epoch.out.failures.count,
+            late=epoch.late if self.late_to_dead_letters else (),
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -78,6 +82,12 @@ class SessionWindowJoin(Join):
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         return lower_of_both(step, lows)
+
+    def late_below(
+        self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
+    ) -> int | None:
+        """W2: from here on a session is open that has the record alone."""
+        return self.open_from(horizons[step.sides[side].part].now)
 
     def open_from(self, horizon: int | None) -> int | None:
         """Sessions whose last row is before this are closed. None: none is."""
@@ -140,7 +150,7 @@ class _SessionRun:
 
 
 class _SessionJoinEpoch:
-    """`_open_from`: sessions whose last row is before it are closed (None: none is)."""
+    """`_open_from`: sessions whose last row is before it are closed (None: none is). `late`: see `StepResult`."""
 
     def __init__(self, kind: SessionWindowJoin, step: StepSpec, work: StepWork) -> None:
         self._step, self._work, self._gap = step, work, kind.gap
@@ -148,6 +158,7 @@ class _SessionJoinEpoch:
         self._open_from = kind.open_from(work.horizons[LEFT].now)
         self._state = [[_SessionRun(kept) for kept in work.kept[side]] for side in SIDES]
         self.out = WindowOutput(step, ordered=work.ordered)
+        self.late: tuple[np.ndarray, ...] = ()
 
     def marks(self, side: int) -> dict[str, np.ndarray]:
         """Rows that have gone out in this epoch: their numbers in the segment, by segment."""
@@ -197,8 +208,13 @@ class _SessionJoinEpoch:
     def arrive(self) -> Generator[pa.RecordBatch, None, tuple[Accepted, Accepted]]:
         split = [self._split(side) for side in SIDES]
         late = self._late([joinable for joinable, _ in split])
-        left = yield from self._take(LEFT, *split[LEFT], late[LEFT])
-        right = yield from self._take(RIGHT, *split[RIGHT], late[RIGHT])
+        alone_late = [self._before_open(alone) for _, alone in split]
+        self.late = tuple(
+            np.concatenate([_places(joinable, late[side]), _places(alone, alone_late[side])])
+            for side, (joinable, alone) in enumerate(split)
+        )
+        left = yield from self._take(LEFT, *split[LEFT], late[LEFT], alone_late[LEFT])
+        right = yield from self._take(RIGHT, *split[RIGHT], late[RIGHT], alone_late[RIGHT])
         return left, right
 
     def _split(self, side: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -209,9 +225,8 @@ class _SessionJoinEpoch:
         return split_joinable(spec, rows)
 
     def _take(
-        self, side: int, joinable: pa.RecordBatch, alone: pa.RecordBatch, late: np.ndarray
+        self, side: int, joinable: pa.RecordBatch, alone: pa.RecordBatch, late: np.ndarray, alone_late: np.ndarray
     ) -> Generator[pa.RecordBatch, None, Accepted]:
-        alone_late = self._before_open(alone)
         yield from self._pad(side, alone, np.flatnonzero(~alone_late))
         count = int(late.sum()) + int(alone_late.sum())
         kept = run_to_add(self._step.sides[side], joinable.filter(pa.array(~late)))
@@ -248,6 +263,12 @@ class _SessionJoinEpoch:
         sessions = form(self._step, [*selections, *((s, rows) for s in SIDES for rows in kept[s])], self._gap)
         closed = (sessions.last < cast(int, self._open_from))[sessions.number]
         return _by_selection(closed, arrived)
+
+
+def _places(rows: pa.RecordBatch, chosen: np.ndarray) -> np.ndarray:
+    """int64[k, 2]: partition and offset of the chosen rows."""
+    places = [rows.column(name).to_numpy()[chosen].astype(np.int64) for name in (PARTITION, OFFSET)]
+    return np.stack(places, axis=1)
 
 
 def _distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:

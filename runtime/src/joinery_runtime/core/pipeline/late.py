@@ -1,7 +1,8 @@
 """Late records that go to the dead letters (`lateData: dlq`, rules J6, W2, S4).
 
-They are judged where they are read, since a record is at hand there and its place is known. This needs a rule that
-event times and the plan alone decide, so a replay finds the same records.
+Where event times and the plan alone decide, records are judged as they are read. Where other rows of the key decide
+too, reading finds the few records that may be late; they go with the rows to the shard, whose step says which of them
+are. Either way a replay finds the same records.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from joinery_runtime.job.model.duration import format_time
 
 @dataclass(frozen=True, slots=True)
 class LateRows:
-    """Rows of an input with event times below `accept_from` (ms) are late. `watermarks` are those in force, of the
-    inputs that the step joins."""
+    """Rows of an input with event times below `accept_from` (ms) are late, or where they are not `certain`, may be.
+    `watermarks` are those in force, of the inputs that the step joins; `rule` is the kind's `late_rule`."""
 
     accept_from: int
     watermarks: Mapping[str, Watermark]
+    rule: str
+    certain: bool
 
     @classmethod
     def of(
@@ -34,12 +37,12 @@ class LateRows:
             return None
         lowest = step.kind.late_below(step, place.side, watermarks, horizons)
         joined = {side.time: watermarks[side.time] for side in step.sides}
-        return None if lowest is None else cls(lowest, joined)
+        return None if lowest is None else cls(lowest, joined, step.kind.late_rule, not step.kind.judges_late_records)
 
     def reason(self, event_time: str, ts: int) -> str:
         """For the dead letter of a row at `ts`; `event_time` names its column."""
         known = ", ".join(f"{name} {format_time(at)}" for name, at in self.watermarks.items())
         return (
-            f"late: event time {event_time!r} is {format_time(ts)}, rows are taken from "
-            f"{format_time(self.accept_from)} on (watermark: {known})"
+            f"late: event time {event_time!r} is {format_time(ts)}, {self.rule.format(format_time(self.accept_from))} "
+            f"(watermark: {known})"
         )

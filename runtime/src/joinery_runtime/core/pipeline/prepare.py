@@ -76,8 +76,8 @@ def prepare(
 ) -> Prepared:
     """`rows` are n decoded rows of the input's schema, `offsets` int64[n] their places in `partition`; `deleted` is
     bool[n] for a table (None: none of them deletes). `future` finds those that are too far ahead (None: none is), also
-    of their Kafka `timestamps`, if they have any. `late` names those that are too late for the step (None: the step
-    itself drops them)."""
+    of their Kafka `timestamps`, if they have any. `late` names those that are too late for the step (None, or not
+    certain: the step itself drops them)."""
     times = rows.column(intake.event_time).cast(pa.int64())
     values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
     usable = np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
@@ -140,7 +140,7 @@ def _prepared(
     if bad is not None and (intake.computed or intake.checked or intake.compared):
         rows, fine = _with_computed(intake, rows, joinable, bad)
         joinable = joinable[fine]
-    if bad is not None and late is not None:
+    if bad is not None and late is not None and late.certain:
         on_time = _on_time(intake, rows, late, bad)
         dropped = dropped | ({} if on_time.all() else {"late": int((~on_time).sum())})
         rows, joinable = rows.where(on_time), joinable[on_time]

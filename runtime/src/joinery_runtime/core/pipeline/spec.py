@@ -34,6 +34,10 @@ class Kind(ABC):
     """Whether a row that is marked has left the state. Else its mark says that it has matched, and it stays."""
     summary_columns: ClassVar[tuple[str, ...]] = ()
     """The columns of all stored rows that `summary` wants; none: there is no summary."""
+    judges_late_records: ClassVar[bool] = False
+    """Whether only `run` can tell which of the records below `late_below` are late: other rows decide, too."""
+    late_rule: ClassVar[str] = "rows are taken from {} on"
+    """Why a record is late, for its dead letter; the braces stand for `late_below`."""
 
     @property
     @abstractmethod
@@ -220,6 +224,11 @@ class Pipeline:
     @property
     def last(self) -> StepSpec:
         return self.steps[-1]
+
+    @property
+    def finds_late_records(self) -> bool:
+        """Whether a step finds dead letters, after the records have been read."""
+        return any(step.kind.late_to_dead_letters and step.kind.judges_late_records for step in self.steps)
 
     def input(self, name: str) -> InputSpec:
         return next(found for found in self.inputs if found.name == name)

@@ -98,7 +98,8 @@ class StepResult:
     this shard's rows are all gone, where event times do not tell. `dropped` counts arrivals by reason (`late`, ...),
     `lookups` arrivals that were looked up in the other side, `matches` the pairs that came of it, `failed` the pairs
     for which a condition or a column could not be computed. `after_eviction` counts rows per side that were accepted
-    when partners of them may have left (T10), where `Kind.complete_from` does not tell.
+    when partners of them may have left (T10), where `Kind.complete_from` does not tell. `late` are the places of late
+    arrivals per side, int64[k, 2] of partition and offset, where the kind judges them for the dead letters.
     """
 
     added: tuple[Run | None, ...] = (None, None)
@@ -109,6 +110,7 @@ class StepResult:
     matches: int = 0
     failed: int = 0
     after_eviction: Mapping[int, int] = field(default_factory=dict)
+    late: tuple[np.ndarray, ...] = ()
 
     @classmethod
     def nothing(cls, sides: int) -> StepResult:

@@ -167,8 +167,8 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".lateData",
         ),
         Rule(
-            "self.lateData != 'dlq' || (!has(self.asOf) && (!has(self.window) || !has(self.window.session)))",
-            "dlq is for interval steps and tumbling and hopping windows; write drop",
+            "self.lateData != 'dlq' || !has(self.asOf)",
+            "no row of an asOf step is late (rule A3); leave it out",
             ".lateData",
         ),
         *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.cel_of_step),

@@ -178,9 +178,6 @@ def _lateness(draft: JobDraft) -> Iterator[Finding]:
         at, late_data = (*step.at, "lateData"), step.data.get("lateData")
         if facts is not None and late_data == "reopen":
             yield at, f"reopen is for interval steps, {facts} stays as it is; write drop"
-        elif late_data == "dlq" and dig(step.data, "window", "session") is not None:
-            facts = "in a session of both sides, other rows decide whether a row is late, after it has been read"
-            yield at, f"dlq is for interval steps and tumbling and hopping windows: {facts}; write drop"
         elif late_data == "dlq" and step.data.get("asOf") is not None:
             yield at, "no row of an asOf step is late (rule A3); leave it out"
         else:
