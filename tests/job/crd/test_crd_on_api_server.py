@@ -59,6 +59,11 @@ def test_what_the_models_accept_is_taken(judge: Judge, edits: Any) -> None:
     assert judge(document(edited(*edits))) == ""
 
 
+@pytest.mark.parametrize("way", [{"window": {"session": {"gap": "30s"}}}, {"window": {"tumbling": "1m"}}], ids=str)
+def test_late_rows_of_windows_go_to_the_dead_letters(judge: Judge, way: Any) -> None:
+    assert judge(changed(late_rows_to_the_dead_letters(**way))) == ""
+
+
 @pytest.mark.parametrize(("steps", "more"), GOOD_STEPS)
 def test_every_form_of_step_is_taken(judge: Judge, steps: Any, more: Any) -> None:
     assert judge(chains.document(*steps, **more)) == ""
@@ -152,10 +157,13 @@ def on_another_kafka(spec: dict[str, Any]) -> None:
     spec["deadLetter"] = {"kafka": {"topic": "dead"}}
 
 
-def late_rows_of_sessions_to_the_dead_letters(spec: dict[str, Any]) -> None:
-    spec["joins"][0].pop("interval")
-    spec["joins"][0].update(window={"session": {"gap": "30s"}}, lateData="dlq")
-    spec["deadLetter"] = {"file": {"path": "dead"}}
+def late_rows_to_the_dead_letters(**way: Any) -> Callable[[dict[str, Any]], None]:
+    def change(spec: dict[str, Any]) -> None:
+        spec["joins"][0].pop("interval")
+        spec["joins"][0].update(way, lateData="dlq")
+        spec["deadLetter"] = {"file": {"path": "dead"}}
+
+    return change
 
 
 # Bad by a rule that no case of the other lists breaks.
@@ -168,7 +176,7 @@ RULED = [
     changed(lambda spec: spec["joins"][0].update(window={"tumbling": "0s"})),
     changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),
     changed(on_another_kafka),
-    changed(late_rows_of_sessions_to_the_dead_letters),
+    changed(late_rows_to_the_dead_letters(asOf={"historyRetention": "1h"})),
     changed(lambda spec: spec["joins"][0].update(lateData="dlq")),
 ]
 
