@@ -7,8 +7,9 @@ Output and dead letters go to Kafka, where rows are visible before the epoch's c
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from e2e.conftest import SceneAt
-from e2e.driver_process import Run
+from e2e.driver_process import PATIENCE_S, Run
 from e2e.jobs import traceback_of_ours
 from e2e.kill_harness import Feeder, repeated
 from e2e.scene import Scene
@@ -100,6 +101,35 @@ def goes_on_for(run: Run, seconds: float) -> None:
     run.wait_for_more_epochs(3)
     over = time.monotonic() + seconds
     run.wait_for("epochs for some time", lambda _: time.monotonic() > over)
+
+
+# --- two jobs of one name -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delivery", ["exactlyOnce", pytest.param("atLeastOnce", marks=pytest.mark.soak)])
+def test_jobs_of_one_name_with_different_stores_do_not_fence_each_other_for_ever(scene: Scene, delivery: str) -> None:
+    """They take the consumer groups from each other, until one says whose name it has; the other one goes on."""
+    scene.job = replace(scene.job, extra=f"delivery: {delivery}")
+    with Feeder(scene.job.bootstrap, scene.job.name, seed=5):
+        first = scene.start()
+        first.wait_for_more_epochs(4)
+        second = scene.start(schema="scenes_of_another_store")
+        ended, other = first_to_end(first, second)
+        error = ends_with_an_error(ended)
+        assert f"Two jobs have the name {scene.job.name} on one Kafka, with different state stores" in error
+        assert "schema scenes_of_another_store" in error
+        assert "Rename one of the two" in error
+        other.wait_for_more_epochs(4)
+        assert other.stop() == 0, other.last_words
+
+
+def first_to_end(*runs: Run) -> Sequence[Run]:
+    """The run that ends first, and the other one."""
+    over = time.monotonic() + PATIENCE_S
+    while not (ended := [run for run in runs if run.process.poll() is not None]):
+        assert time.monotonic() < over, "both go on"
+        time.sleep(0.1)
+    return sorted(runs, key=lambda run: run is not ended[0])
 
 
 # --- cut off ----------------------------------------------------------------------------------------------------------
