@@ -80,10 +80,10 @@ def part(tmp_path: Path, folder: str = "out", at: int = 1) -> Path:
 
 def test_a_right_output(verdict: Callable[..., Verdict]) -> None:
     found = verdict()
-    assert (found.right, found.dead, list(found.differences)) == (True, EPOCHS, [])
-    assert found.rows >= 10 * EPOCHS
+    assert (found.right, found.compared.dead, list(found.compared.differences)) == (True, EPOCHS, [])
+    assert found.compared.rows >= 10 * EPOCHS
     assert next(iter(found.lines())).startswith(
-        f"job orders-payments, epochs 1 to {found.last}: VERIFIED, {found.rows} rows and {EPOCHS} dead letters"
+        f"job orders-payments, epochs 1 to {found.last}: VERIFIED, {found.compared.rows} rows and {EPOCHS} dead letters"
     )
 
 
@@ -91,8 +91,8 @@ def test_a_value_that_was_changed(verdict: Callable[..., Verdict], tmp_path: Pat
     spoilt = part(tmp_path, at=0)
     spoilt.write_text(spoilt.read_text().replace('"right_v":"r"', '"right_v":"R"', 1))
     found = verdict()
-    assert dict(found.counted) == {"different": 1}
-    (difference,) = found.differences
+    assert dict(found.compared.counted) == {"different": 1}
+    (difference,) = found.compared.differences
     assert difference.expected is not None
     assert difference.found == {**difference.expected, "right_v": "R"}
     number = int(difference.expected["left_k"].removeprefix("k"))  # every second one has a partner
@@ -110,14 +110,14 @@ def test_a_row_that_is_not_there_and_one_that_is_twice(
     first.write_text("".join(lines[1:]))
     second.write_text(second.read_text() + second.read_text().splitlines(keepends=True)[0])
     found = verdict()
-    assert dict(found.counted) == {"missing": 1, "extra": 1}
-    assert {each.output for each in found.differences} == {output}
+    assert dict(found.compared.counted) == {"missing": 1, "extra": 1}
+    assert {each.output for each in found.compared.differences} == {output}
 
 
 def test_a_line_that_is_no_row(verdict: Callable[..., Verdict], tmp_path: Path) -> None:
     spoilt = part(tmp_path)
     spoilt.write_text(spoilt.read_text() + "torn{\n")
-    assert [each.found for each in verdict().differences] == [{"not JSON": "torn{"}]
+    assert [each.found for each in verdict().compared.differences] == [{"not JSON": "torn{"}]
 
 
 def test_the_same_row_written_in_another_way(verdict: Callable[..., Verdict], tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ class World:
         dead = self.dead if dead_letters else None
         host = self.host_type(lambda: self._worker(machine, dead), self._attempts, self.spawn)
         self.hosts.append(host)
-        parts = DriverParts(self.store, planner, host, self.output, dead)
+        parts = DriverParts(self.store, planner, host, self.output, dead, self.job.spec.state_store.savepoints)
         return lambda: self.driver_type(who, self.pipeline, parts, now_ms=lambda: self.now_ms), planner
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine import sim_kafka
+from engine.sim_jobs import INNER
 from engine.simulation import World
 from joinery_runtime.cli.ending import failed
 from joinery_runtime.core.table.segment import STATE_VERSION
@@ -614,6 +615,24 @@ def test_an_older_driver_that_joins_the_group_does_not_drive_the_newest_one_out(
     assert rejoined == ["orders"]
     topic.still_held = group.still_held
     assert epoch(driver).epoch == 1
+
+
+def test_savepoints_are_made_from_time_to_time_and_the_newest_are_kept(tmp_path: Path) -> None:
+    text = INNER.replace('"checkpointInterval"', '"savepoints": {"every": 150, "keep": 2}, "checkpointInterval"')
+    world = type("SavingWorld", (World,), {"job_text": text})(tmp_path)
+    world.store._clock = lambda: world.now_ms
+    driver, pins = started(world), []
+    world.store.create_savepoint(world.job.name, "by-hand")
+    for number in range(7):
+        fill(world, 2, first=2 * number)
+        epoch(driver)
+        world.now_ms += 70
+        checkpoint(driver)
+        pins.append([pin.name for pin in world.store.savepoints(world.job.name)])
+    world.close()
+    assert pins[0] == pins[2] == ["by-hand", "periodic-2"]
+    assert pins[3] == pins[5] == ["by-hand", "periodic-2", "periodic-8"]
+    assert pins[6] == ["by-hand", "periodic-14", "periodic-8"]
 
 
 THERE = StoreIdentity("there", "host b, database s")

@@ -20,6 +20,7 @@ from joinery_runtime.core.table.segment import STATE_VERSION
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
 
 GetImage = Callable[[str], str]
+SHADOW = {"mode": "shadow", "shadow": {"epochs": 3}}
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +182,22 @@ def test_an_image_that_fails_after_its_migration_is_rolled_back(job: ClusterJob,
     assert job.condition("Degraded")["status"] == "False"
 
 
-def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, migrating: str) -> None:
+def test_rows_that_differ_in_the_shadow_are_refused(job: ClusterJob) -> None:
+    """The edited job would leave pairs out: the driver that runs goes on."""
+    before, (step,) = job.driver()["metadata"]["uid"], job.manifest["spec"]["joins"]
     with job.feeder:
+        job.apply(joins=[{**step, "where": "payments.paid % 2 = 0"}], upgrade=SHADOW)
+        job.wait("it is refused", lambda: job.condition("Degraded").get("reason") == "RowsDiffer")
+        assert "missing" in job.condition("Degraded")["message"]
+        job.apply(joins=[step])
+        job.wait_until_running()
+    assert job.driver()["metadata"]["uid"] == before
+
+
+def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, migrating: str) -> None:
+    """After its shadow gave the same rows, from segments that it has migrated for itself."""
+    with job.feeder:
+        job.apply(upgrade=SHADOW)
         job.apply_spark(image=migrating)
         job.wait_until_running()
     assert job.images() == [migrating]

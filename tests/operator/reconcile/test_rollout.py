@@ -493,6 +493,75 @@ def test_a_job_that_would_find_no_state_is_refused() -> None:
     assert stage(cluster) == "Stopping"
 
 
+def test_rows_that_differ_in_the_shadow_are_refused_until_the_mode_says_that_they_may(
+    cluster: SimulatedCluster,
+) -> None:
+    cluster.edit(upgrade={"mode": "shadow"})
+    cluster.step()
+    cluster.step()
+    name = check(cluster)
+    assert name.endswith("-shadow")
+    assert "mode: shadow" in cluster.config_maps[f"orders-job-{cluster.status.target_revision}"]["data"]["job.yaml"]
+    cluster.run(name)
+    cluster.check_result(name, fits=False, rows_differ=True)
+    cluster.step()
+    assert (stage(cluster), cluster.status.phase) == (None, "Running")
+    assert cluster.condition("Degraded") == ("True", "RowsDiffer")
+    assert "epochs 5 to 7 differ" in cluster.status.refused.message  # type: ignore[union-attr]
+    assert list(cluster.pods) == [OLD]
+    assert cluster.step().status is None
+    cluster.edit(upgrade={"mode": "stateful"})
+    cluster.step()
+    cluster.run(check(cluster))
+    cluster.check_result(check(cluster), fits=True)
+    cluster.step()
+    assert stage(cluster) == "Stopping"
+
+
+def test_rows_that_are_the_same_in_the_shadow_lead_to_the_cut_over(cluster: SimulatedCluster) -> None:
+    cluster.edit(upgrade={"mode": "shadow", "progressDeadline": "1m", "shadow": {"within": "10m"}})
+    cluster.step()
+    cluster.step()
+    cluster.run(check(cluster))
+    cluster.pass_time(65)  # the check waits for epochs: that is no lack of progress
+    cluster.step()
+    assert stage(cluster) == "Checking"
+    cluster.check_result(check(cluster), fits=True, warnings=("shadow: epochs 5 to 7 (10 rows) are the same",))
+    cluster.step()
+    assert stage(cluster) == "Stopping"
+    assert "are the same" in cluster.status.rollout.reason  # type: ignore[union-attr]
+    cluster.stopped(OLD)
+    cluster.step()
+    assert "--anew" not in initial(cluster, NEW)
+
+
+def test_a_shadow_that_says_nothing_is_refused_after_both_times(cluster: SimulatedCluster) -> None:
+    cluster.edit(upgrade={"mode": "shadow", "progressDeadline": "1m", "shadow": {"within": "10m"}})
+    cluster.step()
+    cluster.step()
+    cluster.run(check(cluster))
+    cluster.step()
+    cluster.pass_time(11 * 60 + 1)
+    cluster.step()
+    assert cluster.condition("Degraded") == ("True", "CheckFailed")
+    assert "1m (upgrade.progressDeadline) and 10m (upgrade.shadow.within)" in cluster.status.refused.message  # type: ignore[union-attr]
+
+
+def test_a_shadow_of_other_length_has_a_file_of_its_own(cluster: SimulatedCluster) -> None:
+    cluster.edit(upgrade={"mode": "shadow", "shadow": {"epochs": 5}})
+    cluster.step()
+    cluster.step()
+    cluster.run(check(cluster))
+    cluster.evict(check(cluster))
+    cluster.edit(upgrade={"mode": "shadow", "shadow": {"epochs": 6}})
+    cluster.step()
+    cluster.step()
+    cluster.pass_time(60)
+    cluster.step()
+    cluster.step()
+    assert "epochs: 6" in cluster.config_maps[f"orders-job-{cluster.status.target_revision}"]["data"]["job.yaml"]
+
+
 def test_a_check_of_the_other_mode_is_no_answer(cluster: SimulatedCluster) -> None:
     cluster.edit(upgrade={"mode": "stateless"})
     cluster.step()

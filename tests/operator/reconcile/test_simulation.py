@@ -40,7 +40,7 @@ SCENES: list[tuple[int, Manifest, int]] = [
 class Simulation(RuleBasedStateMachine):
     @initialize(
         cleanup=st.sampled_from(["retainState", "deleteState"]),
-        mode=st.sampled_from(["stateful", "stateless"]),
+        mode=st.sampled_from(["stateful", "shadow", "stateless"]),
         scene=st.sampled_from(SCENES),
         kind=st.sampled_from(KINDS),
     )
@@ -104,6 +104,7 @@ class Simulation(RuleBasedStateMachine):
                 {"cleanup": "retainState"},
                 {"upgrade": {"mode": "stateless"}},
                 {"upgrade": {"mode": "stateful"}},
+                {"upgrade": {"mode": "shadow"}},
                 {"upgrade": {"rollback": "manual"}},
                 {"upgrade": {"rollback": "disabled"}},
                 {"spark": {"image": "joinery:2"}},

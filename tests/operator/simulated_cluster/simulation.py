@@ -354,10 +354,17 @@ class SimulatedCluster:
         return revision
 
     def check_result(
-        self, name: str, *, fits: bool, warnings: tuple[str, ...] = (), there_is_state: bool = True
+        self,
+        name: str,
+        *,
+        fits: bool,
+        warnings: tuple[str, ...] = (),
+        there_is_state: bool = True,
+        rows_differ: bool = False,
     ) -> None:
         refused = [] if fits else ["the keys of step 1 differ"]
         told = {"fits": fits, "refused": refused, "warnings": list(warnings), "targetVersion": 1}
+        told |= {"rowsDiffer": True, "refused": ["shadow: epochs 5 to 7 differ"]} if rows_differ else {}
         told |= {"epoch": self.database.epoch} if there_is_state else {}
         self.end(name, told, code=0 if fits else 1)
 

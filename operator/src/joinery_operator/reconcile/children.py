@@ -24,6 +24,7 @@ from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import INCOMPLETE, REVISION_LOST, Fault
 from joinery_operator.reconcile.rollout import check_due
 from joinery_operator.revision import JobRevision
+from joinery_runtime.job import ShadowComparison
 from joinery_runtime.job.crd import DriverAttempt, Status
 
 
@@ -192,16 +193,21 @@ def _check(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
 
 
 def _check_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Action]:
-    """The mode is no part of a revision, but the check reads it from the file: a ConfigMap of the other mode is
-    replaced."""
+    """How a job takes over is no part of a revision, but the check reads it from the file: a ConfigMap that says
+    otherwise is replaced."""
     name = ctx.names.config_map(revision.revision)
     found = ctx.observed.children.config_maps.get(name)
     stored = stored_revision(ctx.observed, revision.revision, revision.image)
-    if found is None or (stored is not None and stored.mode == revision.mode):
+    if found is None or (stored is not None and _taking_over(stored) == _taking_over(revision)):
         yield from job_config_map(ctx, revision)
         return
     yield Delete("ConfigMap", name, found["metadata"]["uid"])
     yield Create(config_map(revision))
+
+
+def _taking_over(revision: JobRevision) -> tuple[str, ShadowComparison]:
+    upgrade = revision.job.spec.upgrade
+    return upgrade.mode, upgrade.shadow
 
 
 def _config_maps(ctx: ReconcileContext, status: Status) -> Iterator[Action]:

@@ -40,6 +40,7 @@ from joinery_operator.revision import JobRevision
 from joinery_runtime.job import JobSpec
 from joinery_runtime.job.crd import DriverAttempt, Refusal, Rollout, Status
 from joinery_runtime.job.crd.status import Restorer as RestorerStatus
+from joinery_runtime.job.model.duration import format_duration
 
 
 def advance_rollout(ctx: ReconcileContext, status: Status) -> Status:
@@ -76,7 +77,13 @@ def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
     rollout = status.rollout
     if rollout is None or rollout.lifted or rollout.progressed is None:
         return None
-    return rollout.progressed + timedelta(seconds=ctx.deadline_seconds)
+    return rollout.progressed + timedelta(seconds=ctx.deadline_seconds + _compares_seconds(ctx, rollout))
+
+
+def _compares_seconds(ctx: ReconcileContext, rollout: Rollout) -> float:
+    """How long the check waits for epochs of the running job, without getting any further."""
+    compares = rollout.stage == "Checking" and rollout.mode == "shadow"
+    return ctx.upgrade.shadow.within / 1000 if compares else 0.0
 
 
 def what_keeps_it(ctx: ReconcileContext, status: Status) -> str:
@@ -154,7 +161,7 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
         case RolloutStage.CHECKING:
             check = _check(ctx.check(rollout))
             return RolloutObservation(
-                stage, asked=asked, suspend=suspend, mode=Mode(rollout.mode), check=check, deadline=over
+                stage, asked=asked, suspend=suspend, mode=_takes_over(rollout), check=check, deadline=over
             )
         case RolloutStage.STOPPING:
             old = status.driver
@@ -179,6 +186,10 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
                 restorer=_restorer(ctx, rollout),
                 helper=_helper(ctx, status, rollout),
             )
+
+
+def _takes_over(rollout: Rollout) -> Mode:
+    return Mode.STATELESS if rollout.mode == "stateless" else Mode.STATEFUL
 
 
 def _deadline(ctx: ReconcileContext, status: Status) -> Deadline:
@@ -214,7 +225,7 @@ def _check(pod: PodObservation | None) -> Check:
         return Check.NOTHING_YET
     if pod.check_result is not None:
         if not pod.check_result.fits:
-            return Check.MISFIT
+            return Check.DIFFERS if pod.check_result.rows_differ else Check.MISFIT
         return Check.FITS if pod.check_result.epoch is not None else Check.NO_STATE
     if pod.ended_at is None or pod.ending is None or pod.ending.retry:
         return Check.NOTHING_YET
@@ -426,10 +437,12 @@ def _check_refusal(ctx: ReconcileContext, rollout: Rollout) -> str:
     match _check(pod):
         case Check.NO_STATE:
             return _no_state(ctx, rollout)
-        case Check.MISFIT if pod is not None and pod.check_result is not None:
+        case Check.MISFIT | Check.DIFFERS if pod is not None and pod.check_result is not None:
             return "; ".join(pod.check_result.refused)
         case Check.NOTHING_YET:
             limit = f"no result, and no progress for {ctx.deadline_text}"
+            if compared := _compares_seconds(ctx, rollout):
+                limit += f" and {format_duration(round(compared * 1000))} (upgrade.shadow.within)"
             return sentence(limit, _check_message(ctx, rollout) or rollout.reason)
         case _:
             return _check_message(ctx, rollout)

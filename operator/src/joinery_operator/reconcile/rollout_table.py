@@ -16,7 +16,9 @@ from joinery_operator.reconcile.reasons import INCOMPATIBLE
 from joinery_runtime.job.crd import Status
 from joinery_runtime.job.crd.status import Phase
 
-RefusalReason = Literal["IncompatibleState", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"]
+RefusalReason = Literal[
+    "IncompatibleState", "RowsDiffer", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"
+]
 
 
 class RolloutStage(Enum):
@@ -74,7 +76,7 @@ class Refused(Enum):
 class Mode(Enum):
     """`upgrade.mode` of the rollout."""
 
-    STATEFUL = "stateful"
+    STATEFUL = "stateful or shadow"
     STATELESS = "stateless"
 
 
@@ -85,6 +87,7 @@ class Check(Enum):
     FITS = "the job fits the state"
     NO_STATE = "there is no state"
     MISFIT = "the job does not fit the state"
+    DIFFERS = "its rows are not those of the job that runs"
     FAILED = "failed for good"
     INCOMPATIBLE = "failed for good: IncompatibleState"
 
@@ -278,6 +281,7 @@ class Transition:
 _NOT_GIVEN_UP = (NewStore.KEEPS, NewStore.IN_MEMORY)
 _GOES_ON = (Asked.NOTHING, Asked.ROLLOUT)
 _LEAVES = (Asked.IN_FORCE, Asked.ANOTHER)
+_UNFIT = (Check.NO_STATE, Check.MISFIT, Check.DIFFERS)
 _BEGUN = tuple(each for each in NewDriver if each not in {NewDriver.NONE, NewDriver.COMMITTED})
 _NOT_COMMITTED = (NewDriver.NONE, *_BEGUN)
 _WAITED_FOR = (NewDriver.NONE, NewDriver.UNDERWAY, NewDriver.READY)
@@ -312,12 +316,14 @@ TABLE: Final[tuple[Transition, ...]] = (
         "Nothing has happened to the state: the check is made at the resumption."),
     Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.FITS), Act.STOP, _STOPPING,
         "The check has passed."),
-    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATELESS, (Check.NO_STATE, Check.MISFIT)),
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATELESS, _UNFIT),
         Act.STOP, _STOPPING, "The state is left behind: the check only shows that image and job are usable."),
     Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.NO_STATE), Act.REFUSE, _STABLE,
         "The state is somewhere else: the new revision would begin with none.", INCOMPATIBLE),
     Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.MISFIT), Act.REFUSE, _STABLE,
         "The check says what does not fit.", INCOMPATIBLE),
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.DIFFERS), Act.REFUSE, _STABLE,
+        "`upgrade.mode: shadow`: the check names the first rows that differ.", "RowsDiffer"),
     Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.INCOMPATIBLE), Act.REFUSE, _STABLE,
         "Another check would fail the same way.", INCOMPATIBLE),
     Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.FAILED), Act.REFUSE, _STABLE,

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from joinery_runtime.cli.state import open_durable
+from joinery_runtime.cli.state_shadow import Clock, shadow
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.hosts.worker_builder import JobInputs
 from joinery_runtime.job import Job, compare, under_definition
 from joinery_runtime.job.crd.driver import ENDING_FILE, StateCheck
+from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import ReadOnlyStore
 from joinery_runtime.state.store import JobRecord, StateReader
@@ -29,8 +33,12 @@ _TEXTS = 8  # that are kept of each list, where all of them would be too long
 _SHORTER = (1000, 200, 40)  # characters of each: JSON writes one in six bytes at most
 
 
-def check_job(job: Job) -> StateCheck:
-    """Writes nothing. Raises JoineryError where the state cannot be looked at."""
+_CLOCK = Clock(time.monotonic, time.sleep)
+
+
+def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
+    """Writes nothing. With `upgrade.mode: shadow` a job that fits is compared with the one that runs, which takes as
+    long as that one needs for its epochs. Raises JoineryError where the state cannot be looked at."""
     target = migrations.CURRENT_STATE_VERSION
     if job.spec.state_store.memory is not None:
         return StateCheck(fits=True, warnings=("stateStore is memory: every start begins anew",), target_version=target)
@@ -45,7 +53,18 @@ def check_job(job: Job) -> StateCheck:
         if job.spec.upgrade.mode == "stateless":
             words = "upgrade.mode is stateless: the job starts anew; its state stays in a savepoint of the rollout"
             return _checked(record, target, (), (words,))
-        return _compared(job, store, record, target)
+        found = _compared(job, store, record, target)
+        if job.spec.upgrade.mode == "shadow" and found.fits:
+            return _beside_the_running_job(job, store, found, clock)
+        return found
+
+
+def _beside_the_running_job(job: Job, store: StateReader, check: StateCheck, clock: Clock) -> StateCheck:
+    seen = shadow(job, store, JobInputs, clock)
+    text = seen.text(format_duration(job.spec.upgrade.shadow.within))[:MAX_BYTES]
+    if seen.same:
+        return check.model_copy(update={"warnings": (*check.warnings, text)})
+    return check.model_copy(update={"fits": False, "rows_differ": True, "refused": (text,)})
 
 
 @contextmanager

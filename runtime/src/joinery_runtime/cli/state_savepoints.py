@@ -13,6 +13,7 @@ from joinery_runtime.engine.job_state import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, definition
 from joinery_runtime.state import decisions
+from joinery_runtime.state.periodic import is_periodic
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Json, Savepoint, StateStore
 from joinery_runtime.state.upgrade import is_automatic, is_rollout, is_superseded, prune_pins
@@ -24,13 +25,17 @@ _PAGE = 1000  # epochs of the log that are read at a time
 def create(store: StateStore, job: Job, name: str) -> Savepoint:
     check_name(name)
     known(job, store)
-    if is_automatic(name):
+    if not _by_hand(name):
         raise JoineryError(
             f"A savepoint cannot be called {name} by hand",
-            facts="such names are those of rollouts and migrations, which delete them again",
+            facts="such names are those of rollouts, migrations and drivers, which delete them again",
             todo="Choose another name",
         )
     return store.create_savepoint(job.name, name)
+
+
+def _by_hand(name: str) -> bool:
+    return not is_automatic(name) and not is_periodic(name)
 
 
 def check_name(name: str) -> None:
@@ -44,12 +49,12 @@ def check_name(name: str) -> None:
 
 
 def savepoint_document(savepoint: Savepoint) -> dict[str, Any]:
-    return {**asdict(savepoint), "automatic": is_automatic(savepoint.name)}
+    return {**asdict(savepoint), "automatic": not _by_hand(savepoint.name)}
 
 
 def savepoint_line(savepoint: Savepoint) -> str:
     made = datetime.fromtimestamp(savepoint.created_at / 1000, UTC).isoformat(timespec="seconds")
-    by = ", automatic" if is_automatic(savepoint.name) else ""
+    by = "" if _by_hand(savepoint.name) else ", automatic"
     size = f"{savepoint.rows:,} rows, {size_text(savepoint.bytes)}"
     return f"{savepoint.name}: epoch {savepoint.committed}, {made}, {size}{by}"
 

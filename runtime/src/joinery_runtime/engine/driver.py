@@ -41,9 +41,11 @@ from joinery_runtime.errors import (
     StateError,
     StoreUnavailable,
 )
+from joinery_runtime.job import PeriodicSavepoints
 from joinery_runtime.sinks.base import Receipt, Sink, Takeover
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
+from joinery_runtime.state.periodic import save_if_due
 from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 from joinery_runtime.store_identity import StoreIdentity
@@ -61,13 +63,15 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverParts:
-    """What a driver works with; `dead_letters` None means that a bad record fails the job (T8)."""
+    """What a driver works with; `dead_letters` None means that a bad record fails the job (T8), `savepoints` None that
+    it makes none by itself."""
 
     store: DriverStore
     planner: Planner
     host: Host
     output: Sink
     dead_letters: Sink | None
+    savepoints: PeriodicSavepoints | None = None
 
 
 class Driver:
@@ -328,8 +332,9 @@ class Driver:
         )
         if plan.checkpoint:
             # Commits only retire segments: unswept, they would fill the store of a job that runs for weeks.
-            with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps again
+            with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint does it
                 self._parts.store.sweep(self._identity.name, self.generation)
+                self._save_if_due()
         warnings = self._doubts.learn(outcome.read.partitions)
         return epoch_report(
             plan,
@@ -341,6 +346,12 @@ class Driver:
             warnings=warnings,
             backlog=planner.status.backlog,
         )
+
+    def _save_if_due(self) -> None:
+        asked, store, name = self._parts.savepoints, self._parts.store, self._identity.name
+        newest = None if asked is None else store.newest_epoch(name)
+        if asked is not None and newest is not None:
+            save_if_due(store, name, newest.epoch, newest.committed_at, every_ms=asked.every, keep=asked.keep)
 
     def _epoch_commit(
         self, plan: EpochPlan, outcome: EpochOutcome, after: JobState, result: Mapping[str, Any]

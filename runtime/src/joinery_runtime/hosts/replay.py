@@ -29,7 +29,7 @@ from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
 from joinery_runtime.job import Job
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.state.store import EpochRecord, JobReader, Standing
+from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Standing
 
 _PAGE = 1000
 
@@ -49,17 +49,35 @@ class ReplayedEpoch:
         return self.plan.epoch
 
 
-class Replay:
-    """The job's state, in memory, and what runs its next epoch. `cache` is an empty directory."""
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """What a store has of a job: the record, and the segments that it names, by key."""
 
-    def __init__(self, job: Job, inputs: InputAccess, cache: Path) -> None:
+    record: JobRecord
+    blobs: Mapping[str, bytes]
+
+
+class Replay:
+    """The job's state, in memory, and what runs its next epoch: the state is empty at first, or as it is `stored`.
+    `cache` is an empty directory."""
+
+    def __init__(self, job: Job, inputs: InputAccess, cache: Path, stored: StoredState | None = None) -> None:
         self._pipeline, self._clocks = compile_job(job), input_clocks(job)
-        self._output, self._dead, self._segments = LocalCapture(), LocalCapture(), _Segments()
+        self._output, self._dead = LocalCapture(), LocalCapture()
+        self._segments = _Segments({} if stored is None else stored.blobs)
         parts = WorkerParts(
             job.name, self._pipeline, inputs, self._segments, self._output, self._dead, cache, ordered=True
         )
         self._host = LocalHost(Worker(parts))
-        self._state = JobState(self._pipeline, input_states((side.name for side in job.inputs), None))
+        if stored is None:
+            self._state = JobState(self._pipeline, input_states((side.name for side in job.inputs), None))
+        else:
+            self._state = JobState.of(self._pipeline, replace(stored.record, plan=None), None)
+
+    def goes_on(self, plan: EpochPlan) -> bool:
+        """Whether the plan reads on from where the state stands. Not after a restore or a reset."""
+        there = {ref: offset for one in self._state.inputs.values() for ref, offset in one.positions.items()}
+        return all(planned.start >= there.get(planned.partition, planned.start) for planned in plan.ranges)
 
     def closes(self, plan: EpochPlan) -> bool:
         """Whether the epoch may put rows out although nothing of it is read."""
@@ -91,8 +109,8 @@ class Replay:
 class _Segments:
     """The task's half of a state store, for one process that commits whatever it stages."""
 
-    def __init__(self) -> None:
-        self._blobs: dict[str, bytes] = {}
+    def __init__(self, blobs: Mapping[str, bytes]) -> None:
+        self._blobs = dict(blobs)
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
         self._blobs.update((meta.key, blob) for meta, blob in segments)
@@ -179,6 +197,15 @@ def _not_again(job: Job, plan: EpochPlan, facts: str) -> JoineryError:
         facts=facts,
         todo="Name epochs before it, or after the next start with empty state",
     )
+
+
+def wrong_counts(entry: EpochRecord, replayed: ReplayedEpoch) -> list[str]:
+    """What the log counts otherwise than the replayed epoch does."""
+    return [
+        f"epoch {entry.epoch}: the log has {name} {entry.result[name]}, computed were {replayed.result[name]}"
+        for name in ("rows_out", "dropped", "dead", "lost")
+        if name in entry.result and entry.result[name] != replayed.result[name]
+    ]
 
 
 def check_records(entry: EpochRecord, there: Mapping[str, int]) -> None:

@@ -181,7 +181,7 @@ class _JobRun:
             dead_sink = dead_letter_sink(job)
             dead = None if dead_sink is None else self._prepared(stack, referring, dead_sink, DEAD_LETTER_SCHEMA)
             host = self._host(referring, job, pipeline, stack, settle=settle)
-            parts = DriverParts(self.store, planner, host, output, dead)
+            parts = DriverParts(self.store, planner, host, output, dead, job.spec.state_store.savepoints)
             if stop.is_set():
                 return
             listener = self._listening(job.name, idle, settle=settle)

@@ -26,13 +26,22 @@ from joinery_runtime.job.model.outputs import (
     KafkaOutput,
     MemoryStoreSpec,
     Output,
+    PeriodicSavepoints,
     PostgresOutput,
     PostgresStoreSpec,
     StoreSpec,
 )
 from joinery_runtime.job.model.pods import SparkSpec
 from joinery_runtime.job.model.references import KeyPair, Reference
-from joinery_runtime.job.model.resource import Job, JobSpec, Metadata, OutputField, Trigger, Upgrade
+from joinery_runtime.job.model.resource import (
+    Job,
+    JobSpec,
+    Metadata,
+    OutputField,
+    ShadowComparison,
+    Trigger,
+    Upgrade,
+)
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.model.types import ColumnType, parse_type
 from joinery_runtime.job.signature import Comparison, compare, signature
@@ -64,6 +73,7 @@ __all__ = [
     "Metadata",
     "Output",
     "OutputField",
+    "PeriodicSavepoints",
     "PostgresOutput",
     "PostgresStoreSpec",
     "Reference",
@@ -74,6 +84,7 @@ __all__ = [
     "SessionWindow",
     "SessionWindowSpec",
     "Sessions",
+    "ShadowComparison",
     "SparkSpec",
     "StoreSpec",
     "StreamJoin",

@@ -121,6 +121,9 @@ class StateCheck(_Message):
     """Whether a job fits its state, and what its migration would do (`joinery state check`). Bounded."""
 
     fits: bool
+    rows_differ: bool = False
+    """`upgrade.mode: shadow`: it gives other rows than the job that runs. `fits` is false then: an earlier operator
+    refuses it too."""
     refused: tuple[Words, ...] = ()
     warnings: tuple[Words, ...] = ()
     epoch: Count | None = None

@@ -16,7 +16,7 @@ from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.session.cel import SESSION_RULES
 from joinery_runtime.job.model.cel import TARGETS, Rule, exactly_one, positive
 from joinery_runtime.job.model.inputs import Input, KafkaInput
-from joinery_runtime.job.model.outputs import DeadLetter, Output, PostgresStoreSpec, StoreSpec
+from joinery_runtime.job.model.outputs import DeadLetter, Output, PeriodicSavepoints, PostgresStoreSpec, StoreSpec
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
@@ -188,6 +188,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         for one, other in combinations(StoreSpec.KINDS, 2)
     ),
     (StoreSpec, "checkpointInterval"): positive(),
+    (PeriodicSavepoints, "every"): positive(),
     PostgresStoreSpec: (exactly_one("dsn", "dsnSecretRef"),),
     **SESSION_RULES,
 }

@@ -25,7 +25,7 @@ Phase = Literal[
 ]
 Stage = Literal["Checking", "Stopping", "Starting", "RollingBack"]
 Outcome = Literal["Finished", "Failed", "Fatal", "Interrupted", "Stopped"]
-Mode = Literal["stateful", "stateless"]
+Mode = Literal["stateful", "shadow", "stateless"]
 Count = Annotated[int, Field(ge=0)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Words = Annotated[str, StringConstraints(max_length=4096)]
@@ -182,7 +182,9 @@ class Refusal(Model):
     """The revision."""
     mode: Mode = "stateful"
     """The mode in which it was tried."""
-    reason: Literal["IncompatibleState", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"]
+    reason: Literal[
+        "IncompatibleState", "RowsDiffer", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"
+    ]
     """Why, in one word."""
     message: Words
     """Why, in words, and what to do."""

@@ -117,6 +117,15 @@ class MemoryStoreSpec(Model):
     """State in the driver's memory: lost when the job stops."""
 
 
+class PeriodicSavepoints(Model):
+    """Savepoints that the driver makes by itself, named `periodic-<epoch>`."""
+
+    every: Annotated[PositiveDuration, Field(gt=0)]
+    """How far apart they are, a duration. One is made with a checkpoint, so `checkpointInterval` is the finest step."""
+    keep: Annotated[Int, Field(ge=1, le=1000)] = 7
+    """How many of them are kept, the newest ones. Each keeps its segments in the database."""
+
+
 class StoreSpec(Model):
     """At most one of `postgres` and `memory`; with neither, an embedded Postgres."""
 
@@ -129,6 +138,8 @@ class StoreSpec(Model):
     checkpoint_interval: Annotated[PositiveDuration, Field(gt=0)] = 60_000
     """How often state is compacted, a duration: this bounds the segments that a recovery reads. Every epoch commits
     anyway."""
+    savepoints: PeriodicSavepoints | None = None
+    """Savepoints from time to time, to go back to. Savepoints of yours and of rollouts are others."""
 
     @property
     def kind(self) -> str:

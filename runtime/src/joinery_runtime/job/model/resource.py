@@ -44,11 +44,23 @@ class Trigger(Model):
     """Most bytes that an epoch reads, of all inputs together, as a number or as 64Mi."""
 
 
+class ShadowComparison(Model):
+    """What `upgrade.mode: shadow` compares before the edited job takes over."""
+
+    epochs: Annotated[Int, Field(ge=1, le=1000)] = 10
+    """How many epochs that the running job commits are computed under the edited job too."""
+    within: Length = 300_000
+    """How long to wait for them: what was committed by then is compared. Less than `progressDeadline`."""
+
+
 class Upgrade(Model):
     """How another image or a changed job takes over: with the state, or anew without it."""
 
-    mode: Literal["stateful", "stateless"] = "stateful"
-    """`stateful` goes on with the state, `stateless` leaves it behind."""
+    mode: Literal["stateful", "shadow", "stateless"] = "stateful"
+    """`stateful` goes on with the state, `stateless` leaves it behind. `shadow` goes on with the state once the edited
+    job has given the same rows as the running one, epoch by epoch; a difference is a refusal."""
+    shadow: ShadowComparison = ShadowComparison()
+    """How much is compared in mode `shadow`."""
     rollback: Literal["automatic", "manual", "disabled"] = "automatic"
     """What happens when the new driver does not start: `automatic` returns to the savepoint and the last revision that
     ran, `manual` does so once the resource asks for another job, `disabled` never."""

@@ -1,0 +1,149 @@
+"""`upgrade.mode: shadow`: the edited job, computed beside the one that runs, over the same epochs, and compared.
+
+The state as it is now is read into this process. As the running driver commits further epochs, each is computed twice
+from there, by the ranges and watermarks of the epoch log: once under the definition that runs, once under the edited
+one. Nothing is put out, and nothing of the job is touched. Flink and Kafka Streams compare two jobs only by running
+both into two outputs, whose batches differ.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from joinery_runtime.cli.row_differences import RowComparison, json_lines, output_rows
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.worker import InputAccess
+from joinery_runtime.errors import StateError, StoreUnavailable
+from joinery_runtime.hosts.replay import Replay, StoredState, check_records, wrong_counts
+from joinery_runtime.job import Job, under_definition
+from joinery_runtime.state import migrations
+from joinery_runtime.state.store import EpochRecord, JobRecord, StateReader
+from joinery_runtime.state.upgrade import outdated
+
+_LOOK_SECONDS = 1.0
+_TRIES = 10
+
+
+class ClosableInputs(InputAccess, Protocol):
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """`now` counts seconds, `sleep` waits for some."""
+
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+
+
+@dataclass(slots=True)
+class Shadow:
+    """The epochs from `first` on, under the job that runs (expected) and under the edited one (found). `apart`: output
+    columns that only one of them has, which are not compared. `release`: sentences on what this release computes
+    otherwise than the one that runs, of the same job."""
+
+    first: int
+    apart: tuple[str, ...] = ()
+    compared: RowComparison = field(default_factory=RowComparison)
+    release: list[str] = field(default_factory=list)
+
+    @property
+    def same(self) -> bool:
+        return self.compared.epochs > 0 and not self.compared.counted and not self.release
+
+    def text(self, within: str) -> str:
+        """In one sentence, with the first differences."""
+        compared = self.compared
+        if not compared.epochs:
+            return (
+                f"shadow: no epoch was committed within {within}, so nothing could be compared: raise "
+                "upgrade.shadow.within, or take the job over without (upgrade.mode: stateful)"
+            )
+        what = f"shadow: epochs {self.first} to {self.first + compared.epochs - 1} ({compared.rows:,} rows)"
+        apart = f"; not compared, since only one of the two has them: {', '.join(self.apart)}" if self.apart else ""
+        if self.same:
+            return f"{what} are the same under the edited job{apart}"
+        counts = compared.counts() or "counts differ"
+        differences = "; ".join([*compared.lines(), *self.release])
+        return (
+            f"{what} differ under the edited job: {counts}{apart}. Expected is what the running job gives, found what "
+            f"the edited one does. If that is meant, set upgrade.mode: stateful. {differences}"
+        )
+
+
+def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInputs], clock: Clock) -> Shadow:
+    """`job` is the edited one, which fits the state; `inputs_of` opens its inputs, or those of the one that runs.
+    Raises JoineryError, which another try may mend, when the job was taken back meanwhile."""
+    stored = _stored(store, job.name)
+    running = job if stored.record.definition is None else under_definition(job, stored.record.definition)
+    before, after = (compile_job(each).output_schema().names for each in (running, job))
+    columns = [name for name in before if name in after]
+    found = Shadow(stored.record.epoch + 1, tuple(name for name in (*before, *after) if name not in columns))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-shadow-")))
+        replays = [
+            Replay(each, stack.enter_context(closing(inputs_of(each))), folder / name, stored)
+            for name, each in (("running", running), ("edited", job))
+        ]
+        for entry in _following(job, store, stored.record, clock):
+            plan = EpochPlan.from_json(entry.plan)
+            if not replays[0].goes_on(plan):
+                raise StateError(
+                    f"Job {job.name} was taken back before epoch {entry.epoch}, by a restore or a reset",
+                    todo="The comparison begins anew with the next try",
+                )
+            # How far an epoch closes the state follows from the watermarks, under each job by itself.
+            expected, edited = replays[0].run(plan), replays[1].run(replace(plan, horizons={}))
+            check_records(entry, expected.result["rows_in"])
+            found.release += wrong_counts(entry, expected)
+            found.compared.output(running, expected, output_rows(edited, columns), columns)
+            found.compared.dead_letters(expected, json_lines(edited.dead))
+    return found
+
+
+def _stored(store: StateReader, job: str) -> StoredState:
+    """The state on its newest epoch, with segments that this release can read."""
+    for attempt in range(_TRIES):
+        record = store.record(job)
+        assert record is not None, "only a state that is there is checked"
+        try:
+            blobs = store.read_segments(job, [meta.key for meta in record.segments])
+        except StoreUnavailable:
+            raise
+        except StateError:
+            # The driver has committed, and dropped some of them.
+            if attempt == _TRIES - 1:
+                raise
+            continue
+        return _migrated(record, blobs)
+    raise AssertionError("the last try raises")
+
+
+def _migrated(record: JobRecord, blobs: Mapping[str, bytes]) -> StoredState:
+    target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
+    old = {meta.key: meta for meta in outdated(record, chain, target)}
+    newer = {key: migrations.migrate(blobs[key], meta.state_version, target, chain) for key, meta in old.items()}
+    segments = [
+        replace(meta, state_version=target, bytes=len(newer[meta.key])) if meta.key in newer else meta
+        for meta in record.segments
+    ]
+    return StoredState(replace(record, segments=tuple(segments)), {**blobs, **newer})
+
+
+def _following(job: Job, store: StateReader, record: JobRecord, clock: Clock) -> Iterator[EpochRecord]:
+    """As many epochs as `upgrade.shadow.epochs` says, as the driver commits them; fewer after `within`."""
+    asked = job.spec.upgrade.shadow
+    over, last, left = clock.now() + asked.within / 1000, record.epoch, asked.epochs
+    while True:
+        for entry in store.epochs(job.name, last, left):
+            yield entry
+            last, left = entry.epoch, left - 1
+        if not left or clock.now() >= over:
+            return
+        clock.sleep(_LOOK_SECONDS)
