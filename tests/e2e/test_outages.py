@@ -9,8 +9,7 @@ from e2e.conftest import SceneAt
 from e2e.kill_harness import Feeder
 from joinery_devkit.kafka import KafkaBroker
 
-# The patience of the clients, twice 30 s, is most of its time.
-pytestmark = [pytest.mark.services, pytest.mark.soak]
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 
 def test_a_broker_that_dies_and_comes_back(scene_at: SceneAt) -> None:

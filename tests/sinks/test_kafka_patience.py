@@ -3,6 +3,7 @@ job instead of ending it. Brokers, here a client's queue, and time are the test'
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,3 +126,22 @@ def test_a_transaction_that_took_too_long_is_no_other_attempt_s_work(
     if seconds > 60:
         assert not isinstance(caught.value, OutputUnavailable)
         assert "Raise transaction.timeout.ms" in str(caught.value)
+
+
+def test_a_call_that_ignores_its_time_limit_is_given_up_soon_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As librdkafka's calls do whose broker goes away: the patience for rows, an hour here, does not count for them."""
+    ended = threading.Event()
+
+    class Hanging(Client):
+        def send_offsets_to_transaction(self, *_: object) -> None:
+            ended.wait()
+
+    monkeypatch.setattr("joinery_runtime.sinks.kafka_producers.Producer", Hanging)
+    monkeypatch.setattr("joinery_runtime.sinks.kafka_producers._CALL_SECONDS", 0.05)
+    producer = OwningProducer(KafkaTarget("joined", "kafka:9092", properties={"delivery.timeout.ms": "3600000"}), "j-1")
+    producer.begin()
+    try:
+        with pytest.raises(OutputUnavailable, match="the Kafka client does not come back"):
+            producer.send("joined", [rows(1)], "j-0", EpochMarker(1, "life", 1))
+    finally:
+        ended.set()

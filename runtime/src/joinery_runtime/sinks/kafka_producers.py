@@ -20,7 +20,7 @@ from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, enqueue, repeat
 
 _MAX_IDLE = 9  # idle producers per process, one per thread and one for dead letters: each has three connections
-_CALL_SECONDS = 10.0  # one call; it is repeated until the deadline
+_CALL_SECONDS = 5.0  # one call; it is repeated until the deadline
 _CLEANUP_SECONDS = 5.0
 _TAKEN_OVER = {
     KafkaError._FENCED,
@@ -160,22 +160,25 @@ class OwningProducer:
                 raise Disowned(error.args[0].str()) from error
 
     def _repeat(self, call: Callable[[float], object], within_seconds: float) -> None:
-        """Raises OutputUnavailable too when the client does not come back: once in some thousand transactions on new
-        brokers, a call of librdkafka 2.16 ignored its own time limit for minutes. Its thread and client are left to
-        themselves; the next attempt takes the id over."""
+        """Raises OutputUnavailable too when the client does not come back: librdkafka 2.16 ignores a call's time limit
+        for minutes where its brokers went away during the call, and once in some thousand transactions on new brokers.
+        The call's thread and client are left to themselves; the next attempt takes the id over."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
+        repeat(lambda: self._watched(call, seconds), _retriable, within_seconds)
+
+    def _watched(self, call: Callable[[float], object], seconds: float) -> None:
         ended: list[BaseException | None] = []
 
         def calling() -> None:
             try:
-                repeat(lambda: call(seconds), _retriable, within_seconds)
+                call(seconds)
                 ended.append(None)
             except BaseException as error:
                 ended.append(error)
 
         thread = threading.Thread(target=calling, name=f"kafka {self.name}", daemon=True)
         thread.start()
-        thread.join(within_seconds + 2 * _CALL_SECONDS)
+        thread.join(seconds + _CALL_SECONDS)
         if not ended:
             raise self._target.away(
                 "the Kafka client does not come back",
