@@ -111,7 +111,7 @@ demo: setup ## a join (KIND=sessions: sessions) on real Kafka, Spark and Postgre
 playground: setup ## a Kafka and a Postgres to try jobs on, until Ctrl-C (docs/tutorial.md)
 	@$(BIN)/python -m joinery_devkit.playground
 
-ONLY ?= joins sessions latency kinds upserts state
+ONLY ?= joins sessions latency kinds upserts state memory
 
 .PHONY: bench
 bench: setup ## Joinery beside raw reads, Spark, Flink and Kafka Streams, in build/bench (ROWS=, ONLY=, PEERS=, QUICK=1; hours, a quiet machine)

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from bench import joins, kinds, latency, plot, sessions, state, table, upserts
+from bench import joins, kinds, latency, memory, plot, sessions, state, table, upserts
 from bench.peer import Figures
 from bench.usage import adopt_orphans
 
@@ -64,6 +64,11 @@ def _state(work: Path, given: argparse.Namespace) -> Told:
     return found, state.told(found)
 
 
+def _memory(work: Path, given: argparse.Namespace) -> Told:
+    found = memory.run(work, quick=given.quick)
+    return found, memory.told(found)
+
+
 SECTIONS: dict[str, Callable[[Path, argparse.Namespace], Told]] = {
     "joins": _joins,
     "sessions": _sessions,
@@ -71,6 +76,7 @@ SECTIONS: dict[str, Callable[[Path, argparse.Namespace], Told]] = {
     "kinds": _kinds,
     "upserts": _upserts,
     "state": _state,
+    "memory": _memory,
 }
 
 

