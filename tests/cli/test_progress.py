@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from rich.live import Live
 
 from cli.session_jobs import session_job
 from job.resources import job
-from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time
+from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time, where_rows_are
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.hot_keys import KeyRows
@@ -354,3 +359,13 @@ def test_a_terminal_gets_the_table_anything_else_json() -> None:
 )
 def test_show_time(watermark: int | None, shown: str) -> None:
     assert show_time(watermark) == shown
+
+
+def test_the_command_that_shows_rows_of_parquet_works(tmp_path: Path) -> None:
+    folder = tmp_path / "it's out"
+    folder.mkdir()
+    pq.write_table(pa.table({"id": ["o1", "o2"]}), folder / "epoch-1.parquet")
+    output = ("postgres: {table: joined}", f'file: {{path: "{folder}"}}\n    format: parquet')
+    _, _, look = where_rows_are(job(output)).partition(": ")
+    ran = subprocess.run(look.replace("python", sys.executable, 1), shell=True, check=True, capture_output=True)
+    assert "o2" in ran.stdout.decode()

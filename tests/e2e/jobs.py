@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.parquet as pq
 from confluent_kafka import Producer
 
 _JOB = """
@@ -114,6 +115,10 @@ def table_rows(dsn: str, table: str = "joined") -> list[tuple[Any, ...]]:
 
 def json_rows(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in sorted(directory.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def parquet_rows(directory: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted(directory.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
 def traceback_of_ours(text: str) -> bool:

@@ -24,6 +24,7 @@ from e2e.jobs import (
     joined,
     json_rows,
     order,
+    parquet_rows,
     payment,
     produce,
     table_rows,
@@ -305,7 +306,7 @@ def test_a_store_in_memory_warns_and_joins(run: Any, job: Job, tmp_path: Path) -
     numbers = range(200)
     fill(job, *numbers)
     out = tmp_path / "out"
-    memory = replace(job, store="{memory: {}}", output=f'{{file: {{path: "{out}"}}}}', shards=3,
+    memory = replace(job, store="{memory: {}}", output=f'{{file: {{path: "{out}"}}, format: parquet}}', shards=3,
                      extra="trigger: {maxRecordsPerEpoch: 50}")  # fmt: skip
     ended = run(memory.write(tmp_path))
     assert ended.code == 0, ended.err
@@ -313,7 +314,7 @@ def test_a_store_in_memory_warns_and_joins(run: Any, job: Job, tmp_path: Path) -
     assert warning["level"] == "warning"
     assert "ALL STATE AND OFFSETS ARE LOST" in warning["message"]
     assert len(epochs(ended)) > 1
-    assert sorted((row["id"], row["amount"], row["paid"]) for row in json_rows(out)) == sorted(joined(*numbers))
+    assert sorted((row["id"], row["amount"], row["paid"]) for row in parquet_rows(out)) == sorted(joined(*numbers))
 
 
 # --- as a process -----------------------------------------------------------------------------------------------------

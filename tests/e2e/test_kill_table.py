@@ -1,5 +1,6 @@
-"""The kill test of a join that writes a table, in the transaction of its state. As `test_kill` is for a topic, but
-where both do the same, only `make soak` has drivers of this one die."""
+"""The kill tests of joins whose rows become visible with the commit: in a table, in the transaction of the state, and
+in Parquet files, right after it. As `test_kill` is for a topic, but where all do the same, only `make soak` has drivers
+of these die."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from psycopg.rows import dict_row
 
 from e2e.drill import MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
 from e2e.driver_process import caught_up
-from e2e.jobs import json_rows
+from e2e.jobs import json_rows, parquet_rows
 from e2e.kill_harness import Feeder, Job, create_topics, judge, log_of
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import milliseconds
@@ -29,15 +30,28 @@ pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
-def dead_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dead_letters(target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("dead")
 
 
+@pytest.fixture(scope="module", params=["table", "parquet"])
+def target(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def job(kafka_broker: KafkaAdmin, postgres_dsn: str, dead_letters: Path) -> Job:
-    job = Job("kill-table", kafka_broker.bootstrap, postgres_dsn, conf=STURDY)
+def files(target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="module")
+def job(target: str, kafka_broker: KafkaAdmin, postgres_dsn: str, files: Path, dead_letters: Path) -> Job:
+    job = Job(f"kill-{target}", kafka_broker.bootstrap, postgres_dsn, conf=STURDY)
     create_topics(kafka_broker, job)
-    return replace(job, output="{postgres: {table: killed}}", dead=f'{{file: {{path: "{dead_letters}"}}}}')
+    output = "{postgres: {table: killed}}"
+    if target == "parquet":
+        output = f'{{file: {{path: "{files}"}}, format: parquet}}'
+    return replace(job, output=output, dead=f'{{file: {{path: "{dead_letters}"}}}}')
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +69,12 @@ def drill(job: Job, feeder: Feeder, tmp_path_factory: pytest.TempPathFactory) ->
         yield drill
 
 
-def written(dsn: str) -> list[dict[str, Any]]:
-    with psycopg.connect(dsn, row_factory=dict_row) as connection:
-        rows = connection.execute("SELECT * FROM killed").fetchall()
+def written(target: str, dsn: str, files: Path) -> list[dict[str, Any]]:
+    if target == "parquet":
+        rows = parquet_rows(files)
+    else:
+        with psycopg.connect(dsn, row_factory=dict_row) as connection:
+            rows = connection.execute("SELECT * FROM killed").fetchall()
     return [{k: milliseconds(v) if isinstance(v, datetime) else v for k, v in row.items()} for row in rows]
 
 
@@ -70,12 +87,15 @@ def test_python_workers_die(drill: Drill) -> None:
     drill.kill_tasks(RANDOM_KILLS)
 
 
-def test_every_pair_comes_once(drill: Drill, feeder: Feeder, job: Job, dead_letters: Path) -> None:
+def test_every_pair_comes_once(
+    drill: Drill, feeder: Feeder, job: Job, target: str, files: Path, dead_letters: Path
+) -> None:
     drill.last.wait_for("enough epochs", lambda epochs: bool(epochs) and epochs[-1]["epoch"] >= LEAST_EPOCHS)
     feeder.stop()
     drill.last.wait_for("the last record", caught_up)
     assert drill.last.stop() == 0, drill.last.last_words
     assert drill.died == DEATHS
-    verdict = judge(load_job(drill.path), job.bootstrap, drill.log.entries(), written(job.dsn), json_rows(dead_letters))
+    rows = written(target, job.dsn, files)
+    verdict = judge(load_job(drill.path), job.bootstrap, drill.log.entries(), rows, json_rows(dead_letters))
     assert verdict.dropped["late"] > 0
     assert verdict.dead_letters > 0

@@ -54,6 +54,12 @@ def test_only_stored_columns_count():
     assert [side.row_bytes for side in given] == [28 + 16, 28]
 
 
+def test_output_files_are_named_with_their_format():
+    files = "    file: {path: /out}"
+    assert explain(job((OUTPUT, files))).output.startswith("JSON lines under /out, exactly once; columns ")
+    assert explain(job((OUTPUT, files + "\n    format: parquet"))).output.startswith("Parquet under /out, exactly once")
+
+
 def test_large_state_is_warned_of_loudly():
     limit = LARGE_STATE_BYTES // 68 // 1000  # seconds of orders at 1,000 rows/s
     below, above = (("upper: 1h", f"upper: {limit + seconds}s") for seconds in (-300, 300))

@@ -1,4 +1,4 @@
-"""JSON lines parts: visible only once named, publishing twice, and what recovery sweeps."""
+"""Parts of JSON lines and of Parquet: visible only once named, publishing twice, and what recovery sweeps."""
 
 from __future__ import annotations
 
@@ -10,25 +10,36 @@ import subprocess
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.files import FileSink
-from sinks.rows import attempt, takeover
+from joinery_runtime.sinks.files import FileSink, published
+from sinks.rows import EMPTY, EVERY_TYPE, FULL, attempt, takeover
 
 ROWS = pa.table({"a": [1, 2]})
 
 
-@pytest.fixture
-def sink(tmp_path: Path) -> FileSink:
-    made = FileSink(str(tmp_path / "out"))
+@pytest.fixture(params=["json", "parquet"])
+def sink(request, tmp_path: Path) -> FileSink:
+    made = FileSink(str(tmp_path / "out"), request.param)
     made.prepare(ROWS.schema)
     return made
 
 
+def suffix(sink: FileSink) -> str:
+    return {"json": ".jsonl", "parquet": ".parquet"}[sink.writer().format]
+
+
 def visible(sink: FileSink) -> dict[str, list[int]]:
-    paths = sorted(Path(sink.writer().directory).glob("*.jsonl"))
-    return {path.name: [json.loads(line)["a"] for line in path.read_bytes().splitlines()] for path in paths}
+    paths = sorted(Path(sink.writer().directory).glob(f"*{suffix(sink)}"))
+    return {path.name: [row["a"] for row in rows_of(path)] for path in paths}
+
+
+def rows_of(path: Path) -> list[dict[str, int]]:
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def staged(sink: FileSink) -> list[str]:
@@ -42,7 +53,8 @@ def test_rows_are_visible_only_once_published(sink) -> None:
     assert visible(sink) == {}
     sink.in_transaction(None, 7, [receipt])
     sink.publish(7, [json.loads(json.dumps(receipt))])
-    assert visible(sink) == {"epoch-000000000007-shard-00003.jsonl": [1, 2]}
+    assert visible(sink) == {f"epoch-000000000007-shard-00003{suffix(sink)}": [1, 2]}
+    assert list(published(str(sink._directory), 7)) == [b'{"a":1}', b'{"a":2}']
 
 
 def test_publishing_again_changes_nothing(sink) -> None:
@@ -74,7 +86,7 @@ def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:
     for each in (attempt(epoch=4), attempt(epoch=5), attempt(epoch=6), attempt(epoch=6, generation=2)):
         writer.write(each, ROWS)
     sink.recover(takeover(2, 5))
-    assert staged(sink) == ["1-5-0-a.jsonl", "2-6-0-a.jsonl"]
+    assert staged(sink) == [f"1-5-0-a{suffix(sink)}", f"2-6-0-a{suffix(sink)}"]
 
 
 def test_what_attempts_left_that_were_run_again_goes_with_the_next_epoch(sink) -> None:
@@ -84,9 +96,9 @@ def test_what_attempts_left_that_were_run_again_goes_with_the_next_epoch(sink) -
     for each in (attempt(epoch=7, name="lost"), attempt(epoch=9, name="zombie")):
         writer.write(each, ROWS)
     sink.publish(7, [named])
-    assert staged(sink) == ["1-7-0-lost.jsonl", "1-9-0-zombie.jsonl"]
+    assert staged(sink) == [f"1-7-0-lost{suffix(sink)}", f"1-9-0-zombie{suffix(sink)}"]
     sink.publish(8, [writer.write(attempt(epoch=8), ROWS)])
-    assert staged(sink) == ["1-9-0-zombie.jsonl"]
+    assert staged(sink) == [f"1-9-0-zombie{suffix(sink)}"]
     assert len(visible(sink)) == 2
 
 
@@ -121,3 +133,35 @@ def test_a_staging_directory_that_cannot_be_written(sink) -> None:
     staging.write_text("")
     with pytest.raises(SinkError, match="cannot be written"):
         sink.writer().write(attempt(), ROWS)
+
+
+def test_parquet_has_every_type_as_it_is(tmp_path: Path) -> None:
+    """In a row group per batch: no attempt's rows are in memory together."""
+    sink = FileSink(str(tmp_path), "parquet")
+    sink.prepare(EVERY_TYPE)
+    batches = [pa.RecordBatch.from_pylist([row], EVERY_TYPE) for row in (FULL, EMPTY)]
+    sink.publish(1, [sink.writer().write(attempt(), pa.Table.from_batches(batches))])
+    (part,) = tmp_path.glob("*.parquet")
+    assert pq.read_table(part).to_pylist() == [FULL, EMPTY]
+    assert pq.read_schema(part).equals(EVERY_TYPE)
+    assert pq.ParquetFile(part).num_row_groups == 2
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["with its format", "by an earlier release"])
+def test_what_was_staged_before_the_format_was_edited_is_published(tmp_path: Path, named: bool) -> None:
+    """A driver died between its commit and `publish`; the next one has `format: parquet`."""
+    before, after = FileSink(str(tmp_path)), FileSink(str(tmp_path), "parquet")
+    before.prepare(ROWS.schema)
+    receipt = before.writer().write(attempt(epoch=3), ROWS)
+    receipt = {name: value for name, value in receipt.items() if named or name != "format"}
+    after.recover(takeover(2, 3))
+    after.publish(3, [receipt])
+    assert visible(before) == {"epoch-000000000003-shard-00000.jsonl": [1, 2]}
+    with pytest.raises(SinkError, match="output of another job"):
+        after.recover(takeover(1, 0))
+
+
+def test_a_part_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "epoch-000000000001-shard-00000.parquet").write_bytes(b"torn")
+    with pytest.raises(SinkError, match=r"shard-00000\.parquet cannot be read"):
+        list(published(str(tmp_path), 1))

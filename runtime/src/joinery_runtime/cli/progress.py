@@ -320,7 +320,12 @@ def where_rows_are(job: Job) -> str:
     """For who has run a job for the first time: the place of its output, and a command that shows some of it."""
     output = job.spec.output
     if output.file is not None:
-        return f"rows are in {output.file.path}: head {shlex.quote(output.file.path)}/*.jsonl"
+        folder = output.file.path
+        look = f"head {shlex.quote(folder)}/*.jsonl"
+        if output.format == "parquet":
+            code = f"import polars; print(polars.scan_parquet({folder + '/*.parquet'!r}).head().collect())"
+            look = f"python -c {shlex.quote(code)}"
+        return f"rows are in {folder}: {look}"
     if output.kafka is not None:
         kafka = output.kafka
         look = f"kafka-console-consumer --bootstrap-server {kafka.bootstrap_servers} --topic {kafka.topic}"

@@ -151,7 +151,8 @@ def _output(job: Job) -> str:
     elif output.postgres:
         where = f"Postgres table {output.postgres.table}, exactly once"
     elif output.file:
-        where = f"JSON lines under {output.file.path}, exactly once"
+        kind = "Parquet" if output.format == "parquet" else "JSON lines"
+        where = f"{kind} under {output.file.path}, exactly once"
     elif output.console:
         where = f"the console, {output.console.rows} rows of each epoch"
     else:

@@ -43,7 +43,7 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
         case Output(postgres=PostgresOutput() as postgres):
             return _postgres(TargetTable(postgres.table, job.upsert_key, job.retracted), job, store)
         case Output(file=FileOutput() as file):
-            return FileSink(file.path)
+            return FileSink(file.path, job.spec.output.format)
         case Output(console=ConsoleOutput() as console):
             return ConsoleSink(console.rows)
         case unknown:

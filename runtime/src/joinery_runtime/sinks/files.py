@@ -1,25 +1,29 @@
-"""JSON lines files, exactly once: one part per shard and epoch, visible only after the epoch's commit.
+"""JSON lines and Parquet files, exactly once: one part per shard and epoch, visible only after the epoch's commit.
 
-A task writes `<directory>/.staging/<attempt>.jsonl`; the driver renames what a commit named to
-`epoch-<12 digits>-shard-<5 digits>.jsonl`. Both must be on one file system that driver and tasks share.
+A task writes `<directory>/.staging/<attempt>.<suffix>`; the driver renames what a commit named to
+`epoch-<12 digits>-shard-<5 digits>.<suffix>`. Both must be on one file system that driver and tasks share. The receipt
+names the format, so that a job whose format was edited still publishes what was staged in the one before.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from joinery_runtime.errors import SinkError
+from joinery_runtime.job.model.outputs import FileFormat
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
-from joinery_runtime.sinks.encode import json_lines
+from joinery_runtime.sinks.encode import json_lines, rows_to_json
 
 _STAGING = ".staging"
+_SUFFIXES: dict[FileFormat, str] = {"json": ".jsonl", "parquet": ".parquet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +31,48 @@ class FileWriter:
     """Task half."""
 
     directory: str
+    format: FileFormat = "json"
 
     def write(self, attempt: Attempt, rows: Rows) -> Receipt:
-        count = 0
-        path = Path(self.directory, _STAGING, f"{attempt.id}.jsonl")
+        path = _staged(Path(self.directory), str(attempt.id), self.format)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                for batch in rows.to_batches():
-                    file.write(json_lines(batch))
-                    count += batch.num_rows
+                encode = _write_parquet if self.format == "parquet" else _write_lines
+                count = encode(file, rows.to_batches())
                 file.flush()
                 os.fsync(file.fileno())
             _sync(path.parent)
         except OSError as error:
             raise _problem(path, error) from error
-        return {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count}
+        return {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
+
+
+def _write_lines(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
+    count = 0
+    for batch in batches:
+        file.write(json_lines(batch))
+        count += batch.num_rows
+    return count
+
+
+def _write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
+    """A row group per batch."""
+    count, writer = 0, None
+    for batch in batches:
+        writer = writer or pq.ParquetWriter(file, batch.schema, compression="zstd")
+        writer.write_batch(batch)
+        count += batch.num_rows
+    assert writer is not None, "an attempt that writes has a row"
+    writer.close()
+    return count
 
 
 class FileSink(Unsigned):
     """Driver half."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = Path(directory)
+    def __init__(self, directory: str, file_format: FileFormat = "json") -> None:
+        self._directory, self._format = Path(directory), file_format
 
     def prepare(self, schema: pa.Schema) -> str | None:
         made = None if self._directory.exists() else f"the folder {self._directory}"
@@ -60,12 +83,12 @@ class FileSink(Unsigned):
         return made
 
     def writer(self) -> FileWriter:
-        return FileWriter(str(self._directory))
+        return FileWriter(str(self._directory), self._format)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Files become visible after the commit; here it is made sure that they will."""
         for receipt in receipts:
-            staged = self._directory / _STAGING / f"{receipt['attempt']}.jsonl"
+            staged = _staged(self._directory, receipt["attempt"], _format_of(receipt))
             if not staged.exists():
                 raise SinkError(
                     f"The output of epoch {epoch}, shard {receipt['shard']} cannot be seen from the driver",
@@ -91,8 +114,9 @@ class FileSink(Unsigned):
 
     def _publish(self, epoch: int, receipt: Receipt) -> Path | None:
         """The part, if it is gone."""
-        staged = self._directory / _STAGING / f"{receipt['attempt']}.jsonl"
-        part = self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}.jsonl"
+        of = _format_of(receipt)
+        staged = _staged(self._directory, receipt["attempt"], of)
+        part = self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{_SUFFIXES[of]}"
         try:
             staged.replace(part)
         except FileNotFoundError:
@@ -112,13 +136,13 @@ class FileSink(Unsigned):
 
     def _sweep(self, garbage: Callable[[int, int], bool]) -> None:
         """Removes staged files whose generation and epoch are such."""
-        for staged in (self._directory / _STAGING).glob("*.jsonl"):
+        for staged in _with_suffix((self._directory / _STAGING).glob("*")):
             generation, epoch = map(int, staged.name.split("-")[:2])
             if garbage(generation, epoch):
                 staged.unlink(missing_ok=True)
 
     def _refuse_foreign(self, committed_epoch: int) -> None:
-        parts = sorted(self._directory.glob("epoch-*-shard-*.jsonl"))
+        parts = _with_suffix(self._directory.glob("epoch-*-shard-*"))
         if parts and int(parts[-1].name.split("-")[1]) > committed_epoch:
             raise SinkError(
                 f"The folder {self._directory} holds output of another job, or of this one before its state was lost",
@@ -131,16 +155,34 @@ class FileSink(Unsigned):
 
 
 def published(directory: str, epoch: int) -> Iterator[bytes]:
-    """The lines that are in the visible parts of an epoch, without their line breaks."""
-    for part in sorted(Path(directory).glob(f"epoch-{epoch:012d}-shard-*.jsonl")):
+    """The rows in the visible parts of an epoch, each as a line of JSON without its line break."""
+    for part in _with_suffix(Path(directory).glob(f"epoch-{epoch:012d}-shard-*")):
         try:
-            yield from part.read_bytes().splitlines()
-        except OSError as error:
+            if part.suffix == _SUFFIXES["parquet"]:
+                yield from (line for batch in pq.ParquetFile(part).iter_batches() for line in rows_to_json(batch))
+            else:
+                yield from part.read_bytes().splitlines()
+        except (OSError, pa.ArrowInvalid) as error:
             raise SinkError(
                 f"The output file {part} cannot be read",
-                facts=error.strerror or str(error),
-                todo="Check that this user may read there",
+                facts=getattr(error, "strerror", None) or str(error),
+                todo="Check that this user may read there, and that nobody has changed the file",
             ) from error
+
+
+def _format_of(receipt: Receipt) -> FileFormat:
+    """Receipts of earlier releases name none."""
+    named: FileFormat = receipt.get("format", "json")
+    return named
+
+
+def _staged(directory: Path, attempt: str, file_format: FileFormat) -> Path:
+    return directory / _STAGING / f"{attempt}{_SUFFIXES[file_format]}"
+
+
+def _with_suffix(paths: Iterable[Path]) -> list[Path]:
+    """Those that a sink writes, of any format, by their names."""
+    return sorted(path for path in paths if path.suffix in _SUFFIXES.values())
 
 
 def _sync(directory: Path) -> None:

@@ -181,7 +181,14 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     (SelectItem, "as"): (
         Rule("!self.startsWith('$')", "starts with `$`, which engine columns do; choose another name"),
     ),
-    Output: (exactly_one(*Output.KINDS),),
+    Output: (
+        exactly_one(*Output.KINDS),
+        Rule(
+            "self.format != 'parquet' || has(self.file)",
+            "parquet is a format of files; leave it out, or name file: {path: ...}",
+            ".format",
+        ),
+    ),
     DeadLetter: (exactly_one(*DeadLetter.KINDS),),
     StoreSpec: tuple(
         Rule(f"!has(self.{one}) || !has(self.{other})", f"{one} and {other} are both named; keep one")

@@ -40,6 +40,12 @@ def _one_target(draft: JobDraft) -> Iterator[Finding]:
     )
 
 
+def _parquet_in_files(draft: JobDraft) -> Iterator[Finding]:
+    output = dig(draft.data, "spec", "output")
+    if dig(output, "format") == "parquet" and dig(output, "file") is None:
+        yield ("spec", "output", "format"), "parquet is a format of files; leave it out, or name file: {path: ...}"
+
+
 def _postgres_beside_the_state(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
     output, at = dig(spec, "output", "postgres"), ("spec", "output", "postgres")
@@ -70,6 +76,7 @@ def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
+    _parquet_in_files,
     _postgres_beside_the_state,
     _dead_letter_address,
 )

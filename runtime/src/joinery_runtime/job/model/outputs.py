@@ -38,8 +38,11 @@ class PostgresOutput(Model):
     """May only repeat the state store's."""
 
 
+FileFormat = Literal["json", "parquet"]
+
+
 class FileOutput(Model):
-    """JSON lines in files."""
+    """Files in a folder, some for each epoch."""
 
     path: FilePath
     """The folder to write. A relative path counts from the job file's folder."""
@@ -66,9 +69,9 @@ class Output(Model):
     console: ConsoleOutput | None = None
     """Shows the first rows of each epoch, and keeps none."""
     format: Annotated[
-        Literal["json"], not_yet("output format {}", "csv", "avro", "protobuf", "parquet", todo="use json")
+        FileFormat, not_yet("output format {}", "csv", "avro", "protobuf", todo="use json, or parquet in files")
     ] = "json"
-    """How rows are encoded in Kafka and files: `json`."""
+    """How rows are encoded in Kafka and files: `json`, in files also `parquet`."""
 
 
 class DeadLetterKafka(Model):
