@@ -9,16 +9,21 @@ the ratio between variants of one stage says something.
 from __future__ import annotations
 
 import argparse
+import atexit
 import io
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import fastavro
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bench.topics import TOPICS, Workload
 from joinery_runtime.core.pipeline.prepare import prepare
@@ -26,12 +31,16 @@ from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.blob import from_blob, to_blob
 from joinery_runtime.core.table.segment import Run, encode
 from joinery_runtime.job import Input
-from joinery_runtime.sources import JsonDecoder
+from joinery_runtime.sinks.encode import json_lines
+from joinery_runtime.sinks.files import write_parquet
+from joinery_runtime.sources import JsonDecoder, PartitionRef, Range
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.formats.avro import AvroDecoder
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
+from joinery_runtime.sources.formats.parquet import ParquetDecoder
 from joinery_runtime.sources.json_compiled import JsonKernel
 from joinery_runtime.sources.json_judge import JsonJudge
+from joinery_runtime.sources.parquet import ParquetReader
 
 RECORDS = 200_000
 BATCHES = (10_000, 50_000)  # records
@@ -54,7 +63,7 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
 
 
 def other_formats() -> Variants:
-    """The same orders flat, in the envelope of Debezium, and as Avro."""
+    """The same orders flat, in the envelope of Debezium, as Avro, and in a Parquet file, whose reading counts too."""
     flat = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     around = b'{"before":null,"after":%s,"source":{"name":"db","ts_ms":1700000000000},"op":"c"}'
     changes = [around % record for record in flat]
@@ -86,7 +95,25 @@ def other_formats() -> Variants:
         batches = [values.slice(first, BATCHES[0]) for first in range(0, RECORDS, BATCHES[0])]
         return lambda: void([decode(batch) for batch in batches])
 
-    return {name: variant(*each) for name, each in decoders.items()}
+    return {name: variant(*each) for name, each in decoders.items()} | {"parquet, read": from_parquet(flat)}
+
+
+def from_parquet(records: list[bytes]) -> Callable[[], None]:
+    folder = Path(tempfile.mkdtemp(prefix="joinery-bench-"))
+    atexit.register(shutil.rmtree, folder)
+    pq.write_table(JsonDecoder(ORDERS).decode(pa.array(records, pa.binary())).rows, folder / "orders.parquet")
+    paths = {name: (name,) for name in ORDERS.names}
+    reader, decoder = ParquetReader(paths.values()), ParquetDecoder(ORDERS, paths)
+    planned = Range(PartitionRef("in", str(folder / "orders.parquet"), 0), 0, len(records))
+    return lambda: void([decoder.decode_batch(raw) for raw in reader.read(planned)])
+
+
+def written() -> Variants:
+    """Orders as files have them."""
+    records = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
+    batches = JsonDecoder(ORDERS).decode(pa.array(records, pa.binary())).rows.to_batches(max_chunksize=65_536)
+    return {"json": lambda: void([json_lines(batch) for batch in batches]),
+            "parquet": lambda: void(write_parquet(io.BytesIO(), batches))}  # fmt: skip
 
 
 def unusual() -> Variants:
@@ -131,7 +158,7 @@ STAGES: dict[str, Callable[[], Variants]] = (
         for topic, schema in (("orders", ORDERS), ("payments", PAYMENTS))
         for records in BATCHES
     }
-    | {"decode unusual orders": unusual, "decode orders of each format": other_formats}
+    | {"decode unusual orders": unusual, "decode orders of each format": other_formats, "encode orders": written}
 )
 
 

@@ -24,7 +24,6 @@ def after(place: str, text: str) -> tuple[str, str]:
 
 NOT_YET = [
     (("format: json", "format: protobuf"), "inputs[0].format", "format protobuf", 11),
-    (("format: json", "format: parquet"), "inputs[0].format", "format parquet", 11),
     (after(STEP, "      coPartitioned: true\n"), "joins[0].coPartitioned", "coPartitioned: true", 35),
     ((OUTPUT, "    file: {path: x}\n    format: csv\n"), "output.format", "output format csv", 37),
 ]
@@ -70,6 +69,7 @@ BAD = [
         13,
     ),
     # Avro
+    (("format: json", "format: parquet"), "spec.inputs[0].format", "parquet is a format of files", 11),
     (("format: json", "format: avro"), "spec.inputs[0].format", "name where its schema is", 11),
     (
         ("format: json\n", 'format: avro\n      avroSchema: "{}"\n      schemaRegistry: {url: "http://r"}\n'),

@@ -185,7 +185,7 @@ def test_a_compressed_file_that_is_not_complete_is_named(tmp_path) -> None:
         all_of(file_input(tmp_path / "in.gz"))
 
 
-@pytest.mark.parametrize(("begins", "says"), [(b"PAR1", "Parquet"), (b"BZh91", "bzip2"), (b"Obj\x01", "Avro")])
+@pytest.mark.parametrize(("begins", "says"), [(b"PAR1", "format: parquet"), (b"BZh91", "bzip2"), (b"Obj\x01", "Avro")])
 def test_a_file_of_another_kind_is_recognised(tmp_path, begins: bytes, says: str) -> None:
     (tmp_path / "in").write_bytes(begins + b"...")
     with pytest.raises(SourceError, match=f"looks like .*{says}"):

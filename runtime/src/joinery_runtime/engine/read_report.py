@@ -19,6 +19,7 @@ from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.sinks import dead_letter_rows
 from joinery_runtime.sources import BadRecord, Decoded
 from joinery_runtime.sources.base import Range, RawBatch
+from joinery_runtime.sources.records import records_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class DeadLetters:
             partition=place.partition,
             offsets=offsets,
             reasons=[record.reason for record in faults],
-            values=raw.values.take(pa.array([record.index for record in faults], pa.int64())),
+            values=records_of(raw, [record.index for record in faults]),
         )
         first = f"{place.topic}/{place.partition} offset {offsets[0]}: {faults[0].reason}"
         return cls(len(faults), rows, first)

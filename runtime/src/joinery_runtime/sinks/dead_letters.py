@@ -11,7 +11,7 @@ DEAD_LETTER_SCHEMA = pa.schema(
         pa.field("input", pa.string()),
         pa.field("topic", pa.string()),  # a file's path, where the input is one
         pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),  # in bytes, for a file
+        pa.field("offset", pa.int64()),  # in bytes, for a file; the row's number in Parquet
         pa.field("reason", pa.string()),
         pa.field("value", pa.binary()),  # the record as it was, in JSON as base64; null where it had no value
         pa.field("text", pa.string()),  # the same for people: null where it is no UTF-8, or longer than LONGEST_TEXT

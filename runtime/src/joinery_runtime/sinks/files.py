@@ -38,7 +38,7 @@ class FileWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                encode = _write_parquet if self.format == "parquet" else _write_lines
+                encode = write_parquet if self.format == "parquet" else _write_lines
                 count = encode(file, rows.to_batches())
                 file.flush()
                 os.fsync(file.fileno())
@@ -56,7 +56,7 @@ def _write_lines(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
     return count
 
 
-def _write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
+def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
     """A row group per batch."""
     count, writer = 0, None
     for batch in batches:

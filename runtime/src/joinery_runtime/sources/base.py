@@ -95,9 +95,10 @@ class RawBatch:
 
     `values` and `keys` are binary arrays of n records (null where the record has none), `offsets` is int64[n].
     `timestamps` gives those of the Kafka records at these positions (int64), in milliseconds (int64, negative where a
-    record has none); from files there are none. Keys and headers (by name, of several of one name the last) are only
-    there where the input needs them, and only from Kafka. `lost`
-    counts offsets of the range that the broker had deleted (`onDataLoss: continue`); n is 0 then.
+    record has none); from files there are none. Rows of a columnar file are `columns` (n rows, with the names and types
+    of the file), and `values` holds nothing. Keys and headers (by name, of several of one name the last) are only there
+    where the input needs them, and only from Kafka. `lost` counts offsets of the range that the broker had deleted
+    (`onDataLoss: continue`); n is 0 then.
     """
 
     partition: PartitionRef
@@ -107,12 +108,18 @@ class RawBatch:
     timestamps: Callable[[np.ndarray], np.ndarray] | None = None
     lost: int = 0
     headers: Mapping[str, pa.BinaryArray] = field(default_factory=dict)
+    columns: pa.Table | None = None
+
+    @classmethod
+    def of_columns(cls, partition: PartitionRef, offsets: np.ndarray, columns: pa.Table) -> RawBatch:
+        return cls(partition, offsets, pa.repeat(pa.scalar(b""), len(offsets)), columns=columns)
 
     @property
     def bytes(self) -> int:
-        """Of values, keys and headers, with what Arrow needs to find them."""
+        """Of values or columns, keys and headers, with what Arrow needs to find them."""
         keys = 0 if self.keys is None else self.keys.nbytes
-        return int(self.values.nbytes + keys + sum(each.nbytes for each in self.headers.values()))
+        values = self.values.nbytes if self.columns is None else self.columns.nbytes
+        return int(values + keys + sum(each.nbytes for each in self.headers.values()))
 
     def part(self, start: int, stop: int | None = None) -> RawBatch:
         """The records at these positions of the batch (as of a slice)."""
@@ -121,7 +128,9 @@ class RawBatch:
         of_all = self.timestamps
         timestamps = None if of_all is None else lambda at: of_all(at + start)
         headers = {name: each[cut] for name, each in self.headers.items()}
-        return RawBatch(self.partition, self.offsets[cut], self.values[cut], keys, timestamps, headers=headers)
+        offsets, values = self.offsets[cut], self.values[cut]
+        columns = None if self.columns is None else self.columns.slice(start, len(offsets))
+        return RawBatch(self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns)
 
     def take(self, places: np.ndarray) -> RawBatch:
         """The records at these positions (int64[n], ascending) of the batch."""
@@ -131,7 +140,9 @@ class RawBatch:
         timestamps = None if of_all is None else lambda at: of_all(places[at])
         headers = {name: each.take(chosen) for name, each in self.headers.items()}
         values = self.values.take(chosen)
-        return RawBatch(self.partition, self.offsets[places], values, keys, timestamps, headers=headers)
+        columns = None if self.columns is None else self.columns.take(chosen)
+        offsets = self.offsets[places]
+        return RawBatch(self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns)
 
 
 class SourcePlanner(Protocol):

@@ -34,21 +34,22 @@ _SHOWN = 60  # characters of an offending value that a reason repeats
 
 def convert(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
     """The text column read as `target`, and at most one fault: the rows that could not be read."""
-    return _checked(column, text, _reader(target)(text), target)
+    return checked(column, text, _reader(target)(text), target)
 
 
 def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """A column of doubles as 32-bit floats, and at most one fault: finite numbers too large for one."""
-    return _checked(column, numbers, _to_float32(numbers), pa.float32())
+    return checked(column, numbers, _to_float32(numbers), pa.float32())
 
 
 def in_range(column: str, times: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """Milliseconds since the epoch as timestamps, and at most one fault: times outside the years 1 to 9999."""
     # As text, as which they are read beside times in RFC 3339: a reason does not depend on a record's neighbours.
-    return _checked(column, times.cast(pl.String), _guessed(times), pa.timestamp("ms", tz="UTC"))
+    return checked(column, times.cast(pl.String), _guessed(times), pa.timestamp("ms", tz="UTC"))
 
 
-def _checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+def checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+    """The column that was read, and at most one fault: of the rows that have a value `before` and none `after`."""
     typed = after.to_arrow().cast(target)
     if typed.null_count == before.null_count():
         return typed, []

@@ -7,6 +7,7 @@ import pyarrow as pa
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import FileInput, Input, KafkaInput
+from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.base import SourcePlanner, SourceReader
 from joinery_runtime.sources.files import FilePlanner, FileReader
 from joinery_runtime.sources.formats import format_of
@@ -15,9 +16,10 @@ from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.kafka_planner import KafkaPlanner
 from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.metadata import MetadataDecoder
+from joinery_runtime.sources.parquet import ParquetPlanner, ParquetReader
 from joinery_runtime.sources.records import Decoder, FormatDecoder
 from joinery_runtime.sources.schema_registry import Framed
-from joinery_runtime.sources.table_decoder import DELETE_FIELD, Changelog, TableDecoder
+from joinery_runtime.sources.table_decoder import DELETE, DELETE_FIELD, Changelog, TableDecoder
 from joinery_runtime.sources.text_columns import TextDecoder, as_text
 from joinery_runtime.store_identity import StoreIdentity
 
@@ -30,6 +32,8 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity) -> SourcePlan
     match model:
         case Input(kafka=KafkaInput() as kafka):
             return KafkaPlanner(model.name, kafka, job_name, store)
+        case Input(file=FileInput() as file) if format_of(model).columnar:
+            return ParquetPlanner(model.name, file.path, *_as_written(model), model.event_time)
         case Input(file=FileInput() as file):
             columns = [column.name for column in model.columns]
             return FilePlanner(model.name, file.path, cut=format_of(model).cut(model), columns=columns)
@@ -42,6 +46,8 @@ def reader_for(model: Input) -> SourceReader:
     match model:
         case Input(kafka=KafkaInput() as kafka):
             return KafkaReader(model.name, kafka, keyed=model.keyed, headers=model.headers)
+        case Input(file=FileInput()) if format_of(model).columnar:
+            return ParquetReader(_as_written(model)[1].values())
         case Input(file=FileInput()):
             return FileReader(format_of(model).cut(model))
         case _:
@@ -69,6 +75,15 @@ def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
     return TableDecoder(changelog, _with_formats(model, decoder, versions), tombstones_repeat=repeat)
 
 
+def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
+    """What columnar files hold: the columns' types, text where they have a format of their own, and their paths."""
+    schema = as_text(arrow_schema(model.columns), [column for column in model.columns if column.format is not None])
+    paths = {column.name: column.steps for column in model.columns}
+    if model.table is None:
+        return schema, paths
+    return schema.append(DELETE_FIELD), {**paths, DELETE: (DELETE,)}
+
+
 def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """Rows of `schema`, of which some columns may have a format of their own."""
     written = [column for column in model.columns if column.format is not None]
@@ -90,7 +105,7 @@ def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema
 def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """Rows of `schema` from the records' values."""
     made = decoder.of(schema, model)
-    return Framed(made) if model.schema_registry is not None and decoder in _FRAMED else made
+    return Framed(made) if model.schema_registry is not None and isinstance(made, _FRAMED) else made
 
 
 def _no_source(model: Input) -> SourceError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,14 +41,12 @@ class _File:
     size: int
 
 
-class FilePlanner(Exclusive):
-    """Driver half: a partition for each file of the path. They are listed once, and are all there at once."""
+class ListedFiles(Exclusive):
+    """A partition for each file of a path. They are listed once, and are all there at once."""
 
-    def __init__(self, name: str, path: str, *, cut: Cut, columns: Sequence[str]) -> None:
+    def __init__(self, name: str, path: str) -> None:
         self._name, self._path = name, path
-        self._cut, self._columns = cut, columns
         self._partitions: list[PartitionRef] = []
-        self._known: dict[tuple[str, int, int], _File] = {}
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         if not self._partitions:
@@ -60,6 +59,22 @@ class FilePlanner(Exclusive):
                 todo="Put them back, or start the job with new state",
             )
         return [self._bounds(ref, stored.offsets.get(ref)) for ref in self._partitions]
+
+    @abstractmethod
+    def _bounds(self, ref: PartitionRef, position: int | None) -> Bounds:
+        """Of a file that was read up to `position` (None: not yet)."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class FilePlanner(ListedFiles):
+    """Driver half."""
+
+    def __init__(self, name: str, path: str, *, cut: Cut, columns: Sequence[str]) -> None:
+        super().__init__(name, path)
+        self._cut, self._columns = cut, columns
+        self._known: dict[tuple[str, int, int], _File] = {}
 
     def _bounds(self, ref: PartitionRef, position: int | None) -> Bounds:
         path, file = ref.topic, self._file(ref.topic)
@@ -119,9 +134,6 @@ class FilePlanner(Exclusive):
 
     def records(self, planned: Range, record_bytes: float) -> int:
         return math.ceil((planned.end_exclusive - planned.start) / record_bytes)
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
 
 class FileReader:

@@ -35,7 +35,7 @@ _OTHERS = {
     b"BZh": "bzip2: unpack it, or pack it with gzip or zstd",
     b"\xfd7zXZ\x00": "xz: unpack it, or pack it with gzip or zstd",
     b"PK\x03\x04": "zip: unpack it, or pack it with gzip or zstd",
-    b"PAR1": "Parquet, which is not supported yet",
+    b"PAR1": "Parquet: write format: parquet",
     b"Obj\x01": "an Avro container, which is not supported yet",
 }
 _KEPT = 8  # unpacked files of this process
@@ -66,7 +66,7 @@ def files_of(path: str) -> list[str]:
 
 def stamp_of(path: str) -> tuple[str, int, int]:
     """What changes when the file does. Raises SourceError where it cannot be read."""
-    with _readable(path):
+    with readable(path):
         found = Path(path).stat()
         return path, found.st_mtime_ns, found.st_size
 
@@ -74,7 +74,7 @@ def stamp_of(path: str) -> tuple[str, int, int]:
 @contextmanager
 def opened(path: str) -> Iterator[Bytes]:
     """The file's bytes, unpacked, and mapped into memory while the context lasts. Raises SourceError."""
-    with _readable(path), Path(path).open("rb") as file:
+    with readable(path), Path(path).open("rb") as file:
         beginning = file.read(6)
         for magic, what in _OTHERS.items():
             if beginning.startswith(magic):
@@ -96,7 +96,8 @@ def _mapped(file: IO[bytes]) -> Bytes:
 
 
 @contextmanager
-def _readable(path: str) -> Iterator[None]:
+def readable(path: str) -> Iterator[None]:
+    """Errors of the file system are SourceErrors that name the file."""
     try:
         yield
     except OSError as error:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, Self
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -69,8 +74,11 @@ class ByValue(ABC):
         return self.decode(raw.values)
 
 
-class FormatDecoder(ByValue):
-    """The decoder of one input format. `sources.formats` has a module for each."""
+class FormatDecoder(ABC):
+    """The decoder of one input format. `sources.formats` has a module for each; one of records is a `ByValue` too."""
+
+    columnar: ClassVar[bool] = False
+    """Whether it is a format of files that hold columns (`RawBatch.columns`), not records."""
 
     marks_deletions: ClassVar[bool] = False
     """Whether a row can have a `$delete` column, which makes it a deletion of a table (A1)."""
@@ -87,6 +95,49 @@ class FormatDecoder(ByValue):
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
         """A decoder of that input's records into rows of `schema`: its columns, and for a table that the format can
         mark deletions of, DELETE_FIELD. Raises SourceError if an input file does not fit the schema."""
+
+    @abstractmethod
+    def decode_batch(self, raw: RawBatch) -> Decoded: ...
+
+
+def records_of(raw: RawBatch, places: Sequence[int]) -> pa.BinaryArray:
+    """The records at these positions of the batch as they were; rows of a columnar file as JSON."""
+    chosen = pa.array(places, pa.int64())
+    if raw.columns is None:
+        return raw.values.take(chosen)
+    rows = raw.columns.take(chosen)
+    values = [python_values(column.combine_chunks()) for column in rows.columns]
+    found = (dict(zip(rows.column_names, row, strict=True)) for row in zip(*values, strict=True))
+    return pa.array([json_text(row).encode("utf-8", "surrogatepass") for row in found], pa.binary())
+
+
+def python_values(values: pa.Array) -> list[Any]:
+    """What Python has no value for (nanoseconds, the year 10000) is text."""
+    try:
+        found: list[Any] = values.to_pylist()
+    except (ValueError, OverflowError):
+        found = pl.Series(values).cast(pl.String, strict=False).to_list()
+    return found
+
+
+def json_text(value: Any) -> str:
+    """A value of Python as JSON. What JSON has no value of its own for is text: times as RFC 3339, decimals with their
+    digits, bytes in base64."""
+    return json.dumps(value, default=_as_text, ensure_ascii=False)
+
+
+def _as_text(value: Any) -> str:
+    match value:
+        case datetime():
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
+        case date() | time():
+            return value.isoformat()
+        case Decimal():
+            return format(value, "f")
+        case bytes():
+            return base64.b64encode(value).decode()
+        case _:
+            return str(value)
 
 
 def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:

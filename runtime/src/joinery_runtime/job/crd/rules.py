@@ -115,6 +115,11 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     Input: (
         exactly_one("kafka", "file"),
         Rule(
+            "self.format != 'parquet' || !has(self.kafka)",
+            "parquet is a format of files; name file: {path: ...} instead of kafka",
+            ".format",
+        ),
+        Rule(
             "self.schema.exists(column, column.name == self.eventTime)",
             "event time must name a column of the schema",
             ".eventTime",

@@ -86,6 +86,12 @@ def _avro(draft: JobDraft) -> Iterator[Finding]:
             yield (*source.at, "schemaRegistry"), "only records of Kafka begin with their schema's number; leave it out"
 
 
+def _parquet(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        if source.data.get("format") == "parquet" and "kafka" in source.data:
+            yield (*source.at, "format"), "parquet is a format of files; name file: {path: ...} instead of kafka"
+
+
 def _dialect(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         if source.data.get("csv") is not None and source.data.get("format") != "csv":
@@ -198,6 +204,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _event_time,
     _nested,
     _avro,
+    _parquet,
     _dialect,
     _metadata,
     _formats,

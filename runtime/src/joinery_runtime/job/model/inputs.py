@@ -139,7 +139,7 @@ class FileInput(Model):
 
     path: FilePath
     """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
-    path counts from the job file's folder. Files of gzip and zstd are unpacked."""
+    path counts from the job file's folder. Files of gzip and zstd are unpacked (not Parquet)."""
 
 
 def _one_byte(text: str) -> str:
@@ -249,11 +249,11 @@ class Input(Model):
     file: FileInput | None = None
     """Reads files from start to end: a bounded input."""
     format: Annotated[
-        Literal["json", "csv", "avro", "debezium-json", "debezium-avro"],
-        not_yet("format {}", "protobuf", "parquet", todo="use json, csv or avro"),
+        Literal["json", "csv", "avro", "debezium-json", "debezium-avro", "parquet"],
+        not_yet("format {}", "protobuf", todo="use json, csv or avro"),
     ]
-    """How records are encoded: `json` (an object each), `csv`, `avro` (a record of Avro's binary encoding each), or
-    `debezium-json` and `debezium-avro` (change events, of which the columns are the row's)."""
+    """How records are encoded: `json` (an object each), `csv`, `avro` (a record of Avro's binary encoding each),
+    `debezium-json` and `debezium-avro` (change events, of which the columns are the row's), or `parquet` (files)."""
     schema_registry: SchemaRegistry | None = None
     """Says that records begin with five bytes that name their schema, and where the schemas are: for Avro, and for
     JSON, of which only these bytes are taken off."""

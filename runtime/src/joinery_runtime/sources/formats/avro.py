@@ -8,12 +8,9 @@ and arrays in string columns are JSON.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, time
-from decimal import Decimal
 from typing import Any, Self
 
 import fastavro
@@ -25,11 +22,11 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.json_faults import FRAME
-from joinery_runtime.sources.records import NULL_VALUE, BadRecord, Decoded, FormatDecoder, with_bad
+from joinery_runtime.sources.records import NULL_VALUE, BadRecord, ByValue, Decoded, FormatDecoder, json_text, with_bad
 from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, UnknownSchema
 
 
-class AvroDecoder(FormatDecoder):
+class AvroDecoder(ByValue, FormatDecoder):
     """Decodes records into rows of `schema`. `paths` are by column; others are fields of the record."""
 
     @classmethod
@@ -67,9 +64,8 @@ class AvroDecoder(FormatDecoder):
             raise _RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
         if source.tell() != len(record):
             raise _RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
-        return json.dumps(
-            {name: _found(value, path) for name, path in self._columns}, default=_as_text, ensure_ascii=False
-        ).encode("utf-8", "surrogatepass")
+        found = {name: _found(value, path) for name, path in self._columns}
+        return json_text(found).encode("utf-8", "surrogatepass")
 
     def _schema_of(self, record: bytes) -> tuple[AvroSchema, int]:
         """What the record was written with, and where it begins."""
@@ -108,21 +104,6 @@ def _found(value: Any, path: Path) -> Any:
         else:
             value = value[step] if isinstance(value, list) and step < len(value) else None
     return None if isinstance(value, float) and value - value != 0 else value
-
-
-def _as_text(value: Any) -> Any:
-    """What JSON has no value of its own for."""
-    match value:
-        case datetime():
-            return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
-        case date() | time():
-            return value.isoformat()
-        case Decimal():
-            return format(value, "f")
-        case bytes():
-            return base64.b64encode(value).decode()
-        case _:
-            return str(value)
 
 
 DECODER = AvroDecoder

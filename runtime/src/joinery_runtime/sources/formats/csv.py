@@ -28,6 +28,7 @@ from joinery_runtime.sources.opened_files import files_of
 from joinery_runtime.sources.records import (
     NULL_VALUE,
     BadRecord,
+    ByValue,
     Decoded,
     Fault,
     FormatDecoder,
@@ -47,7 +48,7 @@ _USUAL = CsvDialect()
 _PARTS = 16  # a failed batch is cut into this many
 
 
-class CsvDecoder(FormatDecoder):
+class CsvDecoder(ByValue, FormatDecoder):
     """Decodes records whose fields come in the order of `names` (default: the schema's) into rows of `schema`.
 
     `names` may hold columns that the schema does not; they are skipped.

@@ -9,10 +9,10 @@ import pyarrow as pa
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sources.debezium import ChangeEvents
 from joinery_runtime.sources.formats.json import JsonDecoder
-from joinery_runtime.sources.records import Decoded, FormatDecoder
+from joinery_runtime.sources.records import ByValue, Decoded, FormatDecoder
 
 
-class DebeziumJsonDecoder(FormatDecoder):
+class DebeziumJsonDecoder(ByValue, FormatDecoder):
     """Decodes change events into rows of `schema`."""
 
     marks_deletions: ClassVar[bool] = True

@@ -27,7 +27,7 @@ _UNUSUAL = 8  # of so many records one may be given up; with more the judge of f
 _PAUSE = 32  # times the records of a batch of which too many were given up: so many go to the judge at once
 
 
-class JsonDecoder(FormatDecoder):
+class JsonDecoder(ByValue, FormatDecoder):
     """Decodes JSON objects into rows of `schema`. `paths` says of columns where their values are; others are fields of
     the record."""
 

@@ -1,0 +1,43 @@
+"""Rows of Parquet files, which come as columns: `parquet_columns` says which types are read as which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.paths import Path
+from joinery_runtime.sources.base import RawBatch
+from joinery_runtime.sources.parquet_columns import column_at, read_as
+from joinery_runtime.sources.records import Decoded, Fault, FormatDecoder, drop_rows
+
+
+class ParquetDecoder(FormatDecoder):
+    """Reads batches of columns into rows of `schema`. `paths` are by column; others have their own name."""
+
+    columnar: ClassVar[bool] = True
+    marks_deletions: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
+        return cls(schema, {column.name: column.steps for column in model.columns})
+
+    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:
+        self._schema, self._paths = schema, paths
+
+    def decode_batch(self, raw: RawBatch) -> Decoded:
+        assert raw.columns is not None, "the reader of Parquet gives columns"
+        made: list[pa.Array] = []
+        faults: list[Fault] = []
+        for field in self._schema:
+            values = column_at(raw.columns, self._paths.get(field.name, (field.name,)))
+            column, fault = read_as(field.name, values, field.type)
+            made.append(column)
+            faults += fault
+        return drop_rows(pa.table(made, schema=self._schema), np.arange(len(raw.offsets), dtype=np.int64), faults)
+
+
+DECODER = ParquetDecoder

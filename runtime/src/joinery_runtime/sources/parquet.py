@@ -1,0 +1,132 @@
+"""Parquet files as bounded inputs: one file, or those of a directory or a pattern.
+
+A position is the number of a row in its file. Rows stay columns on their way: they are never records of bytes. Only the
+columns that the job names are read, and a row group is decoded from its start up to the last row that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from joinery_runtime.errors import SourceError
+from joinery_runtime.job.model.paths import Path
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch, StoredOffsets
+from joinery_runtime.sources.files import ListedFiles
+from joinery_runtime.sources.opened_files import readable, stamp_of
+from joinery_runtime.sources.parquet_columns import can_be, type_at
+
+_BATCH_ROWS = 65_536
+_BATCH_BYTES = 16 * 2**20  # by the mean of a row group's rows, unpacked
+
+
+class ParquetPlanner(ListedFiles):
+    """Driver half. `schema` has the columns and the types that they are read as, `paths` where they are. A column may
+    be missing in some files, where it is null, and one of the engine (`$`) in all; the event time in none."""
+
+    def __init__(self, name: str, path: str, schema: pa.Schema, paths: Mapping[str, Path], event_time: str) -> None:
+        super().__init__(name, path)
+        self._schema, self._paths, self._event_time = schema, paths, event_time
+        self._rows: dict[tuple[str, int, int], int] = {}
+        self._missing = [column for column in schema.names if not column.startswith("$")]
+
+    def bounds(self, stored: StoredOffsets) -> list[Bounds]:
+        found = super().bounds(stored)
+        if self._missing:
+            raise SourceError(
+                f"The Parquet files of input {self._name} do not fit the schema",
+                facts=f"no file of {self._path} has {', '.join(self._missing)}",
+                todo="Correct the columns' names or paths, or leave them out",
+            )
+        return found
+
+    def _bounds(self, ref: PartitionRef, position: int | None) -> Bounds:
+        stamp = stamp_of(ref.topic)
+        if stamp not in self._rows:
+            with _opened(ref.topic) as file:
+                self._check(ref.topic, file.schema_arrow)
+                self._rows[stamp] = file.metadata.num_rows
+        start, rows = position or 0, self._rows[stamp]
+        if start > rows:
+            raise SourceError(
+                f"The file {ref.topic} is shorter than before",
+                facts=f"it was read up to row {start} and has {rows} now",
+                todo="Put the old file back, or start the job with new state",
+            )
+        return Bounds(ref, start, rows, final=True)
+
+    def _check(self, path: str, schema: pa.Schema) -> None:
+        there = {field.name: type_at(schema, self._paths[field.name]) for field in self._schema}
+        if there[self._event_time] is None:
+            raise _unfit(path, f"column {self._event_time}, the event time, is not there", "Correct eventTime")
+        for field in self._schema:
+            found = there[field.name]
+            if found is not None and not can_be(found, field.type):
+                facts = f"column {field.name} is {found} there, and {field.type} in the job"
+                raise _unfit(path, facts, "Write another type, or `string` for the value as text")
+        self._missing = [name for name in self._missing if there[name] is None]
+
+    def cut(self, bounds: Bounds, max_records: int) -> Range:
+        end = min(bounds.start + max(1, max_records), bounds.end_exclusive)
+        return Range(bounds.partition, bounds.start, end)
+
+
+class ParquetReader:
+    """Task half. Needs the file at the same path as the driver."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._names = {path[0] for path in paths}
+
+    def read(self, *planned: Range) -> Iterator[RawBatch]:
+        for each in planned:
+            with _opened(each.partition.topic) as file:
+                if each.end_exclusive > file.metadata.num_rows:
+                    raise SourceError(
+                        f"The file {each.partition.topic} was cut short while it was read",
+                        facts=f"rows up to {each.end_exclusive} were planned and it has {file.metadata.num_rows}",
+                    )
+                yield from self._read(each, file)
+
+    def _read(self, planned: Range, file: pq.ParquetFile) -> Iterator[RawBatch]:
+        names = [name for name in file.schema_arrow.names if name in self._names]
+        end = 0
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
+            at, end = end, end + group.num_rows
+            if end <= planned.start or at >= planned.end_exclusive:
+                continue
+            size = max(1, group.total_byte_size // max(1, group.num_rows))
+            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // size))
+            for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
+                first, last = max(planned.start, at), min(planned.end_exclusive, at + batch.num_rows)
+                if first < last:
+                    columns = pa.Table.from_batches([batch.slice(first - at, last - first)])
+                    yield RawBatch.of_columns(planned.partition, np.arange(first, last), columns)
+                at += batch.num_rows
+                if at >= planned.end_exclusive:
+                    return
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[pq.ParquetFile]:
+    """Raises SourceError, also for what the file turns out to be while it is read."""
+    try:
+        with readable(path), pq.ParquetFile(path, memory_map=True) as file:
+            yield file
+    except pa.ArrowException as error:
+        raise SourceError(
+            f"The input file {path} cannot be read as Parquet",
+            facts=str(error),
+            todo="Check the input's format and that the file is complete",
+        ) from error
+
+
+def _unfit(path: str, facts: str, todo: str) -> SourceError:
+    return SourceError(f"The Parquet file {path} does not fit the schema", facts=facts, todo=todo)

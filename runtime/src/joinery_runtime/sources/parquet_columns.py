@@ -1,0 +1,135 @@
+"""Columns of Parquet files as columns of an input: the value at a path, in the type that the schema names (V3).
+
+| column | from |
+|---|---|
+| boolean, binary, date | the same |
+| int32, int64 | any integer, or a decimal without a fraction that fits |
+| float, double | any number |
+| decimal(p,s) | any decimal or integer that fits; never rounded |
+| timestamp | a timestamp of any unit (without a zone: UTC), cut off below a millisecond; an integer of milliseconds |
+| string | anything: nested values as JSON |
+
+A value that its column cannot hold is a fault of its row; a type that cannot be read as the column's is refused before.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from joinery_runtime.job.model.paths import Path
+from joinery_runtime.sources.convert import checked, convert, in_range, in_years, narrow
+from joinery_runtime.sources.records import Fault, json_text, not_utf8, python_values
+
+_PER_MS = {"us": 1_000, "ns": 1_000_000}
+
+
+def type_at(schema: pa.Schema, path: Path) -> pa.DataType | None:
+    """The type of what a path leads to, without dictionaries; None where it leads nowhere."""
+    if path[0] not in schema.names:
+        return None
+    found = schema.field(str(path[0])).type
+    for step in path[1:]:
+        if isinstance(step, str) and kinds.is_struct(found) and found.get_field_index(step) >= 0:
+            found = found.field(step).type
+        elif isinstance(step, int) and (kinds.is_list(found) or kinds.is_large_list(found)):
+            found = found.value_type
+        else:
+            return None
+    return found.value_type if kinds.is_dictionary(found) else found
+
+
+def can_be(found: pa.DataType, target: pa.DataType) -> bool:
+    """Whether values of a type in a file can be read as a column's."""
+    if kinds.is_null(found) or kinds.is_string(target):
+        return True
+    whole = kinds.is_integer(found) or (kinds.is_decimal(found) and found.scale == 0)
+    return bool(
+        found == target
+        or (kinds.is_timestamp(target) and (kinds.is_timestamp(found) or kinds.is_integer(found)))
+        or (kinds.is_floating(target) and (whole or kinds.is_decimal(found) or kinds.is_floating(found)))
+        or (kinds.is_integer(target) and whole)
+        or (kinds.is_decimal(target) and (whole or kinds.is_decimal(found)))
+        or (kinds.is_date(target) and kinds.is_date(found))
+        or (kinds.is_binary(target) and _is_bytes(found))
+    )
+
+
+def column_at(columns: pa.Table, path: Path) -> pa.Array:
+    """What a path leads to in each row; null where it leads nowhere."""
+    if type_at(columns.schema, path) is None:
+        return pa.nulls(columns.num_rows)
+    found = columns.column(str(path[0])).combine_chunks()
+    for step in path[1:]:
+        if isinstance(step, str):
+            found = pc.struct_field(found, step)
+        else:
+            there = pc.greater(pc.list_value_length(found), step)
+            places = pc.if_else(there, pc.add(found.offsets[:-1], step), None)
+            found = found.values.take(places)
+    return found.dictionary_decode() if kinds.is_dictionary(found.type) else found
+
+
+def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+    """The values as a column's type, which `can_be` has found them to fit, and the rows with values that do not."""
+    found = values.type
+    if kinds.is_null(found):
+        return values.cast(target), []
+    if kinds.is_timestamp(target):
+        return _times(column, values, target)
+    if found == target:
+        return values, []
+    if kinds.is_string(target):
+        return _texts(column, values)
+    if kinds.is_decimal(target) or (kinds.is_decimal(found) and found.bit_width > 128):
+        return convert(column, _plain_text(values), target)
+    series = pl.Series(values)
+    if kinds.is_integer(target):
+        whole = series.cast(pl.Int32 if target == pa.int32() else pl.Int64, strict=False)
+        return checked(column, series.cast(pl.String), whole, target)
+    if target == pa.float32():
+        return narrow(column, series.cast(pl.Float64))
+    return values.cast(target, safe=False), []
+
+
+def _times(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+    if values.type == pa.uint64():
+        return convert(column, _plain_text(values), target)
+    if kinds.is_integer(values.type):
+        return in_range(column, pl.Series(values).cast(pl.Int64))
+    if values.type.unit == "s":
+        values = values.cast(pa.timestamp("ms", values.type.tz))
+    physical = pl.Series(values.cast(pa.int64()))
+    times = physical // _PER_MS.get(values.type.unit, 1)
+    return checked(column, physical.cast(pl.String), in_years(times), target)
+
+
+def _texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
+    found = values.type
+    if _is_bytes(found):
+        values = values.cast(pa.binary())
+        garbled = not_utf8(values).to_numpy(zero_copy_only=False)
+        text = pc.if_else(pa.array(garbled), pa.scalar(None, pa.binary()), values).cast(pa.string())
+        return text, [(garbled, [f"column {column}: not UTF-8"] * int(garbled.sum()))] if garbled.any() else []
+    if kinds.is_nested(found):
+        texts = [None if value is None else json_text(value) for value in python_values(values)]
+        return pa.array(texts, pa.string()), []
+    return _plain_text(values).to_arrow().cast(pa.string()), []
+
+
+def _plain_text(values: pa.Array) -> pl.Series:
+    """Values that are not nested, as JSON or RFC 3339 writes them."""
+    found = values.type
+    if kinds.is_timestamp(found):
+        utc = pl.Series(values.cast(pa.timestamp("ms" if found.unit == "s" else found.unit, found.tz and "UTC")))
+        return utc.dt.to_string("iso")
+    if kinds.is_temporal(found) or kinds.is_decimal(found):
+        return pl.Series([None if value is None else str(value) for value in python_values(values)], dtype=pl.String)
+    return pl.Series(values).cast(pl.String)
+
+
+def _is_bytes(found: pa.DataType) -> bool:
+    views = kinds.is_binary_view(found)
+    return bool(kinds.is_binary(found) or kinds.is_large_binary(found) or kinds.is_fixed_size_binary(found) or views)
