@@ -139,6 +139,12 @@ BAD = [
     (after(OUTPUT, "  spark: {executer: {}}\n"), "spec.spark.executer", "did you mean 'executor'?", 37),
     (after(OUTPUT, "  spark: []\n"), "spec.spark", "must be a mapping, not a list", 37),
     ((OUTPUT, "    file: {path: s3://bucket/out}\n"), "spec.output.file.path", "is an address (s3://)", 36),
+    (
+        (OUTPUT, "    kafka: {bootstrapServers: b, topic: t, headers: {x: left_amuont}}\n"),
+        "spec.output.kafka.headers.x",
+        "did you mean 'left_amount'",
+        36,
+    ),
     ((after(OUTPUT, "    format: parquet\n")), "spec.output.format", "parquet is a format of files", 37),
     ((OUTPUT, "    file: {path: file:///out}\n"), "spec.output.file.path", "write /out", 36),
     # inputs

@@ -14,7 +14,7 @@ from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_rows, json_lin
 from joinery_runtime.sinks.dead_letters import LONGEST_TEXT
 from joinery_runtime.sinks.kafka_target import as_messages
 from joinery_runtime.sources import JsonDecoder
-from sinks.rows import EVERY_TYPE, ROWS
+from sinks.rows import EVERY_TYPE, FULL, ROWS
 
 
 def test_every_type() -> None:
@@ -85,6 +85,18 @@ def test_dead_letters_keep_the_record_as_it_was() -> None:
     assert (third["value"], third["text"]) == ("ew==", "{")
     assert fourth["text"] is None
     assert len(fourth["value"]) > LONGEST_TEXT
+
+
+def test_columns_as_headers() -> None:
+    """Text and bytes as they are, others as JSON has them. A null is no header."""
+    headers = {f"x-{name}": name for name in FULL}
+    full, empty = (message["headers"] for message in as_messages(ROWS, (), headers))
+    assert dict(full) == {
+        "x-flag": "true", "x-small": "-2147483648", "x-big": "-9223372036854775808", "x-session": str(2**64 - 1),
+        "x-half": "0.5", "x-real": "0.1", "x-text": FULL["text"], "x-raw": b"\xff\x00",
+        "x-price": "1234567890123456789012345678901234.5678", "x-day": "0001-01-01", "x-at": "253402300799999",
+    }  # fmt: skip
+    assert empty == []
 
 
 def test_sessions_with_their_key_for_a_compacted_topic() -> None:

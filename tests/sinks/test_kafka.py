@@ -9,7 +9,7 @@ from itertools import count
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.kafka import KafkaSink
@@ -29,12 +29,16 @@ def topic(broker) -> str:
 
 
 def written(broker, topic: str, expected: int) -> list[tuple[bytes | None, object]]:
+    return [(message.key(), json.loads(message.value())) for message in consumed(broker, topic, expected)]
+
+
+def consumed(broker, topic: str, expected: int) -> list[Message]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "test", "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, 0)])
     messages = consumer.consume(expected, 30)
     assert consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1] == expected
     consumer.close()
-    return [(message.key(), json.loads(message.value())) for message in messages]
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,22 @@ def test_rows_and_keys(broker, topic, key, keys) -> None:
     writer = pickle.loads(pickle.dumps(sink.writer()))
     assert writer.write(attempt(), ROWS)["rows"] == 3
     assert written(broker, topic, 3) == list(zip(keys, ROWS.to_pylist(), strict=True))
+
+
+def test_headers(broker, topic) -> None:
+    """More than the client's queue holds, in order."""
+    rows = pa.table({"k": ["a", None] * 1_000, "n": range(2_000)})
+    properties = {"queue.buffering.max.messages": "1000"}
+    sink = KafkaSink(KafkaTarget(topic, broker.bootstrap, ("k",), properties, {"kind": "k", "number": "n"}))
+    sink.prepare(rows.schema)
+    writer = pickle.loads(pickle.dumps(sink.writer()))
+    assert writer.write(attempt(), rows)["rows"] == 2_000
+    first, second, *_, last = consumed(broker, topic, 2_000)
+    assert (first.headers(), first.key()) == ([("kind", b"a"), ("number", b"0")], b"a")
+    assert (second.headers(), second.key()) == ([("number", b"1")], None)
+    assert json.loads(last.value()) == {"k": None, "n": 1_999}
+    with pytest.raises(SinkError, match="headers names no output column: z"):
+        KafkaSink(KafkaTarget(topic, broker.bootstrap, headers={"x": "z"})).prepare(rows.schema)
 
 
 def test_more_rows_than_the_client_s_queue_holds(broker, topic) -> None:
@@ -77,7 +97,7 @@ def test_no_rows(broker, topic) -> None:
 def test_a_missing_topic_and_a_missing_key_column(broker, topic) -> None:
     with pytest.raises(SinkError, match="Output topic nowhere: it does not exist"):
         KafkaSink(KafkaTarget("nowhere", broker.bootstrap)).prepare(ROWS.schema)
-    with pytest.raises(SinkError, match="names no output column: z"):
+    with pytest.raises(SinkError, match="key names no output column: z"):
         KafkaSink(KafkaTarget(topic, broker.bootstrap, ("z",))).prepare(ROWS.schema)
 
 

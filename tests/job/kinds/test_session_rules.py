@@ -268,6 +268,12 @@ def test_rows_of_postgres_replace_each_other_by_group_and_id(output: Any, key: t
     assert load(output=output, groupBy=["user_id", "page"]).upsert_key == key
 
 
+def test_a_header_may_say_that_a_row_is_taken_back() -> None:
+    output = {"kafka": {**KAFKA["kafka"], "headers": {"gone": "retracted"}}}
+    assert load(output=output, emitRetractions=True).spec.output.kafka.headers == {"gone": "retracted"}
+    assert "output.kafka.headers.gone" in str(mistakes(output=output))
+
+
 def test_what_goes_out() -> None:
     job = load(COUNT, of("first", "page", **{"as": "page"}), groupBy=["low", "user_id"], compute=[LOWER])
     names = ["low", "user_id", "window_start", "window_end", "session_id", "events", "page"]

@@ -31,6 +31,15 @@ def json_lines(rows: pa.Table | pa.RecordBatch) -> bytes:
     return lines.getvalue()
 
 
+def as_texts(rows: pa.Table | pa.RecordBatch, column: str) -> list[str | bytes | None]:
+    """The values of one column by themselves: text and bytes as they are, others as JSON has them."""
+    if pa.types.is_binary(rows.schema.field(column).type):
+        values: list[str | bytes | None] = rows[column].to_pylist()
+        return values
+    plain = pl.DataFrame(rows.select([column])).with_columns(*_PLAIN)
+    return list(plain[column].cast(pl.String))
+
+
 def rows_to_json(rows: pa.Table | pa.RecordBatch) -> list[bytes]:
     """One JSON object per row. A newline inside a text is escaped, so splitting at newlines is safe."""
     return json_lines(rows).split(b"\n")[:-1]

@@ -38,7 +38,7 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
     """The sink of the job's output; `store` None: the state is not in Postgres."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
-            target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties)
+            target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
             return _kafka(job, target, PartNames(job.name))
         case Output(postgres=PostgresOutput() as postgres):
             return _postgres(TargetTable(postgres.table, job.upsert_key, job.retracted), job, store)

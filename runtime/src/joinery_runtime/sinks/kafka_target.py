@@ -1,7 +1,8 @@
 """What all Kafka writers share: the topic and how to reach it, the client's settings, rows as messages.
 
-A value is the row as JSON. The record key is the plain text where `key` names a single string column, else a JSON
-object of the key columns; a record has no key where `key` is empty or its single string column is null.
+A value is the row as JSON, and columns may be headers too. The record key is the plain text where `key` names a single
+string column, else a JSON object of the key columns; a record has no key where `key` is empty or its single string
+column is null.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -18,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.kafka_errors import LastError, is_away, tls_port
-from joinery_runtime.sinks.encode import rows_to_json
+from joinery_runtime.sinks.encode import as_texts, rows_to_json
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
 DELIVERY_SECONDS = 120.0  # how long no row at all may be taken, unless the job sets delivery.timeout.ms
@@ -48,12 +50,14 @@ _SILENT.addHandler(logging.NullHandler())
 
 @dataclass(frozen=True, slots=True)
 class KafkaTarget:
-    """A topic to write. `properties` are librdkafka's and may hold secrets; `key` names columns of the rows."""
+    """A topic to write. `properties` are librdkafka's and may hold secrets; `key` names columns of the rows, and
+    `headers` by the header's name."""
 
     topic: str
     bootstrap_servers: str
     key: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         refused = [name for name in self.properties if name in _OWNED]
@@ -125,10 +129,12 @@ class KafkaTarget:
             raise self.problem("kafka.properties are not valid", error.args[0].str()) from error
 
     def require(self, schema: pa.Schema, client: Any, errors: LastError) -> None:
-        """Checks that the key names columns of the rows and that the topic is there. Raises SinkError."""
-        missing = [name for name in self.key if name not in schema.names]
-        if missing:
-            raise self.problem("the key names no output column", ", ".join(missing), "Correct output.kafka.key")
+        """Checks that key and headers name columns of the rows and that the topic is there. Raises SinkError."""
+        for what, columns in (("key", self.key), ("headers", self.headers.values())):
+            missing = [name for name in columns if name not in schema.names]
+            if missing:
+                todo = f"Correct output.kafka.{what}"
+                raise self.problem(f"{what} names no output column", ", ".join(missing), todo)
         topics = self._topics(client, errors)
         deadline = time.monotonic() + _NEWS_SECONDS
         while self.topic not in topics and time.monotonic() < deadline:
@@ -234,11 +240,29 @@ def enqueue(
     for start in range(0, len(messages), _BATCH):
         waiting = list(messages[start : start + _BATCH])
         while waiting:
-            producer.produce_batch(topic, waiting, on_delivery=on_delivery)
-            waiting = _not_queued(waiting)
+            if "headers" in waiting[0]:
+                waiting = _one_by_one(producer, topic, waiting, on_delivery)
+            else:
+                producer.produce_batch(topic, waiting, on_delivery=on_delivery)
+                waiting = _not_queued(waiting)
             if not patience.poll(producer, 0.1 if waiting else 0) and waiting:
                 return len(messages) - start
     return 0
+
+
+def _one_by_one(
+    producer: Producer,
+    topic: str,
+    messages: list[dict[str, Any]],
+    on_delivery: Callable[[KafkaError | None, Message], None] | None,
+) -> list[dict[str, Any]]:
+    """Messages that did not fit the client's queue. `produce_batch` takes no headers."""
+    for place, message in enumerate(messages):
+        try:
+            producer.produce(topic, **message, on_delivery=on_delivery)
+        except BufferError:
+            return messages[place:]
+    return []
 
 
 def _not_queued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -250,10 +274,19 @@ def _not_queued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [message for message, _ in errors]
 
 
-def as_messages(rows: pa.Table | pa.RecordBatch, key: Sequence[str]) -> list[dict[str, Any]]:
-    values = rows_to_json(rows)
-    if not key:
-        return [{"value": value} for value in values]
-    plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)
-    keys = rows[key[0]].to_pylist() if plain else rows_to_json(rows.select(list(key)))
-    return [{"value": value, "key": each} for value, each in zip(values, keys, strict=True)]
+def as_messages(
+    rows: pa.Table | pa.RecordBatch, key: Sequence[str], headers: Mapping[str, str] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Rows as `enqueue` takes them. Either all have headers (maybe none of them) or no message knows of any."""
+    messages: list[dict[str, Any]] = [{"value": value} for value in rows_to_json(rows)]
+    if key:
+        plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)
+        keys = rows[key[0]].to_pylist() if plain else rows_to_json(rows.select(list(key)))
+        for message, each in zip(messages, keys, strict=True):
+            message["key"] = each
+    if headers:
+        columns = zip(*(as_texts(rows, column) for column in headers.values()), strict=True)
+        for message, values in zip(messages, columns, strict=True):
+            named = zip(headers, values, strict=True)
+            message["headers"] = [(name, value) for name, value in named if value is not None]
+    return messages

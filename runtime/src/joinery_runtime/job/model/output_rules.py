@@ -11,15 +11,20 @@ from joinery_runtime.job.model.wording import listed, suggestion
 
 
 def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Finding]:
-    """Keys that name no output column. `known` are all that there are, None while one is hidden."""
+    """Keys and headers that name no output column. `known` are all that there are, None while one is hidden."""
     if known is None:
         return
-    for steps in (("kafka", "key"), ("postgres", "upsertKey")):
-        for i, name in enumerate(items(draft.data, "spec", "output", *steps)):
-            if isinstance(name, str) and name not in known:
-                hint = suggestion(name, known)
-                at = ("spec", "output", *steps, i)
-                yield at, f"{name!r} is not an output column{hint}; output columns are {listed(known)}"
+    named: list[tuple[Loc, object]] = [
+        (("spec", "output", *steps, i), name)
+        for steps in (("kafka", "key"), ("postgres", "upsertKey"))
+        for i, name in enumerate(items(draft.data, "spec", "output", *steps))
+    ]
+    headers = dig(draft.data, "spec", "output", "kafka", "headers")
+    if isinstance(headers, Mapping):
+        named += [(("spec", "output", "kafka", "headers", header), name) for header, name in headers.items()]
+    for at, name in named:
+        if isinstance(name, str) and name not in known:
+            yield at, f"{name!r} is not an output column{suggestion(name, known)}; output columns are {listed(known)}"
 
 
 def late_without_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:

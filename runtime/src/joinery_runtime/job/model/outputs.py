@@ -21,6 +21,9 @@ class KafkaOutput(Model):
     key: tuple[Text, ...] = ()
     """Output columns that make the record's key: one text column as it is, else a JSON object. Without them records
     have no key."""
+    headers: dict[Text, Text] = Field(default_factory=dict)
+    """Output columns that are headers of the record too, by the header's name: text and bytes as they are, other values
+    as JSON has them. A null makes no header."""
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
     """Settings of librdkafka by their names. Secret ones belong in `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None

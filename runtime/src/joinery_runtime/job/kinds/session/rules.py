@@ -155,7 +155,10 @@ def _late(draft: JobDraft) -> Iterator[Finding]:
 def _keys_known(draft: JobDraft) -> Iterator[Finding]:
     named = _output_columns(draft)
     for at, message in output_rules.unknown_columns(draft, list(named) if named is not None else None):
-        yield at, message if dig(draft.data, *at) != RETRACTED else _NO_KEY
+        retracted = dig(draft.data, *at) == RETRACTED
+        # A key says which session a row is of; a header may say that it is taken back.
+        if not (retracted and "headers" in at and dig(draft.data, "spec", "emitRetractions") is True):
+            yield at, _NO_KEY if retracted else message
 
 
 def _takes_back_its_own(draft: JobDraft) -> Iterator[Finding]:
