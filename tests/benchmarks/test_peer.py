@@ -97,6 +97,7 @@ def test_looks_that_ended_are_not_waited_for() -> None:
 WRITES = """
 import json, pathlib, sys, time
 folder = pathlib.Path("rows"); folder.mkdir()
+while time.process_time() < 0.5: pass  # it is looked at five times a second
 for number in range(int(sys.argv[1])):
     (folder / "next").write_text(json.dumps({"n": number}) + "\\n")
     (folder / "next").rename(folder / f"{number}.jsonl")

@@ -7,8 +7,9 @@ they promise is tested on a real one (tests/sinks/test_kafka_transactions.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pytest
@@ -30,6 +31,7 @@ class SimTopic:
     otherwise. It stands for the sink's target too: that is how its parts find it."""
 
     key: tuple[str, ...] = ()
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, name: str, spawn: Callable[[str, Callable[[], None]], None]) -> None:
         self.topic = name
