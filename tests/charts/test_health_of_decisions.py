@@ -105,7 +105,7 @@ def test_from_the_first_look_to_running(world: World) -> None:
 
 
 def test_an_edit_is_progressing_from_the_start_and_degraded_when_it_is_refused(running: World) -> None:
-    running.edit(shards=16)
+    running.edit(trigger={"maxRecordsPerEpoch": 16})
     assert health(running.resource)["status"] == "Progressing"
     assert running.step() == "Progressing"
     refused = StateCheck(fits=False, refused=("keys differ",), target_version=1)
@@ -116,7 +116,7 @@ def test_an_edit_is_progressing_from_the_start_and_degraded_when_it_is_refused(r
 
 
 def test_an_invalid_edit_is_degraded_though_the_driver_runs(running: World) -> None:
-    running.edit(shards="many")
+    running.edit(trigger={"maxRecordsPerEpoch": "many"})
     assert running.step() == "Degraded"
     assert health(running.resource)["message"].startswith("Invalid: ")
     assert running.status.phase == "Running"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
+from joinery_runtime.hosts.scale import request_executors
 from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, start_context
-from joinery_runtime.hosts.spark_places import executors_of, placed
+from joinery_runtime.hosts.spark_places import executors_of, ids_of, placed
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace import run_trace
@@ -196,3 +197,23 @@ def test_attempts_leave_rows_and_state_once(
     check_state(job, store)
     written = Counter(tuple(path.name.split("-")[:3]) for path in (tmp_path / "output").iterdir())
     assert max(written.values()) >= 2, "no task ran a second time"
+
+
+# --- scale, last: it takes an executor away ---------------------------------------------------------------------------
+
+
+def test_executors_go_and_come_while_spark_runs(context: SparkContext) -> None:
+    first, _ = ids_of(context)
+    assert request_executors(context, 1) == 1
+    _until(lambda: ids_of(context) == [first])
+    assert request_executors(context, 2) == 0
+    _wait_for_executors(context, 2)
+    assert ids_of(context)[0] == first
+    run(context, "never", RuntimeError())
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -53,8 +53,6 @@ def test_it_is_ten_hex_digits_and_the_same_for_every_release():
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("spec.shards", 4),
-        ("spec.spark.executor.instances", 3),
         ("spec.spark.executor.memory", "4g"),
         ("spec.spark.driver.nodeSelector", {"disk": "ssd"}),
         ("spec.spark.conf", {"spark.task.maxFailures": 8}),
@@ -97,7 +95,6 @@ def test_what_no_driver_sees_makes_none(path, value):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("spec.shards", 8),
         ("spec.delivery", "exactlyOnce"),
         ("spec.spark", {}),
         ("spec.spark", {"driver": {"cores": 1, "memory": "1g"}, "executor": {"instances": 2}, "conf": {}}),
@@ -120,10 +117,16 @@ def test_jobs_of_every_kind_have_revisions(kind):
     base = revision_hash(kind, resource_of(kind), IMAGE)
     filled = kind.model.model_validate(resource_of(kind)).model_dump(mode="json", by_alias=True, exclude_none=True)
     assert revision_hash(kind, {**resource_of(kind), "spec": filled["spec"]}, IMAGE) == base
-    same = ({"suspend": True}, {"cleanup": "deleteState"}, {"upgrade": {"mode": "stateless"}})
+    same = (
+        *({"suspend": True}, {"cleanup": "deleteState"}, {"upgrade": {"mode": "stateless"}}),
+        *({"shards": 5}, {"spark": {"executor": {"instances": 3}}}),
+    )
     assert {revision_hash(kind, resource_of(kind, **spec), IMAGE) for spec in same} == {base}
-    other = ({"shards": 5}, {"spark": {"executor": {"instances": 3}}}, {"trigger": {"maxRecordsPerEpoch": 1}})
-    assert len({base, *(revision_hash(kind, resource_of(kind, **spec), IMAGE) for spec in other)}) == 4
+    executor = {"instances": 3, "maxInstances": 5}
+    other = ({"spark": {"executor": executor}}, {"trigger": {"maxRecordsPerEpoch": 1}})
+    assert len({base, *(revision_hash(kind, resource_of(kind, **spec), IMAGE) for spec in other)}) == 3
+    earlier = {revision_hash(kind, resource_of(kind, **spec), IMAGE, with_scale=True) for spec in (*same[-2:], {})}
+    assert len(earlier) == 3
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ KIND_LABEL = "joinery.dev/kind"
 ROLE_LABEL = "joinery.dev/role"
 ATTEMPT_LABEL = "joinery.dev/attempt"
 REVISION_LABEL = "joinery.dev/revision"
+SCALE_ANNOTATION = "joinery.dev/scale"
+"""Of a driver's pod, which reads it as a file: the `Scale` that the resource asks for."""
 APP_LABELS = {"app.kubernetes.io/name": "joinery", "app.kubernetes.io/managed-by": "joinery-operator"}
 
 _PLAIN_KIND = "StreamJoin"

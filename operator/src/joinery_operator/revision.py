@@ -17,7 +17,7 @@ from joinery_operator.decision import Manifest
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
-from joinery_runtime.job.crd import ResourceKind
+from joinery_runtime.job.crd import ResourceKind, Scale
 from joinery_runtime.job.crd.status import Mode
 
 RESTARTED_AT = "joinery.dev/restartedAt"
@@ -56,18 +56,35 @@ class JobRevision:
         return self.job.spec.upgrade.mode
 
 
-def revision_hash(kind: ResourceKind, resource: Manifest, image: str) -> str:
-    """The hash of what a driver of this resource with this image would see. Raises pydantic's ValidationError for a
+def revision_hash(kind: ResourceKind, resource: Manifest, image: str, *, with_scale: bool = False) -> str:
+    """The hash of what a driver of this resource with this image would see at its start and cannot follow later.
+    `with_scale`: as earlier releases made it, whose drivers followed nothing. Raises pydantic's ValidationError for a
     resource that is no valid job."""
-    job = kind.model.model_validate(resource, by_alias=True, by_name=False)
+    job: Any = kind.model.model_validate(resource, by_alias=True, by_name=False)
     spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
-    spec = {name: value for name, value in spec.items() if name not in _NOT_FOR_DRIVERS}
+    spec = _without(spec, *_NOT_FOR_DRIVERS)
     # The resolved image stands for it: naming the image that runs already changes nothing.
-    spec["spark"] = {name: value for name, value in spec.get("spark", {}).items() if name != "image"}
+    spec["spark"] = _without(spec.get("spark", {}), "image")
+    if not with_scale:
+        spec.pop("shards", None)
+        if scale_of(job).instances is not None:
+            executor = _without(spec["spark"].pop("executor", {}), "instances")
+            spec["spark"] |= {"executor": executor} if executor else {}
     annotations = resource["metadata"].get("annotations") or {}
     seen = {"spec": spec, "image": image, "restartedAt": annotations.get(RESTARTED_AT)}
     text = json.dumps(seen, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
+
+
+def scale_of(job: Job) -> Scale:
+    """How wide the job is to run, which is no part of a revision."""
+    executor = job.spec.spark.executor
+    # Between `instances` and `maxInstances` Spark itself decides how many there are.
+    return Scale(shards=job.spec.shards, instances=executor.instances if executor.max_instances is None else None)
+
+
+def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def resolved_image(job: Job, settings: Settings, in_force_image: str | None, changed: bool) -> str:

@@ -125,14 +125,22 @@ def test_it_is_suspended_and_resumed(job: ClusterJob) -> None:
     job.judge()
 
 
-@pytest.mark.soak
-def test_its_shards_and_executors_are_changed(job: ClusterJob) -> None:
+def test_it_becomes_wider_and_narrower_while_it_runs(job: ClusterJob) -> None:
+    def scaled(shards: int, executors: int) -> bool:
+        return job.log.entries()[-1]["plan"]["shards"] == shards and len(job.running("executor")) == executors
+
+    driver, generation = job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]
     with job.feeder:
+        job.apply(shards=7)
+        job.kubectl("scale", f"{job.kind}/{job.name}", "--replicas=3", "-n", job.namespace)
+        job.wait("it is wider", lambda: scaled(7, 3))
+        job.wait_for_more_epochs(3)
         executor = {**job.manifest["spec"]["spark"]["executor"], "instances": 1}
-        job.apply(shards=7, spark={**job.manifest["spec"]["spark"], "executor": executor})
-        job.wait_until_running()
+        job.apply(shards=3, spark={**job.manifest["spec"]["spark"], "executor": executor})
+        job.wait("it is narrower", lambda: scaled(3, 1))
+        job.wait_for_more_epochs(3)
     job.judge()
-    assert job.log.entries()[-1]["plan"]["shards"] == 7
+    assert (job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]) == (driver, generation)
 
 
 @pytest.mark.soak

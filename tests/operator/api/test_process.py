@@ -42,7 +42,7 @@ def test_it_leaves_no_traces_of_kopf_and_ends_at_sigterm(start, cluster, shop, m
         wait_until("readiness", lambda: fetch(operator.port, "/readyz") == "ok\n")
         assert fetch(operator.port, "/healthz") == "ok\n"
         assert f'joinery_operator_cached_objects{{kind="StreamJoin"}} 1.0' in fetch(operator.port, "/metrics")  # noqa: F541
-        cluster.patch("StreamJoin", shop, JOB, {"spec": {"shards": 4}})
+        cluster.patch("StreamJoin", shop, JOB, {"spec": {"trigger": {"maxRecordsPerEpoch": 4}}})
         wait_until(
             "the edit is seen", lambda: cluster.get("StreamJoin", shop, JOB)["status"]["observedGeneration"] == 2
         )

@@ -51,7 +51,13 @@ def test_what_happens_to_one_is_looked_at_for_the_other(how):
             reconciled.clear()
             if how == "changed":
                 await tell(
-                    controller, server.change(FIRST.name, "shop", "orders", lambda each: each["spec"].update(shards=9))
+                    controller,
+                    server.change(
+                        FIRST.name,
+                        "shop",
+                        "orders",
+                        lambda each: each["spec"].update(trigger={"maxRecordsPerEpoch": 9}),
+                    ),
                 )
             else:
                 gone = server.remove(FIRST.name, "shop", "orders")

@@ -108,7 +108,7 @@ def test_sparks_settings(job):
     assert found["spark.kubernetes.container.image.pullPolicy"] == "Always"
     assert found["spark.kubernetes.container.image.pullSecrets"] == "one,two"
     assert found["spark.driver.memory"] == "3g"
-    assert found["spark.executor.instances"] == "4"
+    assert "spark.executor.instances" not in found  # an argument of each driver: it may change under a revision
     assert found["spark.executor.cores"] == "2"
     assert found["spark.executor.memory"] == "2g"
     assert found["spark.executor.memoryOverhead"] == f"{384 + 2 * 512}m"

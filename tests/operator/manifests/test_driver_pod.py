@@ -1,3 +1,4 @@
+import json
 import shlex
 
 import pytest
@@ -70,12 +71,29 @@ def test_its_environment(job):
 def test_its_executors_belong_to_this_attempt(job):
     arguments = shlex.split(environment(main(job.driver(3)))["PYSPARK_SUBMIT_ARGS"])
     assert arguments[-1] == "pyspark-shell"
-    assert arguments[:-1:2] == ["--conf"] * 3
+    assert arguments[:-1:2] == ["--conf"] * 4
     assert dict(each.split("=", 1) for each in arguments[1:-1:2]) == {
+        "spark.executor.instances": "2",
         "spark.kubernetes.driver.pod.name": job.names.driver(3),
         "spark.kubernetes.executor.podNamePrefix": job.names.executor_prefix(3),
         "spark.kubernetes.executor.label.joinery.dev/attempt": "3",
     }
+
+
+def test_the_scale_is_a_file_that_follows_the_pods_annotation(job):
+    pod = job.driver()
+    scale = {"shards": 4, "instances": 2}
+    assert json.loads(pod["metadata"]["annotations"]["joinery.dev/scale"]) == scale
+    (item,) = volume(pod, "scale")["downwardAPI"]["items"]
+    assert item["fieldRef"] == {"fieldPath": "metadata.annotations['joinery.dev/scale']"}
+    (folder,) = [path for path, mount in mounts(main(pod)).items() if mount["name"] == "scale"]
+    assert environment(main(pod))["JOINERY_SCALE_FILE"] == f"{folder}/{item['path']}"
+
+
+def test_between_two_bounds_spark_decides_how_many_executors_there_are(job):
+    pod = job.with_spark(executor={"instances": 3, "maxInstances": 6}).driver()
+    assert json.loads(pod["metadata"]["annotations"]["joinery.dev/scale"]).keys() == {"shards"}
+    assert "spark.executor.instances=3" in environment(main(pod))["PYSPARK_SUBMIT_ARGS"]
 
 
 def test_all_secrets_of_the_job_are_there_once(job):

@@ -67,7 +67,7 @@ def test_the_driver_stops_then_the_state_goes_then_the_resource(cluster: Simulat
 
 
 def test_a_job_that_never_started_goes_at_once() -> None:
-    cluster = SimulatedCluster(resource(cleanup="deleteState", shards="many"))
+    cluster = SimulatedCluster(resource(cleanup="deleteState", trigger={"maxRecordsPerEpoch": "many"}))
     cluster.step()
     cluster.delete()
     cluster.step()
@@ -133,7 +133,7 @@ def test_what_kubernetes_deletes_in_the_foreground_is_left_to_it(cluster: Simula
 
 
 def test_an_invalid_resource_is_deleted_by_the_revision_in_force(cluster: SimulatedCluster) -> None:
-    cluster.edit(shards="many")
+    cluster.edit(trigger={"maxRecordsPerEpoch": "many"})
     cluster.step()
     cluster.delete()
     cluster.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from joinery_operator.decision import Create, Delete, Patch
 from joinery_operator.reconcile.context import read_status
-from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, Waiting
+from joinery_operator.revision import revision_hash
+from joinery_runtime.job.crd import KINDS, DriverStatus, HotKey, InputStatus, Waiting
 from simulated_cluster.simulation import START, Killed, SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
@@ -221,9 +223,75 @@ def test_a_finished_job_stays_finished_until_its_revision_changes(running: Simul
     running.edit(suspend=True)
     running.step()
     assert running.status.phase == "Finished"
-    running.edit(suspend=False, shards=8)
+    running.edit(suspend=False, trigger={"maxRecordsPerEpoch": 8})
     running.step()
     assert running.status.rollout is not None
+
+
+def scale(cluster: SimulatedCluster, name: str) -> Any:
+    return json.loads(cluster.pods[name]["metadata"]["annotations"]["joinery.dev/scale"])
+
+
+def test_shards_and_executors_change_under_the_running_driver(running: SimulatedCluster) -> None:
+    uid, revision = running.pods[FIRST]["metadata"]["uid"], running.status.revision
+    assert scale(running, FIRST) == {"shards": 4, "instances": 2}
+    running.edit(shards=16, spark={"executor": {"instances": 5}})
+    (patch,) = running.step().actions
+    assert isinstance(patch, Patch)
+    assert scale(running, FIRST) == {"shards": 16, "instances": 5}
+    assert quiescent(running)
+    status = running.status
+    assert (status.revision, status.target_revision, status.rollout, status.phase) == (
+        revision,
+        revision,
+        None,
+        "Running",
+    )
+    assert running.pods[FIRST]["metadata"]["uid"] == uid
+
+
+def test_the_next_driver_starts_as_wide_as_is_asked_for_by_then(running: SimulatedCluster) -> None:
+    running.edit(shards=16, spark={"executor": {"instances": 5}})
+    running.step()
+    running.evict(FIRST)
+    running.step()
+    running.pass_time(10)
+    running.step()
+    second = running.pods["orders-driver-2"]
+    assert scale(running, "orders-driver-2") == {"shards": 16, "instances": 5}
+    arguments = {each["name"]: each.get("value", "") for each in second["spec"]["containers"][0]["env"]}
+    assert "spark.executor.instances=5" in arguments["PYSPARK_SUBMIT_ARGS"]
+
+
+def test_a_rollout_leaves_the_old_driver_as_wide_as_it_is_asked_for(running: SimulatedCluster) -> None:
+    running.edit(shards=16)
+    running.step()
+    running.edit(trigger={"maxRecordsPerEpoch": 9}, shards=12)
+    running.step()
+    assert running.status.rollout is not None
+    assert scale(running, FIRST) == {"shards": 12, "instances": 2}
+    running.edit(shards="many")
+    running.step()
+    assert scale(running, FIRST) == {"shards": 12, "instances": 2}
+
+
+def test_a_driver_of_an_earlier_operator_goes_on_until_it_is_to_be_scaled(cluster: SimulatedCluster) -> None:
+    """Its revision has the name that shards and executors are a part of, and its pod reads no scale."""
+    cluster.started(1)
+    given = cluster.resource
+    assert given is not None
+    earlier = revision_hash(KINDS[0], given, str(cluster.status.image), with_scale=True)
+    renamed = json.loads(json.dumps(given).replace(str(cluster.status.revision), earlier))
+    given["status"] = renamed["status"]
+    pod = cluster.pods[FIRST]
+    pod["metadata"]["labels"]["joinery.dev/revision"] = earlier
+    del pod["metadata"]["annotations"]
+    for _ in range(3):
+        cluster.step()
+    assert (cluster.status.revision, cluster.status.rollout, list(cluster.pods)) == (earlier, None, [FIRST])
+    cluster.edit(shards=16)
+    cluster.step()
+    assert cluster.status.rollout is not None
 
 
 @pytest.mark.parametrize(
@@ -233,7 +301,7 @@ def test_a_finished_job_stays_finished_until_its_revision_changes(running: Simul
         (lambda c: c.end(FIRST, {"outcome": "finished"}, 0), ("True", "False", "False")),
         (lambda c: c.end(FIRST, TRANSIENT), ("False", "True", "False")),
         (lambda c: c.end(FIRST, FATAL), ("False", "False", "True")),
-        (lambda c: c.edit(shards="many"), ("True", "False", "True")),
+        (lambda c: c.edit(trigger={"maxRecordsPerEpoch": "many"}), ("True", "False", "True")),
     ],
     ids=["runs", "finished", "starts again", "failed for good", "an edit that is no job"],
 )
@@ -369,7 +437,12 @@ def test_a_status_of_another_release_is_read_as_far_as_it_goes(running: Simulate
 
 JOIN = {"right": "r", "keys": {"l.id": "r.id"}, "interval": {"of": "l", "lower": "0s", "upper": "1h"}}
 INVALID: list[tuple[str, dict[str, Any], str, list[str]]] = [
-    ("models refuse", {"shards": "many", "output": {}}, "Invalid", ["spec.shards", "spec.output"]),
+    (
+        "models refuse",
+        {"trigger": {"maxRecordsPerEpoch": "many"}, "output": {}},
+        "Invalid",
+        ["spec.trigger.maxRecordsPerEpoch", "spec.output"],
+    ),
     (
         "no such columns",
         {"joins": [{**JOIN, "where": "l.nope > 1"}]},

@@ -24,7 +24,7 @@ def cluster() -> SimulatedCluster:
     cluster.commit(name)
     cluster.tell(name)
     cluster.pass_time(60)
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     return cluster
 
@@ -131,7 +131,7 @@ def test_a_ready_driver_without_records_goes_on_and_can_be_taken_back(cluster: S
     cluster.get_ready(BACK)
     cluster.step()
     assert (stage(cluster), cluster.status.refused) == ("Starting", None)
-    cluster.edit(shards=4)  # the job that ran before
+    cluster.edit(trigger={"maxRecordsPerEpoch": 4})  # the job that ran before
     cluster.step()
     cluster.stopped(BACK)
     cluster.step()
@@ -300,7 +300,7 @@ def test_a_way_back_that_may_pass_is_tried_again(cluster: SimulatedCluster) -> N
 def test_the_change_is_taken_back_meanwhile(cluster: SimulatedCluster, at: str, then: str | None) -> None:
     REACH[at](cluster)
     assert stage(cluster) == at
-    cluster.edit(shards=4)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 4})
     cluster.step()
     assert stage(cluster) == then
     assert cluster.status.refused is None
@@ -316,7 +316,7 @@ def test_the_change_is_taken_back_meanwhile(cluster: SimulatedCluster, at: str, 
 def test_a_third_revision_is_asked_for_meanwhile(cluster: SimulatedCluster, at: str, then: str) -> None:
     REACH[at](cluster)
     second = cluster.status.rollout.revision  # type: ignore[union-attr]
-    cluster.edit(shards=9)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 9})
     cluster.step()
     assert stage(cluster) == then
     assert (cluster.status.rollout.revision == second) == (then == "RollingBack")  # type: ignore[union-attr]
@@ -327,7 +327,7 @@ def test_a_third_revision_is_asked_for_meanwhile(cluster: SimulatedCluster, at: 
 def test_an_invalid_edit_changes_nothing(cluster: SimulatedCluster, at: str) -> None:
     REACH[at](cluster)
     before = cluster.status.rollout
-    cluster.edit(shards="many")
+    cluster.edit(trigger={"maxRecordsPerEpoch": "many"})
     cluster.step()
     assert cluster.status.rollout == before
     assert cluster.condition("Valid") == ("False", "Invalid")
@@ -375,9 +375,9 @@ def test_the_same_revision_tried_again_has_a_savepoint_of_its_own(cluster: Simul
     first = cluster.status.rollout.savepoint  # type: ignore[union-attr]
     cluster.run(BACK)
     cluster.commit(cluster.started(4))
-    cluster.edit(shards=4)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 4})
     cluster.step()
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     stopping(cluster)
     cluster.stopped(AGAIN)
@@ -401,7 +401,7 @@ def test_a_job_whose_state_dies_with_it_is_replaced_without_ceremony() -> None:
     output = {"file": {"path": "joined"}, "format": "json"}
     cluster = SimulatedCluster(resource(stateStore={"memory": {}}, output=output))
     cluster.started(1)
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.stopped(OLD)
     cluster.step()
@@ -438,7 +438,7 @@ def test_the_old_revision_cannot_be_started_without_its_config_map(cluster: Simu
     cluster.pass_time(10)
     cluster.step()
     assert cluster.condition("Ready") == ("False", "RevisionLost")
-    cluster.edit(shards=4)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 4})
     cluster.step()
     assert NEW in cluster.pods
 
@@ -592,7 +592,7 @@ def test_another_life_of_a_resource_has_savepoints_of_its_own() -> None:
         assert cluster.resource is not None
         cluster.resource["metadata"]["uid"] = uid
         cluster.started(1)
-        cluster.edit(shards=8)
+        cluster.edit(trigger={"maxRecordsPerEpoch": 8})
         cluster.step()
         starting(cluster)
         names.append(initial(cluster, NEW)[-1])

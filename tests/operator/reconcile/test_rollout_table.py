@@ -101,7 +101,7 @@ def cluster(taken: list[tuple[RolloutStage, Act]]) -> SimulatedCluster:
     name = cluster.started(1)
     cluster.commit(name)
     cluster.tell(name)
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.run(check(cluster))
     taken.clear()
@@ -144,7 +144,7 @@ def test_a_check_that_ends_as_incompatible_refuses_the_revision(cluster: Simulat
 
 def test_before_the_first_new_driver_another_job_drops_the_rollout(cluster: SimulatedCluster, taken: list[Any]) -> None:
     starting(cluster, taken)
-    cluster.edit(shards=9)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 9})
     cluster.step()
     assert taken == [(RolloutStage.STARTING, Act.DROP), (RolloutStage.STABLE, Act.BEGIN)]
     assert cluster.status.refused is None

@@ -20,8 +20,8 @@ from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import KINDS, ResourceKind, Status
 from simulated_cluster.simulation import Killed, Manifest, SimulatedCluster, has_finalizer, resource
 
-INCOMPATIBLE_SHARDS = 13  # stands for any change that does not fit the state
-BROKEN_SHARDS = 17  # and for one whose driver never starts
+INCOMPATIBLE_TRIGGER = 13  # stands for any change that does not fit the state
+BROKEN_TRIGGER = 17  # and for one whose driver never starts
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no such topic", "retry": False}
 TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
 FINISHED = {"outcome": "finished"}
@@ -31,8 +31,11 @@ ENOUGH_STEPS = 300
 SCENES: list[tuple[int, Manifest, int]] = [
     (0, {}, 0),
     (20, {}, 0),
-    *((20, {"shards": 8}, steps) for steps in (2, 3, 4)),
-    *((20, {"shards": BROKEN_SHARDS}, steps) for steps in (5, 10, 14, 18, 20, 21, 22, 23, 24, 25, 26, 28)),
+    *((20, {"trigger": {"maxRecordsPerEpoch": 8}}, steps) for steps in (2, 3, 4)),
+    *(
+        (20, {"trigger": {"maxRecordsPerEpoch": BROKEN_TRIGGER}}, steps)
+        for steps in (5, 10, 14, 18, 20, 21, 22, 23, 24, 25, 26, 28)
+    ),
 ]
 """How many steps all goes well, an edit, and how many more steps all goes well."""
 
@@ -94,17 +97,18 @@ class Simulation(RuleBasedStateMachine):
     @rule(
         edit=st.sampled_from(
             [
-                {"shards": 4},
-                {"shards": 8},
-                {"shards": 9},
-                {"shards": INCOMPATIBLE_SHARDS},
-                {"shards": BROKEN_SHARDS},
-                {"shards": "many"},
+                {"trigger": {"maxRecordsPerEpoch": 4}},
+                {"trigger": {"maxRecordsPerEpoch": 8}},
+                {"trigger": {"maxRecordsPerEpoch": 9}},
+                {"trigger": {"maxRecordsPerEpoch": INCOMPATIBLE_TRIGGER}},
+                {"trigger": {"maxRecordsPerEpoch": BROKEN_TRIGGER}},
+                {"trigger": {"maxRecordsPerEpoch": "many"}},
                 {"cleanup": "deleteState"},
                 {"cleanup": "retainState"},
                 {"upgrade": {"mode": "stateless"}},
                 {"upgrade": {"mode": "stateful"}},
                 {"upgrade": {"mode": "shadow"}},
+                {"shards": 16},
                 {"upgrade": {"rollback": "manual"}},
                 {"upgrade": {"rollback": "disabled"}},
                 {"spark": {"image": "joinery:2"}},
@@ -218,7 +222,7 @@ class Simulation(RuleBasedStateMachine):
 
     def _broken(self, name: str) -> bool:
         text = self._job_text(name)
-        return f"shards: {BROKEN_SHARDS}" in text
+        return f"maxRecordsPerEpoch: {BROKEN_TRIGGER}" in text
 
     def _job_text(self, name: str) -> str:
         assert self.cluster is not None
@@ -234,7 +238,9 @@ class Simulation(RuleBasedStateMachine):
         if "deletionTimestamp" in pod["metadata"]:
             self.cluster.stopped(name)
         elif "-check-" in name:
-            self.cluster.check_result(name, fits=f"shards: {INCOMPATIBLE_SHARDS}" not in self._job_text(name))
+            self.cluster.check_result(
+                name, fits=f"maxRecordsPerEpoch: {INCOMPATIBLE_TRIGGER}" not in self._job_text(name)
+            )
         elif name.endswith("delete-state"):
             self.cluster.state_is_deleted(name)
         elif self._broken(name):
@@ -325,7 +331,7 @@ class Simulation(RuleBasedStateMachine):
         if resource is None or resource["metadata"].get("deletionTimestamp"):
             return
         # Whatever has happened: a job that fits, whose image is there, runs.
-        self.cluster.edit(shards=5, suspend=False, spark={"image": "joinery:3"})
+        self.cluster.edit(trigger={"maxRecordsPerEpoch": 5}, suspend=False, spark={"image": "joinery:3"})
         self._calm()
         self._settled()
         assert self.cluster.status.phase == "Running", self.cluster.status
@@ -395,13 +401,17 @@ class Simulation(RuleBasedStateMachine):
             assert status.phase == "Suspended"
             assert not healthy
             return
-        assert (spec["shards"] == "many") == (cluster.condition("Valid")[0] == "False")
+        assert (spec["trigger"]["maxRecordsPerEpoch"] == "many") == (cluster.condition("Valid")[0] == "False")
         if status.phase == "Running":
             assert len(healthy) == 1
             assert status.driver is not None
             assert cluster.revision_of(healthy[0]) == status.revision == status.driver.revision
             assert status.rollout is None
-            assert status.revision == status.target_revision or status.refused or spec["shards"] == "many"
+            assert (
+                status.revision == status.target_revision
+                or status.refused
+                or spec["trigger"]["maxRecordsPerEpoch"] == "many"
+            )
         else:
             assert status.phase in {"Finished", "Failed"} or self._gives_up(), status
             assert not healthy
@@ -429,3 +439,13 @@ Simulation.TestCase.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 TestSimulation = Simulation.TestCase
+
+
+def test_a_rollout_that_committed_unseen_before_a_suspension() -> None:
+    """Its way back is refused, so that it is in force; but the resource asks for another job by now."""
+    simulation = Simulation()
+    simulation.start("retainState", "stateful", (20, {"trigger": {"maxRecordsPerEpoch": 8}}, 4), KINDS[0])
+    assert simulation.cluster.status.rollout is not None
+    simulation.cluster.commit("orders-driver-2")
+    simulation.cluster.edit(suspend=True)
+    simulation.teardown()  # edits it, resumes it, and looks at each pod that starts

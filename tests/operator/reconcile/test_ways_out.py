@@ -57,11 +57,24 @@ def stage(cluster: SimulatedCluster) -> str | None:
 
 
 EDITS: dict[str, Callable[[SimulatedCluster], None]] = {
-    "edited, then resumed": lambda c: (suspended(c), c.edit(shards=8), c.step(), c.edit(suspend=False)),  # type: ignore[func-returns-value]
-    "edited and resumed at once": lambda c: (suspended(c), c.edit(shards=8, suspend=False)),  # type: ignore[func-returns-value]
-    "edited and resumed while it stops": lambda c: (c.edit(suspend=True), c.step(), c.edit(shards=8, suspend=False)),  # type: ignore[func-returns-value]
-    "mended after it failed for good": lambda c: (failed_for_good(c), c.edit(shards=8)),  # type: ignore[func-returns-value]
-    "suspended after it failed": lambda c: (failed_for_good(c), suspended(c), c.edit(shards=8, suspend=False)),  # type: ignore[func-returns-value]
+    "edited, then resumed": lambda c: (
+        suspended(c),
+        c.edit(trigger={"maxRecordsPerEpoch": 8}),
+        c.step(),
+        c.edit(suspend=False),
+    ),  # type: ignore[func-returns-value]
+    "edited and resumed at once": lambda c: (suspended(c), c.edit(trigger={"maxRecordsPerEpoch": 8}, suspend=False)),  # type: ignore[func-returns-value]
+    "edited and resumed while it stops": lambda c: (
+        c.edit(suspend=True),
+        c.step(),
+        c.edit(trigger={"maxRecordsPerEpoch": 8}, suspend=False),
+    ),  # type: ignore[func-returns-value]
+    "mended after it failed for good": lambda c: (failed_for_good(c), c.edit(trigger={"maxRecordsPerEpoch": 8})),  # type: ignore[func-returns-value]
+    "suspended after it failed": lambda c: (
+        failed_for_good(c),
+        suspended(c),
+        c.edit(trigger={"maxRecordsPerEpoch": 8}, suspend=False),
+    ),  # type: ignore[func-returns-value]
 }
 
 
@@ -101,7 +114,7 @@ def test_what_is_refused_then_starts_nothing_until_a_person_decides(edited: Simu
     assert (stage(edited), edited.status.phase, drivers(edited)) == (None, "Failed", [OLD])
     assert edited.condition("Ready") == ("False", "IncompatibleState")
     assert "to have it start again" in edited.status.conditions[0].message
-    edited.edit(shards=4)
+    edited.edit(trigger={"maxRecordsPerEpoch": 4})
     edited.step()
     name = edited.driver(edited.status.driver.number)  # type: ignore[union-attr]
     assert drivers(edited) == [OLD, name]
@@ -110,22 +123,22 @@ def test_what_is_refused_then_starts_nothing_until_a_person_decides(edited: Simu
 
 def test_an_edit_that_is_no_job_starts_nothing_either(cluster: SimulatedCluster) -> None:
     suspended(cluster)
-    cluster.edit(shards="many", suspend=False)
+    cluster.edit(trigger={"maxRecordsPerEpoch": "many"}, suspend=False)
     cluster.step()
     assert (cluster.status.phase, drivers(cluster)) == ("Failed", [OLD])
     assert cluster.condition("Ready") == ("False", "Invalid")
-    cluster.edit(shards=4)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 4})
     cluster.step()
     assert drivers(cluster) == [OLD, NEW]
 
 
 def test_a_suspended_rollout_that_is_edited_is_undone_without_the_old_driver(cluster: SimulatedCluster) -> None:
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.passes()
     cluster.run(NEW)
     suspended(cluster)
-    cluster.edit(shards=9, suspend=False)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 9}, suspend=False)
     cluster.step()
     assert stage(cluster) == "RollingBack"
     cluster.run(BACK)  # it returns to the savepoint, and is no driver
@@ -138,7 +151,7 @@ def test_a_suspended_rollout_that_is_edited_is_undone_without_the_old_driver(clu
 def test_a_suspended_rollout_goes_on_and_a_way_back_after_it_ends_with_the_old_driver(
     cluster: SimulatedCluster,
 ) -> None:
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.passes()
     cluster.run(NEW)
@@ -179,7 +192,7 @@ def test_an_image_that_the_status_lost_is_decided_on_again(cluster: SimulatedClu
 
 
 def test_a_slow_start_is_no_reason_to_go_back_as_long_as_it_gets_on(cluster: SimulatedCluster) -> None:
-    cluster.edit(shards=8, upgrade={"progressDeadline": "2m"})
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8}, upgrade={"progressDeadline": "2m"})
     cluster.step()
     cluster.passes()
     status = cluster.pods[NEW]["status"]
@@ -202,7 +215,7 @@ def test_a_slow_start_is_no_reason_to_go_back_as_long_as_it_gets_on(cluster: Sim
 
 
 def test_a_slow_migration_is_waited_for_as_long_as_it_migrates(cluster: SimulatedCluster) -> None:
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.passes()
     cluster.migrates(NEW, 0)
@@ -218,7 +231,7 @@ def test_a_slow_migration_is_waited_for_as_long_as_it_migrates(cluster: Simulate
 
 
 def test_attempts_that_get_no_further_are_no_progress(cluster: SimulatedCluster) -> None:
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.passes()
     began = cluster.now
@@ -239,7 +252,7 @@ def test_attempts_that_get_no_further_are_no_progress(cluster: SimulatedCluster)
 @pytest.mark.parametrize("ends", [True, False], ids=["failed", "no progress"])
 def test_manual_waits_for_a_person(ends: bool) -> None:
     cluster = established(upgrade={"rollback": "manual"})
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.passes()
     cluster.run(NEW)
@@ -252,7 +265,7 @@ def test_manual_waits_for_a_person(ends: bool) -> None:
     assert (stage(cluster), cluster.status.phase) == ("Starting", "Failed")
     assert cluster.condition("Degraded") == ("True", "StartFailed")
     assert "apply the job of revision" in cluster.status.conditions[0].message
-    cluster.edit(shards=4)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 4})
     cluster.step()
     assert stage(cluster) == "RollingBack"
 
@@ -260,7 +273,7 @@ def test_manual_waits_for_a_person(ends: bool) -> None:
 @pytest.mark.parametrize("ends", [True, False], ids=["failed", "no progress"])
 def test_disabled_never_goes_back(ends: bool) -> None:
     cluster = established(upgrade={"rollback": "disabled"})
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.passes()
     new = cluster.status.rollout.revision  # type: ignore[union-attr]
@@ -272,7 +285,7 @@ def test_disabled_never_goes_back(ends: bool) -> None:
     cluster.step()
     assert (stage(cluster), cluster.status.revision, cluster.status.proved) == (None, new, None)
     assert cluster.status.phase == ("Failed" if ends else "Starting")
-    cluster.edit(shards=9)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 9})
     cluster.step()
     assert cluster.status.revision == cluster.status.target_revision != new
 
@@ -281,7 +294,7 @@ def test_disabled_never_goes_back(ends: bool) -> None:
 
 
 def rolling_back(cluster: SimulatedCluster) -> None:
-    cluster.edit(shards=8)
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.passes()
     cluster.run(NEW)
@@ -331,11 +344,11 @@ def test_the_condition_names_the_way_out(stuck: SimulatedCluster) -> None:
     assert all(word in message for word in (stuck.status.rollout.savepoint, "another job", "restartedAt"))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("way_out", ["shards", "restartedAt"])
+@pytest.mark.parametrize("way_out", ["trigger", "restartedAt"])
 def test_another_job_leads_out(stuck: SimulatedCluster, way_out: str) -> None:
     before = stuck.status.revision
-    if way_out == "shards":
-        stuck.edit(shards=9)
+    if way_out == "trigger":
+        stuck.edit(trigger={"maxRecordsPerEpoch": 9})
     else:
         stuck.resource["metadata"]["annotations"] = {"joinery.dev/restartedAt": "now"}  # type: ignore[index]
     for _ in range(40):
@@ -360,14 +373,14 @@ def test_a_job_with_its_state_elsewhere_does_not_lead_out_and_one_that_gives_it_
 
 
 def test_a_restorer_that_is_of_no_use_either_can_be_changed(stuck: SimulatedCluster) -> None:
-    stuck.edit(shards=9, spark={"image": "misspelt"})
+    stuck.edit(trigger={"maxRecordsPerEpoch": 9}, spark={"image": "misspelt"})
     stuck.missing_images.add("misspelt")
     for _ in range(20):
         stuck.goes_well()
     stuck.pass_time(601)
     stuck.step()
     assert (stage(stuck), stuck.status.phase) == ("RollingBack", "Failed")
-    stuck.edit(shards=9, spark={"image": "joinery:2"})
+    stuck.edit(trigger={"maxRecordsPerEpoch": 9}, spark={"image": "joinery:2"})
     for _ in range(40):
         stuck.goes_well()
     assert (stuck.status.phase, stuck.status.revision) == ("Running", stuck.status.target_revision)

@@ -23,6 +23,7 @@ _ALL: Manifest = {
     "output": {"postgres": {"table": "out"}},
     "stateStore": {"postgres": {"dsnSecretRef": {"name": "state-db", "key": "dsn"}}},
     "shards": 4,
+    "trigger": {"maxRecordsPerEpoch": 4},
 }
 _JOIN = {"right": "r", "keys": {"l.id": "r.id"}, "interval": {"of": "l", "lower": "0s", "upper": "1h"}}
 _SPECS: dict[str, Manifest] = {

@@ -10,6 +10,7 @@ from joinery_operator.manifests.pods import (
     delete_state_pod,
     driver_pod,
     restore_pod,
+    scale_annotation,
 )
 from joinery_operator.manifests.spark import spark_problems
 from joinery_operator.revision import ManifestError
@@ -27,6 +28,7 @@ __all__ = [
     "driver_pod",
     "network_policy",
     "restore_pod",
+    "scale_annotation",
     "service",
     "spark_problems",
 ]

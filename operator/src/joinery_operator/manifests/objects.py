@@ -107,11 +107,13 @@ def _port(name: str, number: int) -> Manifest:
 
 def drifted(expected: Manifest, found: Manifest) -> Patch | None:
     """The merge patch that makes `found` what `expected` says; None when nothing differs. What others added stays, but
-    not in a selector, where it would change who is meant. Only labels, owner, and the spec of a Service or
-    NetworkPolicy can be repaired: nearly all else of a pod is immutable, as is a ConfigMap."""
+    not in a selector, where it would change who is meant. Only labels, annotations, owner, and the spec of a
+    Service or NetworkPolicy can be repaired: nearly all else of a pod is immutable, as is a ConfigMap."""
     metadata: dict[str, Any] = {}
     if changed := _missing(expected["metadata"]["labels"], found["metadata"].get("labels") or {}):
         metadata["labels"] = changed
+    if changed := _missing(expected["metadata"].get("annotations", {}), found["metadata"].get("annotations") or {}):
+        metadata["annotations"] = changed
     owner = expected["metadata"]["ownerReferences"][0]
     owners = found["metadata"].get("ownerReferences") or []
     if owner not in owners:

@@ -31,14 +31,22 @@ from joinery_operator.manifests.spark import (
     executor_template,
     submit_arguments,
 )
-from joinery_operator.names import ChildNames, Role, labels, owner_reference
-from joinery_operator.revision import JobRevision
-from joinery_runtime.job.crd import ENDING_FILE
+from joinery_operator.names import SCALE_ANNOTATION, ChildNames, Role, labels, owner_reference
+from joinery_operator.revision import JobRevision, scale_of
+from joinery_runtime.job.crd import ENDING_FILE, SCALE_FILE, Scale
 
 MAIN_CONTAINER = "joinery"
 """In every pod that the operator makes; a pod template's container of this name is merged with it."""
 MIGRATE_CONTAINER = "migrate"
 
+_SCALE, _SCALE_FOLDER = "scale", f"{CONFIG}/scale"
+# The kubelet writes the file anew when the annotation changes.
+_SCALE_VOLUME = {
+    "name": _SCALE,
+    "downwardAPI": {
+        "items": [{"path": _SCALE, "fieldRef": {"fieldPath": f"metadata.annotations['{SCALE_ANNOTATION}']"}}]
+    },
+}
 _COMMAND = "joinery"
 _JOB = f"{CONFIG}/{JOB_FILE}"
 _ENDING = "/dev/termination-log"
@@ -46,10 +54,12 @@ _STARTS_WITHIN, _DEAD_AFTER, _READY_EVERY = 600, 60, 5  # seconds
 _PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
 
 
-def driver_pod(revision: JobRevision, attempt: int, *, migrate: str | None = None, anew: bool = False) -> Manifest:
-    """One attempt. `migrate` names the savepoint that is pinned before the state is migrated (`anew`: left behind).
-    Raises ManifestError."""
-    settings = revision.settings
+def driver_pod(
+    revision: JobRevision, attempt: int, scale: Scale | None = None, *, migrate: str | None = None, anew: bool = False
+) -> Manifest:
+    """One attempt. `scale` is what is asked for now (None: what the revision says). `migrate` names the savepoint that
+    is pinned before the state is migrated (`anew`: left behind). Raises ManifestError."""
+    settings, scale = revision.settings, scale or scale_of(revision.job)
     container = {
         **_container(revision),
         "args": [_COMMAND, "run", _JOB, "--master", MASTER, "--status-port", str(settings.status_port)],
@@ -64,14 +74,25 @@ def driver_pod(revision: JobRevision, attempt: int, *, migrate: str | None = Non
         # No argument: an image of an earlier release does not know it.
         *field_env(JOINERY_STATUS_HOST="status.podIP"),
         {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
-        {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision.resource, attempt)},
+        {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale)},
+        {"name": SCALE_FILE, "value": f"{_SCALE_FOLDER}/{_SCALE}"},
+    ]
+    container["volumeMounts"] = [
+        *container["volumeMounts"],
+        {"name": _SCALE, "mountPath": _SCALE_FOLDER, "readOnly": True},
     ]
     pod = _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt, runs_spark=True)
     pod["spec"]["terminationGracePeriodSeconds"] = settings.stop_grace_seconds
+    pod["spec"]["volumes"].append(_SCALE_VOLUME)
+    pod["metadata"].setdefault("annotations", {}).update(scale_annotation(scale))
     if migrate is not None:
         arguments = [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *(["--anew"] if anew else [])]
         pod["spec"].setdefault("initContainers", []).append(_migrate(pod["spec"]["containers"][0], arguments))
     return pod
+
+
+def scale_annotation(scale: Scale) -> dict[str, str]:
+    return {SCALE_ANNOTATION: scale.model_dump_json(exclude_none=True)}
 
 
 def restore_pod(revision: JobRevision, attempt: int, savepoint: str) -> Manifest:

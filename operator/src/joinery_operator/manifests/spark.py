@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from joinery_operator.decision import Manifest
 from joinery_operator.manifests.pod_base import (
     CONFIG,
     CONTAINER_SECURITY,
@@ -34,6 +33,7 @@ from joinery_operator.manifests.pod_base import (
 from joinery_operator.names import ATTEMPT_LABEL, ChildNames, labels
 from joinery_operator.revision import JobRevision, ManifestError
 from joinery_runtime.errors import Problem
+from joinery_runtime.job.crd import Scale
 from joinery_runtime.job.model.pods import SparkSpec
 from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
 
@@ -78,10 +78,12 @@ def defaults_file(revision: JobRevision) -> str:
     return "".join(f"{key}={_escaped(value)}\n" for key, value in _settings(revision).items())
 
 
-def submit_arguments(resource: Manifest, attempt: int) -> str:
-    """`PYSPARK_SUBMIT_ARGS` of one attempt: its pod owns the executors."""
-    names = ChildNames(resource)
+def submit_arguments(revision: JobRevision, attempt: int, scale: Scale) -> str:
+    """`PYSPARK_SUBMIT_ARGS` of one attempt: its pod owns the executors, as many as are asked for at its start."""
+    names = ChildNames(revision.resource)
+    instances = scale.instances or revision.job.spec.spark.executor.instances
     settings = {
+        "spark.executor.instances": str(instances),
         "spark.kubernetes.driver.pod.name": names.driver(attempt),
         "spark.kubernetes.executor.podNamePrefix": names.executor_prefix(attempt),
         f"spark.kubernetes.executor.label.{ATTEMPT_LABEL}": str(attempt),
@@ -155,7 +157,6 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         "spark.ui.port": UI_PORT,
         # A page that anybody may see who reaches the port: not for ending what runs.
         "spark.ui.killEnabled": "false",
-        "spark.executor.instances": spark.executor.instances,
         "spark.executor.cores": spark.executor.cores,
         "spark.executor.memory": spark.executor.memory,
         "spark.executor.memoryOverhead": f"{overhead(heap, spark.executor.cores)}m",

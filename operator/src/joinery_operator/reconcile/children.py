@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from joinery_operator.decision import Action, Create, Delete, Manifest
 from joinery_operator.manifests import (
@@ -14,9 +15,10 @@ from joinery_operator.manifests import (
     driver_pod,
     network_policy,
     restore_pod,
+    scale_annotation,
     service,
 )
-from joinery_operator.names import labels, owner_reference
+from joinery_operator.names import SCALE_ANNOTATION, labels, owner_reference
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.desired import stored_revision
 from joinery_operator.reconcile.driver import DriverPlan
@@ -152,7 +154,7 @@ def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action
         pod = (
             restore_pod(revision, attempt.number, attempt.restore)
             if attempt.restore
-            else driver_pod(revision, attempt.number, migrate=attempt.migrate, anew=attempt.anew)
+            else driver_pod(revision, attempt.number, ctx.scale, migrate=attempt.migrate, anew=attempt.anew)
         )
         return [*job_config_map(ctx, revision), Create(pod)]
     except ManifestError as error:
@@ -164,11 +166,14 @@ def _repair_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> Iterator[Ac
     found = ctx.observed.children.pods.get(name)
     if found is not None:
         about = labels(ctx.observed.resource, "driver", attempt.number, attempt.revision)
-        yield from _ensure(_repairable(ctx, "Pod", name, about), found)
+        expected = _repairable(ctx, "Pod", name, about)
+        if ctx.scale is not None and SCALE_ANNOTATION in (found["metadata"].get("annotations") or {}):
+            expected["metadata"]["annotations"] = scale_annotation(ctx.scale)
+        yield from _ensure(expected, found)
 
 
-def _repairable(ctx: ReconcileContext, kind: str, name: str, about: Manifest) -> Manifest:
-    """All of a pod or ConfigMap that can be repaired: its labels and owner."""
+def _repairable(ctx: ReconcileContext, kind: str, name: str, about: Manifest) -> dict[str, Any]:
+    """What can be repaired of a pod and of a ConfigMap: labels and owner."""
     owners = [owner_reference(ctx.observed.resource)]
     return {"kind": kind, "metadata": {"name": name, "labels": about, "ownerReferences": owners}}
 

@@ -15,9 +15,9 @@ from joinery_operator.decision import Manifest, Observed
 from joinery_operator.names import ChildNames
 from joinery_operator.reconcile.desired import DesiredJob, desired_job, stored_revision
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
-from joinery_operator.revision import JobRevision
+from joinery_operator.revision import JobRevision, scale_of
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import DriverAttempt, DriverStatus, Rollout, Status, Waiting
+from joinery_runtime.job.crd import DriverAttempt, DriverStatus, Rollout, Scale, Status, Waiting
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.resource import Upgrade
 
@@ -70,6 +70,11 @@ class ReconcileContext:
     @property
     def deadline_text(self) -> str:
         return f"{format_duration(self.upgrade.progress_deadline)} (upgrade.progressDeadline)"
+
+    @cached_property
+    def scale(self) -> Scale | None:
+        """How wide the resource asks to run, whichever revision does; None while it is no valid job."""
+        return None if self.desired.job is None else scale_of(self.desired.job.job)
 
     @property
     def finalizers(self) -> tuple[str, ...]:

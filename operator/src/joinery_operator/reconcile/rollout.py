@@ -376,7 +376,9 @@ class _Execution:
 
     def _in_force(self, new: JobRevision | Rollout, *, proved: datetime | None) -> Status:
         taken = {"revision": new.revision, "image": new.image, "proved": proved, "refused": None}
-        return self._with(**taken, rollout=None, held=False)
+        # A rollout that committed unseen before a suspension: what is asked for by now is checked before anything runs.
+        of_another = new is self.status.rollout and asked_of(self.ctx, self.status) is not Asked.ROLLOUT
+        return self._with(**taken, rollout=None, held=self.status.held and of_another)
 
     def _with(self, **update: object) -> Status:
         return self.status.model_copy(update=update)

@@ -125,6 +125,11 @@ class Planner:
     def limits(self) -> StateLimits:
         return self._settings.limits
 
+    @property
+    def shards(self) -> int:
+        """Of the next plan."""
+        return self._settings.shards
+
     def plan(self, state: JobState, now_ms: int, *, always: bool = False) -> EpochPlan | None:
         """The epoch after this state, or None when there is nothing to do. Raises SourceError, and LimitReached when
         records wait that no later plan could read either.

@@ -14,20 +14,30 @@ from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
 
 from joinery_runtime.hosts.spark_security import is_local
 
-_DRIVER = "driver"  # what Spark calls the driver's JVM among executors
-
 
 def executors_of(context: SparkContext) -> list[str]:
     """The executors that run now, in the words of Spark's preferences, the oldest first. Empty where tasks run in the
     driver, and before the first one has come."""
+    return [f"executor_{host}_{name}" for name, host in _members(context)]
+
+
+def ids_of(context: SparkContext) -> list[str]:
+    """The same by Spark's numbers."""
+    return [name for name, _ in _members(context)]
+
+
+def _members(context: SparkContext) -> list[tuple[str, str]]:
     if is_local(context.master):
         return []
     spark: Any = context._jsc.sc()
     jvm: Any = context._jvm
-    members = spark.env().blockManager().master().getMemoryStatus().keySet()
-    found = [(each.executorId(), each.host()) for each in jvm.scala.jdk.javaapi.CollectionConverters.asJava(members)]
-    executors = [(len(name), name, host) for name, host in found if name != _DRIVER]  # by number
-    return [f"executor_{host}_{name}" for _, name, host in sorted(executors)]
+    java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
+    # Blocks know the hosts, but may go on listing an executor that has ended.
+    alive = set(java(spark.getExecutorIds()))
+    members = java(spark.env().blockManager().master().getMemoryStatus().keySet())
+    found = [(each.executorId(), each.host()) for each in members if each.executorId() in alive]
+    executors = [(len(name), name, host) for name, host in found]  # by number
+    return [(name, host) for _, name, host in sorted(executors)]
 
 
 def placed(context: SparkContext, items: Sequence[object], executors: Sequence[str]) -> RDD[Any]:

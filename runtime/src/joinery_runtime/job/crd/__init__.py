@@ -7,7 +7,16 @@ the job's pods tell it.
 """
 
 from joinery_runtime.job.crd.definition import KINDS, ResourceKind, custom_resource_definition, file_name, to_yaml
-from joinery_runtime.job.crd.driver import ENDING_FILE, STATUS_PORT, DriverStatus, Ending, StateCheck, Waiting
+from joinery_runtime.job.crd.driver import (
+    ENDING_FILE,
+    SCALE_FILE,
+    STATUS_PORT,
+    DriverStatus,
+    Ending,
+    Scale,
+    StateCheck,
+    Waiting,
+)
 from joinery_runtime.job.crd.status import (
     Condition,
     Deletion,
@@ -23,6 +32,7 @@ from joinery_runtime.job.crd.status import (
 __all__ = [
     "ENDING_FILE",
     "KINDS",
+    "SCALE_FILE",
     "STATUS_PORT",
     "Condition",
     "Deletion",
@@ -35,6 +45,7 @@ __all__ = [
     "ResourceKind",
     "Rollout",
     "SavepointStatus",
+    "Scale",
     "StateCheck",
     "Status",
     "Waiting",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from joinery_runtime.job.crd.status import Count, HotKey, InputStatus, SavepointStatus, Words
@@ -17,6 +17,9 @@ STATUS_PORT = 8998
 
 ENDING_FILE = "JOINERY_ENDING_FILE"
 """The environment variable that names the file for an `Ending` (in a pod: /dev/termination-log)."""
+
+SCALE_FILE = "JOINERY_SCALE_FILE"
+"""The environment variable that names the file with a `Scale`, which may change while the job runs."""
 
 
 class _Message(Model):
@@ -104,6 +107,13 @@ class DriverStatus(_Message):
     last_savepoint: Annotated[SavepointStatus | None, _known(SavepointStatus)] = None
     last_error: Words | None = None
     executors: Count | None = None
+
+
+class Scale(_Message):
+    """How wide a running job is: shards of the next epochs, and executors. None: as it started."""
+
+    shards: Annotated[int, Field(ge=1, le=4096)] | None = None
+    instances: Annotated[int, Field(ge=1)] | None = None
 
 
 class Ending(_Message):

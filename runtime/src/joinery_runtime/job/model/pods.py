@@ -58,7 +58,8 @@ class ExecutorSpec(DriverSpec):
     tasks wait, and takes idle ones away down to `instances`."""
 
     instances: Annotated[Int, Field(ge=1)] = 2
-    """How many executors run; at least so many with `maxInstances`."""
+    """How many executors run; at least so many with `maxInstances`. It may change while the job runs (`kubectl scale`):
+    executors come and go, and nothing restarts. With `maxInstances`, a change is a rollout."""
     max_instances: Annotated[Int, Field(ge=1)] | None = None
     """How many executors Spark may run while tasks wait."""
 

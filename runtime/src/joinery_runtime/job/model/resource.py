@@ -83,7 +83,8 @@ class JobSpec(Model):
     trigger: Trigger = Trigger()
     """How much an epoch reads."""
     shards: Annotated[Int, Field(ge=1, le=4096)] = 8
-    """Into how many parts the keys are divided: how many tasks join at once. It may be changed at any time."""
+    """Into how many parts the keys are divided: how many tasks join at once. It may change while the job runs: the next
+    epoch has another number, and nothing restarts."""
     upgrade: Upgrade = Upgrade()
     """How another image or an edited job takes over."""
     suspend: Bool = False
