@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from joinery_runtime.engine.loop import JobListener
+from joinery_runtime.engine.loop import JobListener, Progress, Scaling
+from joinery_runtime.hosts import scale
 from joinery_runtime.hosts.scale import Rescaler, ScaleFile
 from joinery_runtime.job.crd import SCALE_FILE, Scale
+from joinery_runtime.job.model.pods import Autoscale, SparkSpec
+from joinery_runtime.job.model.resource import JobSpec
 
 
 class Planner:
@@ -19,26 +23,54 @@ class Planner:
         self.shards = shards
 
 
+class Cluster:
+    """Spark, as far as executors go: those that are asked for run at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, executors: int) -> None:
+        self.master, self.executors = "k8s://here", executors
+        monkeypatch.setattr(scale, "ids_of", lambda _: [str(n) for n in range(self.executors)])
+        monkeypatch.setattr(scale, "request_executors", self.request)
+
+    def request(self, _: object, count: int) -> None:
+        self.executors = count
+
+    def getConf(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        return {"spark.executor.instances": str(self.executors)}
+
+
 class Follower:
     """A job whose file says what a test writes; a second passes between two polls."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        text: str = "",
+        cluster: Cluster | None = None,
+        spec: dict[str, Any] | None = None,
+    ) -> None:
         self.path, self.now, self.said = folder / "scale", 0.0, list[str]()
+        self.scaled: list[Scaling] = []
         self.planner: Any = Planner()
         monkeypatch.setenv(SCALE_FILE, str(self.path))
         self.path.write_text(text)
-        file = ScaleFile(self.said.append, lambda: self.now)
         nothing: Any = lambda *_: None  # noqa: E731
-        listener = JobListener(nothing, nothing, nothing, noticed=self.said.append)
-        self.listener = Rescaler(file, self.planner, lambda: None, listener).listening()
+        listener = JobListener(nothing, nothing, nothing, noticed=self.said.append, scaled=self.scaled.append)
+        job: Any = JobSpec.model_construct(spark=SparkSpec.model_validate({"executor": {"cores": 2}}), **(spec or {}))
+        context: Any = cluster
+        self.listener = Rescaler(job, self.planner, lambda: context, listener, lambda: self.now).listening()
 
-    def poll(self, text: str | None = None) -> int:
+    def poll(self, text: str | None = None, **backlog: int) -> int:
         if text is not None:
             self.path.write_text(text)
         self.now += 1
-        driver: Any = None
+        driver: Any = SimpleNamespace(backlog=backlog, paused={"paused": "over its limit"})
         self.listener.polled(driver)
         return int(self.planner.shards)
+
+    def epoch(self, records: int) -> None:
+        report: Any = SimpleNamespace(rows_in={"a": records})
+        self.listener.committed(Progress(report, 1.0))
 
 
 def test_shards_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +78,7 @@ def test_shards_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (job.planner.shards, job.said) == (4, [])
     assert job.poll() == 4
     assert job.poll('{"shards": 16, "instances": 2}') == 16
-    assert job.said == ["Rescaled: 16 shards instead of 4 from the next plan on"]
+    assert job.said == ["Rescaled: 16 shards instead of 4"]
     assert job.poll() == 16
 
 
@@ -70,4 +102,57 @@ def test_a_file_that_is_empty_or_gone_changes_nothing(tmp_path: Path, monkeypatc
 
 def test_without_a_file_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SCALE_FILE, raising=False)
-    assert ScaleFile(lambda _: None).asked() == Scale()
+    assert ScaleFile(pytest.fail, Scale()).read() == Scale()
+
+
+def test_executors_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, 2)
+    job = Follower(tmp_path, monkeypatch, '{"shards": 4, "instances": 2}', cluster)
+    job.poll()
+    assert job.poll('{"shards": 4, "instances": 5}') == 4
+    assert cluster.executors == 5
+    assert job.poll('{"shards": 6, "instances": 1}') == 6
+    assert cluster.executors == 1
+    assert [each.reason for each in job.scaled] == [
+        "5 executors instead of 2",
+        "6 shards instead of 4, 1 executors instead of 5",
+    ]
+
+
+AUTO = '{"shards": 8, "autoscale": {"minInstances": 1, "maxInstances": 6, "upAfter": "10s", "downAfter": "1m"}}'
+
+
+def test_an_autoscaled_job_follows_its_load_and_shards_its_executors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(monkeypatch, 1)
+    job = Follower(tmp_path, monkeypatch, AUTO, cluster)
+    for number in range(13):  # the window, and until arrivals and cost are known
+        job.poll(a=20_000 + 1_000 * number, paused=10**9)
+        job.epoch(10_000)
+    assert (cluster.executors, job.planner.shards) == (2, 8)
+    while cluster.executors < 6:  # nothing more is read, which is not the executors' fault
+        job.poll(a=10**7)
+    assert job.planner.shards == 12
+    for _ in range(100):
+        job.poll(a=0)
+    assert (cluster.executors, job.planner.shards) == (1, 8)
+    assert "records/s arrive" in job.scaled[0].reason
+    assert [each.executors for each in job.scaled][-1] == 1
+
+
+def test_the_bounds_of_an_autoscaled_job_change_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, 2)
+    job = Follower(tmp_path, monkeypatch, AUTO, cluster)
+    job.poll()
+    job.poll(AUTO.replace('"minInstances": 1', '"minInstances": 4'))
+    assert cluster.executors == 4
+    job.poll('{"shards": 8, "instances": 3}')
+    assert cluster.executors == 3
+
+
+def test_without_an_operator_the_jobs_own_autoscaling_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, 3)
+    job = Follower(tmp_path, monkeypatch, "", cluster, {"autoscale": Autoscale(min_instances=5, max_instances=6)})
+    job.poll()
+    assert cluster.executors == 5

@@ -21,7 +21,7 @@ from joinery_runtime.core.compile import compile_job, compile_join
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import JobListener, Outage, Progress
+from joinery_runtime.engine.loop import JobListener, Outage, Progress, Scaling
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import OutputUnavailable, PartitionsLost, SourceUnavailable, StoreUnavailable, Unavailable
@@ -463,6 +463,7 @@ def test_metrics(scene: Scene, site: Site) -> None:
     scene.listener.polled(scene.driver)
     scene.listener.trouble(PartitionsLost("taken"), 0.25)
     scene.board.spark(2)
+    scene.listener.scaled(Scaling(8, 4, "4 executors instead of 2"))
     expected = {
         'joinery_info{name="job",revision="abc",version="0.1.0"}': 1,
         "joinery_ready": 1,
@@ -472,6 +473,7 @@ def test_metrics(scene: Scene, site: Site) -> None:
         "joinery_last_commit_timestamp_seconds": NOW,
         "joinery_troubles_total": 1,
         "joinery_executors": 2,
+        "joinery_executors_wanted": 4,
         "joinery_state_bytes": 2_000,
         "joinery_state_rows": 20,
         "joinery_state_segments": 3,

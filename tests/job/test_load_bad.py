@@ -351,6 +351,18 @@ BAD = [
     ),
     (after(OUTPUT, "  stateStore: {checkpointInterval: 0}\n"), "spec.stateStore.checkpointInterval", "more than 0", 37),
     (after(OUTPUT, "  deadLetter: {}\n"), "spec.deadLetter", "exactly one of kafka and file", 37),
+    (
+        after(OUTPUT, "  autoscale: {minInstances: 3, maxInstances: 2}\n"),
+        "spec.autoscale.maxInstances",
+        "is 2, less than the 3 of `minInstances`",
+        37,
+    ),
+    (
+        after(OUTPUT, "  autoscale: {maxInstances: 2}\n  spark: {executor: {maxInstances: 4}}\n"),
+        "spec.autoscale",
+        "both decide on executors; keep one",
+        37,
+    ),
 ]
 
 

@@ -119,9 +119,11 @@ def test_jobs_of_every_kind_have_revisions(kind):
     assert revision_hash(kind, {**resource_of(kind), "spec": filled["spec"]}, IMAGE) == base
     same = (
         *({"suspend": True}, {"cleanup": "deleteState"}, {"upgrade": {"mode": "stateless"}}),
-        *({"shards": 5}, {"spark": {"executor": {"instances": 3}}}),
+        *({"autoscale": {"maxInstances": 5}}, {"shards": 5}, {"spark": {"executor": {"instances": 3}}}),
     )
     assert {revision_hash(kind, resource_of(kind, **spec), IMAGE) for spec in same} == {base}
+    both = {"autoscale": {"maxInstances": 5}, "spark": {"executor": {"instances": 4}}}
+    assert revision_hash(kind, resource_of(kind, **both), IMAGE) == base
     executor = {"instances": 3, "maxInstances": 5}
     other = ({"spark": {"executor": executor}}, {"trigger": {"maxRecordsPerEpoch": 1}})
     assert len({base, *(revision_hash(kind, resource_of(kind, **spec), IMAGE) for spec in other)}) == 3

@@ -66,8 +66,8 @@ def revision_hash(kind: ResourceKind, resource: Manifest, image: str, *, with_sc
     # The resolved image stands for it: naming the image that runs already changes nothing.
     spec["spark"] = _without(spec.get("spark", {}), "image")
     if not with_scale:
-        spec.pop("shards", None)
-        if scale_of(job).instances is not None:
+        spec = _without(spec, "shards", "autoscale")
+        if job.spec.autoscale is not None or scale_of(job).instances is not None:
             executor = _without(spec["spark"].pop("executor", {}), "instances")
             spec["spark"] |= {"executor": executor} if executor else {}
     annotations = resource["metadata"].get("annotations") or {}
@@ -78,9 +78,10 @@ def revision_hash(kind: ResourceKind, resource: Manifest, image: str, *, with_sc
 
 def scale_of(job: Job) -> Scale:
     """How wide the job is to run, which is no part of a revision."""
-    executor = job.spec.spark.executor
-    # Between `instances` and `maxInstances` Spark itself decides how many there are.
-    return Scale(shards=job.spec.shards, instances=executor.instances if executor.max_instances is None else None)
+    spec, executor = job.spec, job.spec.spark.executor
+    # Otherwise the driver, or between `instances` and `maxInstances` Spark itself, decides how many there are.
+    fixed = spec.autoscale is None and executor.max_instances is None
+    return Scale(shards=spec.shards, instances=executor.instances if fixed else None, autoscale=spec.autoscale)
 
 
 def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:

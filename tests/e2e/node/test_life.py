@@ -143,6 +143,26 @@ def test_it_becomes_wider_and_narrower_while_it_runs(job: ClusterJob) -> None:
     assert (job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]) == (driver, generation)
 
 
+def test_it_scales_by_its_load(job: ClusterJob) -> None:
+    """One percent of busy time is little: any load asks for all executors, and none for one."""
+    driver, generation = job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]
+    bounds = {"minInstances": 1, "maxInstances": 4, "targetBusy": 1, "upAfter": "5s", "downAfter": "5s"}
+    with job.feeder:
+        job.apply(autoscale=bounds)
+        job.wait("it is wide", lambda: len(job.running("executor")) == 4)
+        job.wait_for_more_epochs(3)
+        assert job.log.entries()[-1]["plan"]["shards"] == 4
+    job.wait("it is narrow", lambda: len(job.pods("executor")) == 1)
+    job.wait("the status says why", lambda: "1 executors instead of" in job.status["scaling"]["reason"])
+    assert "records/s arrive" in job.status["scaling"]["reason"]
+    del job.manifest["spec"]["autoscale"]
+    job.apply()
+    job.judge()
+    assert (job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]) == (driver, generation)
+    events = job.kubectl("get", "events", "-n", job.namespace, "--field-selector", "reason=Rescaled")
+    assert "executors instead of" in events
+
+
 @pytest.mark.soak
 def test_a_change_that_does_not_fit_its_state_is_refused(job: ClusterJob) -> None:
     """Another key: the driver that runs goes on."""

@@ -145,6 +145,7 @@ ACCEPTED = [
     ((OUTPUT, "    file: {path: x}\n  stateStore: {memory: {}}\n"),),
     (after(OUTPUT, "  spark: {image: x, executor: {instances: 2, cores: 1, memory: 2g}, conf: {a: 1}}\n"),),
     (after(OUTPUT, "  shards: 4096\n  suspend: true\n  cleanup: deleteState\n  trigger: {maxRecordsPerEpoch: 1}\n"),),
+    (after(OUTPUT, "  autoscale: {minInstances: 1, maxInstances: 4, targetBusy: 80, targetLag: 1m, upAfter: 10s}\n"),),
     (after(OUTPUT, "  deadLetter: {kafka: {topic: dead}}\n  upgrade: {mode: stateful, rollback: automatic}\n"),),
 ]
 
@@ -235,6 +236,7 @@ REFUSED = [
     (after(OUTPUT, "  select: []\n"), ".select"),
     (after(OUTPUT, "  stateStore: {checkpointInterval: 0}\n"), ".stateStore.checkpointInterval"),
     (after(OUTPUT, "  spark: {executer: {}}\n"), ".spark.executer"),
+    (after(OUTPUT, "  autoscale: {minInstances: 1}\n"), ".autoscale.maxInstances"),
 ]
 
 

@@ -175,6 +175,8 @@ RULED = [
     changed(lambda spec: spec["joins"][0].pop("interval")),
     changed(lambda spec: spec["joins"][0].update(window={"tumbling": "0s"})),
     changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),
+    changed(lambda spec: spec.update(autoscale={"minInstances": 3, "maxInstances": 2})),
+    changed(lambda spec: spec.update(autoscale={"maxInstances": 2}, spark={"executor": {"maxInstances": 4}})),
     changed(on_another_kafka),
     changed(late_rows_to_the_dead_letters(asOf={"historyRetention": "1h"})),
     changed(lambda spec: spec["joins"][0].update(lateData="dlq")),

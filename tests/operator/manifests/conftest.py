@@ -63,10 +63,13 @@ class Job:
     def revision(self) -> JobRevision:
         return JobRevision(self.model, self.resource, "abc", self.image, self.settings, self.templates or {})
 
-    def with_spark(self, **spark: Any) -> Job:
+    def with_spec(self, **spec: Any) -> Job:
         resource = copy.deepcopy(self.resource)
-        resource["spec"]["spark"] = spark
+        resource["spec"] |= spec
         return replace(self, resource=resource)
+
+    def with_spark(self, **spark: Any) -> Job:
+        return self.with_spec(spark=spark)
 
     def with_template(self, text: str, *, part: str = "driver") -> Job:
         job = self.with_spark(**{part: {"podTemplate": {"name": "extra"}}})

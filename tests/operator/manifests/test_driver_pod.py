@@ -96,6 +96,14 @@ def test_between_two_bounds_spark_decides_how_many_executors_there_are(job):
     assert "spark.executor.instances=3" in environment(main(pod))["PYSPARK_SUBMIT_ARGS"]
 
 
+def test_an_autoscaled_job_starts_within_its_bounds_and_its_driver_decides(job):
+    pod = job.with_spec(autoscale={"minInstances": 3, "maxInstances": 6}).driver()
+    scale = json.loads(pod["metadata"]["annotations"]["joinery.dev/scale"])
+    assert scale.keys() == {"shards", "autoscale"}
+    assert (scale["autoscale"]["minInstances"], scale["autoscale"]["targetLag"]) == (3, "1m")
+    assert "spark.executor.instances=3" in environment(main(pod))["PYSPARK_SUBMIT_ARGS"]
+
+
 def test_all_secrets_of_the_job_are_there_once(job):
     pod = job.driver()
     found = {path: mount for path, mount in mounts(main(pod)).items() if "/secrets/" in path}

@@ -250,6 +250,20 @@ def test_shards_and_executors_change_under_the_running_driver(running: Simulated
     assert running.pods[FIRST]["metadata"]["uid"] == uid
 
 
+def test_an_autoscaled_job_follows_other_bounds_and_says_why_it_scaled(running: SimulatedCluster) -> None:
+    running.edit(autoscale={"maxInstances": 4})
+    running.step()
+    running.edit(autoscale={"maxInstances": 6}, spark={"executor": {"instances": 3}})
+    running.step()
+    assert scale(running, FIRST)["autoscale"]["maxInstances"] == 6
+    assert (running.status.rollout, running.status.phase) == (None, "Running")
+    why = {"shards": 8, "executors": 4, "reason": "4 executors instead of 2: much waits", "time": START}
+    running.said[running.pods[FIRST]["metadata"]["uid"]] = DriverStatus.model_validate({"ready": True, "scaling": why})
+    assert [(event.reason, event.message) for event in running.step().events] == [("Rescaled", why["reason"])]
+    assert running.status.scaling is not None
+    assert running.status.scaling.executors == 4
+
+
 def test_the_next_driver_starts_as_wide_as_is_asked_for_by_then(running: SimulatedCluster) -> None:
     running.edit(shards=16, spark={"executor": {"instances": 5}})
     running.step()

@@ -92,7 +92,7 @@ def driver_pod(
 
 
 def scale_annotation(scale: Scale) -> dict[str, str]:
-    return {SCALE_ANNOTATION: scale.model_dump_json(exclude_none=True)}
+    return {SCALE_ANNOTATION: scale.model_dump_json(exclude_none=True, by_alias=True)}
 
 
 def restore_pod(revision: JobRevision, attempt: int, savepoint: str) -> Manifest:

@@ -82,6 +82,8 @@ def submit_arguments(revision: JobRevision, attempt: int, scale: Scale) -> str:
     """`PYSPARK_SUBMIT_ARGS` of one attempt: its pod owns the executors, as many as are asked for at its start."""
     names = ChildNames(revision.resource)
     instances = scale.instances or revision.job.spec.spark.executor.instances
+    if scale.autoscale is not None:
+        instances = min(max(instances, scale.autoscale.min_instances), scale.autoscale.max_instances)
     settings = {
         "spark.executor.instances": str(instances),
         "spark.kubernetes.driver.pod.name": names.driver(attempt),

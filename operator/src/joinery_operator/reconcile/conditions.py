@@ -58,6 +58,8 @@ def events(old: Status, new: Status) -> Iterator[Event]:
         yield _event("Normal", "RolledOut", f"revision {new.revision} is in force, {new.image}")
     if _reason_of(new, "StateCompatible") == IN_MEMORY != _reason_of(old, "StateCompatible"):
         yield _event("Warning", IN_MEMORY, _FORGETS)
+    if new.scaling is not None and new.scaling != old.scaling:
+        yield _event("Normal", "Rescaled", new.scaling.reason)
     before, after = _of(old, "Ready"), _of(new, "Ready")
     failed = new.driver is not None and new.driver.outcome in {"Failed", "Fatal"} and new.driver != old.driver
     if after is not None and (before is None or before.reason != after.reason or failed):

@@ -89,6 +89,7 @@ def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
             each.model_copy(update={"key": cut(each.key, _KEY_LENGTH)}) for each in reported.hottest_keys[:_KEYS]
         ),
         "executors": reported.executors or 0,
+        "scaling": reported.scaling,
     }
 
 

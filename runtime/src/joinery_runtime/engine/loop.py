@@ -42,10 +42,20 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """How wide the next epochs are: their shards, and the executors that were asked for (None: Spark decides)."""
+
+    shards: int
+    executors: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobListener:
     """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` with the seconds until the next
     try when partitions are away, `polled` after each call of `Driver.plan`, `noticed` with words about hot keys and
-    inputs that are paused, `waiting` before each pause of an outage, and `back` when it is over."""
+    inputs that are paused, `waiting` before each pause of an outage, and `back` when it is over; `scaled` when
+    the job becomes wider or narrower."""
 
     started: Callable[[Driver], None]
     committed: Callable[[Progress], None]
@@ -54,6 +64,7 @@ class JobListener:
     noticed: Callable[[str], None] = _unheard
     waiting: Callable[[Outage], None] = _unheard
     back: Callable[[Outage], None] = _unheard
+    scaled: Callable[[Scaling], None] = _unheard
 
 
 Result = TypeVar("Result")

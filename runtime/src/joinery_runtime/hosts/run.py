@@ -35,7 +35,7 @@ from joinery_runtime.errors import (
 from joinery_runtime.hosts.first_epochs import FirstEpochs, Start, host_here, may_run_here
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
-from joinery_runtime.hosts.scale import Rescaler, ScaleFile
+from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
 from joinery_runtime.hosts.spark import SparkHost, master_of, start_context, stop_context
@@ -187,8 +187,7 @@ class _JobRun:
                 return
             listener = self._listening(job.name, idle, settle=settle)
             if not settle:
-                file = ScaleFile(self._caller.warn)
-                listener = Rescaler(file, planner, lambda: self._context, listener).listening()
+                listener = Rescaler(job.spec, planner, lambda: self._context, listener).listening()
             with self._stopped_while_starved():
                 run_until_stopped(
                     lambda: Driver(who, pipeline, parts, lambda: time.monotonic_ns() // 1_000_000),

@@ -2,11 +2,13 @@
 
 State is addressed by ranges of the key's hash, so an epoch may have any number of shards, whatever the one before had
 (docs/decisions/0040). What is asked for stands in a file that changes under the job: in a pod, the operator's
-annotation, which the kubelet writes into a volume. An executor that goes has nothing that is not in the store.
+annotation, which the kubelet writes into a volume. With `autoscale`, the driver itself decides on executors
+(`engine.autoscale`), and shards follow. An executor that goes has nothing that is not in the store.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -19,33 +21,35 @@ from py4j.protocol import Py4JError
 from pydantic import ValidationError
 from pyspark import SparkContext
 
-from joinery_runtime.engine.loop import JobListener
+from joinery_runtime.engine.autoscale import Autoscaler
+from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.loop import JobListener, Progress, Scaling
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.spark_places import ids_of
 from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.job.crd import SCALE_FILE, Scale
+from joinery_runtime.job.model.pods import Autoscale
+from joinery_runtime.job.model.resource import MOST_SHARDS, JobSpec
 
 _LOOK_SECONDS = 1.0
 
 
 class ScaleFile:
-    """The file that JOINERY_SCALE_FILE names; without it nothing is ever asked for. `say` hears of one that cannot be
-    used, once. `clock` is in seconds."""
+    """The file that JOINERY_SCALE_FILE names. Without it, `otherwise` is asked for. `say` hears of one that cannot be
+    used, once."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
-        self._looked, self._text, self._asked = float("-inf"), "", Scale()
+    def __init__(self, say: Callable[[str], None], otherwise: Scale) -> None:
+        self._say = say
+        self._text, self._asked = "", otherwise
 
-    def asked(self) -> Scale:
-        """The newest that could be read; looks once a second."""
-        place = os.environ.get(SCALE_FILE)
-        if place and self._clock() - self._looked >= _LOOK_SECONDS:
-            self._looked = self._clock()
+    def read(self) -> Scale:
+        """The newest that could be read."""
+        if place := os.environ.get(SCALE_FILE):
             with suppress(OSError):  # it is being replaced, or not there yet
-                self._read(Path(place))
+                self._take(Path(place))
         return self._asked
 
-    def _read(self, place: Path) -> None:
+    def _take(self, place: Path) -> None:
         text = place.read_text(encoding="utf-8")
         if text == self._text or not text.strip():
             return
@@ -59,45 +63,93 @@ class ScaleFile:
 
 
 class Rescaler:
-    """Follows a `ScaleFile`. `context` gives the Spark context once there is one."""
+    """Follows the scale that is asked for, once a second. `spec` is the job's; `context` gives the Spark context once
+    there is one; `clock` is in seconds and never goes back."""
 
     def __init__(
-        self, file: ScaleFile, planner: Planner, context: Callable[[], SparkContext | None], listener: JobListener
+        self,
+        spec: JobSpec,
+        planner: Planner,
+        context: Callable[[], SparkContext | None],
+        listener: JobListener,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._file, self._planner, self._context, self._listener = file, planner, context, listener
+        # Without the operator, Spark's own settings say how many executors there are, but for an autoscaled job.
+        self._file = ScaleFile(listener.noticed, Scale(autoscale=spec.autoscale))
+        self._cores = spec.spark.executor.cores
+        self._planner, self._context, self._listener, self._clock = planner, context, listener, clock
+        self._looked = float("-inf")
+        self._running = 0  # executors, when they were last looked at
+        self._executors: int | None = None  # asked for
+        self._autoscaler: Autoscaler | None = None
         # What is asked for at the start is no change of it.
-        planner.rescale(file.asked().shards or planner.shards)
-        self._shards = planner.shards
-        self._instances: int | None = None
+        self._least = self._file.read().shards or planner.shards
+        planner.rescale(self._least)
 
     def listening(self) -> JobListener:
-        """The listener, which looks at the file at each poll of the loop: then no task runs."""
+        """The listener, which follows at each poll of the loop: then no task runs."""
 
-        def polled(driver: Any) -> None:
-            self.follow()
+        def polled(driver: Driver) -> None:
+            self.follow(sum(count for name, count in driver.backlog.items() if name not in driver.paused))
             self._listener.polled(driver)
 
-        return replace(self._listener, polled=polled)
+        def committed(progress: Progress) -> None:
+            if self._autoscaler is not None:
+                self._autoscaler.epoch(sum(progress.report.rows_in.values()), progress.seconds, self._running)
+            self._listener.committed(progress)
 
-    def follow(self) -> None:
-        asked = self._file.asked()
-        if asked.shards is not None and asked.shards != self._shards:
-            self._planner.rescale(asked.shards)
-            self._listener.noticed(f"Rescaled: {asked.shards} shards instead of {self._shards} from the next plan on")
-            self._shards = asked.shards
-        context = self._context()
-        if asked.instances is None or asked.instances == self._instances or context is None:
+        return replace(self._listener, polled=polled, committed=committed)
+
+    def follow(self, waiting: int) -> None:
+        """`waiting`: records that are there and not read, of the inputs that may be read."""
+        if self._autoscaler is not None:
+            self._autoscaler.waits(waiting)
+        if self._clock() - self._looked < _LOOK_SECONDS:
             return
-        if is_local(context.master):
-            self._instances = asked.instances  # the driver's own threads are all that there is
-            return
+        self._looked = self._clock()
+        asked = self._file.read()
+        self._least = asked.shards or self._least
+        executors, context = self._executors, self._context()
         # Left to the next look when the Java process does not answer: the epoch says so if it is gone.
         with suppress(Py4JError, ConnectionError):
-            gone = request_executors(context, asked.instances)
-            if self._instances is not None:
-                lost = f"; {gone} of the running ones end now" if gone else ""
-                self._listener.noticed(f"Rescaled: {asked.instances} executors instead of {self._instances}{lost}")
-            self._instances = asked.instances
+            if context is not None and not is_local(context.master):
+                executors = self._wanted(context, asked)
+                if executors is not None and executors != self._executors:
+                    request_executors(context, executors)
+            self._become(executors, asked.autoscale)
+
+    def _wanted(self, context: SparkContext, asked: Scale) -> int | None:
+        """Executors; None: as many as there are."""
+        self._running = len(ids_of(context))
+        if asked.autoscale is None:
+            self._autoscaler = None
+            return asked.instances or self._executors
+        if self._autoscaler is None:
+            at_start = self._executors or int(context.getConf().get("spark.executor.instances", "0")) or self._running
+            if not at_start:
+                return None  # none has come yet
+            self._autoscaler = Autoscaler(at_start)
+        self._autoscaler.decide(self._clock(), self._running, asked.autoscale)
+        return self._autoscaler.executors
+
+    def _become(self, executors: int | None, wish: Autoscale | None) -> None:
+        shards, before = self._least, (self._planner.shards, self._executors)
+        if wish is not None and executors is not None:
+            # Each core of an executor gets as many.
+            cores = executors * self._cores
+            shards = min(math.ceil(shards / cores) * cores, MOST_SHARDS)
+        self._planner.rescale(shards)
+        self._executors = executors
+        changes = [
+            f"{new} {what} instead of {old}"
+            for what, new, old in zip(("shards", "executors"), (shards, executors), before, strict=True)
+            if new != old is not None
+        ]
+        if changes:
+            why = f": {self._autoscaler.why}" if self._autoscaler is not None and self._autoscaler.why else ""
+            reason = f"{', '.join(changes)}{why}"
+            self._listener.noticed(f"Rescaled: {reason}")
+            self._listener.scaled(Scaling(shards, executors, reason))
 
 
 def request_executors(context: SparkContext, count: int) -> int:

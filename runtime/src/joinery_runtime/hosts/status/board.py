@@ -13,7 +13,7 @@ from prometheus_client import Histogram
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import JobListener, Outage, Progress
+from joinery_runtime.engine.loop import JobListener, Outage, Progress, Scaling
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import Rates, StateSize, Totals
 from joinery_runtime.errors import JoineryError
@@ -62,8 +62,8 @@ class JobSnapshot:
 
     `committed` epochs are all of this process, `own` those that were run under the job's present definition. `sides`
     and `parts` are by part of the state; `amplification` is that of the newest epoch that read something; `paused`
-    says of inputs why they are, `doubts` what looks wrong with their records. `outage` is what is waited for; until it
-    is over, the job is not ready.
+    says of inputs why they are, `doubts` what looks wrong with their records. `scaling` is the newest one, and when it
+    was. `outage` is what is waited for; until it is over, the job is not ready.
     """
 
     recovered: bool = False
@@ -89,6 +89,7 @@ class JobSnapshot:
     error: str | None = None
     troubles: int = 0
     executors: int | None = None
+    scaling: tuple[Scaling, float] | None = None
 
     @property
     def ready(self) -> bool:
@@ -161,7 +162,11 @@ class Board:
                 self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
             listener.polled(driver)
 
-        return replace(listener, started=started, committed=committed, trouble=trouble, polled=polled)
+        def scaled(scaling: Scaling) -> None:
+            self._change(scaling=(scaling, self.wall()))
+            listener.scaled(scaling)
+
+        return replace(listener, started=started, committed=committed, trouble=trouble, polled=polled, scaled=scaled)
 
     def told_of_outages(self, listener: JobListener) -> JobListener:
         """A listener that keeps here what is waited for, at the start of the job too, and passes everything on."""

@@ -9,10 +9,10 @@ from typing import Literal
 
 from joinery_runtime.core.pipeline.sides import SESSIONS
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
-from joinery_runtime.engine.loop import Outage
+from joinery_runtime.engine.loop import Outage, Scaling
 from joinery_runtime.engine.report import PartTotals
 from joinery_runtime.hosts.status.board import Board, JobSnapshot
-from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus
+from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus, ScalingStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot, Waiting
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state.store import Savepoint
@@ -48,6 +48,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         last_savepoint=None if snapshot.savepoint is None else _savepoint(snapshot.savepoint),
         last_error=None if snapshot.error is None else snapshot.error[:LONGEST_ERROR],
         executors=snapshot.executors,
+        scaling=None if snapshot.scaling is None else _scaling(*snapshot.scaling),
     )
 
 
@@ -110,6 +111,15 @@ def _moment(watermark: Watermark) -> datetime | None:
 def _waiting(outage: Outage) -> Waiting:
     since = datetime.fromtimestamp(outage.since, UTC)
     return Waiting(system=outage.error.system, since=since, reason=str(outage.error)[:LONGEST_ERROR])
+
+
+def _scaling(scaling: Scaling, at: float) -> ScalingStatus:
+    return ScalingStatus(
+        shards=scaling.shards,
+        executors=scaling.executors,
+        reason=scaling.reason[:LONGEST_WARNING],
+        time=datetime.fromtimestamp(at, UTC),
+    )
 
 
 def _savepoint(savepoint: Savepoint) -> SavepointStatus:

@@ -114,6 +114,5 @@ def sample_executors(context: SparkContext) -> ExecutorSample:
     infos = [info for job in jobs if (info := tracker.getJobInfo(job)) is not None]
     stages = [stage for info in infos for at in info.stageIds if (stage := tracker.getStageInfo(at)) is not None]
     scala: Any = context._jsc.sc()
-    # The driver is listed among the executors.
-    executors = None if scala.isLocal() else max(0, int(scala.getExecutorMemoryStatus().size()) - 1)
+    executors = None if scala.isLocal() else int(scala.getExecutorIds().size())
     return ExecutorSample(executors, jobs, sum(stage.numCompletedTasks for stage in stages))

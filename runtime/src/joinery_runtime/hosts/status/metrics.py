@@ -65,6 +65,7 @@ def _position(snapshot: JobSnapshot) -> Iterator[Metric]:
         "epoch": ("The last committed epoch.", snapshot.epoch),
         "last_commit_timestamp_seconds": ("When it was committed, as Unix time.", snapshot.committed_at),
         "executors": ("Executors that run; missing where tasks run in the driver.", snapshot.executors),
+        "executors_wanted": ("Executors that were asked for, once they have changed.", _wanted(snapshot)),
         "state_bytes": ("Stored bytes of the live segments.", None if state is None else state.bytes),
         "state_rows": ("Rows in the live segments.", None if state is None else state.rows),
         "state_segments": ("Live segments.", None if state is None else state.segments),
@@ -75,6 +76,10 @@ def _position(snapshot: JobSnapshot) -> Iterator[Metric]:
     for name, (text, value) in gauges.items():
         if value is not None:
             yield _gauge(name, text, value)
+
+
+def _wanted(snapshot: JobSnapshot) -> int | None:
+    return None if snapshot.scaling is None else snapshot.scaling[0].executors
 
 
 def _inputs(board: Board, snapshot: JobSnapshot) -> Iterator[Metric]:

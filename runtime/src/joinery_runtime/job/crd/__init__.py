@@ -26,6 +26,7 @@ from joinery_runtime.job.crd.status import (
     Refusal,
     Rollout,
     SavepointStatus,
+    ScalingStatus,
     Status,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "Rollout",
     "SavepointStatus",
     "Scale",
+    "ScalingStatus",
     "StateCheck",
     "Status",
     "Waiting",

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from joinery_runtime.job.crd.status import Count, HotKey, InputStatus, SavepointStatus, Words
+from joinery_runtime.job.crd.status import Count, HotKey, InputStatus, SavepointStatus, ScalingStatus, Words
 from joinery_runtime.job.model.base import Model
+from joinery_runtime.job.model.pods import Autoscale
+from joinery_runtime.job.model.resource import MOST_SHARDS
 
 STATUS_PORT = 8998
 """Where a driver serves `/status`, `/metrics`, `/healthz` (alive) and `/readyz` (recovered)."""
@@ -107,13 +109,16 @@ class DriverStatus(_Message):
     last_savepoint: Annotated[SavepointStatus | None, _known(SavepointStatus)] = None
     last_error: Words | None = None
     executors: Count | None = None
+    scaling: Annotated[ScalingStatus | None, _known(ScalingStatus)] = None
 
 
 class Scale(_Message):
-    """How wide a running job is: shards of the next epochs, and executors. None: as it started."""
+    """How wide a job is to run: shards of the next epochs (with `autoscale`, at least), and executors. None: as it
+    started. With `autoscale`, the driver decides on executors."""
 
-    shards: Annotated[int, Field(ge=1, le=4096)] | None = None
+    shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] | None = None
     instances: Annotated[int, Field(ge=1)] | None = None
+    autoscale: Annotated[Autoscale | None, _known(Autoscale)] = None
 
 
 class Ending(_Message):

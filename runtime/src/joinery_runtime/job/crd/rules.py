@@ -17,6 +17,7 @@ from joinery_runtime.job.kinds.session.cel import SESSION_RULES
 from joinery_runtime.job.model.cel import TARGETS, Rule, exactly_one, positive
 from joinery_runtime.job.model.inputs import Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, Output, PeriodicSavepoints, PostgresStoreSpec, StoreSpec
+from joinery_runtime.job.model.pods import Autoscale
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
@@ -201,6 +202,13 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     ),
     (StoreSpec, "checkpointInterval"): positive(),
     (PeriodicSavepoints, "every"): positive(),
+    Autoscale: (
+        Rule(
+            "!has(self.minInstances) || self.minInstances <= self.maxInstances",
+            "is less than `minInstances`",
+            ".maxInstances",
+        ),
+    ),
     PostgresStoreSpec: (exactly_one("dsn", "dsnSecretRef"),),
     **SESSION_RULES,
 }

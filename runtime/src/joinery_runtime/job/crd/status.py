@@ -100,6 +100,19 @@ class SavepointStatus(Model):
     """When it was made."""
 
 
+class ScalingStatus(Model):
+    """How the running driver became wider or narrower last."""
+
+    shards: Count
+    """Shards of an epoch from then on."""
+    executors: Count | None = None
+    """Executors that were asked for; missing where Spark decides."""
+    reason: Words
+    """Why, in words."""
+    time: datetime
+    """When."""
+
+
 class DriverAttempt(Model):
     """The driver pod: written before it is created, so that it is created once."""
 
@@ -256,3 +269,5 @@ class Status(Model):
     """The trouble that the driver waits out, or how it ended."""
     executors: Count | None = None
     """Executors that run."""
+    scaling: ScalingStatus | None = None
+    """How the running driver became wider or narrower last."""

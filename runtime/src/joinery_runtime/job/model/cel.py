@@ -50,5 +50,11 @@ TARGETS = (
         "transaction with the state; leave dsn out and let stateStore.postgres name that database",
         ".output.postgres.dsn",
     ),
+    Rule(
+        "!has(self.autoscale) || !has(self.spark) || !has(self.spark.executor) || "
+        "!has(self.spark.executor.maxInstances)",
+        "it and spark.executor.maxInstances (Spark's own allocation) both decide on executors; keep one",
+        ".autoscale",
+    ),
 )
-"""Of the spec of every kind: an output and the state store."""
+"""Of the spec of every kind: an output, the state store, autoscaling."""

@@ -1,4 +1,4 @@
-"""Cross-field rules of outputs, dead letters and the state store."""
+"""Cross-field rules of outputs, dead letters, the state store and autoscaling."""
 
 from __future__ import annotations
 
@@ -79,9 +79,19 @@ def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "deadLetter", "kafka"), f"it is not clear which Kafka is meant: {facts}; write bootstrapServers"
 
 
+def _autoscale(draft: JobDraft) -> Iterator[Finding]:
+    spec, at = dig(draft.data, "spec"), ("spec", "autoscale")
+    least, most = dig(spec, *at[1:], "minInstances"), dig(spec, *at[1:], "maxInstances")
+    if isinstance(least, int) and isinstance(most, int) and most < least:
+        yield (*at, "maxInstances"), f"is {most}, less than the {least} of `minInstances`"
+    if most is not None and dig(spec, "spark", "executor", "maxInstances") is not None:
+        yield at, "it and spark.executor.maxInstances (Spark's own allocation) both decide on executors; keep one"
+
+
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
     _parquet_in_files,
     _postgres_beside_the_state,
     _dead_letter_address,
+    _autoscale,
 )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from joinery_runtime.job.model.base import Int, Model, Setting, Text
+from joinery_runtime.job.model.base import Int, Length, Model, Setting, Text
 from joinery_runtime.job.model.secrets import SecretRef
 
 Quantity = Annotated[str, StringConstraints(pattern=r"^([0-9]+m|[0-9]+(\.[0-9]{1,3})?)$", max_length=16)]
@@ -62,6 +62,24 @@ class ExecutorSpec(DriverSpec):
     executors come and go, and nothing restarts. With `maxInstances`, a change is a rollout."""
     max_instances: Annotated[Int, Field(ge=1)] | None = None
     """How many executors Spark may run while tasks wait."""
+
+
+class Autoscale(Model):
+    """The driver decides how many executors run, by what arrives, what waits and what records have cost. Shards follow,
+    so that all executors get as many. For the operator; without meaning on a laptop."""
+
+    min_instances: Annotated[Int, Field(ge=1)] = 1
+    """Fewest executors."""
+    max_instances: Annotated[Int, Field(ge=1)]
+    """Most executors."""
+    target_busy: Annotated[Int, Field(ge=1, le=100)] = 70
+    """Percent of their time that executors are to be busy with the records that arrive."""
+    target_lag: Length = 60_000
+    """How long it may take to read what waits, beside what arrives."""
+    up_after: Length = 30_000
+    """How long more executors must have been needed before they are asked for."""
+    down_after: Length = 300_000
+    """How long fewer executors must have been enough before others end."""
 
 
 class LocalRef(SecretRef):

@@ -15,11 +15,12 @@ from joinery_runtime.job.model.base import Bool, ByteCount, Int, Length, Limits,
 from joinery_runtime.job.model.draft import Finding, Loc, path_text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
-from joinery_runtime.job.model.pods import SparkSpec
+from joinery_runtime.job.model.pods import Autoscale, SparkSpec
 from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.types import ColumnType
 
 API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"
+MOST_SHARDS = 4096
 RULES_BROKEN = "rules_broken"  # type of the one pydantic error that carries all cross-field findings
 
 Name = Annotated[
@@ -82,9 +83,12 @@ class JobSpec(Model):
     """`exactlyOnce`, or `atLeastOnce`: Kafka output may repeat rows after a crash."""
     trigger: Trigger = Trigger()
     """How much an epoch reads."""
-    shards: Annotated[Int, Field(ge=1, le=4096)] = 8
+    shards: Annotated[Int, Field(ge=1, le=MOST_SHARDS)] = 8
     """Into how many parts the keys are divided: how many tasks join at once. It may change while the job runs: the next
-    epoch has another number, and nothing restarts."""
+    epoch has another number, and nothing restarts. With `autoscale`, epochs have at least so many."""
+    autoscale: Autoscale | None = None
+    """Between which bounds, and by which targets, the driver decides how many executors run. It starts with
+    `spark.executor.instances`."""
     upgrade: Upgrade = Upgrade()
     """How another image or an edited job takes over."""
     suspend: Bool = False

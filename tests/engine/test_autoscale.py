@@ -1,0 +1,142 @@
+"""How wide an autoscaled job becomes: a job of known cost under a load, second by second."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import pytest
+
+from joinery_runtime.engine.autoscale import Autoscaler
+from joinery_runtime.job.model.pods import Autoscale
+
+WISH = Autoscale(min_instances=1, max_instances=8)
+COST = 1 / 10_000  # executor-seconds per record
+
+
+@dataclass
+class Job:
+    """One that reads all that waits with each epoch, `limit` records at most."""
+
+    wish: Autoscale = WISH
+    beside: float = 0.1  # seconds of an epoch, beside those of its records
+    limit: int = 500_000
+    start_seconds: float = 10.0  # until executors that were asked for run
+    now: float = 0.0
+    waiting: float = 0.0
+    running: int = 1
+    coming: list[tuple[float, int]] = field(default_factory=list)
+    decisions: list[tuple[float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scaler = Autoscaler(self.running)
+
+    def under(self, rate: float, seconds: float) -> list[int]:
+        """The numbers of executors that it asked for in that time."""
+        until, before = self.now + seconds, len(self.decisions)
+        while self.now < until:
+            self.turn(rate)
+        return [executors for _, executors in self.decisions[before:]]
+
+    def turn(self, rate: float) -> None:
+        while self.coming and self.coming[0][0] <= self.now:
+            self.running = self.coming.pop(0)[1]
+        before = self.scaler.executors
+        self.scaler.waits(int(self.waiting))
+        self.scaler.decide(self.now, self.running, self.wish)
+        if self.scaler.executors != before:
+            self.decisions.append((self.now, self.scaler.executors))
+            wider = self.scaler.executors > self.running
+            self.coming.append((self.now + self.start_seconds if wider else self.now, self.scaler.executors))
+        records = min(int(self.waiting), self.limit)
+        took = self.beside + records * COST / self.running if records else 0.25
+        self.now += took
+        self.waiting += rate * took - records
+        if records:
+            self.scaler.epoch(records, took, self.running)
+
+
+def test_it_becomes_as_wide_as_the_load_and_narrow_again() -> None:
+    job = Job()
+    assert job.under(2_000, 600) == []
+    assert job.under(25_000, 900)[-1] == 4  # 2.5 busy executors, at 70 percent
+    assert job.waiting < 25_000
+    assert job.under(2_000, 900)[-1] == 1
+
+
+def test_a_steady_load_is_decided_on_once() -> None:
+    """No flapping, also at the edge between two numbers."""
+    for rate in (6_900, 7_300, 28_100):
+        job = Job()
+        job.under(rate, 1_200)
+        assert job.under(rate, 3_600) == []
+
+
+def test_what_epochs_cost_beside_their_records_makes_no_job_wider() -> None:
+    """Epochs follow each other without a pause, and read little."""
+    job = Job(beside=2.0)
+    assert job.under(500, 1_800) == []
+    job = Job(beside=2.0, running=4)
+    assert job.under(500, 1_800) == [1]
+
+
+def test_a_backlog_is_read_within_the_target() -> None:
+    job = Job(waiting=3_000_000)
+    asked = job.under(5_000, 240)
+    assert asked == [5]  # after an epoch of 500,000 on one executor: 5,000 + 2,750,000 / 60 records a second
+    assert job.waiting < 50_000
+
+
+def test_it_stays_within_its_bounds_and_follows_them() -> None:
+    job = Job(wish=Autoscale(min_instances=2, max_instances=3))
+    assert job.under(100, 10) == [2]
+    assert job.under(200_000, 300) == [3]
+    job.wish = Autoscale(min_instances=5, max_instances=6)
+    assert job.under(100, 10) == [5]
+
+
+def test_it_waits_for_a_whole_window() -> None:
+    job = Job(wish=Autoscale(min_instances=1, max_instances=8, up_after=60_000, down_after=600_000))
+    job.under(2_000, 100)
+    began = job.now
+    job.under(25_000, 120)
+    assert job.decisions[0][0] - began >= 60
+    began = job.now
+    job.under(25_000, 1_500)
+    ended = job.now
+    job.under(2_000, 1_200)
+    assert next(at for at, _ in job.decisions if at > ended) - ended >= 600 - 30  # seconds over which arrivals count
+
+
+def test_a_slow_epoch_now_and_then_changes_nothing() -> None:
+    job = Job(running=2)
+    for _ in range(20):
+        job.under(9_000, 60)
+        job.beside = 5.0
+        job.turn(9_000)
+        job.beside = 0.1
+    assert job.decisions == []
+
+
+def test_an_idle_job_becomes_as_narrow_as_it_may() -> None:
+    job = Job(running=4)
+    job.under(10_000, 10)
+    assert job.under(0, 400) == [1]
+
+
+@pytest.mark.parametrize("records", [0, 10])
+def test_nothing_is_decided_while_no_executor_runs(records: int) -> None:
+    scaler = Autoscaler(1)
+    for second in range(400):
+        scaler.waits(10_000 * second)
+        scaler.decide(second, 0, WISH)
+        scaler.epoch(records, 1.0, 0)
+    assert scaler.executors == 1
+
+
+def test_a_decision_says_why() -> None:
+    job = Job()
+    job.under(25_000, 120)
+    found = re.fullmatch(r"25,\d+ records/s arrive and [\d,]+ wait; an executor can read ([\d,]+)/s", job.scaler.why)
+    assert found is not None, job.scaler.why
+    assert 8_000 < int(found[1].replace(",", "")) < 12_000
