@@ -27,12 +27,12 @@ class Cluster:
     """Spark, as far as executors go: those that are asked for run at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, executors: int) -> None:
-        self.master, self.executors = "k8s://here", executors
+        self.master, self.executors, self.requests = "k8s://here", executors, 0
         monkeypatch.setattr(scale, "ids_of", lambda _: [str(n) for n in range(self.executors)])
         monkeypatch.setattr(scale, "request_executors", self.request)
 
     def request(self, _: object, count: int) -> None:
-        self.executors = count
+        self.executors, self.requests = count, self.requests + 1
 
     def getConf(self) -> dict[str, str]:  # noqa: N802 - Spark's name
         return {"spark.executor.instances": str(self.executors)}
@@ -117,6 +117,21 @@ def test_executors_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "5 executors instead of 2",
         "6 shards instead of 4, 1 executors instead of 5",
     ]
+
+
+def test_an_executor_that_comes_after_fewer_were_asked_for_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(monkeypatch, 3)
+    job = Follower(tmp_path, monkeypatch, '{"instances": 3}', cluster)
+    job.poll()
+    job.poll('{"instances": 1}')
+    cluster.executors = 2
+    job.poll()
+    assert cluster.executors == 1
+    requests = cluster.requests
+    job.poll()
+    assert cluster.requests == requests
 
 
 AUTO = '{"shards": 8, "autoscale": {"minInstances": 1, "maxInstances": 6, "upAfter": "10s", "downAfter": "1m"}}'

@@ -114,7 +114,8 @@ class Rescaler:
         with suppress(Py4JError, ConnectionError):
             if context is not None and not is_local(context.master):
                 executors = self._wanted(context, asked)
-                if executors is not None and executors != self._executors:
+                # One that was on its way when fewer were asked for comes all the same.
+                if executors is not None and (executors != self._executors or executors < self._running):
                     request_executors(context, executors)
             self._become(executors, asked.autoscale)
 
