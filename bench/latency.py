@@ -71,10 +71,16 @@ class Sender(Background):
 
     slips = 0
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, partitions: int = _PARTITIONS, linger_ms: int = 0) -> None:
         super().__init__()
-        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+        self._produced, self._partitions = 0, partitions
+        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": linger_ms})
         self._per_tick = int(RATE * _TICK_SECONDS)
+
+    @property
+    def sent(self) -> int:
+        """Records of both topics that the broker has."""
+        return self._produced - len(self._producer)
 
     def _run(self) -> None:
         started, tick = time.monotonic(), 0
@@ -95,7 +101,8 @@ class Sender(Background):
         self._producer.flush(10)
 
     def _send(self, topic: str, number: int, row: dict[str, Any]) -> None:
-        self._producer.produce(topic, json.dumps(row), str(number), number % _PARTITIONS)
+        self._producer.produce(topic, json.dumps(row), str(number), number % self._partitions)
+        self._produced += 1
 
 
 def measure(peer: Peer, bootstrap: str, topic: str, seconds: float) -> Delays:
@@ -146,10 +153,19 @@ def _read(
 
 
 def _joinery(bootstrap: str, slug: str, folder: Path) -> Peer:
-    spec = {
+    job = joinery_jobs.document("StreamJoin", slug, spec(bootstrap, slug, "latest"))
+    settings = (
+        "2 shards, no trigger: an epoch follows the one before, each a transaction; state in an embedded Postgres"
+    )
+    return joinery_jobs.peer("Joinery, exactly once", settings, job, folder)
+
+
+def spec(bootstrap: str, topic: str, start: str) -> dict[str, Any]:
+    """Joins what `Sender` sends, from the offsets `start` on, into a topic."""
+    return {
         "inputs": [
-            _input(bootstrap, "orders", {"id": "string", "ts": "timestamp"}),
-            _input(bootstrap, "payments", {"order": "string", "sent": "double", "ts": "timestamp"}),
+            _input(bootstrap, "orders", start, {"id": "string", "ts": "timestamp"}),
+            _input(bootstrap, "payments", start, {"order": "string", "sent": "double", "ts": "timestamp"}),
         ],
         "joins": [
             {
@@ -159,20 +175,15 @@ def _joinery(bootstrap: str, slug: str, folder: Path) -> Peer:
             }
         ],
         "select": [{"column": "orders.id", "as": "id"}, {"column": "payments.sent", "as": "sent"}],
-        "output": joinery_jobs.to_topic(bootstrap, slug),
+        "output": joinery_jobs.to_topic(bootstrap, topic),
         "shards": _PARTITIONS,
     }
-    job = joinery_jobs.document("StreamJoin", slug, spec)
-    settings = (
-        "2 shards, no trigger: an epoch follows the one before, each a transaction; state in an embedded Postgres"
-    )
-    return joinery_jobs.peer("Joinery, exactly once", settings, job, folder)
 
 
-def _input(bootstrap: str, topic: str, columns: dict[str, str]) -> dict[str, Any]:
+def _input(bootstrap: str, topic: str, start: str, columns: dict[str, str]) -> dict[str, Any]:
     return {
         "name": topic,
-        "kafka": {"bootstrapServers": bootstrap, "topic": topic, "startFrom": "latest"},
+        "kafka": {"bootstrapServers": bootstrap, "topic": topic, "startFrom": start},
         "format": "json",
         "schema": [{"name": column, "type": kind} for column, kind in columns.items()],
         "eventTime": "ts",

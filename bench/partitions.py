@@ -1,7 +1,11 @@
 """What many partitions cost: the same interval join over topics of 1, 8, 100 and 500 partitions, in small epochs and in
 large ones. Prints, for each, how long an epoch takes once workers and consumers are warm.
 
+With `--steady`, records come at a steady rate for so many seconds while the job runs, into a topic and exactly once.
+Prints how many records waited in the middle of that time and at its end, and how long epochs took.
+
     python -m bench.partitions --partitions 1,8,100,500 --out build/partitions.json
+    python -m bench.partitions --partitions 500 --steady 120 --out build/steady.json
 """
 
 from __future__ import annotations
@@ -12,10 +16,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import joinery_jobs, latency
+from bench.peer import Peer, running
 from bench.topics import Workload, produce
 from joinery_devkit.kafka import KafkaBroker
 
@@ -74,14 +81,63 @@ def measure(partitions: int, epoch: int) -> dict[str, Any]:
     }
 
 
+def measure_steady(partitions: int, seconds: float) -> dict[str, Any]:
+    """Records of both topics that were sent and not committed, looked at once a second: medians of the third fifth of
+    the time and of the last one."""
+    with KafkaBroker() as broker, tempfile.TemporaryDirectory() as folder:
+        for topic in ("orders", "payments"):
+            broker.create_topic(topic, partitions)
+        broker.create_topic("joined", 2)
+        job = joinery_jobs.document("StreamJoin", "steady", latency.spec(broker.bootstrap, "joined", "earliest"))
+        peer = joinery_jobs.peer("steady", "", job, Path(folder))
+        backlogs: list[int] = []
+        with running(peer) as ended:
+            while not _epochs(peer) and ended() is None:
+                time.sleep(0.5)
+            # One batch for each partition and tick would be the broker's limit, not ours.
+            with latency.Sender(broker.bootstrap, partitions, linger_ms=1_000) as sender:
+                until = time.monotonic() + seconds
+                while time.monotonic() < until and ended() is None:
+                    time.sleep(1)
+                    backlogs.append(sender.sent - sum(map(joinery_jobs.rows_in, _epochs(peer))))
+            how = ended()
+        if how is not None:
+            raise SystemExit(f"{how}\n{(peer.folder / 'log').read_text()[-2000:]}")
+        took = [epoch["seconds"] for epoch in _epochs(peer) if joinery_jobs.rows_in(epoch)]
+    fifth = len(backlogs) // 5
+    return {
+        "partitions": partitions,
+        "records_per_second": round(sender.sent / seconds),
+        "seconds": seconds,
+        "sender_slips": sender.slips,
+        "backlog_middle": median(backlogs[2 * fifth : 3 * fifth]),
+        "backlog_end": median(backlogs[-fifth:]),
+        "epochs": len(took),
+        "median_seconds": round(median(took[COLD:]), 3),
+        "highest_seconds": round(max(took[COLD:]), 3),
+    }
+
+
+def _epochs(peer: Peer) -> list[dict[str, Any]]:
+    """What the job has told so far; the last line may be under way."""
+    lines = (peer.folder / "log").read_text().splitlines()
+    told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+    return [line for line in told if line["event"] == "epoch"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--steady", type=float, help="seconds")
     parser.add_argument("--partitions", default="1,8,100,500")
     parser.add_argument("--epochs", default=",".join(map(str, EPOCHS)), help="records per epoch")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     found = []
     for partitions in map(int, arguments.partitions.split(",")):
+        if arguments.steady:
+            found.append(measure_steady(partitions, arguments.steady))
+            print(json.dumps(found[-1]), flush=True)
+            continue
         for epoch in map(int, arguments.epochs.split(",")):
             found.append(measure(partitions, epoch))
             print(json.dumps(found[-1]), flush=True)
