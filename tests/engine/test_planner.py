@@ -58,6 +58,7 @@ class Job:
     max_bytes: int = 64 << 20
     tables: frozenset[str] = frozenset()
     once: bool = False
+    interval_ms: int = 0
     inputs: dict[str, InputState] = field(default_factory=lambda: {"orders": InputState(), "payments": InputState()})
     number: int = 0
 
@@ -67,7 +68,9 @@ class Job:
     def restart(self) -> None:
         self.planner = Planner(
             PlanSettings(
-                4, Budget(self.max_records, self.max_bytes), CHECKPOINT_MS, fingerprint="f", tables=self.tables
+                *(4, Budget(self.max_records, self.max_bytes), CHECKPOINT_MS, "f"),
+                tables=self.tables,
+                interval_ms=self.interval_ms,
             ),
             {"orders": self.orders, "payments": self.payments},
             {"orders": InputClock(delay_ms=5), "payments": InputClock(delay_ms=3)},
@@ -145,6 +148,34 @@ def test_a_plan_keeps_to_the_bytes_that_an_epoch_may_have() -> None:
     assert ranges(plan)[ORDERS[0]] == ranges(plan)[ORDERS[1]] == (0, 150)
     job.planner.learn([PartitionRead(ORDERS[0], records=150, bytes=150 * 10_240)], job.inputs)
     assert [r.end_exclusive - r.start for r in job.epoch({}).ranges] == [15, 15]
+
+
+def test_epochs_keep_the_interval_unless_one_is_full() -> None:
+    job = Job(max_records=20, interval_ms=500)
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 5))
+    job.epoch({}, 10_000)
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 9))
+    assert job.plan(10_499) is None
+    assert job.planner.status.backlog == {"orders": 8, "payments": 0}
+    assert ranges(job.epoch({}, 10_500)) == dict.fromkeys(ORDERS, (5, 9))
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 19))
+    job.epoch({}, 10_501)
+    job.restart()
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 20))
+    job.epoch({}, 10_502)
+
+
+@pytest.mark.parametrize("settings", [{"once": True}, {"max_bytes": 100}], ids=["a run that ends", "bytes"])
+def test_no_interval_is_kept_where_waiting_gains_nothing(settings: dict[str, Any]) -> None:
+    job = Job(interval_ms=10_000, **settings)
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 5))
+    job.epoch({}, 10_000)
+    if not job.once:
+        job.orders.ends = dict.fromkeys(ORDERS, (0, 9))
+        job.epoch({}, 10_001)
+    job = bounded(10, 10, interval_ms=10_000, max_records=15)
+    job.epoch({}, 10_000)
+    job.epoch({}, 10_001)
 
 
 def test_a_pending_plan_over_the_limits_gives_a_smaller_one() -> None:

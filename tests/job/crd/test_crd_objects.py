@@ -144,7 +144,12 @@ ACCEPTED = [
     (after(OUTPUT, "  stateStore: {postgres: {dsnSecretRef: {name: db, key: dsn}}, checkpointInterval: 5s}\n"),),
     ((OUTPUT, "    file: {path: x}\n  stateStore: {memory: {}}\n"),),
     (after(OUTPUT, "  spark: {image: x, executor: {instances: 2, cores: 1, memory: 2g}, conf: {a: 1}}\n"),),
-    (after(OUTPUT, "  shards: 4096\n  suspend: true\n  cleanup: deleteState\n  trigger: {maxRecordsPerEpoch: 1}\n"),),
+    (
+        after(
+            OUTPUT,
+            "  shards: 4096\n  suspend: true\n  cleanup: deleteState\n  trigger: {interval: 10s}\n",
+        ),
+    ),
     (after(OUTPUT, "  autoscale: {minInstances: 1, maxInstances: 4, targetBusy: 80, targetLag: 1m, upAfter: 10s}\n"),),
     (after(OUTPUT, "  deadLetter: {kafka: {topic: dead}}\n  upgrade: {mode: stateful, rollback: automatic}\n"),),
 ]

@@ -27,6 +27,7 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
         shards=job.spec.shards,
         budget=Budget(job.spec.trigger.max_records_per_epoch, job.spec.trigger.max_bytes_per_epoch),
         checkpoint_interval_ms=job.spec.state_store.checkpoint_interval,
+        interval_ms=job.spec.trigger.interval,
         fingerprint=fingerprint(identity.signature),
         tables=frozenset(side.name for side in job.inputs if side.table is not None),
         limits=state_limits(job),

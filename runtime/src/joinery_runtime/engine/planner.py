@@ -32,6 +32,7 @@ class PlanSettings:
     tables: frozenset[str] = frozenset()  # inputs that are changelogs
     max_future: Mapping[str, int] = field(default_factory=dict)  # by input, ms (T11)
     limits: StateLimits = field(default_factory=StateLimits)
+    interval_ms: int = 0  # between the beginnings of two epochs, at least
 
 
 Inputs = Mapping[str, InputState]
@@ -119,6 +120,7 @@ class Planner:
         self._densities: Densities[PartitionRef] = Densities()
         self._sizes = RecordSizes()
         self._history = History()
+        self._planned_at_ms: int | None = None
         self.status = SourceStatus()
 
     @property
@@ -142,6 +144,8 @@ class Planner:
         self.status = SourceStatus.of(snapshot, pauses.inputs())
         if self._once:
             self.status = self.status.of_one_run(snapshot, state.inputs)
+        if not (always or self._is_due(snapshot)):
+            return None
         ranges: list[Range] = []
         readable = [
             b for b in snapshot.bounds if b.start < b.end_exclusive and b.partition.input not in self.status.paused
@@ -161,7 +165,23 @@ class Planner:
                 for bound, count in shares
             ]
         plan, self._history = next_plan(state, snapshot, ranges, pauses, self._settings, self._history, always=always)
+        if plan is not None:
+            self._planned_at_ms = now_ms
         return plan
+
+    def _is_due(self, snapshot: SourceSnapshot) -> bool:
+        """Whether an epoch may begin: after the interval, or when waiting would give no larger one."""
+        last, interval = self._planned_at_ms, self._settings.interval_ms
+        if last is None or snapshot.now_ms - last >= interval or all(bound.final for bound in snapshot.bounds):
+            return True
+        waiting = [
+            (bound.end_exclusive - bound.start, self._sizes.get(bound.partition) or UNKNOWN_BYTES)
+            for bound in snapshot.bounds
+            if bound.partition.input not in self.status.paused
+        ]
+        budget = self._settings.budget
+        records, size = sum(count for count, _ in waiting), sum(count * each for count, each in waiting)
+        return self._once or records >= budget.records or size >= budget.bytes
 
     def _observe(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, mode
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.model.base import Bool, ByteCount, Int, Length, Limits, Model
+from joinery_runtime.job.model.base import Bool, ByteCount, Int, Length, Limits, Model, PositiveDuration
 from joinery_runtime.job.model.draft import Finding, Loc, path_text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
@@ -37,8 +37,13 @@ class Metadata(Model):
 
 
 class Trigger(Model):
-    """What one epoch reads at most. The memory of a task is a multiple of the bytes (docs/operations.md, "Memory")."""
+    """When epochs begin, and what one reads at most. The memory of a task is a multiple of the bytes
+    (docs/operations.md, "Memory")."""
 
+    interval: PositiveDuration = 0
+    """Least time between the beginnings of two epochs, for example 10s: fewer files, commits and transactions, and rows
+    that come later. 0: the next epoch begins at once. Where as much waits as an epoch may read, nothing is waited
+    for."""
     max_records_per_epoch: Annotated[Int, Field(ge=1)] = 500_000
     """Most records that an epoch reads, of all inputs together."""
     max_bytes_per_epoch: ByteCount = 64 * 2**20
@@ -82,7 +87,7 @@ class JobSpec(Model):
     delivery: Literal["exactlyOnce", "atLeastOnce"] = "exactlyOnce"
     """`exactlyOnce`, or `atLeastOnce`: Kafka output may repeat rows after a crash."""
     trigger: Trigger = Trigger()
-    """How much an epoch reads."""
+    """When epochs begin, and how much one reads."""
     shards: Annotated[Int, Field(ge=1, le=MOST_SHARDS)] = 8
     """Into how many parts the keys are divided: how many tasks join at once. It may change while the job runs: the next
     epoch has another number, and nothing restarts. With `autoscale`, epochs have at least so many."""
