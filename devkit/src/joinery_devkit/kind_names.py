@@ -31,6 +31,8 @@ LISTS = (
 )
 FIELDS = frozenset({"interval", "window", "as_of", "hopping", "tumbling"})
 """Of a step: who reads one asks which kind it is."""
+OTHERS = frozenset({"exp", "trigger"})
+"""SQL's own and the trigger's: what they call so is nothing of a step."""
 
 
 def main() -> int:
@@ -70,7 +72,7 @@ def _named(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("joinery_runtime"):
             yield from ((node.lineno, f"names {alias.name}") for alias in node.names if alias.name in names)
-        elif isinstance(node, ast.Attribute) and _last_name(node.value) != "exp" and node.attr in names | FIELDS:
+        elif isinstance(node, ast.Attribute) and _last_name(node.value) not in OTHERS and node.attr in names | FIELDS:
             yield node.lineno, f"names {node.attr}" if node.attr in names else f"asks a step for its {node.attr}"
 
 
