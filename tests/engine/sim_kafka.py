@@ -32,6 +32,7 @@ class SimTopic:
 
     key: tuple[str, ...] = ()
     headers: Mapping[str, str] = MappingProxyType({})
+    timestamps = "epochMillis"
 
     def __init__(self, name: str, spawn: Callable[[str, Callable[[], None]], None]) -> None:
         self.topic = name

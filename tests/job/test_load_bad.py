@@ -350,6 +350,12 @@ BAD = [
         37,
     ),
     (after(OUTPUT, "  stateStore: {checkpointInterval: 0}\n"), "spec.stateStore.checkpointInterval", "more than 0", 37),
+    (
+        after(OUTPUT, "    timestamps: rfc3339\n    format: parquet\n"),
+        "spec.output.timestamps",
+        "is of JSON; Parquet and Postgres have a type for timestamps",
+        37,
+    ),
     (after(OUTPUT, "  deadLetter: {}\n"), "spec.deadLetter", "exactly one of kafka and file", 37),
     (
         after(OUTPUT, "  autoscale: {minInstances: 3, maxInstances: 2}\n"),

@@ -65,6 +65,25 @@ def test_a_job_can_read_what_another_wrote() -> None:
     assert decoded.rows.to_pylist() == readable.to_pylist()
 
 
+def test_timestamps_as_text_are_read_back_too() -> None:
+    rows = pa.table(
+        {"at": pa.array([0, -1, 253402300799999, None], pa.timestamp("ms", "UTC")), "k": ["a", "b", "c", "d"]}
+    )
+    written = rows_to_json(rows, "rfc3339")
+    assert [json.loads(line)["at"] for line in written] == [
+        *("1970-01-01T00:00:00.000Z", "1969-12-31T23:59:59.999Z", "9999-12-31T23:59:59.999Z", None)
+    ]
+    assert JsonDecoder(rows.schema).decode(pa.array(written, pa.binary())).rows.to_pylist() == rows.to_pylist()
+    messages = as_messages(rows.slice(0, 1), ("at", "k"), {"when": "at"}, "rfc3339")
+    assert messages == [
+        {
+            "value": b'{"at":"1970-01-01T00:00:00.000Z","k":"a"}',
+            "key": b'{"at":"1970-01-01T00:00:00.000Z","k":"a"}',
+            "headers": [("when", "1970-01-01T00:00:00.000Z")],
+        }
+    ]
+
+
 @given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"])), max_size=8))
 def test_any_text_is_one_line(texts: list[str | None]) -> None:
     rows = pa.table({"a": pa.array(texts, pa.string())})

@@ -56,6 +56,15 @@ def table_of(job: StreamJoin | SessionWindow) -> TargetTable:
     return sink.target
 
 
+@pytest.mark.parametrize("target", ["kafka", "file", "console"])
+def test_the_jobs_form_of_timestamps_reaches_what_writes_them(target: str) -> None:
+    outputs: dict[str, Any] = {
+        "kafka": {"bootstrapServers": "127.0.0.1:1", "topic": "out"}, "file": {"path": "out"}, "console": {}
+    }  # fmt: skip
+    writer: Any = sink_for(job(output={target: outputs[target], "timestamps": "rfc3339"}), None).writer()
+    assert (writer.target if target == "kafka" else writer).timestamps == "rfc3339"
+
+
 def test_one_sink_per_kind_of_output() -> None:
     kafka = {"kafka": {"bootstrapServers": "here:1", "topic": "out"}}
     assert isinstance(sink_for(job(output=kafka, delivery="atLeastOnce"), None), KafkaSink)

@@ -15,6 +15,7 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.hosts.replay import ReplayedEpoch
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.outputs import Timestamps
 from joinery_runtime.sinks.encode import rows_to_json
 
 SHOWN = 20
@@ -54,13 +55,20 @@ class RowComparison:
     counted: Counter[str] = field(default_factory=Counter)
     differences: list[Difference] = field(default_factory=list)
 
-    def output(self, job: Job, replayed: ReplayedEpoch, found: Rows, columns: Sequence[str] | None = None) -> None:
-        """Output rows: those of the epoch as it was `replayed`, against those that are `found`. `columns`: only these
-        are compared."""
-        expected = output_rows(replayed, columns)
+    def output(
+        self,
+        job: Job,
+        replayed: ReplayedEpoch,
+        found: Rows,
+        columns: Sequence[str] | None = None,
+        timestamps: Timestamps = "epochMillis",
+    ) -> None:
+        """Output rows: those of the epoch as it was `replayed`, against those that are `found`, which have timestamps
+        so. `columns`: only these are compared."""
+        expected = output_rows(replayed, columns, timestamps)
         self.epochs += 1
         self.rows += expected.total()
-        self._compare(replayed.epoch, "output", expected, found, lambda: _places(job, replayed, columns))
+        self._compare(replayed.epoch, "output", expected, found, lambda: _places(job, replayed, columns, timestamps))
 
     def dead_letters(self, replayed: ReplayedEpoch, found: Rows) -> None:
         """The same of its dead letters."""
@@ -108,13 +116,15 @@ class RowComparison:
             self.differences.append(Difference(epoch, output, what, rows[0], rows[1], place))
 
 
-def output_rows(replayed: ReplayedEpoch, columns: Sequence[str] | None = None) -> Rows:
+def output_rows(
+    replayed: ReplayedEpoch, columns: Sequence[str] | None = None, timestamps: Timestamps = "epochMillis"
+) -> Rows:
     """The rows that the epoch put out, as lines of JSON with these columns (None: all)."""
-    return json_lines([_visible(table, columns) for table in replayed.rows])
+    return json_lines([_visible(table, columns) for table in replayed.rows], timestamps)
 
 
-def json_lines(tables: Sequence[pa.Table]) -> Rows:
-    return Counter(line for table in tables for line in rows_to_json(table))
+def json_lines(tables: Sequence[pa.Table], timestamps: Timestamps = "epochMillis") -> Rows:
+    return Counter(line for table in tables for line in rows_to_json(table, timestamps))
 
 
 def _visible(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
@@ -147,12 +157,14 @@ def _most_like(row: Mapping[str, Any], others: Sequence[bytes]) -> bytes | None:
 _NOTHING = object()
 
 
-def _places(job: Job, replayed: ReplayedEpoch, columns: Sequence[str] | None) -> dict[bytes, str]:
+def _places(
+    job: Job, replayed: ReplayedEpoch, columns: Sequence[str] | None, timestamps: Timestamps
+) -> dict[bytes, str]:
     """By output row: the records that make it."""
     sides = [side.time for side in compile_job(job).last.sides]
     found = {}
     for table in replayed.rows:
-        rows = rows_to_json(_visible(table, columns))
+        rows = rows_to_json(_visible(table, columns), timestamps)
         for line, at in zip(rows, table.select(list(ORDER_COLUMNS)).to_pylist(), strict=True):
             side = at["$order_side"]
             place = f"{sides[side]} {at['$order_partition']}/{at['$order_offset']}"

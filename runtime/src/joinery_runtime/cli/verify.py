@@ -80,6 +80,7 @@ def _judge(job: Job, entry: EpochRecord, replayed: ReplayedEpoch, verdict: Verdi
     verdict.log += wrong_counts(entry, replayed)
     output, dead = job.spec.output.file, job.spec.dead_letter
     assert output is not None, "`verify` has refused other outputs"
-    verdict.compared.output(job, replayed, Counter(published(output.path, entry.epoch)))
+    found = Counter(published(output.path, entry.epoch))
+    verdict.compared.output(job, replayed, found, timestamps=job.spec.output.timestamps)
     if dead is not None and dead.file is not None:
         verdict.compared.dead_letters(replayed, Counter(published(dead.file.path, entry.epoch)))

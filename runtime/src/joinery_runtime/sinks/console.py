@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from joinery_runtime.job.model.outputs import Timestamps
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
 from joinery_runtime.sinks.encode import rows_to_json
 
@@ -19,6 +20,7 @@ class ConsoleSink(Unsigned):
     printed once the epoch is committed, and may be printed again after a crash."""
 
     shown: int
+    timestamps: Timestamps = "epochMillis"
 
     def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         lines: list[str] = []
@@ -26,7 +28,8 @@ class ConsoleSink(Unsigned):
         for batch in rows.to_batches():
             count += batch.num_rows
             if len(lines) < self.shown:
-                lines += [line.decode() for line in rows_to_json(batch.slice(0, self.shown - len(lines)))]
+                first = batch.slice(0, self.shown - len(lines))
+                lines += [line.decode() for line in rows_to_json(first, self.timestamps)]
         return {"attempt": str(attempt.id), "rows": count, "lines": lines}
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:

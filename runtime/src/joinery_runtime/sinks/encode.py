@@ -1,8 +1,8 @@
 """Output rows as JSON, one object per row, in whole batches.
 
 Values mirror what the sources read (rule V3), so that a job can read another's output: int64 and uint64 as exact
-integers, decimals as text, binary as base64, dates as `YYYY-MM-DD`, timestamps as integer milliseconds. JSON has no
-NaN and no infinity: they become null. A null is written as null, never left out.
+integers, decimals as text, binary as base64, dates as `YYYY-MM-DD`, timestamps as integer milliseconds or, where the
+job says so, as RFC 3339. JSON has no NaN and no infinity: they become null. A null is written as null, never left out.
 """
 
 from __future__ import annotations
@@ -13,33 +13,40 @@ import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
+from joinery_runtime.job.model.outputs import Timestamps
+
+_TIMESTAMPS: dict[Timestamps, pl.Expr] = {
+    "epochMillis": cs.datetime().dt.epoch("ms"),
+    "rfc3339": cs.datetime().dt.strftime("%Y-%m-%dT%H:%M:%S%.3fZ"),
+}
 _PLAIN = (
-    cs.datetime().dt.epoch("ms"),
     cs.date().dt.to_string("iso"),
     cs.decimal().cast(pl.String),
     cs.binary().bin.encode("base64"),
 )
 
 
-def json_lines(rows: pa.Table | pa.RecordBatch) -> bytes:
+def json_lines(rows: pa.Table | pa.RecordBatch, timestamps: Timestamps = "epochMillis") -> bytes:
     """All rows, each followed by a newline."""
     if not rows.num_rows:
         return b""
     # Into a buffer: asked for a text, Polars fills one all the same, and two copies of it cost as much as the encoding.
     lines = io.BytesIO()
-    pl.DataFrame(rows).with_columns(*_PLAIN).write_ndjson(lines)
+    pl.DataFrame(rows).with_columns(_TIMESTAMPS[timestamps], *_PLAIN).write_ndjson(lines)
     return lines.getvalue()
 
 
-def as_texts(rows: pa.Table | pa.RecordBatch, column: str) -> list[str | bytes | None]:
+def as_texts(
+    rows: pa.Table | pa.RecordBatch, column: str, timestamps: Timestamps = "epochMillis"
+) -> list[str | bytes | None]:
     """The values of one column by themselves: text and bytes as they are, others as JSON has them."""
     if pa.types.is_binary(rows.schema.field(column).type):
         values: list[str | bytes | None] = rows[column].to_pylist()
         return values
-    plain = pl.DataFrame(rows.select([column])).with_columns(*_PLAIN)
+    plain = pl.DataFrame(rows.select([column])).with_columns(_TIMESTAMPS[timestamps], *_PLAIN)
     return list(plain[column].cast(pl.String))
 
 
-def rows_to_json(rows: pa.Table | pa.RecordBatch) -> list[bytes]:
+def rows_to_json(rows: pa.Table | pa.RecordBatch, timestamps: Timestamps = "epochMillis") -> list[bytes]:
     """One JSON object per row. A newline inside a text is escaped, so splitting at newlines is safe."""
-    return json_lines(rows).split(b"\n")[:-1]
+    return json_lines(rows, timestamps).split(b"\n")[:-1]

@@ -38,14 +38,15 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
     """The sink of the job's output; `store` None: the state is not in Postgres."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
-            target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
+            of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
+            target = KafkaTarget(*of, job.spec.output.timestamps)
             return _kafka(job, target, PartNames(job.name))
         case Output(postgres=PostgresOutput() as postgres):
             return _postgres(TargetTable(postgres.table, job.upsert_key, job.retracted), job, store)
         case Output(file=FileOutput() as file):
-            return FileSink(file.path, job.spec.output.format)
+            return FileSink(file.path, job.spec.output.format, job.spec.output.timestamps)
         case Output(console=ConsoleOutput() as console):
-            return ConsoleSink(console.rows)
+            return ConsoleSink(console.rows, job.spec.output.timestamps)
         case unknown:
             raise _no_sink("output", unknown)
 

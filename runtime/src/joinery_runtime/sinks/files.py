@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.job.model.outputs import FileFormat
+from joinery_runtime.job.model.outputs import FileFormat, Timestamps
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
 
@@ -32,13 +33,16 @@ class FileWriter:
 
     directory: str
     format: FileFormat = "json"
+    timestamps: Timestamps = "epochMillis"
 
     def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         path = _staged(Path(self.directory), str(attempt.id), self.format)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                encode = write_parquet if self.format == "parquet" else _write_lines
+                encode = (
+                    write_parquet if self.format == "parquet" else partial(_write_lines, timestamps=self.timestamps)
+                )
                 count = encode(file, rows.to_batches())
                 file.flush()
                 os.fsync(file.fileno())
@@ -48,10 +52,10 @@ class FileWriter:
         return {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
 
 
-def _write_lines(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
+def _write_lines(file: IO[bytes], batches: Iterable[pa.RecordBatch], timestamps: Timestamps) -> int:
     count = 0
     for batch in batches:
-        file.write(json_lines(batch))
+        file.write(json_lines(batch, timestamps))
         count += batch.num_rows
     return count
 
@@ -71,8 +75,10 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
 class FileSink(Unsigned):
     """Driver half."""
 
-    def __init__(self, directory: str, file_format: FileFormat = "json") -> None:
-        self._directory, self._format = Path(directory), file_format
+    def __init__(
+        self, directory: str, file_format: FileFormat = "json", timestamps: Timestamps = "epochMillis"
+    ) -> None:
+        self._directory, self._format, self._timestamps = Path(directory), file_format, timestamps
 
     def prepare(self, schema: pa.Schema) -> str | None:
         made = None if self._directory.exists() else f"the folder {self._directory}"
@@ -83,7 +89,7 @@ class FileSink(Unsigned):
         return made
 
     def writer(self) -> FileWriter:
-        return FileWriter(str(self._directory), self._format)
+        return FileWriter(str(self._directory), self._format, self._timestamps)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Files become visible after the commit; here it is made sure that they will."""

@@ -77,7 +77,7 @@ class KafkaWriter:
 
         try:
             for batch in rows.to_batches():
-                messages = as_messages(batch, self.target.key, self.target.headers)
+                messages = as_messages(batch, self.target.key, self.target.headers, self.target.timestamps)
                 # Made anew: brokers are not to blame for the time that a chunk's rows took to be made.
                 patience = Patience(self.target.delivery_seconds)
                 unsent += enqueue(client.producer, self.target.topic, messages, patience, delivered)

@@ -19,6 +19,7 @@ import stamina
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.job.model.outputs import Timestamps
 from joinery_runtime.kafka_errors import LastError, is_away, tls_port
 from joinery_runtime.sinks.encode import as_texts, rows_to_json
 
@@ -51,13 +52,14 @@ _SILENT.addHandler(logging.NullHandler())
 @dataclass(frozen=True, slots=True)
 class KafkaTarget:
     """A topic to write. `properties` are librdkafka's and may hold secrets; `key` names columns of the rows, and
-    `headers` by the header's name."""
+    `headers` by the header's name; `timestamps` is how values have them."""
 
     topic: str
     bootstrap_servers: str
     key: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict)
+    timestamps: Timestamps = "epochMillis"
 
     def __post_init__(self) -> None:
         refused = [name for name in self.properties if name in _OWNED]
@@ -275,17 +277,20 @@ def _not_queued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_messages(
-    rows: pa.Table | pa.RecordBatch, key: Sequence[str], headers: Mapping[str, str] = MappingProxyType({})
+    rows: pa.Table | pa.RecordBatch,
+    key: Sequence[str],
+    headers: Mapping[str, str] = MappingProxyType({}),
+    timestamps: Timestamps = "epochMillis",
 ) -> list[dict[str, Any]]:
     """Rows as `enqueue` takes them. Either all have headers (maybe none of them) or no message knows of any."""
-    messages: list[dict[str, Any]] = [{"value": value} for value in rows_to_json(rows)]
+    messages: list[dict[str, Any]] = [{"value": value} for value in rows_to_json(rows, timestamps)]
     if key:
         plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)
-        keys = rows[key[0]].to_pylist() if plain else rows_to_json(rows.select(list(key)))
+        keys = rows[key[0]].to_pylist() if plain else rows_to_json(rows.select(list(key)), timestamps)
         for message, each in zip(messages, keys, strict=True):
             message["key"] = each
     if headers:
-        columns = zip(*(as_texts(rows, column) for column in headers.values()), strict=True)
+        columns = zip(*(as_texts(rows, column, timestamps) for column in headers.values()), strict=True)
         for message, values in zip(messages, columns, strict=True):
             named = zip(headers, values, strict=True)
             message["headers"] = [(name, value) for name, value in named if value is not None]

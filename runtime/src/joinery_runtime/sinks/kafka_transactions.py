@@ -135,7 +135,7 @@ class PartWrite:
         def chunks() -> Iterator[list[dict[str, Any]]]:
             for batch in self.rows.to_batches():
                 sent.append(batch.num_rows)
-                yield as_messages(batch, self.target.key, self.target.headers)
+                yield as_messages(batch, self.target.key, self.target.headers, self.target.timestamps)
 
         marker = EpochMarker(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
         producer.send(self.target.topic, chunks(), self.name, marker)

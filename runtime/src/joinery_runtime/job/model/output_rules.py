@@ -45,10 +45,12 @@ def _one_target(draft: JobDraft) -> Iterator[Finding]:
     )
 
 
-def _parquet_in_files(draft: JobDraft) -> Iterator[Finding]:
+def _formats(draft: JobDraft) -> Iterator[Finding]:
     output = dig(draft.data, "spec", "output")
     if dig(output, "format") == "parquet" and dig(output, "file") is None:
         yield ("spec", "output", "format"), "parquet is a format of files; leave it out, or name file: {path: ...}"
+    if dig(output, "timestamps") == "rfc3339" and (dig(output, "format") == "parquet" or dig(output, "postgres")):
+        yield ("spec", "output", "timestamps"), "is of JSON; Parquet and Postgres have a type for timestamps"
 
 
 def _postgres_beside_the_state(draft: JobDraft) -> Iterator[Finding]:
@@ -90,7 +92,7 @@ def _autoscale(draft: JobDraft) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
-    _parquet_in_files,
+    _formats,
     _postgres_beside_the_state,
     _dead_letter_address,
     _autoscale,

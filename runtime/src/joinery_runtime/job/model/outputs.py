@@ -42,6 +42,7 @@ class PostgresOutput(Model):
 
 
 FileFormat = Literal["json", "parquet"]
+Timestamps = Literal["epochMillis", "rfc3339"]
 
 
 class FileOutput(Model):
@@ -75,6 +76,9 @@ class Output(Model):
         FileFormat, not_yet("output format {}", "csv", "avro", "protobuf", todo="use json, or parquet in files")
     ] = "json"
     """How rows are encoded in Kafka and files: `json`, in files also `parquet`."""
+    timestamps: Timestamps = "epochMillis"
+    """How JSON has timestamps, window times among them: as whole milliseconds since 1970, or as text in UTC
+    (`rfc3339`: 2026-01-15T10:00:00.000Z)."""
 
 
 class DeadLetterKafka(Model):
