@@ -272,6 +272,12 @@ BAD = [
         "two output columns are named 'ts'",
         39,
     ),
+    (
+        after(OUTPUT, "  prefixes: whenNeeded\n  select: [{column: orders.ts}]\n"),
+        "spec.prefixes",
+        "drop `prefixes`",
+        37,
+    ),
     (after(OUTPUT, "  select: [{column: orders.ts, as: $ts}]\n"), "spec.select[0]", "starts with `$`", 37),
     (
         (OUTPUT, "    postgres: {table: t, upsertKey: [left_tx]}\n"),

@@ -5,7 +5,18 @@ import pytest
 from pydantic import ValidationError
 
 from job.resources import GOOD, edited, job
-from joinery_runtime.job import AtOffsets, AtTimestamp, KeyPair, Reference, StreamJoin, load_job, parse_job
+from joinery_runtime.job import (
+    AtOffsets,
+    AtTimestamp,
+    KeyPair,
+    Reference,
+    StreamJoin,
+    definition,
+    load_job,
+    parse_job,
+    same_rows,
+    under_definition,
+)
 
 
 def test_views_of_a_plain_job():
@@ -188,6 +199,21 @@ def test_default_output_is_every_column_with_its_side():
         *("left_order_id", "left_country", "left_amount", "left_ts"),
         *("right_order_id", "right_country", "right_ts"),
     ]
+
+
+def test_only_what_both_inputs_have_needs_a_prefix():
+    found = job(("  output:", "  prefixes: whenNeeded\n  output:"))
+    assert [column.name for column in found.output_columns] == [
+        *("left_order_id", "left_country", "amount", "left_ts"),
+        *("right_order_id", "right_country", "right_ts"),
+    ]
+    assert under_definition(found, definition(found)).output_columns == found.output_columns
+    assert not same_rows(definition(found), definition(job()))
+
+
+def test_a_form_of_timestamps_is_part_of_the_definition():
+    found = job((OUTPUT, "    file: {path: x}\n    timestamps: rfc3339"))
+    assert under_definition(found, definition(found)).spec.output.timestamps == "rfc3339"
 
 
 def test_select_names_and_types_the_output():

@@ -177,6 +177,7 @@ RULED = [
     changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),
     changed(lambda spec: spec.update(autoscale={"minInstances": 3, "maxInstances": 2})),
     changed(lambda spec: spec.update(autoscale={"maxInstances": 2}, spark={"executor": {"maxInstances": 4}})),
+    changed(lambda spec: spec.update(prefixes="whenNeeded", select=[{"column": "orders.id"}])),
     changed(on_another_kafka),
     changed(late_rows_to_the_dead_letters(asOf={"historyRetention": "1h"})),
     changed(lambda spec: spec["joins"][0].update(lateData="dlq")),

@@ -42,6 +42,11 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         Rule("!has(self.sql) || !has(self.joins) || size(self.joins) == 0", "joins and sql are both named; keep one"),
         Rule("!has(self.sql) || !has(self.select)", "select and sql are both named; keep one"),
         Rule(
+            "!has(self.prefixes) || self.prefixes == 'always' || !(has(self.select) || has(self.sql))",
+            "`select` or `sql` names the columns; drop `prefixes`",
+            ".prefixes",
+        ),
+        Rule(
             _STEPS + "self.joins.all(step, step.right != self.inputs[0].name && "
             "self.inputs.exists(i, i.name == step.right))",
             "`right` must name an input other than the first, where the steps begin",

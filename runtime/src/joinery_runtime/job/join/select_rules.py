@@ -22,7 +22,7 @@ from joinery_runtime.job.model.draft import (
     unknown_column,
 )
 from joinery_runtime.job.model.output_rules import unknown_columns
-from joinery_runtime.job.model.references import WINDOW_COLUMNS, output_prefixes
+from joinery_runtime.job.model.references import WINDOW_COLUMNS, Prefixes, default_names
 from joinery_runtime.job.model.wording import listed, suggestion
 
 
@@ -88,6 +88,8 @@ def _names(draft: JobDraft) -> Iterator[Finding]:
 def _default_names(draft: JobDraft) -> Iterator[Finding]:
     """`a.b_c` and `a_b.c` would be one column."""
     if dig(draft.data, "spec", "select") is not None:
+        if dig(draft.data, "spec", "prefixes") == "whenNeeded":
+            yield ("spec", "prefixes"), "`select` or `sql` names the columns; drop `prefixes`"
         return
     for _, name in repeats(list(_every_column(draft))):
         todo = "name the columns with `select`, or rename an input"
@@ -124,9 +126,10 @@ def _every_column(draft: JobDraft) -> Iterator[str]:
     """Nothing unless every column is known."""
     if not draft.all_named or any(source.types is None for source in draft.inputs):
         return
-    prefixes = output_prefixes([source.name or "" for source in draft.inputs])
-    for prefix, source in zip(prefixes, draft.inputs, strict=True):
-        yield from (f"{prefix}_{column}" for column in source.types or ())
+    columns = {source.name or "": tuple(source.types or ()) for source in draft.inputs}
+    prefixes: Prefixes = "whenNeeded" if dig(draft.data, "spec", "prefixes") == "whenNeeded" else "always"
+    times = WINDOW_COLUMNS if _windowed(draft) else ()
+    yield from (name for name, *_ in default_names(columns, prefixes, times))
 
 
 def _windowed(draft: JobDraft) -> bool:

@@ -12,7 +12,14 @@ from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, part
 from joinery_runtime.job.model.base import Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.references import WINDOW_COLUMNS, KeyPair, Reference, output_prefixes, parse_reference
+from joinery_runtime.job.model.references import (
+    WINDOW_COLUMNS,
+    KeyPair,
+    Prefixes,
+    Reference,
+    default_names,
+    parse_reference,
+)
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import SqlInput, Translation, translate
@@ -24,8 +31,10 @@ class StreamJoinSpec(JobSpec):
     joins: tuple[JoinStep, ...] = ()
     """The steps. Each joins one more input."""
     select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
-    """What goes out: exactly these columns, in this order. If absent, every column with the prefix `left_`, `right_`
-    or `<input>_`."""
+    """What goes out: exactly these columns, in this order. If absent, every column, named as `prefixes` says."""
+    prefixes: Prefixes = "always"
+    """How columns are named without `select`: `always` with the prefix `left_`, `right_` or, of more than two inputs,
+    `<input>_`; with `whenNeeded` only those that several inputs have."""
     sql: Text | None = None
     """A SELECT with a join, instead of `joins` and `select`."""
 
@@ -33,7 +42,7 @@ class StreamJoinSpec(JobSpec):
 class StreamJoin(Job):
     """A valid chain of joins. Constructing one in Python applies the same rules as loading a file."""
 
-    row_fields: ClassVar[frozenset[str]] = frozenset({"inputs", "joins", "select"})
+    row_fields: ClassVar[frozenset[str]] = frozenset({"inputs", "joins", "select", "prefixes"})
 
     kind: Literal["StreamJoin"] = "StreamJoin"
     spec: StreamJoinSpec
@@ -115,8 +124,8 @@ class StreamJoin(Job):
 
     @property
     def output_columns(self) -> tuple[OutputField, ...]:
-        """What goes out, in order: the select list, else every column with its input's prefix (rule J10), then the
-        start and end of a window (rule W4)."""
+        """What goes out, in order: the select list, else every column (rule J10), then the start and end of a window
+        (rule W4)."""
         chosen = self.select
         if chosen:
             return tuple(self._selected(item) for item in chosen)
@@ -132,11 +141,11 @@ class StreamJoin(Job):
         return self._column(item.as_ or source.column, source)
 
     def _every_column(self) -> list[OutputField]:
-        names = [side.name for side in self.inputs]
+        columns = {side.name: tuple(side.types) for side in self.inputs}
+        times = WINDOW_COLUMNS if self.windowed else ()
         return [
-            self._column(f"{prefix}_{column}", Reference(side.name, column))
-            for prefix, side in zip(output_prefixes(names), self.inputs, strict=True)
-            for column in side.types
+            self._column(name, Reference(side, column))
+            for name, side, column in default_names(columns, self.spec.prefixes, times)
         ]
 
     def _column(self, name: str, source: Reference) -> OutputField:

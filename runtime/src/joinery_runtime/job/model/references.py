@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,21 @@ RETRACTED = "retracted"
 """The last column where `emitRetractions` is on: whether this row takes back the one with its key that went out."""
 
 
+Prefixes = Literal["always", "whenNeeded"]
+
+
 def output_prefixes(inputs: Sequence[str]) -> tuple[str, ...]:
     """What names the columns of each input, in the job's order, where no `select` does (rule J10)."""
     return ("left", "right") if len(inputs) == 2 else tuple(inputs)
+
+
+def default_names(
+    inputs: Mapping[str, Iterable[str]], prefixes: Prefixes, others: Sequence[str] = ()
+) -> Iterator[tuple[str, str, str]]:
+    """Every column of every input, by the inputs' names in the job's order, as (name in the output, input, column).
+    `whenNeeded`: only what several inputs have, or the engine's `others`, has the prefix of its input."""
+    shared = Counter([*others, *(column for columns in inputs.values() for column in columns)])
+    for prefix, (side, columns) in zip(output_prefixes(list(inputs)), inputs.items(), strict=True):
+        for column in columns:
+            bare = prefixes == "whenNeeded" and shared[column] == 1
+            yield column if bare else f"{prefix}_{column}", side, column
