@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.core.compile import compile_join, stored_columns
+from joinery_runtime.core.compile import compile_job, compile_join, stored_columns
 from joinery_runtime.core.kinds.asof import AsOfJoin
 from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.pipeline import times
@@ -14,7 +14,7 @@ from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputTime
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import SessionWindow, StreamJoin
 
 WHERE_PATH = "spec.joins[0].where"
 
@@ -69,6 +69,22 @@ def test_every_column_goes_out_with_its_side_as_prefix() -> None:
             ("right_oid", pa.int32()), ("right_paid", pa.float64()), ("right_at", pa.int64()),
         ]
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "kind"), [("int64", pa.int64()), ("timestamp", pa.timestamp("ms", "UTC"))])
+def test_window_times_have_the_type_that_the_output_asks_for(given: str, kind: pa.DataType) -> None:
+    output = {"file": {"path": "out"}, "windowTimes": given}
+    keyed = {"groupBy": ["id"], "gap": "1m", "aggregates": [{"function": "count", "as": "rows"}]}
+    windowed = {**{key: JOIN[key] for key in ("right", "keys")}, "window": {"tumbling": "1m"}}
+    jobs = (
+        StreamJoin.model_validate(
+            {"metadata": {"name": "j"}, "spec": {"inputs": [ORDERS, PAYMENTS], "joins": [windowed], "output": output}}
+        ),
+        SessionWindow.model_validate({"metadata": {"name": "s"}, "spec": {"input": ORDERS, **keyed, "output": output}}),
+    )
+    for each in jobs:
+        schema = compile_job(each).output_schema()
+        assert [schema.field(name).type for name in ("window_start", "window_end")] == [kind, kind]
 
 
 def test_only_keys_output_and_residual_columns_are_stored() -> None:

@@ -12,11 +12,12 @@ from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, column_type, parse_expression
 from joinery_runtime.core.pipeline.sides import SESSIONS, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
-from joinery_runtime.core.table.columns import arrow_schema, type_name
+from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_name
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, SessionWindow
 from joinery_runtime.job.kinds.session.sessions import takes, takes_text
-from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
+from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.model.types import ColumnType
 
 SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()), strict=True))
 
@@ -64,6 +65,7 @@ class _SessionCompiler:
     def output(self) -> list[OutputColumn]:
         types = {name: self._schema.field(name).type for name in self._sessions.group_by}
         types |= {**SESSION_TYPES, **{of.name: accumulator(of).result_type for of in self._aggregates}}
+        types |= dict.fromkeys(WINDOW_COLUMNS, arrow_type(ColumnType(self._job.spec.output.window_times)))
         types[RETRACTED] = pa.bool_()
         return [OutputColumn(of.name, types[of.made or ""], made=of.made) for of in self._job.output_columns]
 

@@ -184,7 +184,7 @@ def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
     if column.made is None:
         return _column(step, pairs, column.side, column.column)
     assert pairs.windows is not None, "only rows of a window join have window columns"
-    return pa.array(pairs.windows[WINDOW_COLUMNS.index(column.made)])
+    return pa.array(pairs.windows[WINDOW_COLUMNS.index(column.made)]).cast(column.type)
 
 
 def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:

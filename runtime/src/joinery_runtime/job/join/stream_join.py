@@ -129,12 +129,12 @@ class StreamJoin(Job):
         chosen = self.select
         if chosen:
             return tuple(self._selected(item) for item in chosen)
-        times = [_window_column(name, name) for name in WINDOW_COLUMNS if self.windowed]
+        times = [self._window_column(name, name) for name in WINDOW_COLUMNS if self.windowed]
         return (*self._every_column(), *times)
 
     def _selected(self, item: SelectItem) -> OutputField:
         if item.column in WINDOW_COLUMNS:
-            return _window_column(item.as_ or item.column, item.column)
+            return self._window_column(item.as_ or item.column, item.column)
         source = parse_reference(item.column) if item.column is not None else None
         if source is None:
             return OutputField(item.as_ or "", expression=item.expression)
@@ -151,9 +151,8 @@ class StreamJoin(Job):
     def _column(self, name: str, source: Reference) -> OutputField:
         return OutputField(name, source, type=self.input(source.input).types[source.column])
 
-
-def _window_column(name: str, made: str) -> OutputField:
-    return OutputField(name, type=ColumnType("int64"), made=made)
+    def _window_column(self, name: str, made: str) -> OutputField:
+        return OutputField(name, type=ColumnType(self.spec.output.window_times), made=made)
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:

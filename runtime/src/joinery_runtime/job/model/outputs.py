@@ -77,8 +77,11 @@ class Output(Model):
     ] = "json"
     """How rows are encoded in Kafka and files: `json`, in files also `parquet`."""
     timestamps: Timestamps = "epochMillis"
-    """How JSON has timestamps, window times among them: as whole milliseconds since 1970, or as text in UTC
-    (`rfc3339`: 2026-01-15T10:00:00.000Z)."""
+    """How JSON has timestamps: as whole milliseconds since 1970, or as text in UTC (`rfc3339`:
+    2026-01-15T10:00:00.000Z)."""
+    window_times: Literal["int64", "timestamp"] = "int64"
+    """The type of `window_start` and `window_end`: `int64` milliseconds since 1970, or `timestamp`, which is
+    `timestamptz` in Postgres."""
 
 
 class DeadLetterKafka(Model):

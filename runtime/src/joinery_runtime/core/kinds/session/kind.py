@@ -285,7 +285,8 @@ class SessionOutput:
             **dict(zip(self._aggregates, self._folding.results(sessions), strict=True)),
             RETRACTED: pa.repeat(pa.scalar(retracted), sessions.num_rows),
         }
-        rows = pa.record_batch([made[name] for name in self._made], schema=self._schema)
+        columns = [made[name].cast(kind) for name, kind in zip(self._made, self._schema.types, strict=True)]
+        rows = pa.record_batch(columns, schema=self._schema)
         return _with_order(rows, sessions, phase, retracted=retracted) if self._ordered else rows
 
 
