@@ -74,7 +74,7 @@ def test_every_column_goes_out_with_its_side_as_prefix() -> None:
 @pytest.mark.parametrize(("given", "kind"), [("int64", pa.int64()), ("timestamp", pa.timestamp("ms", "UTC"))])
 def test_window_times_have_the_type_that_the_output_asks_for(given: str, kind: pa.DataType) -> None:
     output = {"file": {"path": "out"}, "windowTimes": given}
-    keyed = {"groupBy": ["id"], "gap": "1m", "aggregates": [{"function": "count", "as": "rows"}]}
+    keyed = {"groupBy": ["id"], "gap": "1m", "maxDuration": "1h", "aggregates": [{"function": "count", "as": "rows"}]}
     windowed = {**{key: JOIN[key] for key in ("right", "keys")}, "window": {"tumbling": "1m"}}
     jobs = (
         StreamJoin.model_validate(

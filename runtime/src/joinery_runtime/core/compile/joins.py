@@ -25,9 +25,10 @@ from joinery_runtime.core.pipeline.expression import (
 )
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
-from joinery_runtime.core.table.columns import arrow_schema
+from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
+from joinery_runtime.job.model.types import ColumnType
 
 SQL_PATH = "spec.sql"
 
@@ -238,7 +239,9 @@ class _JoinCompiler:
                 ref = _ref(column.source)
                 found.append(_Output(column.name, self._type(ref), ref))
             elif column.made is not None:
-                found.append(_Output(column.name, pa.int64(), made=column.made))
+                found.append(
+                    _Output(column.name, arrow_type(ColumnType(self._job.spec.output.window_times)), made=column.made)
+                )
             else:
                 expression, kind = self._computed(number, column.expression or "")
                 found.append(_Output(column.name, kind, expression=expression))
