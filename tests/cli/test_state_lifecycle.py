@@ -21,6 +21,7 @@ from joinery_runtime.cli.state_savepoints import roll_back
 from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.errors import Fenced
 from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.job.crd.driver import DriverStatus, Ending, StateCheck
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
@@ -648,3 +649,23 @@ def test_a_rollout_of_a_job_that_keeps_its_state_in_memory_has_nothing_to_do(
 def test_automatic_names_are_told_from_others() -> None:
     assert [state_migrate.is_automatic(name) for name in ("rollout-1", "before-state-version-2-epoch-10")] == [True] * 2
     assert [state_migrate.is_automatic(name) for name in ("my-rollout-1", "before-noon", "rollout-")] == [False] * 3
+
+
+def test_a_pod_may_pin_and_unpin_again_and_tells_what_there_is(
+    joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, ending_file: Path
+) -> None:
+    pin = ("state", "savepoint", job_file, "noon", "--idempotent")
+    for _ in range(2):
+        assert joinery(*pin).code == 0
+        told = SavepointResult.model_validate_json(ending_file.read_text())
+        [made] = store.savepoints(JOB)
+        assert (told.epoch, told.rows, told.bytes) == (old.committed, made.rows, made.bytes)
+        assert told.time.timestamp() == made.created_at / 1000
+    assert joinery(*pin[:-1]).code != 0
+    for _ in range(2):
+        assert joinery(*pin, "--delete").code == 0
+        assert store.savepoints(JOB) == []
+    store.delete_job(JOB)
+    assert joinery(*pin, "--delete").code == 0
+    assert joinery(*pin).code != 0
+    assert Ending.model_validate_json(ending_file.read_text()).retry

@@ -1,4 +1,4 @@
-"""docs/reference.md: every field of both resources, from the CRDs' schemas.
+"""docs/reference.md: every field of all resources, from the CRDs' schemas.
 
 `python -m joinery_devkit.reference` prints the page: a table for the fields of `spec`, and one for each of them that is
 a mapping, with everything below it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from joinery_runtime.job.crd.definition import KINDS, custom_resource_definition
+from joinery_runtime.job.crd.definition import KINDS, SAVEPOINT, custom_resource_definition
 from joinery_runtime.job.crd.shapes import Schema
 
 _HEAD = """# Reference of the resources
@@ -25,7 +25,7 @@ _TABLE = "| field | type | default | is |\n|---|---|---|---|"
 
 def page() -> str:
     lines, printed = [_HEAD], list[list[str]]()
-    for kind in KINDS:
+    for kind in (*KINDS, SAVEPOINT):
         lines += _kind(custom_resource_definition(kind), printed)
     return "\n".join(lines)
 

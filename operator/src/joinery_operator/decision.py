@@ -1,4 +1,5 @@
-"""What `reconcile` gets and returns: the observed job, as the API server and the driver reported it, and the decision.
+"""What `reconcile` gets and returns: the observed job or savepoint, as the API server and the driver reported it, and
+the decision.
 
 `kube` writes `status` first, then carries the actions out in order.
 """
@@ -11,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import DriverStatus, ResourceKind, Status
+from joinery_runtime.job.crd import DriverStatus, ResourceKind, SavepointState, Status
 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
@@ -52,15 +53,30 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedSavepoint:
+    """One savepoint at one moment."""
+
+    resource: Manifest
+    pods: Mapping[str, Manifest]
+    """Its own pods by name."""
+    job: Observed | None
+    """The job that it names; None: there is none."""
+    now: datetime
+    settings: Settings
+    create_refused: str = ""
+    """Why its pod could not be created last, until one is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Create:
-    """Create-or-get: an object of that name that belongs to the job already is what was wanted."""
+    """Create-or-get: an object of that name that belongs to the resource already is what was wanted."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A merge patch of the job's own child, to repair what others changed."""
+    """A merge patch of the resource's own child, to repair what others changed."""
 
     kind: ChildKind
     name: str
@@ -101,7 +117,7 @@ class Event:
 class Decision:
     """`status` None: it stays as it is. `again_after` seconds: reconcile again then even if nothing happens."""
 
-    status: Status | None
+    status: Status | SavepointState | None
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     again_after: float | None = None

@@ -1,4 +1,4 @@
-"""Names and labels of a job's children: deterministic, so that create-or-get finds what an earlier operator made.
+"""Names and labels of a resource's children: deterministic, so that create-or-get finds what an earlier operator made.
 
 A job's name may be longer than a child's, hold dots, or begin with a digit; two kinds may share a name. Then a hash of
 kind and name stands in for what a child's name cannot say.
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from joinery_operator.decision import Manifest
 from joinery_runtime.job.crd.status import Mode
 
-Role = Literal["driver", "check", "delete-state", "executor", "config", "service", "network-policy"]
+Role = Literal["driver", "check", "delete-state", "savepoint", "executor", "config", "service", "network-policy"]
 
 JOB_LABEL = "joinery.dev/job"
 KIND_LABEL = "joinery.dev/kind"
@@ -63,6 +63,10 @@ class ChildNames:
     @property
     def delete_state(self) -> str:
         return f"{self._stem}-delete-state"
+
+    def savepoint(self, action: Literal["create", "delete"]) -> str:
+        """Of a Savepoint resource: its pod."""
+        return f"{self._stem}-{action}"
 
     def executor_prefix(self, attempt: int) -> str:
         """Spark adds `-exec-<number>`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.kubernetes.providers import Cluster, join_cluster
 from joinery_devkit.kubernetes.shared import CLUSTER, CLUSTER_KAFKA, CLUSTER_POSTGRES, image_service
 from joinery_devkit.services import address_of
-from joinery_runtime.job.crd import KINDS
+from joinery_runtime.job.crd import KINDS, SAVEPOINT
 
 OPERATOR = "operator"
 CHART = Path(__file__).parents[3] / "charts" / "joinery"
@@ -47,11 +48,12 @@ def installed_operator() -> Iterator[str]:
 
 def _delete_jobs(cluster: Cluster, namespace: str) -> None:
     """What tests that failed have left. Their database may be gone by now, so nothing can delete their state."""
-    for kind in KINDS:
-        for name in cluster.kubectl.names(kind.plural, namespace):
-            retain = '{"spec": {"cleanup": "retainState"}}'
-            cluster.kubectl("patch", kind.plural, name, "-n", namespace, "--type=merge", f"--patch={retain}")
-        cluster.kubectl("delete", kind.plural, "--all", "-n", namespace, timeout_seconds=_INSTALL_S)
+    retained = {SAVEPOINT.plural: "retain", **{kind.plural: "retainState" for kind in KINDS}}
+    for plural, cleanup in retained.items():
+        for name in cluster.kubectl.names(plural, namespace):
+            retain = json.dumps({"spec": {"cleanup": cleanup}})
+            cluster.kubectl("patch", plural, name, "-n", namespace, "--type=merge", f"--patch={retain}")
+        cluster.kubectl("delete", plural, "--all", "-n", namespace, timeout_seconds=_INSTALL_S)
 
 
 def _helm(cluster: Cluster, *arguments: str) -> str:

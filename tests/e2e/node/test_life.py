@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from e2e.node.conftest import MakeJob
 from e2e.node.installation import OPERATOR_NAMESPACE
 from e2e.node.works import Pairs, Sessions
 from joinery_runtime.core.table.segment import STATE_VERSION
+from joinery_runtime.job.model.resource import API_VERSION
 
 # The first one waits for images that are built from nothing.
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
@@ -87,6 +89,24 @@ def test_kubectl_joinery_looks_into_it(job: ClusterJob) -> None:
     assert json.loads(job.joinery("state", job.name, "stats"))["epoch"] > 0
     job.joinery("savepoint", job.name, "by-hand")
     assert "by-hand" in job.joinery("state", job.name, "savepoint", "--list")
+
+
+def test_a_savepoint_is_a_resource(job: ClusterJob) -> None:
+    """Pinned beside the driver, by the job's own image; unpinned before the resource is gone."""
+    spec = {"job": {"kind": job.resource["kind"], "name": job.name}}
+    written = {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": {"name": "as-resource"}, "spec": spec}
+    driver = job.driver()["metadata"]["uid"]
+    job.kubectl.apply(written, job.namespace)
+
+    def made() -> dict[str, Any]:
+        return job.kubectl.get("jsp", "as-resource", job.namespace) or {}
+
+    job.wait("it is pinned", lambda: made().get("status", {}).get("phase") == "Completed")
+    assert 0 < made()["status"]["epoch"] <= job.log.committed()
+    assert "as-resource" in job.joinery("state", job.name, "savepoint", "--list")
+    job.kubectl("delete", "jsp", "as-resource", "-n", job.namespace, timeout_seconds=PATIENCE_S)
+    assert "as-resource" not in job.joinery("state", job.name, "savepoint", "--list")
+    assert job.driver()["metadata"]["uid"] == driver
 
 
 @pytest.mark.soak

@@ -23,7 +23,7 @@ from job.kinds.test_session_rules import BAD as BAD_SESSIONS
 from job.resources import edited
 from job.test_load_bad import BAD, NOT_YET
 from joinery_devkit.kubernetes.api_server import ApiServer
-from joinery_runtime.job.crd import KINDS, custom_resource_definition
+from joinery_runtime.job.crd import KINDS, SAVEPOINT, custom_resource_definition
 from joinery_runtime.job.model.resource import API_VERSION
 
 pytestmark = pytest.mark.services
@@ -35,12 +35,14 @@ Judge = Callable[[Mapping[str, Any]], str]
 @pytest.fixture(scope="module")
 def judge(api_server: ApiServer) -> Iterator[Judge]:
     """What the API server says against an object; empty when it takes it. Nothing is kept."""
-    for kind in KINDS:
+    for kind in (*KINDS, SAVEPOINT):
         api_server.kubectl.define(custom_resource_definition(kind))
     objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
 
     def said(written: Mapping[str, Any]) -> str:
-        plural = next((kind.plural for kind in KINDS if kind.name == written.get("kind")), KINDS[0].plural)
+        plural = next(
+            (kind.plural for kind in (*KINDS, SAVEPOINT) if kind.name == written.get("kind")), KINDS[0].plural
+        )
         where = (GROUP, VERSION, "default", plural)
         try:
             objects.create_namespaced_custom_object(*where, written, dry_run="All", field_validation="Strict")
@@ -143,6 +145,15 @@ def test_every_rule_refuses_a_bad_object_with_its_words(judge: Judge) -> None:
     said = "\n".join(map(judge, bad))
     missing = {message for message in rules(SPEC) if message not in said}
     assert missing == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"), [("noon", False), ("periodic-dump", False), ("periodic-7", True), ("rollout-7f", True)]
+)
+def test_savepoints_have_no_names_of_those_that_others_delete(judge: Judge, name: str, refused: bool) -> None:
+    written = {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": {"name": name}}
+    assert ("choose another name" in judge({**written, "spec": {"job": {"name": "orders"}}})) == refused
+    assert "spec.job" in judge({**written, "spec": {}})
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Mapping[str, Any]:

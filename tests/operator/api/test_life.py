@@ -12,7 +12,8 @@ from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import KINDS, ResourceKind
-from simulated_cluster.fake_node import ApiServerClient, FakeDrivers, FakeKubelet, end_pod
+from joinery_runtime.job.model.resource import API_VERSION
+from simulated_cluster.fake_node import ApiServerClient, FakeDrivers, FakeKubelet, Refused, end_pod
 from simulated_cluster.resources import resource_of
 
 pytestmark = pytest.mark.services
@@ -202,3 +203,34 @@ def test_jobs_of_one_name_run_side_by_side_or_the_younger_one_waits_for_the_othe
     wait_until("it is refused", lambda: other.phase == "Failed")
     world.delete()
     other.wait_for("Running")
+
+
+def test_a_savepoint_is_pinned_and_unpinned_with_its_resource(world):
+    """What `kubectl wait --for=condition=Ready` waits for, and what the API server refuses."""
+    (namespace, cluster), noon = (world.namespace, world.cluster), {"name": "noon"}
+    written = {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": noon, "spec": {"job": {"name": JOB}}}
+    names, state = ChildNames(written), lambda: (cluster.get("Savepoint", namespace, "noon") or {}).get("status", {})
+
+    def runs(name: str) -> bool:
+        pod = cluster.get("Pod", namespace, name)
+        return pod is not None and pod["status"]["phase"] == "Running"
+
+    world.kubectl.apply(written, namespace)
+    wait_until("it waits for the job", lambda: state().get("phase") == "Pending")
+    world.apply()
+    world.wait_for("Running")
+    wait_until("it is being pinned", lambda: runs(names.savepoint("create")), 30)
+    result = {"epoch": 7, "time": "2026-01-15T12:00:00Z", "rows": 1200, "bytes": 34567}
+    end_pod(cluster, cluster.get("Pod", namespace, names.savepoint("create")), 0, json.dumps(result))
+    wait_until("it is ready", lambda: state().get("phase") == "Completed")
+    assert {key: state()[key] for key in result} == result
+    columns = world.kubectl("get", "jsp", "noon", "-n", namespace).splitlines()[1].split()
+    assert columns[:7] == ["noon", JOB, "Completed", "True", "Completed", "7", "1200"]
+    assert world.pods() == [world.names.driver(1)]
+    with pytest.raises(Refused, match="make another Savepoint"):
+        cluster.patch("Savepoint", namespace, "noon", {"spec": {"job": {"name": "another"}}})
+
+    cluster.delete("Savepoint", namespace, "noon")
+    wait_until("it is being unpinned", lambda: runs(names.savepoint("delete")), 30)
+    end_pod(cluster, cluster.get("Pod", namespace, names.savepoint("delete")), 0, json.dumps({"outcome": "finished"}))
+    wait_until("it is gone", lambda: cluster.get("Savepoint", namespace, "noon") is None)

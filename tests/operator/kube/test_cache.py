@@ -45,15 +45,15 @@ def test_a_namesake_with_another_uid_takes_its_place_and_the_old_ones_end_does_n
 
 def test_children_are_the_jobs_by_uid_and_lead_to_it(store):
     assert list(store.children("j1").pods) == ["orders-driver-1"]
-    assert store.job_of(manifest("orders-driver-1", "p1", 7, owner="j1"), "Pod") == JOB
-    assert store.job_of(manifest("other", "p9", 7, owner="elsewhere"), "Pod") is None
+    assert store.owner_of(manifest("orders-driver-1", "p1", 7, owner="j1"), "Pod") == JOB
+    assert store.owner_of(manifest("other", "p9", 7, owner="elsewhere"), "Pod") is None
 
 
 def test_a_child_whose_owner_reference_was_taken_away_is_still_the_jobs(store):
     robbed = manifest("orders-driver-1", "p1", 8)
     store.put(robbed, "Pod")
     assert store.children("j1").pods == {"orders-driver-1": robbed}
-    assert store.job_of(robbed, "Pod") == JOB
+    assert store.owner_of(robbed, "Pod") == JOB
 
 
 def test_jobs_are_counted_by_phase(store):

@@ -14,7 +14,7 @@ from joinery_operator.kube.api import Api, ApiError, Conflict, NotFound
 from joinery_operator.kube.cache import ObjectCache, uid_of
 from joinery_operator.kube.resources import BY_KIND, ApiResource, ObjectKey
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job.crd import Status
+from joinery_runtime.job.crd import SavepointState, Status
 
 _REFUSED = {400, 403, 422}
 """By a quota, an admission, a namespace that ends, or the API server's own rules."""
@@ -29,14 +29,14 @@ class ResourceChanged(JoineryError):
 
 
 class Applier:
-    """Writes for jobs; what it is given and returns are whole objects."""
+    """Writes for jobs and savepoints; what it is given and returns are whole objects."""
 
     def __init__(self, api: Api, cache: ObjectCache) -> None:
         self._api = api
         self._cache = cache
         self._refusals: dict[str, str] = {}
 
-    async def write_status(self, job: Manifest, status: Status) -> Manifest:
+    async def write_status(self, job: Manifest, status: Status | SavepointState) -> Manifest:
         """The resource as it is then. Raises ResourceChanged when it is another one by now."""
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         if body == job.get("status"):

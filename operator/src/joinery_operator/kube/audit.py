@@ -15,14 +15,14 @@ from joinery_operator.kube.apply import completed
 from joinery_operator.kube.cache import ObjectCache, key_of, uid_of, version_of
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
-from joinery_operator.kube.resources import JOBS, WATCHED, ApiResource, ObjectKey
+from joinery_operator.kube.resources import OWNERS, WATCHED, ApiResource, ObjectKey
 from joinery_operator.kube.watches import SELECTOR
 
 _log = structlog.get_logger(COMPONENT)
 
 
 class Auditor:
-    """`due` is called with the jobs to reconcile. Without `namespaces` all are audited."""
+    """`due` is called with the jobs and savepoints to reconcile. Without `namespaces` all are audited."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Auditor:
                 listed = await self._api.list(resource, namespace, _selector(resource))
                 for item in listed["items"]:
                     self._cache.put(completed(item, resource), resource.kind)
-        for resource in JOBS:
+        for resource in OWNERS:
             for key in self._cache.keys(resource.kind):
                 self._due(key)
 
@@ -76,7 +76,7 @@ class Auditor:
 
     async def _put_right(self, resource: ApiResource, key: ObjectKey) -> None:
         held = self._cache.get(key)
-        job = self._cache.job_of(held, key.kind) if held is not None else None
+        owner = self._cache.owner_of(held, key.kind) if held is not None else None
         try:
             newest = await self._api.get(resource, key.namespace, key.name)
         except NotFound:
@@ -85,13 +85,13 @@ class Auditor:
             # A child that lost the label that it is listed by is still there, and as it was.
             complete = completed(newest, resource)
             missed = self._cache.put(complete, resource.kind)
-            job = self._cache.job_of(complete, resource.kind)
+            owner = self._cache.owner_of(complete, resource.kind)
         if missed:
             self._metrics.missed.labels(resource.kind).inc()
             _log.info("an audit found what no watch has reported", object=str(key), gone=self._cache.get(key) is None)
-            if job is not None:
-                self._due(job)
+            if owner is not None:
+                self._due(owner)
 
 
 def _selector(resource: ApiResource) -> str:
-    return "" if resource in JOBS else SELECTOR
+    return "" if resource in OWNERS else SELECTOR

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from joinery_operator.decision import Children, Manifest
-from joinery_operator.kube.resources import CHILDREN, JOB_KINDS, JOBS, POD, ObjectKey
+from joinery_operator.kube.resources import CHILDREN, JOB_KINDS, JOBS, OWNER_KINDS, POD, ObjectKey
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
 
 _GRAVES = 20_000
@@ -32,9 +32,9 @@ def uid_of(manifest: Manifest) -> str:
 
 
 def owner_uid(manifest: Manifest) -> str | None:
-    """The uid of the job that controls the object."""
+    """The uid of the job or savepoint that controls the object."""
     for owner in manifest["metadata"].get("ownerReferences", ()):
-        if owner.get("controller") and owner.get("kind") in JOB_KINDS:
+        if owner.get("controller") and owner.get("kind") in OWNER_KINDS:
             return str(owner["uid"])
     return None
 
@@ -60,16 +60,16 @@ class ObjectCache:
         return (key for key in tuple(self._objects) if key.kind == kind)
 
     def children(self, uid: str) -> Children:
-        """The objects whose controller is the job of this uid."""
+        """The objects whose controller is the job or savepoint of this uid."""
         found: dict[str, dict[str, Manifest]] = {child.kind: {} for child in CHILDREN}
         for key in sorted(self._children.get(uid, ())):
             found[key.kind][key.name] = self._objects[key]
         return Children(found["Pod"], found["ConfigMap"], found["Service"], found["NetworkPolicy"])
 
-    def job_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
-        """The job to reconcile when this object changes: itself, or its controller."""
+    def owner_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
+        """The job or savepoint to reconcile when this object changes: itself, or its controller."""
         key = key_of(manifest, kind)
-        if kind in JOB_KINDS:
+        if kind in OWNER_KINDS:
             return key
         uid = owner_uid(manifest) or self._owners.get(key)
         return self._keys_by_uid.get(uid) if uid else None
@@ -84,12 +84,12 @@ class ObjectCache:
             return False
         owner = owner_uid(manifest)
         if old is not None:
-            # A child that others took the reference from is still its job's, to be repaired.
+            # A child that others took the reference from is still its owner's, to be repaired.
             owner = owner or (self._owners.get(key) if uid_of(old) == uid else None)
             self._unlink(key, old)
         self._objects[key] = manifest
         self._keys_by_uid[uid] = key
-        if owner and kind not in JOB_KINDS:
+        if owner and kind not in OWNER_KINDS:
             self._owners[key] = owner
             self._children[owner].add(key)
         return True
@@ -132,7 +132,7 @@ class ObjectCache:
 
 def name_conflicts(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
     """Jobs of other kinds with the same name in the same namespace."""
-    for resource in JOBS:
+    for resource in JOBS if job.kind in JOB_KINDS else ():
         key = ObjectKey(resource.kind, job.namespace, job.name)
         if key != job and cache.get(key) is not None:
             yield key

@@ -21,7 +21,7 @@ from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplateCache, Reconcile
-from joinery_operator.kube.resources import JOBS, WATCHED, ApiResource, ObjectKey
+from joinery_operator.kube.resources import OWNERS, WATCHED, ApiResource, ObjectKey
 from joinery_operator.kube.workqueue import WorkQueueFeed
 from joinery_operator.settings import Settings
 
@@ -113,15 +113,15 @@ class Controller:
         self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
         complete = completed(manifest, resource)
         # A child that lost the label that it is watched by goes from the watch, but is still there.
-        if deleted and resource not in JOBS and (still := await self._still_there(resource, complete)):
+        if deleted and resource not in OWNERS and (still := await self._still_there(resource, complete)):
             complete, deleted = still, False
-        job = self.cache.job_of(complete, resource.kind)
-        if self.cache.watched(complete, resource.kind, deleted) and job is not None:
-            self._due(job)
+        owner = self.cache.owner_of(complete, resource.kind)
+        if self.cache.watched(complete, resource.kind, deleted) and owner is not None:
+            self._due(owner)
 
-    def _due(self, job: ObjectKey) -> None:
-        """Something of the job has changed; jobs of other kinds with its name may depend on it."""
-        for key in (job, *name_conflicts(job, self.cache)):
+    def _due(self, owner: ObjectKey) -> None:
+        """Something of the job or savepoint has changed; jobs of other kinds with its name may depend on it."""
+        for key in (owner, *name_conflicts(owner, self.cache)):
             self.feed.add(key)
 
     async def _still_there(self, resource: ApiResource, gone: Manifest) -> Manifest | None:

@@ -21,7 +21,7 @@ from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.reconciler import Reconcile
-from joinery_operator.kube.resources import CHILDREN, EVENT, JOBS, ApiResource
+from joinery_operator.kube.resources import CHILDREN, EVENT, OWNERS, ApiResource
 from joinery_operator.kube.watches import credentials_for_kopf, kopf_settings, load_connection, registry
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import EnvironmentProblem
@@ -156,20 +156,20 @@ class Permission:
 
 
 PERMISSIONS: Sequence[Permission] = (
-    *(Permission(job, verb) for job in JOBS for verb in ("get", "list", "watch", "patch")),
-    *(Permission(job, "update", "status") for job in JOBS),
+    *(Permission(owner, verb) for owner in OWNERS for verb in ("get", "list", "watch", "patch")),
+    *(Permission(owner, "update", "status") for owner in OWNERS),
     *(Permission(child, verb) for child in CHILDREN for verb in ("get", "list", "watch", "create", "patch", "delete")),
     *(Permission(EVENT, verb) for verb in ("create", "patch")),
 )
 """All that the operator does, in each of its namespaces. Where the API server checks owner references, `update` of the
-jobs' subresource `finalizers` as well."""
+owners' subresource `finalizers` as well."""
 
 
 async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
     """The namespaces to work in. Raises EnvironmentProblem: no API server, no CRDs, or rights that are missing (all of
     them)."""
     try:
-        missing = [job for job in JOBS if not await api.served(job)]
+        missing = [owner for owner in OWNERS if not await api.served(owner)]
     except ApiError as error:
         raise EnvironmentProblem(
             "The API server does not answer the operator",
@@ -179,7 +179,7 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
     if missing:
         raise EnvironmentProblem(
             "Joinery's CustomResourceDefinitions are missing",
-            facts=", ".join(f"{job.plural}.{job.group} ({job.version})" for job in missing),
+            facts=", ".join(f"{each.plural}.{each.group} ({each.version})" for each in missing),
             todo="Apply them (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), then start again",
         )
     return await _check_rights(api, namespaces, metrics)

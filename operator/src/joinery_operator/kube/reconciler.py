@@ -1,4 +1,4 @@
-"""One reconcile of one job: observe, decide, write the status, act."""
+"""One reconcile of one job or savepoint: observe, decide, write the status, act."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from functools import lru_cache
 import structlog
 from ruamel.yaml.error import YAMLError
 
-from joinery_operator.decision import Children, Decision, Event, Manifest, Observed
+from joinery_operator.decision import Children, Decision, Event, Manifest, Observed, ObservedSavepoint
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged
 from joinery_operator.kube.cache import ObjectCache, name_conflicts, orphaned_drivers, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
-from joinery_operator.kube.resources import CONFIG_MAP, JOB_KINDS, ObjectKey
+from joinery_operator.kube.resources import CONFIG_MAP, JOB_KINDS, SAVEPOINT, ObjectKey
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.settings import Settings
 
-Reconcile = Callable[[Observed], Decision]
+Reconcile = Callable[[Observed | ObservedSavepoint], Decision]
 
 _log = structlog.get_logger(COMPONENT)
 
@@ -99,8 +99,33 @@ class Observer:
         self._poller = poller
         self._now = now
 
-    async def observe(self, key: ObjectKey, create_refused: Callable[[Manifest], str]) -> Observed | None:
-        """None when there is no such job."""
+    async def observe(
+        self, key: ObjectKey, create_refused: Callable[[Manifest], str]
+    ) -> Observed | ObservedSavepoint | None:
+        """None when there is no such job or savepoint."""
+        if key.kind == SAVEPOINT.kind:
+            return await self._observe_savepoint(key, create_refused)
+        return await self._observe_job(key, create_refused)
+
+    async def _observe_savepoint(
+        self, key: ObjectKey, create_refused: Callable[[Manifest], str]
+    ) -> ObservedSavepoint | None:
+        savepoint = self._cache.get(key)
+        if savepoint is None:
+            return None
+        of = savepoint["spec"]["job"]
+        job = await self._observe_job(ObjectKey(of["kind"], key.namespace, of["name"]), create_refused)
+        savepoint = self._cache.get(key) or savepoint
+        return ObservedSavepoint(
+            resource=savepoint,
+            pods=self._cache.children(uid_of(savepoint)).pods,
+            job=job,
+            now=self._now(),
+            settings=self._settings,
+            create_refused=create_refused(savepoint),
+        )
+
+    async def _observe_job(self, key: ObjectKey, create_refused: Callable[[Manifest], str]) -> Observed | None:
         job = self._cache.get(key)
         if job is None:
             return None
@@ -124,7 +149,7 @@ class Observer:
 
 
 class JobReconciler:
-    """Observes a job, has reconcile decide, writes the status, then acts."""
+    """Observes a job or savepoint, has reconcile decide, writes the status, then acts."""
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from joinery_runtime.job.crd import KINDS
+from joinery_runtime.job.crd import SAVEPOINT as SAVEPOINT_KIND
 from joinery_runtime.job.model.resource import API_VERSION
 
 
@@ -40,9 +41,13 @@ EVENT = ApiResource("Event", "events")
 NETWORK_POLICY = ApiResource("NetworkPolicy", "networkpolicies", "networking.k8s.io")
 CHILDREN = (POD, CONFIG_MAP, SERVICE, NETWORK_POLICY)
 JOBS = tuple(ApiResource(kind.name, kind.plural, _GROUP, _VERSION) for kind in KINDS)
-WATCHED = (*JOBS, *CHILDREN)
+SAVEPOINT = ApiResource(SAVEPOINT_KIND.name, SAVEPOINT_KIND.plural, _GROUP, _VERSION)
+OWNERS = (*JOBS, SAVEPOINT)
+"""What users apply, and what children belong to."""
+WATCHED = (*OWNERS, *CHILDREN)
 
 JOB_KINDS = {kind.name: kind for kind in KINDS}
+OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
 BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT)}
 
 

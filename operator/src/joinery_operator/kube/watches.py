@@ -15,7 +15,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from joinery_operator.decision import Manifest
-from joinery_operator.kube.resources import CHILDREN, JOBS, ApiResource
+from joinery_operator.kube.resources import CHILDREN, WATCHED, ApiResource
 from joinery_runtime.errors import EnvironmentProblem
 
 
@@ -80,7 +80,7 @@ def registry(
     async def cleanup(**_: Any) -> None:
         await stop()
 
-    for resource in (*JOBS, *CHILDREN):
+    for resource in WATCHED:
         _watch(made, resource, on_event)
     return made
 

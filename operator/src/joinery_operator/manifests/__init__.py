@@ -10,6 +10,7 @@ from joinery_operator.manifests.pods import (
     delete_state_pod,
     driver_pod,
     restore_pod,
+    savepoint_pod,
     scale_annotation,
 )
 from joinery_operator.manifests.spark import spark_problems
@@ -28,6 +29,7 @@ __all__ = [
     "driver_pod",
     "network_policy",
     "restore_pod",
+    "savepoint_pod",
     "scale_annotation",
     "service",
     "spark_problems",

@@ -1,4 +1,5 @@
-"""The pods that the operator makes for a job: its driver, the check of a changed job, and the end of its state."""
+"""The pods that the operator makes for a job: its driver, the check of a changed job, its savepoints, and the end of
+its state."""
 
 from __future__ import annotations
 
@@ -114,6 +115,14 @@ def delete_state_pod(revision: JobRevision) -> Manifest:
     return _pod(revision, "delete-state", name, _state_container(revision, "delete", _JOB, "--yes"))
 
 
+def savepoint_pod(revision: JobRevision, savepoint: Manifest, *, delete: bool = False) -> Manifest:
+    """Pins the job's state under the Savepoint's name, or unpins it. Belongs to the Savepoint, and needs the revision's
+    ConfigMap. Raises ManifestError."""
+    name = ChildNames(savepoint).savepoint("delete" if delete else "create")
+    arguments = ("savepoint", _JOB, savepoint["metadata"]["name"], "--idempotent", *(["--delete"] if delete else []))
+    return _pod(revision, "savepoint", name, _state_container(revision, *arguments), owner=savepoint)
+
+
 def check_manifests(revision: JobRevision) -> None:
     """Raises ManifestError for what neither the models nor the API server check."""
     defaults_file(revision)
@@ -129,6 +138,7 @@ def _pod(
     attempt: int | None = None,
     *,
     runs_spark: bool = False,
+    owner: Manifest | None = None,
 ) -> dict[str, Any]:
     resource, spark = revision.resource, revision.job.spec.spark
     ours = {
@@ -136,7 +146,7 @@ def _pod(
             "name": name,
             "namespace": resource["metadata"]["namespace"],
             "labels": labels(resource, role, attempt, revision.revision),
-            "ownerReferences": [owner_reference(resource)],
+            "ownerReferences": [owner_reference(owner or resource)],
         },
         "spec": {
             **identity(spark, revision.settings, token=runs_spark),

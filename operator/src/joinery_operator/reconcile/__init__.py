@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from joinery_operator.decision import Action, Decision, Observed
+from joinery_operator.decision import Action, Decision, Observed, ObservedSavepoint
 from joinery_operator.reconcile import deletion
 from joinery_operator.reconcile.children import child_actions
 from joinery_operator.reconcile.conditions import events, with_conditions
@@ -24,6 +24,7 @@ from joinery_operator.reconcile.driver import next_attempt, observe_attempt, pla
 from joinery_operator.reconcile.figures import due_status, next_report, with_figures
 from joinery_operator.reconcile.phase import deletion_phase, job_phase
 from joinery_operator.reconcile.rollout import advance_rollout, deadline, record_hold, record_proof, refuses
+from joinery_operator.reconcile.savepoint import reconcile_savepoint
 from joinery_runtime.job.crd import Status
 
 __all__ = ["FINALIZER", "reconcile"]
@@ -31,8 +32,10 @@ __all__ = ["FINALIZER", "reconcile"]
 _SOONEST_SECONDS = 0.5
 
 
-def reconcile(observed: Observed) -> Decision:
+def reconcile(observed: Observed | ObservedSavepoint) -> Decision:
     """Never raises for anything that a user, a cluster or another release may have written."""
+    if isinstance(observed, ObservedSavepoint):
+        return reconcile_savepoint(observed)
     ctx = ReconcileContext(observed, read_status(observed.resource))
     return _reconcile_deleted(ctx) if ctx.metadata.get("deletionTimestamp") else _reconcile_living(ctx)
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from joinery_operator.decision import Manifest
 from joinery_operator.manifests import MAIN_CONTAINER
 from joinery_operator.reconcile.reasons import IMAGE_PULL, NOT_CREATED, UNSCHEDULABLE, Fault, cut, sentence
-from joinery_runtime.job.crd import Ending, StateCheck
+from joinery_runtime.job.crd import Ending, SavepointResult, StateCheck
 
 _PULLING = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 _NORMAL_WAITS = {"ContainerCreating", "PodInitializing", ""}
@@ -44,6 +44,7 @@ class PodObservation:
     """Others ended the pod, as by eviction."""
     ending: Ending | None
     check_result: StateCheck | None
+    savepoint: SavepointResult | None
     succeeded: bool
     end_reason: str
     end_message: str
@@ -76,6 +77,7 @@ def observe_pod(pod: Manifest) -> PodObservation:
         disrupted=status.get("reason") in _DISRUPTIONS or _since(status, "DisruptionTarget") is not None,
         ending=ending,
         check_result=_parsed(StateCheck, reported),
+        savepoint=_parsed(SavepointResult, reported),
         succeeded=status.get("phase") == "Succeeded" or (main is not None and main.get("exitCode") == 0),
         end_reason=_end_reason(status, terminations, ending),
         end_message=_end_message(status, terminations, ending, reported),

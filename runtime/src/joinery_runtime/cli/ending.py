@@ -17,6 +17,7 @@ from typing import Literal
 from joinery_runtime.errors import (
     AggregateError,
     CommittedSince,
+    EnvironmentProblem,
     ExpressionError,
     IncompatibleState,
     JobError,
@@ -73,6 +74,16 @@ def ending_told() -> Iterator[Callable[[object], None]]:
             raise
         if outcomes and not _has_text(path):
             _write(path, ending_bytes(Ending(outcome=outcomes[-1])))
+
+
+def leave_answer(text: str) -> None:
+    """Leaves a command's answer where a pod's container leaves its last words, if there is such a place."""
+    place = os.environ.get(ENDING_FILE)
+    if place:
+        try:
+            Path(place).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise EnvironmentProblem(f"{place} cannot be written", facts=error.strerror or str(error)) from error
 
 
 def failed(error: Exception) -> Ending:

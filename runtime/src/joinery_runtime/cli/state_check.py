@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 from joinery_runtime.cli.state import open_durable
 from joinery_runtime.cli.state_shadow import Clock, shadow
@@ -14,11 +12,11 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.plan import EpochPlan, input_states
-from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, Moved
+from joinery_runtime.errors import IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.worker_builder import JobInputs
 from joinery_runtime.job import Job, compare, under_definition
-from joinery_runtime.job.crd.driver import ENDING_FILE, StateCheck
+from joinery_runtime.job.crd.driver import StateCheck
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import ReadOnlyStore
@@ -136,16 +134,6 @@ def message(check: StateCheck) -> str:
 
 def _short(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
-
-
-def tell(check: StateCheck) -> None:
-    """Leaves the answer where a pod's container leaves its last words, if there is such a place."""
-    place = os.environ.get(ENDING_FILE)
-    if place:
-        try:
-            Path(place).write_text(message(check), encoding="utf-8")
-        except OSError as error:
-            raise EnvironmentProblem(f"{place} cannot be written", facts=error.strerror or str(error)) from error
 
 
 def check_lines(job: Job, check: StateCheck) -> Iterator[str]:

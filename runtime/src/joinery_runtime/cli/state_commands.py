@@ -131,6 +131,7 @@ def savepoint(
     *,
     listing: Annotated[bool, Parameter(name="--list", negative=())] = False,
     delete: Flag = False,
+    idempotent: Flag = False,
     as_json: AsJson = False,
 ) -> None:
     """Pins the state as it is under a name, beside a driver that runs; copies nothing.
@@ -143,6 +144,8 @@ def savepoint(
         Print all of them instead.
     delete
         Delete it: what only it kept is removed.
+    idempotent
+        Succeed where it is as asked already: a savepoint of this name is there, or with --delete none.
     """
     from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
     from joinery_runtime.cli.state import durable, known, open_durable  # noqa: PLC0415
@@ -156,11 +159,10 @@ def savepoint(
         elif name is None:
             raise JoineryError("It is not said which savepoint", todo="Give its name after the job, or --list")
         elif delete:
-            known(job, store)
-            store.delete_savepoint(job.name, name)
+            savepoints.delete(store, job, name, idempotent=idempotent)
             answer({"deleted": name}, [f"savepoint {name} deleted"], as_json=as_json)
         else:
-            made = savepoints.create(store, job, name)
+            made = savepoints.create(store, job, name, idempotent=idempotent)
             answer(savepoints.savepoint_document(made), [savepoints.savepoint_line(made)], as_json=as_json)
 
 
@@ -255,12 +257,13 @@ def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
 
     Changes nothing, and works beside a driver that runs.
     """
-    from joinery_runtime.cli.state_check import check_job, check_lines, message, tell  # noqa: PLC0415
+    from joinery_runtime.cli.ending import leave_answer  # noqa: PLC0415
+    from joinery_runtime.cli.state_check import check_job, check_lines, message  # noqa: PLC0415
 
     job = load(job_file)
     found = check_job(job)
     answer(json.loads(message(found)), check_lines(job, found), as_json=as_json)
-    tell(found)
+    leave_answer(message(found))
     if not found.fits:
         raise SystemExit(1)
 

@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from joinery_runtime.cli.common import size_text
+from joinery_runtime.cli.ending import leave_answer
 from joinery_runtime.cli.state import known
 from joinery_runtime.engine.job_state import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, definition
+from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.state import decisions
 from joinery_runtime.state.periodic import is_periodic
 from joinery_runtime.state.postgres import PostgresStore
@@ -22,7 +24,8 @@ LONGEST_NAME = 253  # characters: what a resource's status holds
 _PAGE = 1000  # epochs of the log that are read at a time
 
 
-def create(store: StateStore, job: Job, name: str) -> Savepoint:
+def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> Savepoint:
+    """`idempotent`: the one of that name, if there is one, and a pod's termination message tells of it."""
     check_name(name)
     known(job, store)
     if not _by_hand(name):
@@ -31,7 +34,23 @@ def create(store: StateStore, job: Job, name: str) -> Savepoint:
             facts="such names are those of rollouts, migrations and drivers, which delete them again",
             todo="Choose another name",
         )
-    return store.create_savepoint(job.name, name)
+    if not idempotent:
+        return store.create_savepoint(job.name, name)
+    there = next((pin for pin in store.savepoints(job.name) if pin.name == name), None)
+    made = there or store.create_savepoint(job.name, name)
+    time = datetime.fromtimestamp(made.created_at / 1000, UTC)
+    result = SavepointResult(epoch=made.committed, time=time, rows=made.rows, bytes=made.bytes)
+    leave_answer(result.model_dump_json(by_alias=True))
+    return made
+
+
+def delete(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> None:
+    """Unpins it. Raises StateError if there is no such job or savepoint, unless `idempotent`."""
+    if not idempotent:
+        known(job, store)
+    elif store.record(job.name) is None or name not in {pin.name for pin in store.savepoints(job.name)}:
+        return
+    store.delete_savepoint(job.name, name)
 
 
 def _by_hand(name: str) -> bool:

@@ -6,7 +6,14 @@ shares models shares these too. `status` holds the models of the part that the o
 the job's pods tell it.
 """
 
-from joinery_runtime.job.crd.definition import KINDS, ResourceKind, custom_resource_definition, file_name, to_yaml
+from joinery_runtime.job.crd.definition import (
+    KINDS,
+    SAVEPOINT,
+    ResourceKind,
+    custom_resource_definition,
+    file_name,
+    to_yaml,
+)
 from joinery_runtime.job.crd.driver import (
     ENDING_FILE,
     SCALE_FILE,
@@ -17,6 +24,7 @@ from joinery_runtime.job.crd.driver import (
     StateCheck,
     Waiting,
 )
+from joinery_runtime.job.crd.savepoint import Savepoint, SavepointResult, SavepointState
 from joinery_runtime.job.crd.status import (
     Condition,
     Deletion,
@@ -33,6 +41,7 @@ from joinery_runtime.job.crd.status import (
 __all__ = [
     "ENDING_FILE",
     "KINDS",
+    "SAVEPOINT",
     "SCALE_FILE",
     "STATUS_PORT",
     "Condition",
@@ -45,6 +54,9 @@ __all__ = [
     "Refusal",
     "ResourceKind",
     "Rollout",
+    "Savepoint",
+    "SavepointResult",
+    "SavepointState",
     "SavepointStatus",
     "Scale",
     "ScalingStatus",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from joinery_runtime.job.crd.rules import with_rules
+from joinery_runtime.job.crd.savepoint import Savepoint, SavepointState
 from joinery_runtime.job.crd.shapes import Schema
 from joinery_runtime.job.crd.status import Status
 from joinery_runtime.job.crd.structural import description, object_schema
@@ -22,11 +25,13 @@ _HEADER = "# Generated from the resource models by `make crds`; edit those.\n"
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """A resource: its model (whose name is the kind, and which has a field `spec`) and how kubectl calls it."""
+    """A resource: its model (whose name is the kind, and which has a field `spec`), how kubectl calls it, and the model
+    of its status, which is `Status` for jobs."""
 
     model: type[BaseModel]
     plural: str
     short: str
+    status: type[BaseModel] = Status
 
     @property
     def name(self) -> str:
@@ -34,16 +39,31 @@ class ResourceKind:
 
 
 KINDS = (ResourceKind(StreamJoin, "streamjoins", "sj"), ResourceKind(SessionWindow, "sessionwindows", "sw"))
+"""The kinds of job."""
+SAVEPOINT = ResourceKind(Savepoint, "savepoints", "jsp", SavepointState)
 
-_COLUMNS = (
+_PHASE = (
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
     {"name": "Ready", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].status'},
     {"name": "Reason", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].reason'},
+)
+_AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
+_OF_JOBS = (
+    *_PHASE,
     {"name": "Rows/s", "type": "integer", "jsonPath": ".status.rowsPerSecond"},
     {"name": "Lag", "type": "integer", "jsonPath": ".status.lag", "description": "Records not read yet."},
     {"name": "Watermark delay", "type": "string", "jsonPath": ".status.watermarkDelay"},
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    _AGE,
 )
+_OF_SAVEPOINTS = (
+    {"name": "Job", "type": "string", "jsonPath": ".spec.job.name"},
+    *_PHASE,
+    {"name": "Epoch", "type": "integer", "jsonPath": ".status.epoch"},
+    {"name": "Rows", "type": "integer", "jsonPath": ".status.rows"},
+    {"name": "Bytes", "type": "integer", "jsonPath": ".status.bytes"},
+    _AGE,
+)
+_COLUMNS: Mapping[type[BaseModel], Sequence[Mapping[str, str]]] = {Status: _OF_JOBS, SavepointState: _OF_SAVEPOINTS}
 
 
 def file_name(kind: ResourceKind) -> str:
@@ -83,18 +103,16 @@ def to_yaml(definition: dict[str, Any]) -> str:
 
 
 def _version(kind: ResourceKind) -> dict[str, Any]:
+    scale = {
+        "specReplicasPath": ".spec.spark.executor.instances",
+        "statusReplicasPath": ".status.executors",
+    }
     return {
         "name": _VERSION,
         "served": True,
         "storage": True,
-        "additionalPrinterColumns": [dict(column) for column in _COLUMNS],
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.spark.executor.instances",
-                "statusReplicasPath": ".status.executors",
-            },
-        },
+        "additionalPrinterColumns": [dict(column) for column in _COLUMNS[kind.status]],
+        "subresources": {"status": {}, **({"scale": scale} if kind.status is Status else {})},
         "schema": {"openAPIV3Schema": _resource(kind)},
     }
 
@@ -103,7 +121,7 @@ def _resource(kind: ResourceKind) -> Schema:
     spec = kind.model.model_fields["spec"].annotation
     if not (isinstance(spec, type) and issubclass(spec, BaseModel)):
         raise TypeError(f"the spec of {kind.name} must be a model")
-    return {
+    schema = {
         "type": "object",
         "description": description(kind.model.__doc__ or "", limit=0),
         "required": ["spec"],
@@ -112,6 +130,7 @@ def _resource(kind: ResourceKind) -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": object_schema(spec),
-            "status": object_schema(Status),
+            "status": object_schema(kind.status),
         },
     }
+    return with_rules(schema, kind.model)

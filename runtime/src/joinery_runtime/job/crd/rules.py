@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import combinations
 
+from joinery_runtime.job.crd.savepoint import Savepoint, SavepointOf
 from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoinSpec
@@ -215,6 +216,14 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         ),
     ),
     PostgresStoreSpec: (exactly_one("dsn", "dsnSecretRef"),),
+    Savepoint: (
+        Rule(
+            "!self.metadata.name.matches('^(rollout-|before-state-version-|periodic-[0-9]+$)')",
+            "savepoints of rollouts, migrations and drivers have such names, and are deleted by those; "
+            "choose another name",
+        ),
+    ),
+    SavepointOf: (Rule("self == oldSelf", "cannot be changed; make another Savepoint"),),
     **SESSION_RULES,
 }
 

@@ -1,0 +1,243 @@
+"""The life of a Savepoint, step by step against the simulated cluster of its job."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from joinery_operator.decision import ObservedSavepoint
+from joinery_operator.manifests import MAIN_CONTAINER
+from joinery_operator.reconcile.savepoint import FINALIZER
+from joinery_runtime.job.crd import SavepointState, Status
+from joinery_runtime.job.model.resource import API_VERSION
+from simulated_cluster.simulation import Killed, SimulatedCluster, resource
+
+RESULT = {"epoch": 7, "time": "2026-01-15T12:00:00Z", "rows": 1200, "bytes": 34567}
+IN_KAFKA = {"kafka": {"bootstrapServers": "kafka:9092", "topic": "out"}}
+AWAY = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
+
+
+@dataclass
+class SavepointCluster(SimulatedCluster):
+    """The objects of one Savepoint; those of its job are another cluster's."""
+
+    job: SimulatedCluster = field(default_factory=lambda: SimulatedCluster(resource()))
+
+    def observed(self) -> Any:
+        assert self.resource is not None
+        self.config_maps = self.job.config_maps
+        return ObservedSavepoint(
+            resource=self.resource,
+            pods=self.pods,
+            job=self.job.observed() if self.job.resource else None,
+            now=self.now,
+            settings=self.settings,
+            create_refused=self.create_refused,
+        )
+
+    def _write_status(self, status: Status | SavepointState | None) -> None:
+        assert isinstance(status, SavepointState)
+        assert self.resource is not None
+        self.resource["status"] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @property
+    def state(self) -> SavepointState:
+        assert self.resource is not None
+        return SavepointState.model_validate(self.resource.get("status") or {})
+
+    def ready(self) -> tuple[str, str]:
+        found = next(each for each in self.state.conditions if each.type == "Ready")
+        return found.status, found.reason
+
+    def pod(self) -> str:
+        (name,) = self.pods
+        return name
+
+    def command(self) -> list[str]:
+        container = self.pods[self.pod()]["spec"]["containers"][0]
+        assert container["name"] == MAIN_CONTAINER
+        arguments: list[str] = container["args"]
+        return arguments
+
+    def finalizers(self) -> list[str]:
+        found: list[str] = self.resource["metadata"].get("finalizers", []) if self.resource else []
+        return found
+
+    def completed(self) -> None:
+        self.step()
+        self.run(self.pod())
+        self.end(self.pod(), RESULT, code=0, reason="Completed")
+        self.step()
+
+
+def savepoint(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Savepoint",
+        "metadata": {"name": "noon", "namespace": "shop", "uid": "s-1", "generation": 1},
+        "spec": {"job": {"kind": "StreamJoin", "name": "orders"}, "cleanup": "delete", **spec},
+    }
+
+
+@pytest.fixture
+def cluster() -> SavepointCluster:
+    """Beside a job that runs."""
+    made = SavepointCluster(savepoint())
+    made.job.commit(made.job.started(1))
+    made.job.step()
+    return made
+
+
+def test_it_is_pinned_beside_the_driver_with_the_jobs_own_image_and_secrets(cluster: SavepointCluster) -> None:
+    cluster.step()
+    assert cluster.command()[1:] == ["state", "savepoint", "/etc/joinery/job.yaml", "noon", "--idempotent"]
+    pod, driver = cluster.pods[cluster.pod()], cluster.job.pods[cluster.job.driver(1)]
+    for volume in ("job", "secret-"):
+        theirs = [each for each in driver["spec"]["volumes"] if each["name"].startswith(volume)]
+        assert [each for each in pod["spec"]["volumes"] if each["name"].startswith(volume)] == theirs != []
+    assert pod["spec"]["containers"][0]["image"] == driver["spec"]["containers"][0]["image"]
+    assert [each["kind"] for each in pod["metadata"]["ownerReferences"]] == ["Savepoint"]
+    assert cluster.ready() == ("False", "Running")
+    cluster.completed()
+    assert cluster.ready() == ("True", "Completed")
+    assert (cluster.state.phase, cluster.state.epoch, cluster.state.rows, cluster.state.bytes) == (
+        "Completed", 7, 1200, 34567,
+    )  # fmt: skip
+    assert not cluster.pods
+    assert cluster.job.alive()
+    decision = cluster.step()
+    assert (decision.status, decision.actions, decision.again_after) == (None, (), None)
+
+
+def test_the_finalizer_is_there_before_anything_is_pinned(cluster: SavepointCluster) -> None:
+    for writes in range(4):
+        with suppress(Killed):
+            cluster.step(killed_after=writes)
+        assert not cluster.pods or FINALIZER in cluster.finalizers()
+    assert cluster.pods
+
+
+def test_a_suspended_job_has_savepoints_too(cluster: SavepointCluster) -> None:
+    cluster.job.edit(suspend=True)
+    cluster.job.step()
+    cluster.job.stopped(cluster.job.driver(1))
+    cluster.job.step()
+    cluster.completed()
+    assert cluster.state.phase == "Completed"
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (None, "JobMissing"),
+        (resource(), "JobNotStarted"),
+        (
+            resource(stateStore={"memory": {}}, output={"kafka": {"bootstrapServers": "kafka:9092", "topic": "out"}}),
+            "StateInMemory",
+        ),
+    ],
+)
+def test_what_keeps_it_from_a_state_is_told_and_waited_for(job: dict[str, Any] | None, reason: str) -> None:
+    cluster = SavepointCluster(savepoint(), job=SimulatedCluster(job))
+    if reason == "StateInMemory":
+        cluster.job.started(1)
+        cluster.job.step()
+    decision = cluster.step()
+    assert cluster.ready() == ("False", reason)
+    assert decision.again_after is not None
+    assert not cluster.pods
+    assert not cluster.finalizers()
+    cluster.job.resource = cluster.job.resource or resource()
+    if reason != "StateInMemory":
+        cluster.job.started(1)
+        cluster.completed()
+        assert cluster.state.phase == "Completed"
+
+
+def test_what_fails_is_told_and_tried_again_later(cluster: SavepointCluster) -> None:
+    cluster.step()
+    for failures, pause in ((1, 10.0), (2, 20.0)):
+        cluster.run(cluster.pod())
+        cluster.end(cluster.pod(), AWAY)
+        decision = cluster.step()
+        assert decision.again_after == pause
+        assert (cluster.state.phase, cluster.state.failures) == ("Failed", failures)
+        assert "connection refused" in (cluster.state.last_error or "")
+        failed = cluster.pods[cluster.pod()]["metadata"]["uid"]
+        cluster.step()
+        assert cluster.pods[cluster.pod()]["metadata"]["uid"] == failed
+        cluster.pass_time(pause)
+        cluster.step()
+        cluster.step()
+        assert cluster.pods[cluster.pod()]["metadata"]["uid"] != failed
+    assert len([event for event in cluster.events if event.startswith("Warning Failed")]) == 2
+    cluster.completed()
+    assert (cluster.state.phase, cluster.state.failures, cluster.state.last_error) == ("Completed", 0, None)
+
+
+def test_an_image_that_cannot_be_pulled_is_told(cluster: SavepointCluster) -> None:
+    cluster.step()
+    cluster.wait(cluster.pod(), "ImagePullBackOff", "not found")
+    cluster.step()
+    assert cluster.ready() == ("False", "ImagePullFailed")
+
+
+def test_it_is_unpinned_before_the_resource_goes(cluster: SavepointCluster) -> None:
+    cluster.completed()
+    cluster.delete()
+    cluster.step()
+    assert cluster.pod().endswith("-delete")
+    assert cluster.command()[1:] == ["state", "savepoint", "/etc/joinery/job.yaml", "noon", "--idempotent", "--delete"]
+    assert cluster.state.phase == "Deleting"
+    cluster.run(cluster.pod())
+    cluster.end(cluster.pod(), {"outcome": "finished"}, code=0, reason="Completed")
+    cluster.step()
+    assert cluster.resource is None
+
+
+def test_a_database_that_is_gone_is_told_with_the_way_out(cluster: SavepointCluster) -> None:
+    cluster.completed()
+    cluster.delete()
+    cluster.step()
+    cluster.run(cluster.pod())
+    cluster.end(cluster.pod(), AWAY)
+    cluster.step()
+    ready = next(each for each in cluster.state.conditions if each.type == "Ready")
+    assert "connection refused" in ready.message
+    assert "spec.cleanup to retain" in ready.message
+    cluster.edit(cleanup="retain")
+    cluster.step()
+    assert cluster.resource is None
+
+
+def test_what_pins_ends_before_it_is_unpinned(cluster: SavepointCluster) -> None:
+    cluster.step()
+    cluster.run(cluster.pod())
+    cluster.delete()
+    cluster.step()
+    assert "deletionTimestamp" in cluster.pods[cluster.pod()]["metadata"]
+    assert cluster.pod().endswith("-create")
+    cluster.gone(cluster.pod())
+    cluster.step()
+    assert cluster.pod().endswith("-delete")
+
+
+def test_it_goes_with_a_job_that_is_gone_and_says_so(cluster: SavepointCluster) -> None:
+    cluster.completed()
+    cluster.job.resource = None
+    cluster.delete()
+    cluster.step()
+    assert cluster.resource is None
+    assert any("SavepointRetained" in event for event in cluster.events)
+
+
+def test_one_that_is_retained_goes_at_once() -> None:
+    cluster = SavepointCluster(savepoint(cleanup="retain"))
+    cluster.job.started(1)
+    cluster.completed()
+    assert not cluster.finalizers()
+    cluster.delete()
+    assert cluster.resource is None
