@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from job.kinds.test_session_rules import BAD as BAD_SESSIONS
 from job.resources import edited
 from job.test_load_bad import BAD, NOT_YET
 from joinery_devkit.kubernetes.api_server import ApiServer
-from joinery_runtime.job.crd import KINDS, SAVEPOINT, custom_resource_definition
+from joinery_runtime.job.crd import KINDS, SAVEPOINT, ResourceKind, custom_resource_definition
 from joinery_runtime.job.model.resource import API_VERSION
 
 pytestmark = pytest.mark.services
@@ -154,6 +155,33 @@ def test_savepoints_have_no_names_of_those_that_others_delete(judge: Judge, name
     written = {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": {"name": name}}
     assert ("choose another name" in judge({**written, "spec": {"job": {"name": "orders"}}})) == refused
     assert "spec.job" in judge({**written, "spec": {}})
+
+
+@pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
+def test_a_second_version_of_the_same_shape_needs_no_webhook(api_server: ApiServer, kind: ResourceKind) -> None:
+    """docs/decisions/0044: written as one version, read and changed as the other."""
+    both = json.loads(json.dumps(custom_resource_definition(kind)).replace(GROUP, "versions.test"))
+    (alpha,) = both["spec"]["versions"]
+    both["spec"]["versions"] = [{**alpha, "storage": False}, {**alpha, "name": "v1beta1"}]
+    api_server.kubectl.define(both)
+    examples = {written["kind"]: written for path in EXAMPLES if (written := document(path.read_text()))}
+    savepoint = {"metadata": {"name": "noon"}, "kind": "Savepoint", "spec": {"job": {"name": "orders"}}}
+    written = {**examples, "Savepoint": savepoint}[kind.name] | {"apiVersion": f"versions.test/{VERSION}"}
+    objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
+    place, name = ("default", kind.plural), written["metadata"]["name"]
+    try:
+        old = objects.create_namespaced_custom_object("versions.test", VERSION, *place, written)
+        new = objects.get_namespaced_custom_object("versions.test", "v1beta1", *place, name)
+        assert (new["apiVersion"], new["spec"]) == ("versions.test/v1beta1", old["spec"])
+        said = {**new, "status": {"phase": "Pending", "observedGeneration": 1}}
+        objects.replace_namespaced_custom_object_status("versions.test", "v1beta1", *place, name, said)
+        found = objects.get_namespaced_custom_object("versions.test", VERSION, *place, name)
+        assert found["status"]["observedGeneration"] == found["metadata"]["generation"] == 1
+        assert found["spec"] == old["spec"]
+        objects.delete_namespaced_custom_object("versions.test", VERSION, *place, name)
+    finally:
+        objects.api_client.close()
+    api_server.kubectl("delete", "crd", f"{kind.plural}.versions.test")
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Mapping[str, Any]:
