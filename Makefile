@@ -113,6 +113,10 @@ playground: setup ## a Kafka and a Postgres to try jobs on, until Ctrl-C (docs/t
 
 ONLY ?= joins sessions latency kinds upserts state memory
 
+.PHONY: kind
+kind: ## a join that runs on a kind cluster, from nothing (Docker, kind, kubectl and helm; deploy/kind)
+	@deploy/kind/kind.sh
+
 .PHONY: bench
 bench: setup ## Joinery beside raw reads, Spark, Flink and Kafka Streams, in build/bench (ROWS=, ONLY=, PEERS=, QUICK=1; hours, a quiet machine)
 	@$(BIN)/python -m bench --only $(ONLY) $(if $(ROWS),--rows $(ROWS)) $(if $(PEERS),--peers $(PEERS)) $(if $(QUICK),--quick)
@@ -127,6 +131,10 @@ crds: setup ## write crds/ and docs/reference.md from the resource models, deplo
 .PHONY: docs
 docs: setup ## the documentation as a site, in build/site; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+.PHONY: release
+release: setup ## wheels, chart, CRDs, SBOMs and sums of one version, in build/release (ARGS="--sign KEY --images REGISTRY")
+	@$(BIN)/python -m joinery_devkit.release $(ARGS)
 
 .PHONY: lock
 lock: ## recompile requirements/ from the pyproject files (UPGRADE=1 takes newer versions)

@@ -35,3 +35,24 @@ def test_the_job_is_valid_and_its_secrets_are_beside_it(path: Path) -> None:
         assert side.kafka is not None
         assert isinstance(side.kafka.properties_secret_ref, SecretRef)
         assert "sasl.password" in secrets[side.kafka.properties_secret_ref.name]
+
+
+def test_the_job_of_make_kind_is_valid_and_its_parts_are_beside_it() -> None:
+    folder = ROOT / "deploy" / "kind"
+    job = load_job(folder / "job.yaml")
+    parts = {
+        (each["kind"], each["metadata"]["name"]): each
+        for each in yaml.safe_load_all((folder / "parts.yaml").read_text())
+    }
+    store = job.spec.state_store.postgres
+    assert store is not None
+    assert store.dsn_secret_ref is not None
+    assert store.dsn_secret_ref.key in parts["Secret", store.dsn_secret_ref.name]["stringData"]
+    assert {side.kafka.bootstrap_servers for side in job.inputs if side.kafka} == {"kafka:9092"}
+    assert parts["Service", "kafka"]["spec"]["ports"][0]["port"] == 9092
+    sent = parts["ConfigMap", "feeder"]["data"]["feeder.py"]
+    compile(sent, "feeder.py", "exec")
+    for side in job.inputs:
+        assert side.kafka is not None
+        assert f'produce("{side.kafka.topic}"' in sent
+        assert all(f'"{column.name}"' in sent for column in side.columns)

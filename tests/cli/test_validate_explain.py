@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -224,3 +228,13 @@ def test_an_error_of_the_job_ends_with_1(joinery: Joinery, job_file: Path, monke
     monkeypatch.setattr("joinery_runtime.cli.run.run_job", fail)
     ended = joinery("run", job_file)
     assert (ended.code, ended.out, ended.err) == (1, "", "joinery: what happened: the facts. What to do\n")
+
+
+def test_an_answer_that_nobody_reads_on_ends_quietly(job_file: Path) -> None:
+    """`joinery explain job.yaml | head -1`"""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [Path(sys.executable).with_name("joinery"), "explain", job_file]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,7 +24,12 @@ Stored = dict[str, tuple[str, ...]] | None  # columns that are stored, per input
 
 
 def say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - the command line's own answer
+    try:
+        print(text, flush=True)  # noqa: T201 - the command line's own answer
+    except BrokenPipeError:
+        # `joinery explain job.yaml | head`: nobody reads on. Python would fail again when it closes its output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -> None:

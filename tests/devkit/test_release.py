@@ -1,0 +1,44 @@
+"""The files of a release."""
+
+from __future__ import annotations
+
+import email
+import json
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from joinery_devkit import release
+from joinery_runtime.errors import EnvironmentProblem
+
+
+def test_the_parts_have_one_version() -> None:
+    named = release.versions(release.ROOT)
+    assert len(named) == 4
+    assert release.one_version(named)
+    with pytest.raises(EnvironmentProblem, match=r"9\.9\.9 in Chart\.yaml appVersion"):
+        release.one_version({**named, "Chart.yaml appVersion": "9.9.9"})
+
+
+@pytest.mark.services
+def test_wheels_say_what_they_are_the_chart_has_its_definitions_and_sums_are_right(tmp_path: Path) -> None:
+    """`services` for Helm, which they bring along."""
+    folder, version = tmp_path / "release", release.one_version(release.versions(release.ROOT))
+    release.build(folder, version)
+    release.write_sums(folder, None)
+    for part in release.SHIPPED:
+        wheel = folder / f"joinery_{part}-{version}-py3-none-any.whl"
+        about = zipfile.ZipFile(wheel).read(f"joinery_{part}-{version}.dist-info/METADATA").decode()
+        metadata = email.message_from_string(about)
+        assert metadata["License-Expression"] == "Apache-2.0"
+        assert "pip install" in str(metadata.get_payload())
+        listed = json.loads((folder / f"joinery-{part}-{version}.cdx.json").read_text())
+        assert {"pydantic", "sqlglot"} <= {each["name"] for each in listed["components"]}
+        assert all(each["version"] for each in listed["components"])
+    with tarfile.open(folder / f"joinery-{version}.tgz") as chart:
+        assert "joinery/files/crds/joinery.dev_savepoints.yaml" in chart.getnames()
+    subprocess.run(["sha256sum", "--check", "--strict", release.SUMS], cwd=folder, check=True)
+    assert len((folder / release.SUMS).read_text().splitlines()) == len(list(folder.iterdir())) - 1
