@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from e2e.jobs import Job, fresh_name, joined, order, payment, produce, until
+from e2e.jobs import Job, fresh_name, joined, json_rows, order, payment, produce, until
 from e2e.kill_harness import topic_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.state.postgres import PostgresStore
@@ -93,3 +93,27 @@ def test_each_row_comes_once(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_pa
     assert rows(job) == joined(*range(30))
     assert stored(there, job).lineage == before.lineage
     assert joinery("run", path, "--master", "local[2,4]").returncode == 1  # the old place knows that it was moved
+
+
+def test_another_job_begins_with_a_savepoint(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> None:
+    """Orders that the first job has read meet payments that only the second one reads."""
+    name = fresh_name()
+    store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: lifecycle}}}}'
+    job = Job(name, kafka_broker.bootstrap, store, f'{{file: {{path: "{tmp_path / "first"}"}}}}')
+    for topic in ("orders", "payments"):
+        kafka_broker.create_topic(f"{name}.{topic}")
+    produce(job.bootstrap, f"{name}.orders", [order(number) for number in range(10)])
+    produce(job.bootstrap, f"{name}.payments", [payment(number) for number in range(5)])
+    first = job.write(tmp_path, stop_at=until(10))
+    assert run(first, JOINERY_FAULT="after-commit@1") == -9
+    state("savepoint", first, "noon")
+
+    produce(job.bootstrap, f"{name}.payments", [payment(number) for number in range(5, 10)])
+    begins = store[:-1] + f", startFrom: {{job: {name}, savepoint: noon}}}}"
+    second = job.write(tmp_path, stop_at=until(10), store=begins, output=f'{{file: {{path: "{tmp_path / "second"}"}}}}')
+    second.write_text(second.read_text().replace(f'metadata: {{name: "{name}"}}', f'metadata: {{name: "{name}-b"}}'))
+    assert run(second) == 0
+    found = sorted((row["id"], row["amount"], row["paid"]) for row in json_rows(tmp_path / "second"))
+    assert found == joined(*range(5, 10))
+    assert run(second) == 0  # it goes on with its own state
+    assert len(json_rows(tmp_path / "second")) == 5

@@ -11,15 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.loop import JobListener, Outages
-from joinery_runtime.errors import AggregateError, ExpressionError, JoineryError, RecordError
+from joinery_runtime.errors import AggregateError, ExpressionError, IncompatibleState, JoineryError, RecordError
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.stores import OpenStore
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.definition import definition
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import Standing
+from joinery_runtime.state.store import EpochCommit, Standing
 
 JOB = """
 apiVersion: joinery.dev/v1alpha1
@@ -122,3 +124,40 @@ def test_an_output_that_is_gone_is_said_at_the_start(tmp_path: Path, gone: bool,
         _JobRun(OpenStore(store, None), stack, None, caller)._prepared(stack, job, sink, pa.schema([]))
     assert bool(said) is warned
     assert all(f"the folder {tmp_path / 'out'}" in text and "joinery state delete" in text for text in said)
+
+
+def _with_savepoint() -> tuple[MemoryStore, _JobRun, Job]:
+    """A job `visits` that has a savepoint, and one that begins with it."""
+    store = MemoryStore()
+    first = parse_job(JOB, "visits.yaml")
+    pipeline = compile_job(first)
+    who, record = identity(first, pipeline, print), store.acquire("visits")
+    commit = EpochCommit(1, {"epoch": 1}, {}, (), (), {"clicks": b"{}"}, dict(who.signature), dict(who.definition))
+    store.commit("visits", record.generation, commit)
+    store.create_savepoint("visits", "noon")
+    run, _ = _edited(store, [])
+    text = JOB.replace("name: visits", "name: again")
+    return store, run, parse_job(f"{text}  stateStore: {{startFrom: {{job: visits, savepoint: noon}}}}\n", "again.yaml")
+
+
+def test_a_job_without_state_begins_with_another_ones_savepoint_once() -> None:
+    store, run, job = _with_savepoint()
+    for _ in range(2):
+        run.start(job)
+        record = store.record("again")
+        assert record is not None
+        assert (record.committed, record.generation, record.offsets) == (1, 1, {"clicks": b"{}"})
+
+
+def test_a_savepoint_that_does_not_fit_the_job_leaves_no_state_behind() -> None:
+    store, run, job = _with_savepoint()
+    other = parse_job(
+        JOB.replace("name: visits", "name: again").replace("groupBy: [user]", "groupBy: [ts]")
+        + "  stateStore: {startFrom: {job: visits, savepoint: noon}}\n",
+        "again.yaml",
+    )
+    with pytest.raises(IncompatibleState):
+        run.start(other)
+    assert store.record("again") is None
+    run.start(job)
+    assert store.record("again") is not None

@@ -307,6 +307,12 @@ BAD = [
         36,
     ),
     (
+        (OUTPUT, "    file: {path: x}\n  stateStore: {memory: {}, startFrom: {job: a, savepoint: b}}\n"),
+        "spec.stateStore.startFrom",
+        "drop `startFrom`",
+        37,
+    ),
+    (
         after(OUTPUT, "  stateStore: {memory: {}, postgres: {dsn: x}}\n"),
         "spec.stateStore",
         "postgres and memory are both named",

@@ -785,6 +785,90 @@ class TestSavepoints:
         assert [meta.key for meta in store.restore_savepoint(job, "sp").segments] == ["a"]
 
 
+class TestStartFrom:
+    """A job begins with a copy of another one's savepoint."""
+
+    def pinned(self, store: StateStore, other: str) -> JobRecord:
+        """At epoch 2; the job has gone on since."""
+        record = store.acquire(other)
+        run_epoch(store, record, 1, ["a", "gone"], offsets={"orders": b"1"})
+        written = {"rows": 2, "output": [{"file": "x"}], "dead_letters": [{"file": "y"}]}
+        run_epoch(store, record, 2, ["b"], deletes=["gone"], offsets={"orders": b"2"}, result=written)
+        store.create_savepoint(other, "noon")
+        run_epoch(store, record, 3, ["c"], deletes=["a"], offsets={"orders": b"3"})
+        return record
+
+    def test_it_stands_where_the_savepoint_does_with_a_life_of_its_own(self, store: StateStore, job: str) -> None:
+        other = f"{job}-other"
+        before = self.pinned(store, other)
+        record = store.start_from(job, other, "noon")
+        assert (record.committed, record.epoch, record.plan) == (2, 2, None)
+        assert (record.offsets, record.signature, record.definition) == (
+            {"orders": b"2"}, before.signature or {"keys": ["id"]}, DEFINITION,
+        )  # fmt: skip
+        assert store.read_segments(job, live_keys(store, job)) == {"a": b"blob of a", "b": b"blob of b"}
+        assert record.lineage != before.lineage
+        newest = store.newest_epoch(job)
+        assert newest is not None
+        assert (newest.epoch, newest.plan["epoch"], newest.result) == (2, 2, {"rows": 2})
+        assert store.savepoints(job) == []
+        run_epoch(store, store.acquire(job), 3, ["d"], deletes=["a"])
+        assert live_keys(store, job) == ["b", "d"]
+
+    def test_neither_job_depends_on_the_other_afterwards(self, store: StateStore, job: str) -> None:
+        other = f"{job}-other"
+        self.pinned(store, other)
+        store.start_from(job, other, "noon")
+        assert live_keys(store, other) == ["b", "c"]
+        store.delete_job(other)
+        assert store.sweep(job, store.acquire(job).generation) == 0
+        assert store.read_segments(job, ["a", "b"]) == {"a": b"blob of a", "b": b"blob of b"}
+
+    def test_a_job_that_was_deleted_may_come_back_this_way_with_numbers_that_go_on(
+        self, store: StateStore, job: str
+    ) -> None:
+        other = f"{job}-other"
+        self.pinned(store, other)
+        mine = store.acquire(job)
+        for epoch in range(1, 5):
+            run_epoch(store, mine, epoch, [f"k{epoch}"])
+        store.delete_job(job)
+        record = store.start_from(job, other, "noon")
+        assert (record.committed, record.epoch) == (2, 4)
+        assert record.generation > mine.generation
+        run_epoch(store, record, 5)
+
+    @pytest.mark.parametrize("state", ["committed", "planned", "anew"])
+    def test_a_job_with_state_is_refused(self, store: StateStore, job: str, state: str) -> None:
+        other = f"{job}-other"
+        self.pinned(store, other)
+        mine = store.acquire(job)
+        if state == "planned":
+            store.write_plan(job, mine.generation, {"epoch": 1}, DEFINITION)
+        else:
+            run_epoch(store, mine, 1, ["k"])
+        if state == "anew":
+            store.create_savepoint(job, "mine")
+            store.start_anew(job, "mine")
+        before = store.record(job)
+        with pytest.raises(StateError, match="has state already"):
+            store.start_from(job, other, "noon")
+        after = store.record(job)
+        assert before is not None
+        assert after is not None
+        assert after == before, "a driver that runs is not fenced"
+
+    def test_what_is_not_there_is_named(self, store: StateStore, job: str) -> None:
+        other = f"{job}-other"
+        with pytest.raises(StateError, match=f"{other}"):
+            store.start_from(job, other, "noon")
+        self.pinned(store, other)
+        with pytest.raises(StateError, match="has no savepoint morning") as refused:
+            store.start_from(job, other, "morning")
+        assert "noon" in refused.value.facts
+        assert store.record(job) is None
+
+
 class TestRollBack:
     """A new release took over after the pin, and is undone before it committed anything."""
 

@@ -214,6 +214,7 @@ RULED = [
     changed(lambda spec: spec["joins"][0].pop("interval")),
     changed(lambda spec: spec["joins"][0].update(window={"tumbling": "0s"})),
     changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),
+    changed(lambda spec: spec.update(stateStore={"memory": {}, "startFrom": {"job": "a", "savepoint": "b"}})),
     changed(lambda spec: spec.update(autoscale={"minInstances": 3, "maxInstances": 2})),
     changed(lambda spec: spec.update(autoscale={"maxInstances": 2}, spark={"executor": {"maxInstances": 4}})),
     changed(lambda spec: spec.update(prefixes="whenNeeded", select=[{"column": "orders.id"}])),

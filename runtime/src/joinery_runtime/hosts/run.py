@@ -26,6 +26,7 @@ from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.errors import (
     AggregateError,
     ExpressionError,
+    IncompatibleState,
     JoineryError,
     RecordError,
     SinkError,
@@ -50,6 +51,7 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import planner_for
+from joinery_runtime.state.decisions import is_new
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import JobRecord
 
@@ -109,10 +111,19 @@ class _JobRun:
     def start(self, job: Job) -> None:
         """Ends what an earlier definition of the job began, then runs the job. May be called again."""
         known = self.store.record(job.name)
+        begin = job.spec.state_store.start_from
+        begins = begin is not None and (known is None or is_new(known))
+        if begin is not None and begins:
+            known = self.store.start_from(job.name, job.name_beside(begin.job), begin.savepoint)
         if known is not None:
             # Before anything of the driver that may run is touched.
             who = identity(job, compile_job(job), self._caller.warn)
-            compare_with_state(who, known)
+            try:
+                compare_with_state(who, known)
+            except IncompatibleState:
+                if begins:
+                    self.store.delete_job(job.name)
+                raise
             if known.definition is not None and not who.defines(known) and not self._gave_up(known):
                 self.settle(under_definition(job, known.definition), known)
         if not self._caller.stop.is_set():

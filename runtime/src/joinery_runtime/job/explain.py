@@ -186,7 +186,9 @@ def _store(job: Job) -> str:
         where = f"Postgres, schema {store.postgres.schema_name}"
     else:
         where = {"embedded": "embedded Postgres on this machine"}.get(store.kind, store.kind)
-    return f"{where}; {job.spec.shards} shards; compacted every {format_duration(store.checkpoint_interval)}"
+    begins = store.start_from
+    first = f"; without state of its own it begins with savepoint {begins.savepoint} of {begins.job}" if begins else ""
+    return f"{where}; {job.spec.shards} shards; compacted every {format_duration(store.checkpoint_interval)}{first}"
 
 
 def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from joinery_runtime.errors import CommittedSince, Fenced, Moved, StateError
-from joinery_runtime.state.store import EpochCommit, Json, Savepoint, SegmentMeta, Standing
+from joinery_runtime.state.store import EpochCommit, JobRecord, Json, Savepoint, SegmentMeta, Standing
 
 EPOCH_LOG_LENGTH = 10_000
 """Epoch numbers that the log goes back from the newest commit; older ones are trimmed by each commit."""
@@ -113,6 +113,19 @@ def check_start_anew(stored: StoredJob, pin: Savepoint) -> bool:
 def no_savepoint(job: str, name: str, existing: Sequence[str]) -> StateError:
     facts = f"there are: {', '.join(existing)}" if existing else "it has none"
     return StateError(f"Job {job} has no savepoint {name}", facts=facts, todo="Name one of them, or create it first")
+
+
+def is_new(record: JobRecord) -> bool:
+    """Whether the job stands on nothing, and has no plan that may have been acted on."""
+    return record.committed == 0 and record.signature is None and record.plan is None and not record.segments
+
+
+def has_state(job: str) -> StateError:
+    return StateError(
+        f"Job {job} has state already",
+        facts="only a job that has none can start from another one's savepoint",
+        todo="Take stateStore.startFrom out, or give the job another name",
+    )
 
 
 def savepoint_exists(job: str, name: str) -> StateError:

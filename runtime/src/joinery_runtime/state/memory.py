@@ -29,6 +29,8 @@ from joinery_runtime.state.store import (
 )
 from joinery_runtime.store_identity import StoreIdentity
 
+_WRITTEN = {"output", "dead_letters"}  # of an epoch's result: what it wrote where
+
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
@@ -265,6 +267,24 @@ class MemoryStore:
         with self._lock:
             entry = self._existing(job)
             self._restore(entry, self._pin(entry, name))
+            return entry.record(self._clock())
+
+    def start_from(self, job: str, other: str, name: str) -> JobRecord:
+        with self._lock:
+            source = self._existing(other)
+            pin = self._pin(source, name)
+            if (known := self.record(job)) is not None and not decisions.is_new(known):
+                raise decisions.has_state(job)
+            self.acquire(job)
+            entry, committed = self._jobs[job], pin.savepoint.committed
+            entry.segments |= {key: source.segments[key] for key in pin.keys}
+            entry.set_status(pin.keys, SegmentStatus.LIVE)
+            entry.offsets, entry.signature = dict(pin.offsets), pin.signature
+            epoch = max(entry.stored.epoch, committed)
+            entry.stored = replace(entry.stored, definition=pin.definition, committed=committed, epoch=epoch)
+            if committed in source.log:
+                result = {k: v for k, v in json.loads(source.log[committed].result).items() if k not in _WRITTEN}
+                entry.log[committed] = replace(source.log[committed], result=encode_json(result))
             return entry.record(self._clock())
 
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:

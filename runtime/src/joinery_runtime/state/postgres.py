@@ -229,6 +229,20 @@ class PostgresStore:
             self._restore(connection, stored, name)
             return self._record(connection, job)
 
+    def start_from(self, job: str, other: str, name: str) -> JobRecord:
+        with self._connection.transaction() as connection:
+            decisions.require_job(self._lock(connection, other), other)
+            self._pin(connection, other, name)
+            if not self._sql.run(connection, statements.ACQUIRE, job).rowcount:
+                decisions.require_job(self._stored(connection, job), job)
+            if not decisions.is_new(self._record(connection, job)):
+                raise decisions.has_state(job)
+            for statement in (statements.COPY_SEGMENTS, statements.COPY_JOB, statements.COPY_EPOCH):
+                self._sql.run(connection, statement, job, other=other, name=name)
+            version = CURRENT_STATE_VERSION
+            self._sql.run(connection, statements.COPY_OFFSETS, job, other=other, name=name, version=version)
+            return self._record(connection, job)
+
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._connection.transaction() as connection:
             stored = decisions.require_owned(self._lock(connection, job), job, generation)

@@ -202,6 +202,31 @@ UPDATE {schema}.jobs j SET (signature, definition, lineage, committed) = (
 WHERE pipeline_name = %(job)s
 """
 
+# What another job begins with. What is written of the epoch is that job's; the new one has only what follows from it.
+COPY_SEGMENTS = """
+INSERT INTO {schema}.state (pipeline_name, group_key, state_blob, state_version, status, generation, epoch, meta)
+SELECT %(job)s, s.group_key, s.state_blob, s.state_version, 'live', s.generation, s.epoch, s.meta
+FROM {schema}.state s JOIN {schema}.savepoint_segments p USING (pipeline_name, group_key)
+WHERE p.pipeline_name = %(other)s AND p.name = %(name)s
+"""
+COPY_OFFSETS = """
+INSERT INTO {schema}.offsets (pipeline_name, source_id, offset_bytes, state_version)
+SELECT %(job)s, source_id, offset_bytes, %(version)s
+FROM {schema}.savepoints, unnest(source_ids, source_offsets) AS t (source_id, offset_bytes)
+WHERE pipeline_name = %(other)s AND name = %(name)s
+"""
+COPY_JOB = """
+UPDATE {schema}.jobs j
+SET signature = s.signature, definition = s.definition, committed = s.committed, epoch = greatest(j.epoch, s.committed)
+FROM {schema}.savepoints s WHERE j.pipeline_name = %(job)s AND s.pipeline_name = %(other)s AND s.name = %(name)s
+"""
+COPY_EPOCH = """
+INSERT INTO {schema}.epochs (pipeline_name, epoch, generation, plan, result, committed_at)
+SELECT %(job)s, e.epoch, e.generation, e.plan, (e.result::jsonb - 'output' - 'dead_letters')::json, e.committed_at
+FROM {schema}.epochs e JOIN {schema}.savepoints s ON s.pipeline_name = e.pipeline_name AND s.committed = e.epoch
+WHERE s.pipeline_name = %(other)s AND s.name = %(name)s
+"""
+
 RETIRE_LIVE = """
 UPDATE {schema}.state SET status = 'retired', updated_at = now() WHERE pipeline_name = %(job)s AND status = 'live'
 """

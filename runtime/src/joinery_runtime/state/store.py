@@ -284,6 +284,12 @@ class Admin(Protocol):
         fenced."""
         ...
 
+    def start_from(self, job: str, other: str, name: str) -> JobRecord:
+        """Begins a job with the savepoint `name` of the job `other`: a copy of its segments, offsets, signature,
+        definition and of the log's entry of its epoch, without what that epoch wrote. The lineage is the job's own, the
+        generation is taken. Raises StateError if there is no such savepoint, or if the job has any state."""
+        ...
+
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         """Undoes what was done to the state since the savepoint, as long as no epoch was committed: CommittedSince if
         the state stands on another one by now. May be repeated.

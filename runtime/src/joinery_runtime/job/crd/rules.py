@@ -202,9 +202,16 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         ),
     ),
     DeadLetter: (exactly_one(*DeadLetter.KINDS),),
-    StoreSpec: tuple(
-        Rule(f"!has(self.{one}) || !has(self.{other})", f"{one} and {other} are both named; keep one")
-        for one, other in combinations(StoreSpec.KINDS, 2)
+    StoreSpec: (
+        *(
+            Rule(f"!has(self.{one}) || !has(self.{other})", f"{one} and {other} are both named; keep one")
+            for one, other in combinations(StoreSpec.KINDS, 2)
+        ),
+        Rule(
+            "!has(self.memory) || !has(self.startFrom)",
+            "a store in memory has no savepoint of another job; drop `startFrom`",
+            ".startFrom",
+        ),
     ),
     (StoreSpec, "checkpointInterval"): positive(),
     (PeriodicSavepoints, "every"): positive(),

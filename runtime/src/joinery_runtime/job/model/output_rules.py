@@ -40,6 +40,8 @@ def _one_target(draft: JobDraft) -> Iterator[Finding]:
     for pair in combinations(StoreSpec.KINDS, 2):
         if all(dig(spec, "stateStore", name) is not None for name in pair):
             yield ("spec", "stateStore"), f"{listed(pair)} are both named; keep one"
+    if all(dig(spec, "stateStore", name) is not None for name in ("memory", "startFrom")):
+        yield ("spec", "stateStore", "startFrom"), "a store in memory has no savepoint of another job; drop `startFrom`"
     yield from exactly_one(
         dig(spec, "stateStore", "postgres"), ("spec", "stateStore", "postgres"), ("dsn", "dsnSecretRef")
     )

@@ -139,6 +139,15 @@ class PeriodicSavepoints(Model):
     """How many of them are kept, the newest ones. Each keeps its segments in the database."""
 
 
+class StartingSavepoint(Model):
+    """A savepoint of another job of the same namespace, in the same Postgres and schema."""
+
+    job: Text
+    """That job's name."""
+    savepoint: Text
+    """The savepoint's name."""
+
+
 class StoreSpec(Model):
     """At most one of `postgres` and `memory`; with neither, an embedded Postgres."""
 
@@ -153,6 +162,9 @@ class StoreSpec(Model):
     anyway."""
     savepoints: PeriodicSavepoints | None = None
     """Savepoints from time to time, to go back to. Savepoints of yours and of rollouts are others."""
+    start_from: StartingSavepoint | None = None
+    """Where a job without state begins: with a copy of another job's state and offsets. A job that has state already
+    goes on with that, whatever stands here."""
 
     @property
     def kind(self) -> str:

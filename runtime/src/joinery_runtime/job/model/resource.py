@@ -208,8 +208,11 @@ class Job(Model):
     @property
     def name(self) -> str:
         """The job's name in the state store: `namespace/name`, or `name` where no namespace is given."""
-        namespace = self.metadata.namespace
-        return f"{namespace}/{self.metadata.name}" if namespace else self.metadata.name
+        return self.name_beside(self.metadata.name)
+
+    def name_beside(self, other: str) -> str:
+        """The name in the state store of another job of this namespace."""
+        return f"{self.metadata.namespace}/{other}" if self.metadata.namespace else other
 
     def input(self, name: str) -> Input:
         """Raises KeyError for a name that no input has."""
