@@ -124,7 +124,7 @@ def test_render_tells_the_plan():
         ((TOPIC, TOPIC.replace("topic:", "topicPattern:")), "Kafka topics like 'orders' at"),
         ((OUTPUT, "    kafka: {bootstrapServers: k, topic: t}"), "Kafka topic t, exactly once for readers with"),
         ((OUTPUT, OUTPUT + "\n  deadLetter: {file: {path: d}}"), "records that cannot be used: go to d"),
-        ((OUTPUT, OUTPUT + "  stateStore: {startFrom: {job: a, savepoint: b}}\n"), "begins with savepoint b of a"),
+        ((OUTPUT, OUTPUT + "\n  stateStore: {startFrom: {job: a, savepoint: b}}"), "begins with savepoint b of a"),
         ((OUTPUT, OUTPUT + "\n  stateStore: {postgres: {dsn: password=hush}}"), "state: Postgres, schema joinery"),
     ],
 )
