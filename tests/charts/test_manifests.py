@@ -10,7 +10,7 @@ import yaml
 
 from charts.rendering import NAMESPACE, ROOT, Chart, Manifest, Rendered
 from joinery_operator.kube.process import PERMISSIONS
-from joinery_operator.kube.resources import JOBS
+from joinery_operator.kube.resources import JOBS, OWNERS
 from joinery_operator.names import labels as driver_labels
 
 pytestmark = pytest.mark.services
@@ -136,7 +136,7 @@ def _rules(role: Manifest) -> dict[str, set[str]]:
 
 def _operator_rules() -> dict[str, set[str]]:
     """What the operator checks at its start that it may, and what only some clusters check."""
-    found = {f"{job.plural}/finalizers": {"update"} for job in JOBS}
+    found = {f"{owner.plural}/finalizers": {"update"} for owner in OWNERS}
     for right in PERMISSIONS:
         name = f"{right.resource.plural}/{right.subresource}" if right.subresource else right.resource.plural
         found.setdefault(name, set()).add(right.verb)
