@@ -33,7 +33,7 @@ from joinery_runtime.errors import (
     SourceError,
     Unavailable,
 )
-from joinery_runtime.hosts.first_epochs import FirstEpochs, Start, host_here, may_run_here
+from joinery_runtime.hosts.driver_epochs import DriverEpochs, Start, host_here, may_run_here
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.scale import Rescaler
@@ -256,9 +256,9 @@ class _JobRun:
         # In another thread, to which what is open belongs too until it has ended.
         start = Start(warm_on_spark)
         stack.push(end_start)
-        first = FirstEpochs(lambda: host_here(_with_store(job, self._address), self.store, self._address), start)
-        stack.callback(first.close)
-        return first
+        epochs = DriverEpochs(lambda: host_here(_with_store(job, self._address), self.store, self._address), start)
+        stack.callback(epochs.close)
+        return epochs
 
     def _builder(self, job: Job, context: SparkContext, stack: ExitStack) -> WorkerBuilder:
         """What is sent to workers: no secrets, only where those are."""

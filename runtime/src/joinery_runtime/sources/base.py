@@ -7,7 +7,7 @@ often it is asked. What the driver plans is what the tasks read: nothing is deci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -120,6 +120,22 @@ class RawBatch:
         keys = 0 if self.keys is None else self.keys.nbytes
         values = self.values.nbytes if self.columns is None else self.columns.nbytes
         return int(values + keys + sum(each.nbytes for each in self.headers.values()))
+
+    @classmethod
+    def joined(cls, batches: Sequence[RawBatch]) -> RawBatch:
+        """Batches of one partition from Kafka, in offset order, as one. Bytes are copied."""
+        first = batches[0]
+        if len(batches) == 1:
+            return first
+        stamps = [batch.timestamps(np.arange(len(batch.offsets))) for batch in batches if batch.timestamps is not None]
+        return cls(
+            first.partition,
+            np.concatenate([batch.offsets for batch in batches]),
+            pa.concat_arrays([batch.values for batch in batches]),
+            None if first.keys is None else pa.concat_arrays([batch.keys for batch in batches]),
+            np.concatenate(stamps).__getitem__,
+            headers={name: pa.concat_arrays([batch.headers[name] for batch in batches]) for name in first.headers},
+        )
 
     def part(self, start: int, stop: int | None = None) -> RawBatch:
         """The records at these positions of the batch (as of a slice)."""

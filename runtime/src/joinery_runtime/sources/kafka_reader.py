@@ -18,6 +18,9 @@ from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer
 from joinery_runtime.sources.kafka_clients import MOST_RECORDS, Event, RecordClient, open_client
 
 _AHEAD_BYTES = 64 << 20  # of records that were taken from the client and are not asked for yet
+# A batch of fewer records is handed out with its neighbours: at a steady rate a fetch brings a few records, and what
+# decodes and prepares them takes a millisecond per batch.
+_SMALL = 256
 _OUTGROWN = 4  # times more partitions than a consumer was made for need another one
 _POLL_SECONDS = 0.05
 _STALLED_SECONDS = 30.0  # a planned record that has not come by then is an error
@@ -143,15 +146,23 @@ class KafkaReader:
             if ref not in waiting:
                 continue
             partition, end = self._partitions[ref], waiting[ref].end_exclusive
+            small: list[RawBatch] = []
             while partition.ahead:
                 batch, size = partition.ahead.pop(0)
                 wanted = int(np.searchsorted(batch.offsets, end))
                 if wanted < len(batch.offsets):
                     partition.ahead.insert(0, (batch.part(wanted), size))
-                if wanted:
+                if 0 < wanted < _SMALL:
+                    small.append(batch.part(0, wanted))
+                if small and (wanted >= _SMALL or len(small) == _SMALL):
+                    yield RawBatch.joined(small)
+                    small = []
+                if wanted >= _SMALL:
                     yield batch.part(0, wanted)
                 if wanted < len(batch.offsets):
                     break
+            if small:
+                yield RawBatch.joined(small)
             if partition.lost:
                 lost, partition.lost = partition.lost, 0
                 none = pa.array([], pa.binary())

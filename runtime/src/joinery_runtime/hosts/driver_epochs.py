@@ -1,8 +1,9 @@
-"""Epochs run in the driver's process while Spark starts on this machine, which takes longer than a small epoch does.
+"""Epochs run in the driver's process: the first ones, while Spark starts on this machine, and small ones, of which a
+Spark job would take half of the time (docs/decisions/0024, 0045).
 
 The commit protocol is the same: such an epoch stages and claims what a task would, under an attempt's name of its own.
-Between two epochs Spark takes over, once its processes have built their workers. Spark on other machines is waited for
-instead: what its executors have, memory first of all, the driver need not have.
+Between two epochs Spark takes over, once its processes have built their workers, or at an epoch that is not small.
+Spark on other machines runs every epoch: what its executors have, memory first of all, the driver need not have.
 """
 
 from __future__ import annotations
@@ -30,11 +31,17 @@ from joinery_runtime.state.store import StateStore
 WAIT_FOR_SPARK = "JOINERY_WAIT_FOR_SPARK"
 """The environment variable that, when it is set, has every epoch run on Spark."""
 
+# Small is an epoch that plans few records (bytes, where an input is a file) and meets little state: with more, a second
+# process and its cores are worth more than the 50 ms that a Spark job takes.
+_SMALL_RANGES = 10_000
+_SMALL_STATE = 32 << 20  # bytes: what this process reads anew when epochs come back to it
+_SMALL_IN_A_ROW = 50  # until they do
+
 T_co = TypeVar("T_co", covariant=True)
 
 
 def may_run_here(master: str) -> bool:
-    """Whether epochs may run in the driver while a Spark with this master starts."""
+    """Whether epochs of a Spark with this master may run in the driver."""
     return on_this_machine(master) and not os.environ.get(WAIT_FOR_SPARK)
 
 
@@ -65,8 +72,14 @@ class Start(Generic[T_co]):
         self._thread.join()
 
 
-class FirstEpochs:
-    """Implements `engine.driver.Host`: in this process until Spark has started, then on Spark.
+def is_small(work: EpochWork) -> bool:
+    planned = sum(each.end_exclusive - each.start for each in work.plan.ranges)
+    return planned <= _SMALL_RANGES and sum(meta.bytes for meta in work.segments) <= _SMALL_STATE
+
+
+class DriverEpochs:
+    """Implements `engine.driver.Host`: in this process until Spark has started and after many small epochs in a row,
+    else on Spark.
 
     `here` opens the host of this process, at the first epoch that needs it; what it has open is closed when Spark takes
     over. An error of Spark's start is raised by the next epoch.
@@ -76,25 +89,39 @@ class FirstEpochs:
         self._open_here, self._spark = here, spark
         self._stack = ExitStack()
         self._here: Host | None = None
+        self._small = 0  # epochs in a row
 
     def run(self, work: EpochWork) -> EpochOutcome:
-        if not self._spark.done:
-            if self._here is None:
-                self._here = self._stack.enter_context(self._open_here())
-            try:
-                return self._here.run(work)
-            except Superseded:
-                """Spark would try the task again; here the whole epoch is, by Spark."""
-            except JoineryError:
-                raise
-            except Exception as error:
-                raise JoineryError(
-                    f"Epoch {work.plan.epoch} failed in the driver",
-                    facts=f"{type(error).__name__}: {error}",
-                    todo="Nothing of it was committed; the next start replays it",
-                ) from error
-        self.close()
-        return self._spark.result().run(work)
+        self._small = self._small + 1 if is_small(work) else 0
+        if self._spark.done:
+            spark = self._spark.result()  # raises what kept it from starting
+            if self._small < _SMALL_IN_A_ROW:
+                self.close()
+                return spark.run(work)
+        outcome = self._run_here(work)
+        if outcome is None:
+            self.close()
+            outcome = self._spark.result().run(work)
+        return outcome
+
+    def _run_here(self, work: EpochWork) -> EpochOutcome | None:
+        """None: Spark has to run it."""
+        if self._here is None:
+            self._here = self._stack.enter_context(self._open_here())
+        try:
+            return self._here.run(work)
+        except Superseded:
+            # Spark would try the task again; here the whole epoch is, by Spark.
+            self._small = 0
+            return None
+        except JoineryError:
+            raise
+        except Exception as error:
+            raise JoineryError(
+                f"Epoch {work.plan.epoch} failed in the driver",
+                facts=f"{type(error).__name__}: {error}",
+                todo="Nothing of it was committed; the next start replays it",
+            ) from error
 
     def close(self) -> None:
         self._here = None

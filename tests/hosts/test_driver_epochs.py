@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import cast
 
 import pytest
 
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, RecordError, Superseded
 from joinery_runtime.hosts import worker_builder
-from joinery_runtime.hosts.first_epochs import WAIT_FOR_SPARK, FirstEpochs, Start, host_here, may_run_here
+from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK, DriverEpochs, Start, host_here, may_run_here
 from joinery_runtime.job import parse_job
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, OwningProducer
 from joinery_runtime.sinks.kafka_target import KafkaTarget
+from joinery_runtime.sources.base import PartitionRef, Range
 from joinery_runtime.state.memory import MemoryStore
 
 DONE = EpochOutcome(ReadSummary(()), {})
@@ -36,7 +39,7 @@ class Scene:
         self.here_raises: Exception | None = None
         self._released, self._fails = Event(), list[Exception]()
         self._start: Start[Host] = Start(self._spark)
-        self.host = FirstEpochs(self._here, self._start)
+        self.host = DriverEpochs(self._here, self._start)
 
     def spark_starts(self, fails: Exception | None = None) -> None:
         self.spark_is_starting(fails)
@@ -90,6 +93,47 @@ def test_nothing_is_opened_here_where_spark_is_first(scene: Scene) -> None:
     scene.spark_starts()
     scene.host.run(work(1))
     assert scene.seen == ["spark 1"]
+
+
+def many(scene: Scene, first: int, stop: int, of: Callable[[int], EpochWork] = work) -> list[str]:
+    """Where those epochs were run."""
+    scene.seen.clear()
+    for epoch in range(first, stop):
+        scene.host.run(of(epoch))
+    return [seen.split()[0] for seen in scene.seen]
+
+
+def large(epoch: int) -> EpochWork:
+    ranges = (Range(PartitionRef("clicks", "clicks", 0), 0, 10_001),)
+    return EpochWork(1, EpochPlan(epoch, 1, ranges, {}), ())
+
+
+def with_much_state(epoch: int) -> EpochWork:
+    return replace(work(epoch), segments=(SegmentMeta("a", "left", 0, 1, 0, 1, 1, 33 << 20, 1, 1),))
+
+
+@pytest.mark.parametrize("not_small", [large, with_much_state])
+def test_many_small_epochs_in_a_row_come_back_and_one_that_is_not_goes_to_spark(
+    scene: Scene, not_small: Callable[[int], EpochWork]
+) -> None:
+    scene.spark_starts()
+    assert many(scene, 1, 60) == ["spark"] * 49 + ["opened"] + ["here"] * 10
+    assert many(scene, 60, 61, not_small) == ["closed", "spark"]
+    assert many(scene, 61, 112) == ["spark"] * 49 + ["opened"] + ["here"] * 2
+
+
+def test_small_epochs_stay_when_there_were_many_before_spark_was_there(scene: Scene) -> None:
+    assert many(scene, 1, 61) == ["opened"] + ["here"] * 60
+    scene.spark_starts()
+    assert many(scene, 61, 63) == ["here"] * 2
+
+
+def test_spark_has_the_next_ones_too_after_another_attempt_took_over(scene: Scene) -> None:
+    scene.spark_starts()
+    many(scene, 1, 60)
+    scene.here_raises = Superseded("another attempt took over")
+    assert many(scene, 60, 61) == ["here", "closed", "spark"]
+    assert many(scene, 61, 70) == ["spark"] * 9
 
 
 def test_a_job_that_ends_before_closes_what_is_open(scene: Scene) -> None:
