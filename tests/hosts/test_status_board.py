@@ -446,7 +446,7 @@ def test_probes(scene: Scene, site: Site) -> None:
     assert site.get("/readyz")[::2] == (200, "ok\n")
     scene.now += STALLED_AFTER + 1
     assert site.get("/healthz")[::2] == (503, "nothing has moved for 601 s\n")
-    assert site.get("/else")[::2] == (404, "/status /metrics /healthz /readyz\n")
+    assert site.get("/else")[::2] == (404, "/ /status /history /metrics /healthz /readyz\n")
 
 
 def test_before_recovery_metrics_leave_out_what_is_not_known(site: Site) -> None:

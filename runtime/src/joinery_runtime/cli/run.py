@@ -16,7 +16,9 @@ from joinery_runtime.engine.driver import Driver
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import Liveness
+from joinery_runtime.hosts.status.history import About
 from joinery_runtime.job import Job
+from joinery_runtime.job.explain import explain
 
 
 def run_command(
@@ -45,7 +47,9 @@ def _served(job: Job, port: int | None, host: str, stalled_after_ms: int) -> Ite
         yield None
         return
     liveness = Liveness(stalled_after_s=stalled_after_ms / 1000)
-    board = Board(job.name, [side.name for side in job.inputs], liveness)
+    plan = explain(job)
+    about = About(plan.title, {each.name: each.source for each in plan.inputs}, plan.output, plan.render())
+    board = Board(job.name, [side.name for side in job.inputs], liveness, about=about)
     with serve_status(board, port, host):
         yield board
 

@@ -47,13 +47,18 @@ class Explanation:
     def state_bytes(self) -> int:
         return sum(side.bytes for side in self.sides)
 
+    @property
+    def title(self) -> str:
+        """Which kind of join it is."""
+        return f"a chain of {len(self.steps)} joins" if len(self.steps) > 1 else self.steps[0].title
+
     def render(self) -> str:
         """Plain text, one fact a line; warnings come last and in capitals, so that they are not scrolled away."""
         return "\n".join([*self._plan_lines(), *self._state_lines(), *(f"WARNING: {text}" for text in self.warnings)])
 
     def _plan_lines(self) -> Iterator[str]:
         chain = len(self.steps) > 1
-        yield f"{self.job}: {f'a chain of {len(self.steps)} joins' if chain else self.steps[0].title}"
+        yield f"{self.job}: {self.title}"
         for plan in self.inputs:
             yield f"  input {plan.name}: {plan.source}"
             yield f"    {plan.decoding}"

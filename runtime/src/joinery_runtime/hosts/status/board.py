@@ -6,23 +6,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from prometheus_client import Histogram
 
-from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import JobListener, Outage, Progress, Scaling
 from joinery_runtime.engine.plan import InputState
-from joinery_runtime.engine.report import Rates, StateSize, Totals
+from joinery_runtime.engine.report import Rates, StateSize
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.status.history import About, History
+from joinery_runtime.hosts.status.snapshot import JobSnapshot
 from joinery_runtime.state.store import Savepoint
 
 RATE_WINDOW_S = 30.0
 REFRESH_EVERY_S = 1.0  # an idle loop turns four times in a second
 SAVEPOINTS_EVERY_S = 30.0
 EPOCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+NOTHING_SAID = About()
 
 Idle = Callable[[], Mapping[str, Collection[str]]]
 Savepoints = Callable[[], Sequence[Savepoint]]
@@ -56,48 +58,9 @@ class Liveness:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class JobSnapshot:
-    """What the loop and Spark have told so far. Times are seconds since 1970; None: not known yet.
-
-    `committed` epochs are all of this process, `own` those that were run under the job's present definition. `sides`
-    and `parts` are by part of the state; `amplification` is that of the newest epoch that read something; `paused`
-    says of inputs why they are, `doubts` what looks wrong with their records. `scaling` is the newest one, and when it
-    was. `outage` is what is waited for; until it is over, the job is not ready.
-    """
-
-    recovered: bool = False
-    outage: Outage | None = None
-    generation: int | None = None
-    epoch: int | None = None
-    committed: int = 0
-    own: int = 0
-    committed_at: float | None = None
-    inputs: Mapping[str, InputState] = field(default_factory=dict)
-    backlog: Mapping[str, int] = field(default_factory=dict)
-    idle: Mapping[str, bool] = field(default_factory=dict)
-    totals: Totals | None = None
-    state: StateSize | None = None
-    sides: Mapping[str, SideSpec] = field(default_factory=dict)
-    parts: Mapping[str, StateSize] = field(default_factory=dict)
-    amplification: float | None = None
-    hottest: tuple[KeyRows, ...] = ()
-    too_hot: tuple[KeyRows, ...] = ()
-    doubts: Mapping[str, str] = field(default_factory=dict)
-    paused: Mapping[str, str] = field(default_factory=dict)
-    savepoint: Savepoint | None = None
-    error: str | None = None
-    troubles: int = 0
-    executors: int | None = None
-    scaling: tuple[Scaling, float] | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self.recovered and self.outage is None
-
-
 class Board:
-    """One job's board. `wall` is the clock on the wall, `running` one that never goes back; both in seconds."""
+    """One job's board, with its history. `wall` is the clock on the wall, `running` one that never goes back; both in
+    seconds."""
 
     def __init__(
         self,
@@ -106,8 +69,10 @@ class Board:
         liveness: Liveness,
         wall: Callable[[], float] = time.time,
         running: Callable[[], float] = time.monotonic,
+        about: About = NOTHING_SAID,
     ) -> None:
-        self.job, self.inputs = job, tuple(inputs)
+        self.job, self.inputs, self.about = job, tuple(inputs), about
+        self.history = History()
         self.liveness = liveness
         self.wall, self._running = wall, running
         self.epoch_seconds = Histogram(
@@ -163,7 +128,9 @@ class Board:
             listener.polled(driver)
 
         def scaled(scaling: Scaling) -> None:
-            self._change(scaling=(scaling, self.wall()))
+            at = self.wall()
+            self.history.scaled(scaling, at)
+            self._change(scaling=(scaling, at))
             listener.scaled(scaling)
 
         return replace(listener, started=started, committed=committed, trouble=trouble, polled=polled, scaled=scaled)
@@ -214,6 +181,7 @@ class Board:
         report, driver = progress.report, self._driver
         assert driver is not None, "it has started"
         self.epoch_seconds.observe(progress.seconds)
+        self.history.committed(progress, self.wall())
         if report.amplification is not None:
             self._change(amplification=report.amplification)
         with self._lock:
@@ -236,12 +204,13 @@ class Board:
 
     def _refresh(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
         quiet = {name: _all_idle(state, idle.get(name, ())) for name, state in driver.state.inputs.items()}
-        self._change(backlog=dict(driver.backlog), idle=quiet, paused=dict(driver.paused))
+        self._change(backlog=dict(driver.backlog), idle=quiet, idle_partitions=dict(idle), paused=dict(driver.paused))
 
     def _change(self, **changes: object) -> None:
         self.liveness.beat()
         with self._lock:
             self._snapshot = replace(self._snapshot, **changes)  # type: ignore[arg-type]
+        self.history.watch(self._running(), self.wall(), self._snapshot)
 
 
 def _all_idle(state: InputState, idle: Collection[str]) -> bool:

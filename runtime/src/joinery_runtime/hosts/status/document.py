@@ -10,8 +10,10 @@ from typing import Literal
 from joinery_runtime.core.pipeline.sides import SESSIONS
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.loop import Outage, Scaling
-from joinery_runtime.engine.report import PartTotals
-from joinery_runtime.hosts.status.board import Board, JobSnapshot
+from joinery_runtime.engine.report import PartTotals, Totals
+from joinery_runtime.hosts.status.board import Board
+from joinery_runtime.hosts.status.history import HistoryDocument, Source, slowest
+from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, watermark_of
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus, ScalingStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot, Waiting
 from joinery_runtime.job.model.duration import format_duration
@@ -52,15 +54,28 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
     )
 
 
-def watermark_of(snapshot: JobSnapshot, name: str) -> Watermark:
-    return snapshot.inputs[name].progress.watermark if name in snapshot.inputs else None
+def history_document(board: Board, since: int) -> HistoryDocument:
+    """With the samples and epochs later than `since`, in ms since 1970."""
+    snapshot, now = board.snapshot, board.wall()
+    totals, about = snapshot.totals or Totals(), board.about
+    names = dict.fromkeys((*totals.dropped, *(name for name, count in totals.dead.items() if count)))
+    return HistoryDocument(
+        job=board.job,
+        title=about.title,
+        sources=tuple(Source(name=name, source=(about.sources or {}).get(name, "")) for name in board.inputs),
+        output=about.output,
+        explanation=about.explanation,
+        now=round(now * 1000),
+        samples=board.history.samples(since),
+        epochs=board.history.epochs(since),
+        partitions=tuple(slowest(snapshot, now)),
+        dropped={name: {**totals.dropped.get(name, {}), **_dead(totals, name)} for name in names},
+        scalings=tuple(_scaling(*each) for each in board.history.scalings()),
+    )
 
 
-def behind_ms(watermark: Watermark, now: float) -> int | None:
-    """How far a watermark is behind the clock (`now` in seconds); None where there is none, or no end."""
-    if watermark is None or watermark == END_OF_TIME:
-        return None
-    return max(0, round(now * 1000) - watermark)
+def _dead(totals: Totals, name: str) -> dict[str, int]:
+    return {"dead letter": totals.dead[name]} if totals.dead.get(name) else {}
 
 
 def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now: float) -> InputStatus:

@@ -12,8 +12,9 @@ from prometheus_client.registry import Collector
 
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.report import Totals
-from joinery_runtime.hosts.status.board import Board, JobSnapshot
-from joinery_runtime.hosts.status.document import behind_ms, place_of, watermark_of
+from joinery_runtime.hosts.status.board import Board
+from joinery_runtime.hosts.status.document import place_of
+from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, watermark_of
 
 
 def registry_of(board: Board, revision: str = "") -> CollectorRegistry:

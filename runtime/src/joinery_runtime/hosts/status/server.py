@@ -1,5 +1,5 @@
-"""The HTTP server of a driver: `/status`, `/metrics`, `/healthz`, `/readyz`. It answers from the board only. Before
-there is a driver, a migration answers `/status`."""
+"""The HTTP server of a driver: the job's page at `/`, with `/status` and `/history` that the page asks, `/metrics`,
+`/healthz`, `/readyz`. It answers from the board only. Before there is a driver, a migration answers `/status`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,41 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from socketserver import TCPServer
+from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.status.board import Board
-from joinery_runtime.hosts.status.document import driver_status
+from joinery_runtime.hosts.status.document import driver_status, history_document
 from joinery_runtime.hosts.status.metrics import registry_of
 from joinery_runtime.job.crd import DriverStatus
 
 REVISION = "JOINERY_REVISION"
 REQUEST_TIMEOUT_S = 10.0
 _LOOPBACK = "127.0.0.1"
+_PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/uplot.css": ("uplot-1.6.32/uPlot.min.css", "text/css; charset=utf-8"),
+    "/uplot.js": ("uplot-1.6.32/uPlot.iife.min.js", "text/javascript; charset=utf-8"),
+}
+# Nothing from elsewhere, no script inside the page, and no page around it.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 Answer = tuple[int, str, bytes]  # status code, content type, body
 
@@ -96,21 +115,35 @@ class _Pages:
         self._registry: CollectorRegistry = registry_of(board, revision)
 
     def answer(self, path: str) -> Answer:
-        match path.partition("?")[0]:
+        place, _, query = path.partition("?")
+        match place:
             case "/status":
                 return _json(driver_status(self._board, self._revision))
+            case "/history":
+                since = parse_qs(query).get("since", ["0"])[0]
+                if not since.isdecimal():
+                    return _text(400, "since: milliseconds since 1970")
+                return _json(history_document(self._board, int(since)))
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
             case "/healthz":
                 return _probe(self._board.liveness.problem())
             case "/readyz":
                 return _probe(None if self._board.snapshot.ready else "the driver has not recovered")
+            case _ if place in _PAGE:
+                name, content_type = _PAGE[place]
+                return 200, content_type, _file(name)
             case _:
-                return _text(404, "/status /metrics /healthz /readyz")
+                return _text(404, "/ /status /history /metrics /healthz /readyz")
 
 
-def _json(status: DriverStatus) -> Answer:
-    return 200, "application/json", status.model_dump_json(by_alias=True, exclude_none=True).encode()
+@cache
+def _file(name: str) -> bytes:
+    return files(__package__).joinpath("page", name).read_bytes()
+
+
+def _json(document: BaseModel) -> Answer:
+    return 200, "application/json", document.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
 def _probe(problem: str | None) -> Answer:
@@ -147,6 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(code)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
+            for name, value in _HEADERS.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 

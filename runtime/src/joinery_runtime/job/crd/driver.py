@@ -24,7 +24,7 @@ SCALE_FILE = "JOINERY_SCALE_FILE"
 """The environment variable that names the file with a `Scale`, which may change while the job runs."""
 
 
-class _Message(Model):
+class Message(Model):
     # A newer driver may say more than an older operator knows.
     model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore")
 
@@ -39,7 +39,7 @@ def _known(model: type[Model]) -> Any:
     return BeforeValidator(drop)
 
 
-class SideStatus(_Message):
+class SideStatus(Message):
     """One side of a step (1 is the first), or sessions: what is kept of it now, and what has happened since the job's
     state began. `stored` rows have joined it, `expired` ones have left it; `peak` is the most after an epoch."""
 
@@ -57,7 +57,7 @@ class SideStatus(_Message):
     peak: Count = 0
 
 
-class TooHot(_Message):
+class TooHot(Message):
     """A join key of a step (1 is the first) with more rows in the state than its `hotKeyWarning`."""
 
     step: Count
@@ -65,14 +65,14 @@ class TooHot(_Message):
     rows: Count
 
 
-class Paused(_Message):
+class Paused(Message):
     """An input that is not read because a side's state is over its limit."""
 
     name: str
     reason: Words
 
 
-class Waiting(_Message):
+class Waiting(Message):
     """An outside system that is away: Kafka of an input or an output, or the state store."""
 
     system: str
@@ -81,7 +81,7 @@ class Waiting(_Message):
     reason: Words
 
 
-class DriverStatus(_Message):
+class DriverStatus(Message):
     """`GET /status`. Totals count since the job's state began; `committed` are this driver's own epochs. A migration
     before the driver answers as well, with what it has done."""
 
@@ -112,7 +112,7 @@ class DriverStatus(_Message):
     scaling: Annotated[ScalingStatus | None, _known(ScalingStatus)] = None
 
 
-class Scale(_Message):
+class Scale(Message):
     """How wide a job is to run: shards of the next epochs (with `autoscale`, at least), and executors. None: as it
     started. With `autoscale`, the driver decides on executors."""
 
@@ -121,7 +121,7 @@ class Scale(_Message):
     autoscale: Annotated[Autoscale | None, _known(Autoscale)] = None
 
 
-class Ending(_Message):
+class Ending(Message):
     """How a container of the runtime image ended."""
 
     outcome: Literal["finished", "stopped", "failed"]
@@ -132,7 +132,7 @@ class Ending(_Message):
     """Whether the same again may go better."""
 
 
-class StateCheck(_Message):
+class StateCheck(Message):
     """Whether a job fits its state, and what its migration would do (`joinery state check`). Bounded."""
 
     fits: bool

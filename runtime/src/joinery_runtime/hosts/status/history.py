@@ -1,0 +1,181 @@
+"""`/history`: what the job's page draws. Samples of the board over the last day, the newest epochs, and why the job was
+scaled; all of it in memory, bounded, and gone with the driver."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from joinery_runtime.engine.loop import Progress, Scaling
+from joinery_runtime.engine.report import Totals
+from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms
+from joinery_runtime.job.crd import ScalingStatus
+from joinery_runtime.job.crd.driver import Message
+
+SAMPLE_EVERY_S = 3.0
+RECENT_S = 900.0
+OLDER_EVERY_S = 240.0
+OLDER_S = 24 * 3600.0
+EPOCHS = 100
+SCALINGS = 20
+SLOWEST = 5  # partitions of an input
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the job's file says: which kind of join it is, where each input comes from and the rows go, and all of it in
+    the words of `joinery explain`."""
+
+    title: str = ""
+    sources: Mapping[str, str] | None = None
+    output: str = ""
+    explanation: str = ""
+
+
+class Sample(Message):
+    """The board at one moment (`at`, ms since 1970). Counts are totals since the job's state began. `rows_in`, `lag`
+    and `behind` (how far the watermark is behind the clock, in ms) are per input, `state` is stored bytes per part."""
+
+    at: int
+    rows_in: Mapping[str, int]
+    rows_out: int
+    late: int
+    dead_letters: int
+    lag: Mapping[str, int]
+    behind: Mapping[str, int]
+    state: Mapping[str, int]
+
+
+class EpochSample(Message):
+    """A committed epoch: when (ms since 1970), its records in and rows out, and how long it was planned, run and
+    committed, in ms."""
+
+    epoch: int
+    at: int
+    rows_in: int
+    rows_out: int
+    plan_ms: float
+    run_ms: float
+    commit_ms: float
+
+
+class PartitionSample(Message):
+    """One of the partitions whose event time is lowest: `behind` is how far it is behind the clock, in ms; absent
+    before its first row. A partition that is not idle and has no row, or the lowest one, holds the watermark back."""
+
+    input: str
+    partition: str
+    behind: int | None = None
+    idle: bool = False
+
+
+class Source(Message):
+    name: str
+    source: str
+
+
+class HistoryDocument(Message):
+    """`GET /history?since=MS`: samples and epochs later than that."""
+
+    job: str
+    title: str
+    sources: tuple[Source, ...]
+    output: str
+    explanation: str
+    now: int
+    samples: tuple[Sample, ...]
+    epochs: tuple[EpochSample, ...]
+    partitions: tuple[PartitionSample, ...]
+    """Of each input, the SLOWEST that have not been read to their end."""
+    dropped: Mapping[str, Mapping[str, int]]
+    """Rows since the job's state began, by input and reason; dead letters are one."""
+    scalings: tuple[ScalingStatus, ...]
+
+
+class History:
+    """Samples every 3 s for 15 minutes, and one in 4 minutes for a day: 660 at most, below 1 MB in all.
+
+    The loop's thread writes, the threads that answer requests read. `running` is a clock in seconds that never goes
+    back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recent: deque[tuple[float, Sample]] = deque()
+        self._older: deque[tuple[float, Sample]] = deque(maxlen=round(OLDER_S / OLDER_EVERY_S))
+        self._epochs: deque[EpochSample] = deque(maxlen=EPOCHS)
+        self._scalings: deque[tuple[Scaling, float]] = deque(maxlen=SCALINGS)
+
+    def watch(self, running: float, wall: float, snapshot: JobSnapshot) -> None:
+        """Takes a sample when one is due."""
+        if self._recent and running - self._recent[-1][0] < SAMPLE_EVERY_S:
+            return
+        with self._lock:
+            self._recent.append((running, _sample(snapshot, wall)))
+            while running - self._recent[0][0] > RECENT_S:
+                taken, oldest = self._recent.popleft()
+                if not self._older or taken - self._older[-1][0] >= OLDER_EVERY_S:
+                    self._older.append((taken, oldest))
+
+    def committed(self, progress: Progress, at: float) -> None:
+        report = progress.report
+        epoch = EpochSample(
+            epoch=report.epoch,
+            at=round(at * 1000),
+            rows_in=sum(report.rows_in.values()),
+            rows_out=report.rows_out,
+            plan_ms=round(1000 * (progress.seconds - progress.ran - progress.committing), 1),
+            run_ms=round(1000 * progress.ran, 1),
+            commit_ms=round(1000 * progress.committing, 1),
+        )
+        with self._lock:
+            self._epochs.append(epoch)
+
+    def scaled(self, scaling: Scaling, at: float) -> None:
+        with self._lock:
+            self._scalings.append((scaling, at))
+
+    def samples(self, since: int) -> tuple[Sample, ...]:
+        """Those later than that (ms since 1970), oldest first."""
+        with self._lock:
+            return tuple(sample for _, sample in (*self._older, *self._recent) if sample.at > since)
+
+    def epochs(self, since: int) -> tuple[EpochSample, ...]:
+        with self._lock:
+            return tuple(epoch for epoch in self._epochs if epoch.at > since)
+
+    def scalings(self) -> tuple[tuple[Scaling, float], ...]:
+        with self._lock:
+            return tuple(self._scalings)
+
+
+def _sample(snapshot: JobSnapshot, wall: float) -> Sample:
+    totals = snapshot.totals or Totals()
+    delays = {name: behind_ms(state.progress.watermark, wall) for name, state in snapshot.inputs.items()}
+    return Sample(
+        at=round(wall * 1000),
+        rows_in=totals.rows_in,
+        rows_out=totals.rows_out,
+        late=totals.late,
+        dead_letters=sum(totals.dead.values()),
+        lag=snapshot.backlog,
+        behind={name: delay for name, delay in delays.items() if delay is not None},
+        state={part: size.bytes for part, size in snapshot.parts.items()},
+    )
+
+
+def slowest(snapshot: JobSnapshot, wall: float) -> Iterator[PartitionSample]:
+    """Of each input that goes on, the partitions with the lowest event times; those without a row come first."""
+    for name, state in snapshot.inputs.items():
+        if state.progress.ended:
+            continue
+        idle = snapshot.idle_partitions.get(name, ())
+        ordered = sorted(
+            state.progress.highest.items(), key=lambda each: (each[0] in idle, each[1] is not None, each[1])
+        )
+        for partition, highest in ordered[:SLOWEST]:
+            yield PartitionSample(
+                input=name, partition=partition, behind=behind_ms(highest, wall), idle=partition in idle
+            )

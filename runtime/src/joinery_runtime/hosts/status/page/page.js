@@ -1,0 +1,349 @@
+// The page of one job. It asks the driver for `status` and `history` and draws them; all text goes in as text.
+
+const POLL_MS = 2000;
+const PALETTE = 7;
+const KEPT = 2000; // samples in the page: a driver hands out at most 660, and the next one its own
+const byId = (id) => document.getElementById(id);
+
+// --- numbers as words ------------------------------------------------------------------------------------------------
+
+const whole = (n) => (n == null ? "–" : Math.round(n).toLocaleString("en"));
+
+function short(n) {
+  if (n == null) return "–";
+  for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (Math.abs(n) >= size) return `${+(n / size).toPrecision(3)} ${unit}`;
+  }
+  return `${+n.toPrecision(3)}`;
+}
+
+function bytes(n) {
+  if (n == null) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let power = 0;
+  for (; n >= 1024 && power < units.length - 1; power++) n /= 1024;
+  return `${+n.toPrecision(3)} ${units[power]}`;
+}
+
+function duration(ms) {
+  if (ms == null) return "–";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  const s = ms / 1000;
+  if (s < 60) return `${+s.toPrecision(3)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
+  if (s < 172800) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  return `${short(s / 86400)} days`;
+}
+
+const clock = (ms) => new Date(ms).toLocaleTimeString();
+
+// --- elements --------------------------------------------------------------------------------------------------------
+
+function element(tag, className, ...children) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.append(...children.filter((child) => child != null).map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+}
+
+function facts(pairs) {
+  const list = element("dl");
+  for (const [name, value] of pairs) {
+    if (value != null) list.append(element("div", "", element("dt", "", name), element("dd", "", value)));
+  }
+  return list;
+}
+
+function table(title, heads, rows, note) {
+  if (!rows.length) return null;
+  const head = element("tr", "", ...heads.map((text, i) => element("th", rows[0][i].className ?? "", text)));
+  const body = rows.map((row) =>
+    element("tr", "", ...row.map((cell) => (cell instanceof Node ? cell : element("td", "", cell)))));
+  const made = element("table", "", element("thead", "", head), element("tbody", "", ...body));
+  return element("section", "", element("h2", "", title), note ? element("p", "quiet", note) : null, made);
+}
+
+const words = (text) => element("td", "words", text);
+
+// --- what was told ---------------------------------------------------------------------------------------------------
+
+let status = null; // the newest answer of each
+let history = null;
+let samples = [];
+let epochs = [];
+let silentSince = null;
+let seconds = 900;
+
+async function ask(path) {
+  const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(10000) });
+  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  return answer.json();
+}
+
+const lastOf = (list) => (list.length ? list[list.length - 1].at : 0);
+
+async function poll() {
+  try {
+    const [told, past] = await Promise.all([ask("status"), ask(`history?since=${lastOf(samples)}`)]);
+    [status, history, silentSince] = [told, past, null];
+    samples = [...samples, ...past.samples.filter((each) => each.at > lastOf(samples))].slice(-KEPT);
+    epochs = [...epochs, ...past.epochs.filter((each) => each.at > lastOf(epochs))].slice(-100);
+  } catch {
+    silentSince ??= Date.now();
+  }
+  draw();
+  setTimeout(poll, POLL_MS);
+}
+
+// --- the head --------------------------------------------------------------------------------------------------------
+
+const ended = () => status.inputs.length > 0 && status.inputs.every((input) => input.ended);
+
+function standing() {
+  if (silentSince != null) return status && ended() ? ["Ended", ""] : ["No answer", "bad"];
+  if (status.waiting) return [`Waiting for the ${status.waiting.system}`, "wait"];
+  if (status.migrated != null) return ["Migrating", "wait"];
+  if (!status.ready) return ["Starting", "wait"];
+  if (ended()) return ["All inputs read", "good"];
+  return ["Running", "good"];
+}
+
+function notices() {
+  const found = [];
+  if (silentSince != null && !(status && ended())) {
+    found.push(["bad", `The driver has not answered since ${clock(silentSince)}. The figures are of before.`]);
+  }
+  if (silentSince != null && status && ended()) {
+    found.push(["", "The job has read its inputs to the end, and its driver has gone. The figures are its last ones."]);
+  }
+  if (!status) return found;
+  if (status.waiting) found.push(["", `Since ${clock(Date.parse(status.waiting.since))}: ${status.waiting.reason}`]);
+  else if (status.lastError) found.push(["", status.lastError]);
+  for (const input of status.inputs) if (input.warning) found.push(["", `${input.name}: ${input.warning}`]);
+  for (const { name, reason } of status.paused) found.push(["", `Input ${name} is paused: ${reason}`]);
+  for (const { step, key, rows } of status.tooHot) {
+    found.push(["", `Step ${step} keeps ${whole(rows)} rows of the key ${key}, more than limits.hotKeyWarning`]);
+  }
+  return found;
+}
+
+function drawHead() {
+  const [text, tone] = standing();
+  const state = byId("state");
+  state.textContent = text;
+  state.className = `state ${tone}`;
+  byId("notices").replaceChildren(...notices().map(([tone, text]) => element("li", tone, text)));
+  if (!history) return;
+  document.title = `${history.job} – Joinery`;
+  byId("job").textContent = history.job;
+  const facts = [history.title, status.epoch != null && `epoch ${whole(status.epoch)}`,
+    status.jobGeneration != null && `generation ${status.jobGeneration}`, status.revision && `revision ${status.revision}`];
+  byId("title").textContent = facts.filter(Boolean).join(" · ");
+  byId("explanation").textContent = history.explanation;
+}
+
+// --- the flow --------------------------------------------------------------------------------------------------------
+
+function inputCard(input) {
+  const source = history.sources.find((each) => each.name === input.name);
+  const paused = status.paused.some((each) => each.name === input.name);
+  const tag = input.ended ? ["read to its end", "tag done"] : paused ? ["paused", "tag"] : input.idle ? ["idle", "tag done"] : null;
+  const behind = samples.length ? samples[samples.length - 1].behind[input.name] : null;
+  return element("div", "card",
+    element("h2", "", input.name, tag && element("span", tag[1], tag[0])),
+    element("p", "quiet", source ? source.source : ""),
+    facts([
+      ["records/s", whole(input.rowsPerSecond)], ["lag", whole(input.lag)],
+      ["watermark behind", input.ended ? null : duration(behind)],
+      ["late", input.late ? whole(input.late) : null], ["late by up to", input.lateBy],
+    ]));
+}
+
+function drawFlow() {
+  byId("inputs").replaceChildren(...status.inputs.map(inputCard));
+  const rows = status.sides.reduce((sum, side) => sum + side.rows, 0);
+  byId("join").replaceChildren(
+    element("h2", "", history.title || "Join"),
+    facts([
+      ["rows kept", whole(rows)], ["state", bytes(status.stateBytes)],
+      ["rows out per record in", status.amplification == null ? null : short(status.amplification)],
+      ["executors", status.executors], ["savepoint", status.lastSavepoint ? status.lastSavepoint.name : null],
+    ]));
+  const out = rates((sample) => sample.rowsOut).filter((rate) => rate != null);
+  byId("output").replaceChildren(
+    element("h2", "", "Output"),
+    element("p", "quiet", history.output),
+    facts([
+      ["rows/s", out.length ? short(out[out.length - 1]) : "–"], ["rows out", whole(status.rowsOut)],
+      ["records in", whole(status.rowsIn)],
+    ]));
+}
+
+// --- charts ----------------------------------------------------------------------------------------------------------
+
+function shown() {
+  const from = samples.length ? samples[samples.length - 1].at - seconds * 1000 : 0;
+  return samples.filter((sample) => sample.at >= from);
+}
+
+function rates(total) {
+  return shown().map((sample, i, all) => {
+    if (i === 0) return null;
+    const [before, after] = [total(all[i - 1]), total(sample)];
+    return before == null || after == null || after < before ? null : (after - before) * 1000 / (sample.at - all[i - 1].at);
+  });
+}
+
+const names = () => history.sources.map((source) => source.name);
+const values = (of) => shown().map((sample) => of(sample) ?? null);
+const parts = () => [...new Set(samples.flatMap((sample) => Object.keys(sample.state)))];
+const sum = (map) => Object.values(map).reduce((a, b) => a + b, 0);
+
+const OVER_TIME = [
+  ["Records per second", short, () => [
+    ...names().map((name) => [name, rates((sample) => sample.rowsIn[name] ?? 0)]),
+    ["rows out", rates((sample) => sample.rowsOut)]]],
+  ["Lag: records that are not read yet", short, () => names().map((name) => [name, values((sample) => sample.lag[name])])],
+  ["Watermark behind the clock", duration, () => names().map((name) => [name, values((sample) => sample.behind[name])])],
+  ["State", bytes, () => parts().map((part) => [part, values((sample) => sample.state[part])])],
+  ["Rows out per record in", short, () => {
+    const [out, into] = [rates((sample) => sample.rowsOut), rates((sample) => sum(sample.rowsIn))];
+    return [["rows out per record in", out.map((rate, i) => (rate != null && into[i] ? rate / into[i] : null))]];
+  }],
+  ["Late rows and dead letters per second", short, () => [
+    ["late rows", rates((sample) => sample.late)], ["dead letters", rates((sample) => sample.deadLetters)]]],
+];
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+function axis(format) {
+  return {
+    stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 },
+    ...(format ? { values: (_, splits) => splits.map(format), size: 72 } : {}),
+    ...(format === bytes ? { incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) } : {}),
+  };
+}
+
+class Chart {
+  constructor(title) {
+    this.place = element("div");
+    this.figure = element("figure", "", element("figcaption", "", title), this.place);
+    this.plot = null;
+    new ResizeObserver(() => this.plot?.setSize({ width: this.place.clientWidth, height: 190 })).observe(this.place);
+  }
+
+  // `made` makes uPlot's options; they are made anew when `kind` says that the old ones do not fit.
+  draw(kind, data, made) {
+    if (!data[0].length || data.length < 2) {
+      this.forget();
+      this.place.replaceChildren(element("p", "none", "Nothing yet"));
+      return;
+    }
+    if (this.plot && this.kind === kind) {
+      this.plot.setData(data);
+    } else {
+      this.forget();
+      this.place.replaceChildren();
+      this.kind = kind;
+      this.plot = new uPlot({ width: this.place.clientWidth, height: 190, ...made() }, data, this.place);
+    }
+    if (this.plot.cursor.idx == null) this.plot.setLegend({ idx: data[0].length - 1 });
+  }
+
+  forget() {
+    this.plot?.destroy();
+    this.plot = null;
+  }
+}
+
+const overTime = OVER_TIME.map(([title]) => new Chart(title));
+const epochChart = new Chart("Newest epochs");
+byId("charts").append(...overTime.map((chart) => chart.figure), epochChart.figure);
+
+const fromZero = { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } };
+
+function drawCharts() {
+  const times = shown().map((sample) => sample.at / 1000);
+  OVER_TIME.forEach(([, format, of], i) => {
+    const lines = of();
+    overTime[i].draw(lines.map(([name]) => name).join("\n"), [times, ...lines.map(([, line]) => line)], () => ({
+      cursor: { sync: { key: "time" } },
+      scales: fromZero,
+      axes: [axis(), axis(format)],
+      series: [{ label: "at" }, ...lines.map(([name], k) => ({
+        label: name, stroke: colour(`c${k % PALETTE}`), width: 1.5, value: (_, value) => format(value),
+      }))],
+    }));
+  });
+  drawEpochs();
+}
+
+function drawEpochs() {
+  const steps = [["planned", "planMs"], ["run", "runMs"], ["committed", "commitMs"]];
+  const upTo = (k) => epochs.map((epoch) => steps.slice(0, k + 1).reduce((total, [, field]) => total + epoch[field], 0));
+  const bars = uPlot.paths.bars({ size: [0.8, 40] });
+  // The tallest bars first: each next one covers its own part of them.
+  const order = [2, 1, 0];
+  epochChart.draw("epochs", [epochs.map((epoch) => epoch.epoch), ...order.map(upTo)], () => ({
+    scales: { x: { time: false }, ...fromZero },
+    axes: [{ ...axis(whole), size: 50 }, axis(duration)],
+    series: [{ label: "epoch", value: (_, value) => whole(value) }, ...order.map((k) => ({
+      label: steps[k][0], stroke: colour(`c${k}`), fill: colour(`c${k}`), width: 0, paths: bars, points: { show: false },
+      value: (_, __, ___, i) => (i == null ? "–" : duration(epochs[i]?.[steps[k][1]])),
+    }))],
+  }));
+}
+
+// --- tables ----------------------------------------------------------------------------------------------------------
+
+function drawTables() {
+  const many = new Set(status.sides.map((side) => side.step)).size > 1;
+  const holding = new Set();
+  const partitions = history.partitions.map((each) => {
+    const holds = !each.idle && !holding.has(each.input);
+    if (!each.idle) holding.add(each.input);
+    const said = each.idle ? "idle: not counted" : each.behind == null ? "has shown no row: no watermark yet" : holds ? "sets the watermark" : "";
+    return [each.partition, each.input, duration(each.behind), words(said)];
+  });
+  const dropped = Object.entries(history.dropped).flatMap(([input, counts]) =>
+    Object.entries(counts).filter(([, count]) => count).map(([reason, count]) => [input, words(reason), whole(count)]));
+  byId("tables").replaceChildren(...[
+    table("State by side", ["side", "rows", "bytes", "stored", "expired", "looked up", "matches", "most rows"],
+      status.sides.map((side) => [
+        `${many ? `${side.step}: ` : ""}${side.side} (${side.inputs.join(", ")})`, whole(side.rows), bytes(side.bytes),
+        whole(side.stored), whole(side.expired), whole(side.lookups), whole(side.matches), whole(side.peak)])),
+    table("Partitions furthest behind", ["partition", "input", "behind the clock", ""], partitions),
+    table("Keys with the most rows", ["key", "rows"], status.hottestKeys.map((hot) => [words(hot.key), whole(hot.rows)])),
+    table("Rows that were left out", ["input", "reason", "rows"], dropped),
+    table("Scaling", ["at", "shards", "executors", "why"], [...history.scalings].reverse().map((each) => [
+      clock(Date.parse(each.time)), each.shards, each.executors ?? "–", words(each.reason)])),
+    table("Newest epochs", ["epoch", "at", "records in", "rows out", "planned", "run", "committed"],
+      epochs.slice(-10).reverse().map((epoch) => [
+        whole(epoch.epoch), clock(epoch.at), whole(epoch.rowsIn), whole(epoch.rowsOut), duration(epoch.planMs),
+        duration(epoch.runMs), duration(epoch.commitMs)])),
+  ].filter(Boolean));
+}
+
+// --- all of it -------------------------------------------------------------------------------------------------------
+
+function draw() {
+  drawHead();
+  if (!history) return;
+  drawFlow();
+  drawCharts();
+  drawTables();
+}
+
+byId("range").addEventListener("click", (event) => {
+  if (!event.target.dataset.seconds) return;
+  seconds = Number(event.target.dataset.seconds);
+  for (const button of byId("range").children) button.setAttribute("aria-pressed", String(button === event.target));
+  if (history) draw();
+});
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const chart of [...overTime, epochChart]) chart.forget();
+  if (history) draw();
+});
+
+poll();

@@ -1,0 +1,66 @@
+"""What a running job has told so far, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
+from joinery_runtime.engine.hot_keys import KeyRows
+from joinery_runtime.engine.loop import Outage, Scaling
+from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.report import StateSize, Totals
+from joinery_runtime.state.store import Savepoint
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """What the loop and Spark have told so far. Times are seconds since 1970; None: not known yet.
+
+    `committed` epochs are all of this process, `own` those that were run under the job's present definition. `sides`
+    and `parts` are by part of the state; `amplification` is that of the newest epoch that read something; `paused`
+    says of inputs why they are, `doubts` what looks wrong with their records. `scaling` is the newest one, and when it
+    was. `outage` is what is waited for; until it is over, the job is not ready.
+    """
+
+    recovered: bool = False
+    outage: Outage | None = None
+    generation: int | None = None
+    epoch: int | None = None
+    committed: int = 0
+    own: int = 0
+    committed_at: float | None = None
+    inputs: Mapping[str, InputState] = field(default_factory=dict)
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    idle: Mapping[str, bool] = field(default_factory=dict)
+    idle_partitions: Mapping[str, Collection[str]] = field(default_factory=dict)
+    totals: Totals | None = None
+    state: StateSize | None = None
+    sides: Mapping[str, SideSpec] = field(default_factory=dict)
+    parts: Mapping[str, StateSize] = field(default_factory=dict)
+    amplification: float | None = None
+    hottest: tuple[KeyRows, ...] = ()
+    too_hot: tuple[KeyRows, ...] = ()
+    doubts: Mapping[str, str] = field(default_factory=dict)
+    paused: Mapping[str, str] = field(default_factory=dict)
+    savepoint: Savepoint | None = None
+    error: str | None = None
+    troubles: int = 0
+    executors: int | None = None
+    scaling: tuple[Scaling, float] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.recovered and self.outage is None
+
+
+def watermark_of(snapshot: JobSnapshot, name: str) -> Watermark:
+    return snapshot.inputs[name].progress.watermark if name in snapshot.inputs else None
+
+
+def behind_ms(watermark: Watermark, now: float) -> int | None:
+    """How far a watermark is behind the clock (`now` in seconds); None where there is none, or no end."""
+    if watermark is None or watermark == END_OF_TIME:
+        return None
+    return max(0, round(now * 1000) - watermark)
