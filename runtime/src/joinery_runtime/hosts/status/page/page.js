@@ -219,7 +219,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 function axis(format) {
   return {
     stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 },
-    ...(format ? { values: (_, splits) => splits.map(format), size: 72 } : {}),
+    ...(format ? { values: (_, splits) => splits.map(format), size: 86 } : {}),
     ...(format === bytes ? { incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) } : {}),
   };
 }
