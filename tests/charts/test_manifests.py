@@ -12,6 +12,7 @@ from charts.rendering import NAMESPACE, ROOT, Chart, Manifest, Rendered
 from joinery_operator.kube.process import PERMISSIONS
 from joinery_operator.kube.resources import JOBS, OWNERS
 from joinery_operator.names import labels as driver_labels
+from joinery_operator.settings import settings_from
 
 pytestmark = pytest.mark.services
 
@@ -289,6 +290,17 @@ def test_who_reaches_a_jobs_status_port(chart: Chart) -> None:
     scraped = _status_from(chart.render({"metrics.podMonitor.enabled": True}))
     assert scraped == [operator, {"namespaceSelector": {}}], "Prometheus may run anywhere"
     assert _status_from(chart.render({"networkPolicy.jobs.enabled": False})) is None
+
+
+def test_the_job_page_has_an_address_and_an_ingress(chart: Chart) -> None:
+    assert settings_from(chart.render().environment).page_url == ""
+    url = "https://joinery.example.com/{namespace}/{name}/"
+    ingress = {"enabled": True, "className": "nginx", "annotations": {"a/b": "c"}, "tlsSecretName": "cert"}
+    rendered = chart.render({"jobPage": {"url": url, "ingress": ingress}})
+    settings = settings_from(rendered.environment)
+    assert settings.page_url == url
+    assert json.loads(settings.page_ingress) == {key: value for key, value in ingress.items() if key != "enabled"}
+    assert _status_from(rendered)[1:] == [{"namespaceSelector": {}}], "an ingress controller may run anywhere"
 
 
 def test_the_metrics_port_can_be_closed(chart: Chart) -> None:

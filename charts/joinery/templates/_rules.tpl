@@ -23,7 +23,7 @@
   resources: [pods, configmaps, services]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
-  resources: [networkpolicies]
+  resources: [networkpolicies, ingresses]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [events]

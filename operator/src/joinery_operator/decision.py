@@ -17,7 +17,7 @@ from joinery_runtime.job.crd import DriverStatus, ResourceKind, SavepointState, 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 
-ChildKind = Literal["Pod", "ConfigMap", "Service", "NetworkPolicy"]
+ChildKind = Literal["Pod", "ConfigMap", "Service", "NetworkPolicy", "Ingress"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Children:
     config_maps: Mapping[str, Manifest] = field(default_factory=dict)
     services: Mapping[str, Manifest] = field(default_factory=dict)
     network_policies: Mapping[str, Manifest] = field(default_factory=dict)
+    ingresses: Mapping[str, Manifest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from typing import Any, Literal
 from joinery_operator.decision import Manifest
 from joinery_runtime.job.crd.status import Mode
 
-Role = Literal["driver", "check", "delete-state", "savepoint", "executor", "config", "service", "network-policy"]
+Role = Literal[
+    "driver", "check", "delete-state", "savepoint", "executor", "config", "service", "network-policy", "page"
+]
 
 JOB_LABEL = "joinery.dev/job"
 KIND_LABEL = "joinery.dev/kind"
@@ -55,6 +57,10 @@ class ChildNames:
     @property
     def network_policy(self) -> str:
         return f"{self._stem}-pods"
+
+    @property
+    def page(self) -> str:
+        return f"{self._stem}-page"
 
     def check(self, revision: str, mode: Mode = "stateful") -> str:
         """One per mode: what a check of the other mode says is no answer."""

@@ -6,7 +6,9 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from string import Formatter
 from typing import Any
+from urllib.parse import urlsplit
 
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.job.crd import STATUS_PORT
@@ -18,7 +20,9 @@ _PREFIX = "JOINERY_OPERATOR_"
 class Settings:
     """Each field is the environment variable `JOINERY_OPERATOR_<FIELD>`; times are seconds, `namespaces` are separated
     by commas (none: all of the cluster). `status_from`: the NetworkPolicyPeers, as a JSON list, that may reach the
-    status ports of drivers; "" makes no NetworkPolicies. `figures_seconds`: how often mere figures of a job are written
+    status ports of drivers; "" makes no NetworkPolicies. `page_url`: the address of a job's page for browsers, with
+    {namespace} and {name}; `page_ingress`: className, annotations and tlsSecretName, as a JSON object, of the Ingress
+    that each job gets for it; "" makes none. `figures_seconds`: how often mere figures of a job are written
     to its status. `metrics_port` serves /metrics and the probes."""
 
     runtime_image: str = field(default="")
@@ -26,6 +30,8 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     status_port: int = STATUS_PORT
     status_from: str = ""
+    page_url: str = ""
+    page_ingress: str = ""
     metrics_port: int = 8080
     poll_seconds: float = 5.0
     figures_seconds: float = 15.0
@@ -43,6 +49,12 @@ def settings_from(environment: Mapping[str, str] = os.environ) -> Settings:
         name = _PREFIX + each.name.upper()
         if text := environment.get(name, "").strip():
             given[each.name] = _parsed(name, text, each.default)
+    if given.get("page_ingress") and not given.get("page_url"):
+        raise EnvironmentProblem(
+            f"{_PREFIX}PAGE_INGRESS is set, and {_PREFIX}PAGE_URL is not",
+            facts="an Ingress needs a host",
+            todo="Set jobPage.url of the chart, or the operator's environment",
+        )
     return Settings(**given)
 
 
@@ -51,6 +63,10 @@ def _parsed(name: str, text: str, default: object) -> object:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name == f"{_PREFIX}STATUS_FROM":
         return _peers(name, text)
+    if name == f"{_PREFIX}PAGE_URL":
+        return _page_url(name, text)
+    if name == f"{_PREFIX}PAGE_INGRESS":
+        return _page_ingress(name, text)
     if isinstance(default, str):
         return text
     try:
@@ -74,5 +90,36 @@ def _peers(name: str, text: str) -> str:
             f"{name} is {text!r}",
             facts="it must be a JSON list of NetworkPolicyPeers",
             todo="Correct networkPolicy.jobs of the chart, or the operator's environment",
+        )
+    return text
+
+
+def _page_url(name: str, text: str) -> str:
+    parts = urlsplit(text)
+    try:
+        told = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
+        fits = "name" in told <= {"name", "namespace"} and parts.port is None
+    except ValueError:
+        fits = False
+    if not fits or parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or text[-1:] != "/":
+        raise EnvironmentProblem(
+            f"{name} is {text!r}",
+            facts="it must be like https://joinery.example.com/{namespace}/{name}/: with {name} and perhaps "
+            "{namespace}, without a port, and with a slash at its end",
+            todo="Correct jobPage.url of the chart, or the operator's environment",
+        )
+    return text
+
+
+def _page_ingress(name: str, text: str) -> str:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not found.keys() <= {"className", "annotations", "tlsSecretName"}:
+        raise EnvironmentProblem(
+            f"{name} is {text!r}",
+            facts="it must be a JSON object with className, annotations and tlsSecretName at most",
+            todo="Correct jobPage.ingress of the chart, or the operator's environment",
         )
     return text

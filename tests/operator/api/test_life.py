@@ -97,7 +97,11 @@ def world(with_crds: ApiServer, cluster: ApiServerClient, shop: str, start, kind
     with (
         FakeDrivers(world.answer) as drivers,
         FakeKubelet(cluster.kubeconfig, shop) as world.kubelet,
-        start(JOINERY_OPERATOR_STATUS_PORT=str(drivers.port)) as operator,
+        start(
+            JOINERY_OPERATOR_STATUS_PORT=str(drivers.port),
+            JOINERY_OPERATOR_PAGE_URL="https://joinery.example.com/{namespace}/{name}/",
+            JOINERY_OPERATOR_PAGE_INGRESS="{}",
+        ) as operator,
     ):
         operator.wait_until_ready()
         yield world
@@ -110,7 +114,7 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
     world.apply()
     world.wait_for("Running")
     owner = {"kind": kind.name, "name": JOB, "uid": world.job["metadata"]["uid"], "controller": True}
-    for child in ("Pod", "ConfigMap", "Service"):
+    for child in ("Pod", "ConfigMap", "Service", "Ingress"):
         (name,) = world.cluster.ours(world.namespace)[child]
         (reference,) = world.cluster.get(child, world.namespace, name)["metadata"]["ownerReferences"]
         assert owner.items() <= reference.items()
@@ -121,6 +125,9 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
 
     world.said |= {"rows_per_second": 1200, "inputs": [{"name": "orders", "lag": 34}, {"name": "payments", "lag": 8}]}
     wait_until("figures", lambda: world.job["status"].get("lag") == 42)
+    assert world.job["status"]["page"] == f"https://joinery.example.com/{world.namespace}/{JOB}/"
+    ingress = world.cluster.get("Ingress", world.namespace, world.names.page)
+    assert ingress["metadata"]["generation"] == 1, "what the API server fills in is not taken for somebody's edit"
     columns = world.kubectl("get", kind.short, JOB, "-n", world.namespace).splitlines()[1].split()
     assert columns[:6] == [JOB, "Running", "True", "Running", "1200", "42"]
 

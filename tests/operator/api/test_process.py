@@ -10,7 +10,7 @@ import yaml
 
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
-from joinery_operator.kube.resources import JOBS
+from joinery_operator.kube.resources import OWNERS
 from simulated_cluster.fake_node import ApiServerClient, FakeKubelet, end_pod
 from simulated_cluster.operator_process import KILLED, OperatorProcess
 
@@ -184,8 +184,8 @@ def test_what_is_missing_is_named(tmp_path):
         kubeconfig.write_text(bare.kubeconfig.read_text())
         code, said = ended(kubeconfig, tmp_path)
         assert code == 1
-        both = ", ".join(f"{job.plural}.joinery.dev (v1alpha1)" for job in JOBS)
-        assert f"CustomResourceDefinitions are missing: {both}. Apply them" in said
+        all_of_them = ", ".join(f"{owner.plural}.joinery.dev (v1alpha1)" for owner in OWNERS)
+        assert f"CustomResourceDefinitions are missing: {all_of_them}. Apply them" in said
     code, said = ended(kubeconfig, tmp_path)
     assert code == 1
     assert "The API server does not answer the operator: " in said

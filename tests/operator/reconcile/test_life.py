@@ -418,6 +418,25 @@ def test_a_network_policy_comes_is_repaired_and_goes_as_the_installation_says(ru
     assert quiescent(running)
 
 
+def test_the_page_has_a_link_and_an_ingress_as_the_installation_says(running: SimulatedCluster) -> None:
+    assert running.status.page is None
+    running.settings = replace(running.settings, page_url="https://joinery.example.com/{namespace}/{name}/")
+    running.step()
+    assert running.status.page == f"https://joinery.example.com/{running.resource['metadata']['namespace']}/orders/"
+    assert not running.ingresses
+    running.settings = replace(running.settings, page_ingress="{}")
+    for _ in ("there is none", "others have deleted it"):
+        running.ingresses.clear()
+        running.step()
+        assert running.ingresses["orders-page"]["spec"]["rules"][0]["host"] == "joinery.example.com"
+        assert quiescent(running)
+    running.settings = replace(running.settings, page_ingress="", page_url="")
+    running.step()
+    assert not running.ingresses
+    assert running.status.page is None
+    assert quiescent(running)
+
+
 def test_what_is_left_of_earlier_times_goes(running: SimulatedCluster) -> None:
     pod = running.pods[FIRST]
     running._create({**pod, "metadata": {**pod["metadata"], "name": "orders-check-old"}})

@@ -101,6 +101,7 @@ class SimulatedCluster:
     config_maps: dict[str, Manifest] = field(default_factory=dict)
     services: dict[str, Manifest] = field(default_factory=dict)
     network_policies: dict[str, Manifest] = field(default_factory=dict)
+    ingresses: dict[str, Manifest] = field(default_factory=dict)
     create_refused: str = ""
     orphaned_drivers: dict[str, Manifest] = field(default_factory=dict)
     name_conflicts: list[Manifest] = field(default_factory=list)
@@ -145,7 +146,9 @@ class SimulatedCluster:
         return Observed(
             kind=BY_NAME[self.resource["kind"]],
             resource=deepcopy(self.resource),
-            children=deepcopy(Children(self.pods, self.config_maps, self.services, self.network_policies)),
+            children=deepcopy(
+                Children(self.pods, self.config_maps, self.services, self.network_policies, self.ingresses)
+            ),
             templates=self.templates,
             driver=self._said(),
             now=self.now,
@@ -212,6 +215,7 @@ class SimulatedCluster:
             "ConfigMap": self.config_maps,
             "Service": self.services,
             "NetworkPolicy": self.network_policies,
+            "Ingress": self.ingresses,
         }[kind]
 
     def _create(self, manifest: Manifest) -> None:

@@ -64,7 +64,7 @@ class ObjectCache:
         found: dict[str, dict[str, Manifest]] = {child.kind: {} for child in CHILDREN}
         for key in sorted(self._children.get(uid, ())):
             found[key.kind][key.name] = self._objects[key]
-        return Children(found["Pod"], found["ConfigMap"], found["Service"], found["NetworkPolicy"])
+        return Children(*(found[child.kind] for child in CHILDREN))
 
     def owner_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
         """The job or savepoint to reconcile when this object changes: itself, or its controller."""

@@ -1,6 +1,6 @@
 """Manifests of a job's children: pure functions of a revision."""
 
-from joinery_operator.manifests.objects import config_map, drifted, network_policy, service
+from joinery_operator.manifests.objects import config_map, drifted, network_policy, page_ingress, page_url, service
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.pods import (
     MAIN_CONTAINER,
@@ -28,6 +28,8 @@ __all__ = [
     "drifted",
     "driver_pod",
     "network_policy",
+    "page_ingress",
+    "page_url",
     "restore_pod",
     "savepoint_pod",
     "scale_annotation",

@@ -1,11 +1,12 @@
-"""A revision's ConfigMap, the job's Service and NetworkPolicy, and the patches that repair what others changed of a
-child."""
+"""A revision's ConfigMap, the job's Service, NetworkPolicy and Ingress, and the patches that repair what others changed
+of a child."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from joinery_operator.decision import Manifest, Patch
 from joinery_operator.manifests.pod_base import JOB_FILE
@@ -100,6 +101,40 @@ def network_policy(resource: Manifest, settings: Settings) -> Manifest:
     }
 
 
+def page_url(resource: Manifest, settings: Settings) -> str | None:
+    """The address of the job's page for browsers, if the installation has one. A dot of the name is a hyphen: a host's
+    certificate is for one label."""
+    if not settings.page_url:
+        return None
+    metadata = resource["metadata"]
+    return settings.page_url.format(namespace=metadata["namespace"], name=metadata["name"].replace(".", "-"))
+
+
+def page_ingress(resource: Manifest, settings: Settings) -> Manifest:
+    """The way from `page_url` to the driver's status port, which serves the page under any path."""
+    names, given = ChildNames(resource), json.loads(settings.page_ingress)
+    address = urlsplit(page_url(resource, settings) or "")
+    backend = {"service": {"name": names.service, "port": {"name": "status"}}}
+    paths = [{"path": address.path, "pathType": "Prefix", "backend": backend}]
+    spec: dict[str, Any] = {"rules": [{"host": address.netloc, "http": {"paths": paths}}]}
+    if given.get("className"):
+        spec["ingressClassName"] = given["className"]
+    if given.get("tlsSecretName"):
+        spec["tls"] = [{"hosts": [address.netloc], "secretName": given["tlsSecretName"]}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "Ingress",
+        "metadata": {
+            "name": names.page,
+            "namespace": resource["metadata"]["namespace"],
+            "labels": labels(resource, "page"),
+            "annotations": given.get("annotations") or {},
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "spec": spec,
+    }
+
+
 def _port(name: str, number: int) -> Manifest:
     # Spells out what the API server would fill in, so that nothing differs afterwards.
     return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
@@ -108,7 +143,7 @@ def _port(name: str, number: int) -> Manifest:
 def drifted(expected: Manifest, found: Manifest) -> Patch | None:
     """The merge patch that makes `found` what `expected` says; None when nothing differs. What others added stays, but
     not in a selector, where it would change who is meant. Only labels, annotations, owner, and the spec of a
-    Service or NetworkPolicy can be repaired: nearly all else of a pod is immutable, as is a ConfigMap."""
+    Service, NetworkPolicy or Ingress can be repaired: nearly all else of a pod is immutable, as is a ConfigMap."""
     metadata: dict[str, Any] = {}
     if changed := _missing(expected["metadata"]["labels"], found["metadata"].get("labels") or {}):
         metadata["labels"] = changed
@@ -126,6 +161,10 @@ def drifted(expected: Manifest, found: Manifest) -> Patch | None:
         body["spec"] = changed
     if expected["kind"] == "NetworkPolicy" and (changed := _changes(expected["spec"], spec, "podSelector")):
         body["spec"] = changed
+    # A cluster may fill in its own class.
+    there = {key: value for key, value in spec.items() if key != "ingressClassName" or key in expected["spec"]}
+    if expected["kind"] == "Ingress" and there != expected["spec"]:
+        body["spec"] = {**{key: None for key in there if key not in expected["spec"]}, **expected["spec"]}
     return Patch(expected["kind"], expected["metadata"]["name"], body) if body else None
 
 

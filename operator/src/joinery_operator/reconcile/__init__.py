@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from joinery_operator.decision import Action, Decision, Observed, ObservedSavepoint
+from joinery_operator.manifests import page_url
 from joinery_operator.reconcile import deletion
 from joinery_operator.reconcile.children import child_actions
 from joinery_operator.reconcile.conditions import events, with_conditions
@@ -47,6 +48,8 @@ def _reconcile_living(ctx: ReconcileContext) -> Decision:
     status = next_attempt(ctx, status, planned_driver(ctx, status))
     plan = planned_driver(ctx, status)
     children = child_actions(ctx, status, plan)
+    if status.revision:
+        status = status.model_copy(update={"page": page_url(ctx.observed.resource, ctx.settings)})
     status = with_conditions(ctx, status, job_phase(ctx, status, plan, children.blocked, creates=children.creates))
     return _decision(ctx, status, (*deletion.finalizer_actions(ctx), *children.actions))
 

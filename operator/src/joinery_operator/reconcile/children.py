@@ -14,6 +14,7 @@ from joinery_operator.manifests import (
     drifted,
     driver_pod,
     network_policy,
+    page_ingress,
     restore_pod,
     scale_annotation,
     service,
@@ -69,6 +70,7 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
         # Last: a Service of that name that is somebody else's keeps no driver from running.
         expected = service(ctx.observed.resource)
         found += _ensure(expected, ctx.observed.children.services.get(ctx.names.service))
+        found += _page_ingress(ctx)
     return ChildActions(tuple(_once(found)), blocked)
 
 
@@ -90,6 +92,14 @@ def _network_policy(ctx: ReconcileContext) -> Iterator[Action]:
         yield from _ensure(network_policy(ctx.observed.resource, ctx.settings), there)
     elif there is not None and not there["metadata"].get("deletionTimestamp"):
         yield Delete("NetworkPolicy", ctx.names.network_policy, there["metadata"]["uid"])
+
+
+def _page_ingress(ctx: ReconcileContext) -> Iterator[Action]:
+    there = ctx.observed.children.ingresses.get(ctx.names.page)
+    if ctx.settings.page_ingress:
+        yield from _ensure(page_ingress(ctx.observed.resource, ctx.settings), there)
+    elif there is not None and not there["metadata"].get("deletionTimestamp"):
+        yield Delete("Ingress", ctx.names.page, there["metadata"]["uid"])
 
 
 def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:

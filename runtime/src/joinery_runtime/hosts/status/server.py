@@ -115,7 +115,8 @@ class _Pages:
         self._registry: CollectorRegistry = registry_of(board, revision)
 
     def answer(self, path: str) -> Answer:
-        place, _, query = path.partition("?")
+        path, _, query = path.partition("?")
+        place = path[path.rfind("/") :]  # under any path, as an Ingress has one per job
         match place:
             case "/status":
                 return _json(driver_status(self._board, self._revision))

@@ -48,11 +48,12 @@ _PHASE = (
     {"name": "Reason", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].reason'},
 )
 _AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
-_OF_JOBS = (
+_OF_JOBS: Sequence[Mapping[str, object]] = (
     *_PHASE,
     {"name": "Rows/s", "type": "integer", "jsonPath": ".status.rowsPerSecond"},
     {"name": "Lag", "type": "integer", "jsonPath": ".status.lag", "description": "Records not read yet."},
     {"name": "Watermark delay", "type": "string", "jsonPath": ".status.watermarkDelay"},
+    {"name": "Page", "type": "string", "jsonPath": ".status.page", "priority": 1},
     _AGE,
 )
 _OF_SAVEPOINTS = (
@@ -63,7 +64,7 @@ _OF_SAVEPOINTS = (
     {"name": "Bytes", "type": "integer", "jsonPath": ".status.bytes"},
     _AGE,
 )
-_COLUMNS: Mapping[type[BaseModel], Sequence[Mapping[str, str]]] = {Status: _OF_JOBS, SavepointState: _OF_SAVEPOINTS}
+_COLUMNS: Mapping[type[BaseModel], Sequence[Mapping[str, object]]] = {Status: _OF_JOBS, SavepointState: _OF_SAVEPOINTS}
 
 
 def file_name(kind: ResourceKind) -> str:

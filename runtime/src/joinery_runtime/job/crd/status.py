@@ -271,3 +271,5 @@ class Status(Model):
     """Executors that run."""
     scaling: ScalingStatus | None = None
     """How the running driver became wider or narrower last."""
+    page: Words | None = None
+    """The address of the job's page, where the installation has one."""

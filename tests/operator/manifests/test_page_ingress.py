@@ -1,0 +1,102 @@
+"""The way to a job's page from outside the cluster."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+
+from joinery_operator.manifests import drifted, page_ingress, page_url, service
+from joinery_operator.settings import Settings, settings_from
+from joinery_runtime.errors import EnvironmentProblem
+
+LOGIN = {"nginx.ingress.kubernetes.io/auth-type": "basic"}
+GIVEN = {"className": "nginx", "annotations": LOGIN, "tlsSecretName": "cert"}
+SETTINGS = Settings(page_url="https://joinery.example.com/{namespace}/{name}/", page_ingress=json.dumps(GIVEN))
+
+
+def test_it_leads_from_the_address_to_the_status_port(job):
+    metadata = job.resource["metadata"]
+    found = page_ingress(job.resource, SETTINGS)
+    path = f"/{metadata['namespace']}/{metadata['name']}/"
+    assert page_url(job.resource, SETTINGS) == f"https://joinery.example.com{path}"
+    assert found["metadata"]["annotations"] == GIVEN["annotations"]
+    assert found["spec"] == {
+        "ingressClassName": "nginx",
+        "tls": [{"hosts": ["joinery.example.com"], "secretName": "cert"}],
+        "rules": [
+            {
+                "host": "joinery.example.com",
+                "http": {
+                    "paths": [
+                        {
+                            "path": path,
+                            "pathType": "Prefix",
+                            "backend": {
+                                "service": {
+                                    "name": service(job.resource)["metadata"]["name"],
+                                    "port": {"name": "status"},
+                                }
+                            },
+                        }
+                    ]
+                },
+            }
+        ],
+    }
+
+
+def test_a_job_may_have_a_host_of_its_own(job):
+    own = replace(SETTINGS, page_url="http://{name}.{namespace}.example.com/", page_ingress="{}")
+    dotted = copy.deepcopy(job.resource)
+    dotted["metadata"]["name"] = "shop.orders"
+    (rule,) = page_ingress(dotted, own)["spec"]["rules"]
+    assert rule["host"] == f"shop-orders.{dotted['metadata']['namespace']}.example.com"
+    assert rule["http"]["paths"][0]["path"] == "/"
+    assert page_ingress(dotted, own)["spec"].keys() == {"rules"}
+
+
+def test_what_others_change_of_it_comes_back_and_a_filled_in_class_stays(job):
+    expected = page_ingress(job.resource, SETTINGS)
+    assert drifted(expected, copy.deepcopy(expected)) is None
+    found = copy.deepcopy(expected)
+    found["spec"]["rules"][0]["host"] = "elsewhere.example.com"
+    patch = drifted(expected, found)
+    assert patch is not None
+    assert (patch.kind, patch.body) == ("Ingress", {"spec": expected["spec"]})
+    plain = page_ingress(job.resource, replace(SETTINGS, page_ingress="{}"))
+    filled = copy.deepcopy(plain)
+    filled["spec"]["ingressClassName"] = "the-default"
+    assert drifted(plain, filled) is None
+    patch = drifted(plain, {**filled, "spec": {**filled["spec"], "tls": []}})
+    assert patch is not None
+    assert patch.body["spec"]["tls"] is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "joinery.example.com/{name}/", "https://joinery.example.com/", "https://joinery.example.com/{name}",
+        "https://joinery.example.com/{job}/{name}/", "https://joinery.example.com:8443/{name}/", "https://{name/", "ftp://{name}/",
+        "https://joinery.example.com/?{name}/",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_none_are_refused(text):
+    with pytest.raises(EnvironmentProblem, match="JOINERY_OPERATOR_PAGE_URL is") as caught:
+        settings_from({"JOINERY_OPERATOR_PAGE_URL": text})
+    assert "jobPage.url" in caught.value.todo
+
+
+@pytest.mark.parametrize("text", ["nginx", "[]", '{"class": "nginx"}'])
+def test_ingress_settings_that_are_none_are_refused(text):
+    given = {"JOINERY_OPERATOR_PAGE_URL": "https://{name}.x/", "JOINERY_OPERATOR_PAGE_INGRESS": text}
+    with pytest.raises(EnvironmentProblem, match="JOINERY_OPERATOR_PAGE_INGRESS is") as caught:
+        settings_from(given)
+    assert "jobPage.ingress" in caught.value.todo
+
+
+def test_an_ingress_needs_an_address():
+    with pytest.raises(EnvironmentProblem, match="PAGE_URL is not"):
+        settings_from({"JOINERY_OPERATOR_PAGE_INGRESS": "{}"})
