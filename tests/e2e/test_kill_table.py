@@ -1,6 +1,6 @@
-"""The kill tests of joins whose rows become visible with the commit: in a table, in the transaction of the state, and
-in Parquet files, right after it. As `test_kill` is for a topic, but where all do the same, only `make soak` has drivers
-of these die."""
+"""The kill tests of joins whose rows become visible with the commit: in a table, in the transaction of the state; and
+right after it, in a table of another database and in Parquet files. As `test_kill` is for a topic, but where all do the
+same, only `make soak` has drivers of these die."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 
 from e2e.drill import MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
@@ -34,7 +35,7 @@ def dead_letters(target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("dead")
 
 
-@pytest.fixture(scope="module", params=["table", "parquet"])
+@pytest.fixture(scope="module", params=["table", "apart", "parquet"])
 def target(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -45,10 +46,23 @@ def files(target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def job(target: str, kafka_broker: KafkaAdmin, postgres_dsn: str, files: Path, dead_letters: Path) -> Job:
+def database(target: str, postgres_dsn: str) -> str:
+    """Where the table is."""
+    if target != "apart":
+        return postgres_dsn
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE kill_apart")
+    return make_conninfo(postgres_dsn, dbname="kill_apart")
+
+
+@pytest.fixture(scope="module")
+def job(
+    target: str, kafka_broker: KafkaAdmin, postgres_dsn: str, database: str, files: Path, dead_letters: Path
+) -> Job:
     job = Job(f"kill-{target}", kafka_broker.bootstrap, postgres_dsn, conf=STURDY)
     create_topics(kafka_broker, job)
-    output = "{postgres: {table: killed}}"
+    of = f', dsn: "{database}"' if target == "apart" else ""
+    output = f"{{postgres: {{table: killed{of}}}}}"
     if target == "parquet":
         output = f'{{file: {{path: "{files}"}}, format: parquet}}'
     return replace(job, output=output, dead=f'{{file: {{path: "{dead_letters}"}}}}')
@@ -88,14 +102,14 @@ def test_python_workers_die(drill: Drill) -> None:
 
 
 def test_every_pair_comes_once(
-    drill: Drill, feeder: Feeder, job: Job, target: str, files: Path, dead_letters: Path
+    drill: Drill, feeder: Feeder, job: Job, target: str, database: str, files: Path, dead_letters: Path
 ) -> None:
     drill.last.wait_for("enough epochs", lambda epochs: bool(epochs) and epochs[-1]["epoch"] >= LEAST_EPOCHS)
     feeder.stop()
     drill.last.wait_for("the last record", caught_up)
     assert drill.last.stop() == 0, drill.last.last_words
     assert drill.died == DEATHS
-    rows = written(target, job.dsn, files)
+    rows = written(target, database, files)
     verdict = judge(load_job(drill.path), job.bootstrap, drill.log.entries(), rows, json_rows(dead_letters))
     assert verdict.dropped["late"] > 0
     assert verdict.dead_letters > 0

@@ -182,3 +182,19 @@ def test_a_worker_that_finds_no_values_says_what_to_do(tmp_path: Path, text: str
         restored(withheld(job("own")), path)
     assert "hush" not in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("named", [f'dsn: "{DSN}"', DSN_REF])
+def test_the_dsn_of_an_output_table_is_a_secret_too(named: str, tmp_path: Path) -> None:
+    text = JOB.format(client="properties: {}", store='dsn: "host=state"')
+    lines = [
+        f"  output: {{postgres: {{table: t, {named}}}}}" if "output:" in line else line for line in text.splitlines()
+    ]
+    text = "\n".join(lines).replace("{topic: dead}", "{topic: dead, bootstrapServers: k}")
+    referring = parse_job(text, "job.yaml")
+    sent = withheld(referring)
+    assert "hush-dsn" not in sent.model_dump_json()
+    (tmp_path / "job.yaml").write_text(text)
+    there = with_secrets(restored(sent, tmp_path / "job.yaml"))
+    assert there.spec.output.postgres is not None
+    assert there.spec.output.postgres.dsn == DSN

@@ -295,15 +295,9 @@ BAD = [
     ((OUTPUT, "    format: json\n"), "spec.output", "none of them is named", 35),
     (after(OUTPUT, "  stateStore: {memory: {}}\n"), "spec.output.postgres", "cannot be exactly once", 36),
     (
-        (OUTPUT, "    postgres: {table: t, dsn: host=b}\n  stateStore: {postgres: {dsn: host=a}}\n"),
+        (OUTPUT, "    postgres: {table: t, dsn: host=b, dsnSecretRef: {name: x, key: y}}\n"),
         "spec.output.postgres.dsn",
-        "another database",
-        36,
-    ),
-    (
-        (OUTPUT, "    postgres: {table: t, dsn: host=b}\n"),
-        "spec.output.postgres.dsn",
-        "another database",
+        "dsn and dsnSecretRef are both named",
         36,
     ),
     (
@@ -329,12 +323,6 @@ BAD = [
         "spec.stateStore.postgres",
         "dsn and dsnSecretRef are named",
         37,
-    ),
-    (
-        (OUTPUT, "    postgres: {table: t, dsn: x}\n  stateStore: {postgres: {dsnSecretRef: {name: x, key: y}}}\n"),
-        "spec.output.postgres.dsn",
-        "let stateStore.postgres name that database",
-        36,
     ),
     # secrets
     (

@@ -148,6 +148,11 @@ OUTPUT = "    postgres: {table: joined}"
             "host=a",
         ),
         (
+            (OUTPUT, "    postgres: {table: t, dsn: host=b}\n  stateStore: {postgres: {dsn: host=a}}"),
+            lambda j: j.spec.output.postgres.dsn,
+            "host=b",
+        ),
+        (
             (OUTPUT, "    file: {path: out}\n  stateStore: {memory: {}}"),
             lambda j: j.spec.state_store.kind,
             "memory",

@@ -11,6 +11,7 @@ import pytest
 
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
+from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 
 _tables = (f"target_{number}" for number in count())
@@ -38,13 +39,21 @@ def table() -> str:
     return next(_tables)
 
 
+@pytest.fixture(params=[False, True], ids=["beside", "apart"])
+def apart(request: pytest.FixtureRequest) -> bool:
+    """Whether the table is taken to be in another database than the state's."""
+    return bool(request.param)
+
+
 @pytest.fixture
-def make(dsn: str, table: str) -> Iterator[Callable[..., PostgresSink]]:
+def make(dsn: str, table: str, apart: bool) -> Iterator[Callable[..., PostgresSink]]:
     """Makes prepared sinks on this test's table: of a schema and the columns of the upsert key."""
     made: list[PostgresSink] = []
 
     def maker(schema: pa.Schema, *upsert_key: str, retracted: str | None = None) -> PostgresSink:
-        sink = PostgresSink(dsn, TargetTable(table, upsert_key, retracted), Staging.of("joinery_out", "job", table))
+        target = TargetTable(table, upsert_key, retracted)
+        staging = Staging.of("joinery_out", "job", table, apart=apart)
+        sink = ApartPostgresSink(dsn, target, staging, schema) if apart else PostgresSink(dsn, target, staging)
         made.append(sink)
         sink.prepare(schema)
         return sink

@@ -10,11 +10,12 @@ import pytest
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job import SessionWindow, StreamJoin
 from joinery_runtime.job.model.outputs import DeadLetter, Output
-from joinery_runtime.sinks import dead_letter_sink, sink_for
+from joinery_runtime.sinks import dead_letter_sink, forget_output, sink_for
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink
 from joinery_runtime.sinks.postgres import PostgresSink
+from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 
 
@@ -124,3 +125,21 @@ def test_sessions_replace_each_other_in_a_table() -> None:
     assert table_of(sessions(output=output, emitRetractions=True)) == TargetTable("t", ("k", "session_id"), "retracted")
     named = {"postgres": {"table": "t", "upsertKey": ["k", "window_start"]}}
     assert table_of(sessions(output=named)) == TargetTable("t", ("k", "window_start"))
+
+
+@pytest.mark.parametrize(
+    ("dsn", "kind"), [(None, PostgresSink), ("dbname=x", PostgresSink), ("dbname=y", ApartPostgresSink)]
+)
+def test_a_table_in_another_database_than_the_state_s(dsn: str | None, kind: type) -> None:
+    spec = {"postgres": {"dsn": "dbname=x"}}
+    made = sink_for(job(output={"postgres": {"table": "t", "dsn": dsn}}, stateStore=spec), Store())
+    assert type(made) is kind
+
+
+@pytest.mark.services
+def test_a_database_that_has_gone_keeps_no_job_from_being_deleted(postgres_dsn: str) -> None:
+    gone = job(output={"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}})
+    left = forget_output(gone, Store(postgres_dsn))
+    assert left is not None
+    assert "are left in the database of output.postgres: " in left
+    assert forget_output(job(output={"postgres": {"table": "t", "dsn": postgres_dsn}}), Store(postgres_dsn)) is None

@@ -19,6 +19,7 @@ from sinks.postgres import commit, content
 from sinks.rows import EMPTY, EVERY_TYPE, FULL, ROWS, attempt, takeover
 
 pytestmark = pytest.mark.services
+BESIDE = pytest.mark.parametrize("apart", [False])  # what happens inside the transaction of the state
 PAIR = pa.schema({"k": pa.int64(), "v": pa.string()})
 
 
@@ -63,6 +64,7 @@ def test_only_named_attempts_are_moved(connection, make, table) -> None:
     assert content(connection, table) == [(1, "once"), (2, "b")]
 
 
+@BESIDE
 def test_rows_come_and_go_with_the_transaction(connection, make, table) -> None:
     sink = make(PAIR)
     receipt = sink.writer().write(attempt(), pairs((1, "a")))
@@ -81,6 +83,7 @@ def test_an_epoch_without_rows(connection, make, table) -> None:
     assert content(connection, table) == []
 
 
+@BESIDE
 def test_staged_rows_that_are_gone_stop_the_commit(connection, make, table) -> None:
     sink = make(PAIR)
     receipt = sink.writer().write(attempt(), pairs((1, "a"), (2, "b")))
@@ -112,6 +115,7 @@ def test_rows_of_several_shards_with_one_key_resolve_alike(connection, make, tab
         assert sorted(content(connection, table)) == [(3, "b"), (4, "é"), (5, "a"), (6, "B")]
 
 
+@BESIDE
 def test_a_row_is_replaced_where_it_is(connection, make, table) -> None:
     """In the room that inserts leave in a page: no index is written (HOT)."""
     sink = make(PAIR, "k")
@@ -127,6 +131,7 @@ def test_a_row_is_replaced_where_it_is(connection, make, table) -> None:
     assert (updated, in_place) == (500, 500)
 
 
+@BESIDE
 def test_an_epoch_is_sorted_in_memory_and_the_server_s_setting_is_back_afterwards(connection, make) -> None:
     sink = make(PAIR, "k")
     for epoch, theirs, during in ((1, "4MB", "128MB"), (2, "1GB", "1GB")):
@@ -265,6 +270,7 @@ def test_a_server_that_is_not_there() -> None:
         sink.writer().write(attempt(), pairs((1, "a")))
 
 
+@BESIDE
 def test_after_a_restart_of_the_server_it_goes_on(connection, make) -> None:
     sink = make(pairs((1, "a")).schema)
     sink.writer().write(attempt(), pairs((1, "a")))

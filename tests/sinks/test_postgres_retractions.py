@@ -14,6 +14,7 @@ from sinks.postgres import commit, content
 from sinks.rows import EVERY_TYPE, FULL, ROWS, attempt
 
 pytestmark = pytest.mark.services
+BESIDE = pytest.mark.parametrize("apart", [False])  # what happens inside the transaction of the state
 
 SESSIONS = pa.schema(
     {"user": pa.string(), "place": pa.int64(), "session_id": pa.uint64(), "events": pa.int64(), "retracted": pa.bool_()}
@@ -159,6 +160,7 @@ def test_many_deletions_take_no_longer_for_each(connection, make, table) -> None
     assert content(connection, table) == []
 
 
+@BESIDE
 def test_few_deletions_use_the_index_of_a_large_table(connection, make, table) -> None:
     sink = make(SESSIONS, *KEY, retracted="retracted")
     connection.execute(

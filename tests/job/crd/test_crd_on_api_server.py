@@ -205,6 +205,7 @@ def late_rows_to_the_dead_letters(**way: Any) -> Callable[[dict[str, Any]], None
     return change
 
 
+SECRET = {"name": "n", "key": "k"}
 # Bad by a rule that no case of the other lists breaks.
 RULED = [
     changed(lambda spec: spec.pop("joins")),
@@ -219,6 +220,7 @@ RULED = [
     changed(lambda spec: spec.update(autoscale={"maxInstances": 2}, spark={"executor": {"maxInstances": 4}})),
     changed(lambda spec: spec.update(prefixes="whenNeeded", select=[{"column": "orders.id"}])),
     changed(on_another_kafka),
+    changed(lambda spec: spec.update(output={"postgres": {"table": "t", "dsn": "d", "dsnSecretRef": SECRET}})),
     changed(late_rows_to_the_dead_letters(asOf={"historyRetention": "1h"})),
     changed(lambda spec: spec["joins"][0].update(lateData="dlq")),
 ]

@@ -93,7 +93,7 @@ def test_how_kubectl_knows_the_kind(kind, name, short):
     (version,) = spec["versions"]
     assert (version["name"], version["served"], version["storage"]) == ("v1alpha1", True, True)
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert columns == ["Phase", "Ready", "Reason", "Rows/s", "Lag", "Watermark delay", "Age"]
+    assert columns == ["Phase", "Ready", "Reason", "Rows/s", "Lag", "Watermark delay", "Page", "Age"]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

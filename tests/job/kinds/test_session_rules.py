@@ -156,7 +156,12 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
         "output.postgres",
         "cannot be exactly once with the memory",
     ),
-    ([], {"output": {"postgres": {"table": "t", "dsn": "d"}}}, "output.postgres.dsn", "in another database"),
+    (
+        [],
+        {"output": {"postgres": {"table": "t", "dsn": "d", "dsnSecretRef": {"name": "n", "key": "k"}}}},
+        "output.postgres.dsn",
+        "dsn and dsnSecretRef are both named",
+    ),
     ([], {"deadLetter": {"kafka": {"topic": "dead"}}}, "deadLetter.kafka", "it is not clear which Kafka is meant"),
     ([], {"sql": SQL, "aggregates": None, "groupBy": None}, "sql", "gap and sql are both named; keep one"),
     ([], {"sql": SQL, "aggregates": None, "gap": None}, "sql", "groupBy and sql are both named; keep one"),

@@ -334,7 +334,9 @@ def where_rows_are(job: Job) -> str:
         return "rows were shown here, and are kept nowhere"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
-    return f"rows are in the table {table} of the state store's database: SELECT * FROM {table} LIMIT 10"
+    apart = output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None
+    database = "the database of output.postgres" if apart else "the state store's database"
+    return f"rows are in the table {table} of {database}: SELECT * FROM {table} LIMIT 10"
 
 
 def inputs_to_latest(job: Job) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -280,7 +281,7 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
     """
     from joinery_runtime.cli.state import durable, open_anyway  # noqa: PLC0415
     from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
-    from joinery_runtime.sinks.postgres import drop_staging  # noqa: PLC0415
+    from joinery_runtime.sinks import forget_output  # noqa: PLC0415
 
     job = load(job_file)
     if in_memory(job):
@@ -291,7 +292,8 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
         text = stored_text(store, job.name)
         if yes:
             store.delete_job(job.name)
-            drop_staging(store.dsn, store.schema, job.name)
+            if (left := forget_output(job, store)) is not None:
+                print(f"joinery: {left}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return

@@ -14,13 +14,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from joinery_runtime.errors import EnvironmentProblem, JobError
 from joinery_runtime.hosts.secrets import KafkaClient, Place, with_clients
-from joinery_runtime.job import Job, PostgresStoreSpec, load_job
+from joinery_runtime.job import Job, PostgresOutput, PostgresStoreSpec, load_job
 from joinery_runtime.job.model.pods import SparkSpec
 
 WITHHELD = "(withheld)"
@@ -33,7 +34,7 @@ _SECRET = re.compile(
 )
 
 _Values = Mapping[tuple[str | int, ...], str]
-_STORE = ("stateStore", "dsn")
+_Database = TypeVar("_Database", PostgresStoreSpec, PostgresOutput)
 
 
 def withheld(job: Job) -> Job:
@@ -44,15 +45,12 @@ def withheld(job: Job) -> Job:
         hidden = {name: WITHHELD for name in properties if _SECRET.search(name)}
         return client.model_copy(update={"properties": {**properties, **hidden}}) if hidden else client
 
-    def store(store: PostgresStoreSpec) -> PostgresStoreSpec:
-        return store.model_copy(update={"dsn": WITHHELD}) if _is_secret(store.dsn) else store
+    def database(database: _Database, _: Place) -> _Database:
+        return database.model_copy(update={"dsn": WITHHELD}) if _is_secret(database.dsn) else database
 
-    changed = with_clients(job, client, store)
-    # Workers need no settings of Spark's, and a DSN of the output only repeats the store's.
-    output, postgres = changed.spec.output, changed.spec.output.postgres
-    output = output.model_copy(update={"postgres": postgres and postgres.model_copy(update={"dsn": None})})
-    spec = changed.spec.model_copy(update={"spark": SparkSpec(), "output": output})
-    return changed.model_copy(update={"spec": spec})
+    changed = with_clients(job, client, database)
+    # Workers need no settings of Spark's.
+    return changed.model_copy(update={"spec": changed.spec.model_copy(update={"spark": SparkSpec()})})
 
 
 def restored(job: Job, job_file: Path) -> Job:
@@ -95,12 +93,12 @@ def _values(job: Job) -> _Values:
         found.update({(*place, name): text for name, text in (client.properties or {}).items() if _SECRET.search(name)})
         return client
 
-    def store(store: PostgresStoreSpec) -> PostgresStoreSpec:
-        if store.dsn is not None:
-            found[_STORE] = store.dsn
-        return store
+    def database(database: _Database, at: Place) -> _Database:
+        if database.dsn is not None:
+            found[*at, "dsn"] = database.dsn
+        return database
 
-    with_clients(job, client, store)
+    with_clients(job, client, database)
     return found
 
 
@@ -110,10 +108,10 @@ def _filled(job: Job, values: _Values) -> Job:
         back = {name: values[*place, name] for name, text in properties.items() if text == WITHHELD}
         return client.model_copy(update={"properties": {**properties, **back}}) if back else client
 
-    def store(store: PostgresStoreSpec) -> PostgresStoreSpec:
-        return store.model_copy(update={"dsn": values[_STORE]}) if store.dsn == WITHHELD else store
+    def database(database: _Database, at: Place) -> _Database:
+        return database.model_copy(update={"dsn": values[*at, "dsn"]}) if database.dsn == WITHHELD else database
 
-    return with_clients(job, client, store)
+    return with_clients(job, client, database)
 
 
 def _place(job: Job, at: Place) -> Place:

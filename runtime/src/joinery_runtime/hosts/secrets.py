@@ -11,9 +11,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
-from joinery_runtime.job import DeadLetterKafka, Job, KafkaInput, KafkaOutput, PostgresStoreSpec, SecretRef
+from joinery_runtime.job import (
+    DeadLetterKafka,
+    Job,
+    KafkaInput,
+    KafkaOutput,
+    PostgresOutput,
+    PostgresStoreSpec,
+    SecretRef,
+)
 from joinery_runtime.job.model.draft import path_text
 from joinery_runtime.job.model.inputs import SchemaRegistry
 
@@ -23,7 +32,13 @@ Place = tuple[str | int, ...]
 """A path in the job's `spec`."""
 KafkaClient = KafkaInput | KafkaOutput | DeadLetterKafka | SchemaRegistry
 ClientChange = Callable[[KafkaClient, Place], KafkaClient]
-StoreChange = Callable[[PostgresStoreSpec], PostgresStoreSpec]
+_Database = TypeVar("_Database", PostgresStoreSpec, PostgresOutput)
+
+
+class DatabaseChange(Protocol):
+    """What is done to each Postgres that a job names."""
+
+    def __call__(self, database: _Database, at: Place, /) -> _Database: ...
 
 
 def with_secrets(job: Job) -> Job:
@@ -33,14 +48,14 @@ def with_secrets(job: Job) -> Job:
     setting is both in a job's `properties` and in its secret.
     """
     filling = _Filling()
-    filled = with_clients(job, filling.client, _store)
+    filled = with_clients(job, filling.client, _database)
     if filling.twice:
         raise JobError(job.name, filling.twice)
     return filled
 
 
-def with_clients(job: Job, client: ClientChange, store: StoreChange) -> Job:
-    """The job with each client of Kafka or a schema registry, and the Postgres store that it names, changed."""
+def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Job:
+    """The job with each client of Kafka or a schema registry, and each Postgres that it names, changed."""
     spec, dead = job.spec, job.spec.dead_letter
     inputs = (
         side.model_copy(
@@ -51,13 +66,20 @@ def with_clients(job: Job, client: ClientChange, store: StoreChange) -> Job:
         )
         for side, place in zip(job.inputs, job.input_places, strict=True)
     )
-    output, postgres = spec.output, spec.state_store.postgres
+    output, store = spec.output, spec.state_store
     changed = {
         **job.with_inputs(tuple(inputs)),
-        "output": output.model_copy(update={"kafka": output.kafka and client(output.kafka, ("output", "kafka"))}),
+        "output": output.model_copy(
+            update={
+                "kafka": output.kafka and client(output.kafka, ("output", "kafka")),
+                "postgres": output.postgres and database(output.postgres, ("output", "postgres")),
+            }
+        ),
         "dead_letter": dead
         and dead.model_copy(update={"kafka": dead.kafka and client(dead.kafka, ("deadLetter", "kafka"))}),
-        "state_store": spec.state_store.model_copy(update={"postgres": postgres and store(postgres)}),
+        "state_store": store.model_copy(
+            update={"postgres": store.postgres and database(store.postgres, ("stateStore", "postgres"))}
+        ),
     }
     return job.model_copy(update={"spec": spec.model_copy(update=changed)})
 
@@ -79,11 +101,11 @@ class _Filling:
         return client.model_copy(update={"properties": {**properties, **secret}, "properties_secret_ref": None})
 
 
-def _store(store: PostgresStoreSpec) -> PostgresStoreSpec:
-    if store.dsn_secret_ref is None:
-        return store
-    ref = store.dsn_secret_ref
-    return store.model_copy(update={"dsn": _text(_directory(ref) / ref.key), "dsn_secret_ref": None})
+def _database(database: _Database, _: Place) -> _Database:
+    if database.dsn_secret_ref is None:
+        return database
+    ref = database.dsn_secret_ref
+    return database.model_copy(update={"dsn": _text(_directory(ref) / ref.key), "dsn_secret_ref": None})
 
 
 def _settings(ref: SecretRef) -> Mapping[str, str]:

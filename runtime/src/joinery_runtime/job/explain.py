@@ -154,7 +154,8 @@ def _output(job: Job) -> str:
     if output.kafka:
         where = f"Kafka topic {output.kafka.topic}, {_into_kafka(job)}"
     elif output.postgres:
-        where = f"Postgres table {output.postgres.table}, exactly once"
+        apart = output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None
+        where = f"Postgres table {output.postgres.table}{' of another database' if apart else ''}, exactly once"
     elif output.file:
         kind = "Parquet" if output.format == "parquet" else "JSON lines"
         where = f"{kind} under {output.file.path}, exactly once"

@@ -3,7 +3,7 @@
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Sink, SinkWriter, Takeover
 from joinery_runtime.sinks.dead_letters import DEAD_LETTER_SCHEMA, dead_letter_rows
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
-from joinery_runtime.sinks.factory import StoreDatabase, dead_letter_sink, sink_for
+from joinery_runtime.sinks.factory import StoreDatabase, dead_letter_sink, forget_output, sink_for
 
 __all__ = [
     "DEAD_LETTER_SCHEMA",
@@ -16,6 +16,7 @@ __all__ = [
     "Takeover",
     "dead_letter_rows",
     "dead_letter_sink",
+    "forget_output",
     "json_lines",
     "rows_to_json",
     "sink_for",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import (
@@ -21,7 +22,8 @@ from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
-from joinery_runtime.sinks.postgres import PostgresSink, Staging
+from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
+from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks
 from joinery_runtime.sinks.postgres_table import TargetTable
 
 
@@ -42,7 +44,7 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
             target = KafkaTarget(*of, job.spec.output.timestamps)
             return _kafka(job, target, PartNames(job.name))
         case Output(postgres=PostgresOutput() as postgres):
-            return _postgres(TargetTable(postgres.table, job.upsert_key, job.retracted), job, store)
+            return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
             return FileSink(file.path, job.spec.output.format, job.spec.output.timestamps)
         case Output(console=ConsoleOutput() as console):
@@ -51,14 +53,34 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
             raise _no_sink("output", unknown)
 
 
-def _postgres(table: TargetTable, job: Job, store: StoreDatabase | None) -> Sink:
+def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> Sink:
     if store is None:
         raise SinkError(
-            f"The output table {table.name} needs the state in Postgres too",
-            facts="rows and state are committed in one transaction",
+            f"The output table {output.table} needs the state in Postgres too",
+            facts="a job that has lost its state would write rows again",
             todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
         )
-    return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
+    table = TargetTable(output.table, job.upsert_key, job.retracted)
+    if output.dsn is None or output.dsn == store.dsn:
+        return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
+    staging = Staging.of(store.schema, job.name, table.name, apart=True)
+    return ApartPostgresSink(output.dsn, table, staging, compile_job(job).output_schema())
+
+
+def forget_output(job: Job, store: StoreDatabase) -> str | None:
+    """Drops the staged output of a job whose state has been deleted, and marks of it. What could not be dropped, in
+    words: a database that is away for ever must not keep a job from being deleted. Raises SinkError and
+    StoreUnavailable for the state's own database."""
+    drop_staging(store.dsn, store.schema, job.name)
+    output = job.spec.output.postgres
+    if output is None or output.dsn is None or output.dsn == store.dsn:
+        return None
+    try:
+        drop_staging(output.dsn, store.schema, job.name, apart=True)
+        drop_marks(output.dsn, store.schema, job.name)
+    except SinkError as error:
+        return f"Staging tables of job {job.name} are left in the database of output.postgres: {error}"
+    return None
 
 
 def dead_letter_sink(job: Job) -> Sink | None:

@@ -32,28 +32,31 @@ from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigne
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
-_PREFIX = "out_"
+_PREFIX, _APART_PREFIX = "out_", "out_apart_"
 _WORTH_EMPTYING = 4 * 2**20  # bytes
 # Unlogged rows need no flush. With a lock in the way, emptying can wait for another epoch. For the transaction only:
 # behind a pooler a setting that stays would reach the commits of the state, too.
 _DROP_WAITS = "SET LOCAL lock_timeout = '30s'"
-_STAGING = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '2s'"
+_SHORT_WAITS = "SET LOCAL lock_timeout = '2s'"
+_STAGING = f"SET LOCAL synchronous_commit = off; {_SHORT_WAITS}"
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The two staging tables of one output of a job: `<schema>.<prefix>_0` and `_1`. Their comment names the job."""
+    """The two staging tables of one output of a job: `<schema>.<prefix>_0` and `_1`. Their comment names the job.
+    `apart`: they are in another database than the state."""
 
     schema: str
     prefix: str
     job: str
+    apart: bool = False
 
     @classmethod
-    def of(cls, schema: str, job: str, table: str) -> Staging:
+    def of(cls, schema: str, job: str, table: str, *, apart: bool = False) -> Staging:
         digest = hashlib.sha256(f"{job}\0{table}".encode()).hexdigest()[:16]
-        return cls(schema, f"{_PREFIX}{digest}", job)
+        return cls(schema, f"{_APART_PREFIX if apart else _PREFIX}{digest}", job, apart)
 
     def table(self, epoch: int) -> sql.Identifier:
         return sql.Identifier(self.schema, f"{self.prefix}_{epoch % 2}")
@@ -79,25 +82,27 @@ class PostgresWriter:
             self.staging.table(attempt.id.epoch), names(columns)
         )
         try:
-            connection = _connections.get(self.dsn)
+            connection = connections.get(self.dsn)
             with connection.transaction():
-                connection.execute(_STAGING)
+                connection.execute(_SHORT_WAITS if self.staging.apart else _STAGING)
                 with connection.cursor().copy(copy) as stream:
                     for batch in chain([first], batches):
                         stream.write(_csv(str(attempt.id), batch, count))
                         count += batch.num_rows
         except psycopg.Error as error:
-            _connections.drop(self.dsn)
-            raise _problem("The output rows cannot be staged", error) from error
+            connections.drop(self.dsn)
+            raise problem_of("The output rows cannot be staged", error, apart=self.staging.apart) from error
         return {"attempt": str(attempt.id), "rows": count}
 
 
 class PostgresSink(Unsigned):
-    """Driver half. `in_transaction` works on the store's connection, all else on one of its own."""
+    """Driver half, of a table in the state's database. `in_transaction` works on the store's connection, all else on
+    one of its own."""
 
     def __init__(self, dsn: str, target: TargetTable, staging: Staging) -> None:
         self._dsn, self.target, self._staging = dsn, target, staging
         self._schema: pa.Schema = pa.schema([])
+        self._elsewhere: Receipt | None = None
 
     def prepare(self, schema: pa.Schema) -> str | None:
         self._schema = schema
@@ -124,7 +129,7 @@ class PostgresSink(Unsigned):
             if staged == expected:
                 StagingMerge(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
         except psycopg.Error as error:
-            problem = _problem(f"The output table {self.target.name} refuses the rows of epoch {epoch}", error)
+            problem = problem_of(f"The output table {self.target.name} refuses the rows of epoch {epoch}", error)
             if isinstance(problem, StoreUnavailable):
                 raise  # the store's connection: what became of it is for the store to judge
             raise problem from error
@@ -137,7 +142,10 @@ class PostgresSink(Unsigned):
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """The rows are in the table; empties what was staged for this epoch, once it is large."""
-        table = self._staging.table(epoch)
+        self._elsewhere = next((receipt for receipt in receipts if receipt["rows"] and "database" in receipt), None)
+        self._empty_if_large(self._staging.table(epoch))
+
+    def _empty_if_large(self, table: sql.Identifier) -> None:
         with self._session("The staging table cannot be emptied") as connection:
             size = connection.execute("SELECT pg_table_size(%s::regclass)", (table.as_string(connection),)).fetchone()
             if size is not None and size[0] > _WORTH_EMPTYING:
@@ -147,6 +155,13 @@ class PostgresSink(Unsigned):
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
 
     def recover(self, takeover: Takeover) -> bool:
+        if self._elsewhere is not None and takeover.pending is not None:
+            raise SinkError(
+                f"Rows of epoch {takeover.committed_epoch} are staged for {self.target.name} in another database",
+                facts="output.postgres.dsn has changed, and the job was not stopped in order before: the table in the "
+                "other database may miss those rows",
+                todo="Name the earlier dsn, start the job, stop it in order (SIGTERM, suspend: true), then change it",
+            )
         older = sql.SQL("split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(ATTEMPT))
         with self._session("The staging tables cannot be swept") as connection, connection.transaction():
             connection.execute(_STAGING)
@@ -155,15 +170,15 @@ class PostgresSink(Unsigned):
         return False
 
     def close(self) -> None:
-        _connections.drop(self._dsn)
+        connections.drop(self._dsn)
 
     @contextlib.contextmanager
     def _session(self, failing: str) -> Iterator[Connection]:
         try:
-            yield _connections.get(self._dsn)
+            yield connections.get(self._dsn)
         except psycopg.Error as error:
-            _connections.drop(self._dsn)
-            raise _problem(failing, error) from error
+            connections.drop(self._dsn)
+            raise problem_of(failing, error, apart=self._staging.apart) from error
 
     def _ensure_staging(self, connection: Connection, table: sql.Identifier, schema: pa.Schema) -> None:
         """Keeps a table that has the right columns: a task of the epoch that is about to be run again may hold it."""
@@ -179,11 +194,12 @@ class PostgresSink(Unsigned):
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in wanted.items()
         )
         connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
-        connection.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, columns))
+        create = "CREATE TABLE {} ({})" if self._staging.apart else "CREATE UNLOGGED TABLE {} ({})"
+        connection.execute(sql.SQL(create).format(table, columns))
         connection.execute(comment)
 
 
-def drop_staging(dsn: str, schema: str, job: str) -> None:
+def drop_staging(dsn: str, schema: str, job: str, *, apart: bool = False) -> None:
     """Drops the staging tables of all outputs that the job has had in this database, also those that it wrote to before
     it was edited. Its drivers must have been fenced; a task that still writes is waited for. Raises SinkError or
     StoreUnavailable."""
@@ -194,7 +210,7 @@ def drop_staging(dsn: str, schema: str, job: str) -> None:
             for (name,) in found.fetchall():
                 connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(schema, name)))
     except psycopg.Error as error:
-        raise _problem("The staging tables cannot be dropped", error) from error
+        raise problem_of("The staging tables cannot be dropped", error, apart=apart) from error
 
 
 def _comment(job: str) -> str:
@@ -229,7 +245,7 @@ class _Connections(threading.local):
             connection.close()
 
 
-_connections = _Connections()
+connections = _Connections()
 
 
 def _csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
@@ -250,9 +266,10 @@ def _csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
 _REPLACEMENT = "\ufffd".encode()
 
 
-def _problem(what: str, error: psycopg.Error) -> SinkError | StoreUnavailable:
-    """The table is in the state's database: when that is away, the job waits for it and recovers."""
+def problem_of(what: str, error: psycopg.Error, *, apart: bool = False) -> SinkError | StoreUnavailable:
+    """When the table's database is away, the job waits for it and recovers; unless it is `apart`, it is the state's."""
     reason = " ".join(str(error).split())
     todo = advice(error, "Check the table and the role's rights")
-    kind = StoreUnavailable if is_away(error) else SinkError
-    return kind(what, facts=reason, todo=todo)
+    if not is_away(error):
+        return SinkError(what, facts=reason, todo=todo)
+    return (OutputUnavailable if apart else StoreUnavailable)(what, facts=reason, todo=todo)

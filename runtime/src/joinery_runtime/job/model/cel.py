@@ -34,20 +34,16 @@ def positive() -> tuple[Rule, ...]:
     return (Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),)
 
 
-_STATE_DSN = "has(self.stateStore) && has(self.stateStore.postgres) && has(self.stateStore.postgres.dsn)"
-
 TARGETS = (
     Rule(
         "!has(self.output.postgres) || !has(self.stateStore) || !has(self.stateStore.memory)",
-        "a Postgres output cannot be exactly once with the memory store: its rows are committed in one transaction "
-        "with the state; name a Postgres stateStore",
+        "a Postgres output cannot be exactly once with the memory store: the table would know more than the state; "
+        "name a Postgres stateStore",
         ".output.postgres",
     ),
     Rule(
-        "!has(self.output.postgres) || !has(self.output.postgres.dsn) || "
-        f"({_STATE_DSN} && self.output.postgres.dsn == self.stateStore.postgres.dsn)",
-        "an output in another database than the state's cannot be exactly once: its rows are committed in one "
-        "transaction with the state; leave dsn out and let stateStore.postgres name that database",
+        "!has(self.output.postgres) || !has(self.output.postgres.dsn) || !has(self.output.postgres.dsnSecretRef)",
+        "dsn and dsnSecretRef are both named; keep one",
         ".output.postgres.dsn",
     ),
     Rule(

@@ -55,20 +55,16 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "output", "timestamps"), "is of JSON; Parquet and Postgres have a type for timestamps"
 
 
-def _postgres_beside_the_state(draft: JobDraft) -> Iterator[Finding]:
+def _postgres(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
     output, at = dig(spec, "output", "postgres"), ("spec", "output", "postgres")
     if not isinstance(output, Mapping):
         return
-    why = "its rows are committed in one transaction with the state"
     if dig(spec, "stateStore", "memory") is not None:
+        why = "the table would know more than the state"
         yield at, f"a Postgres output cannot be exactly once with the memory store: {why}; name a Postgres stateStore"
-    elif output.get("dsn") is not None and output["dsn"] != dig(spec, "stateStore", "postgres", "dsn"):
-        yield (
-            (*at, "dsn"),
-            f"an output in another database than the state's cannot be exactly once: {why}; "
-            "leave dsn out and let stateStore.postgres name that database",
-        )
+    if all(output.get(name) is not None for name in ("dsn", "dsnSecretRef")):
+        yield (*at, "dsn"), "dsn and dsnSecretRef are both named; keep one"
 
 
 def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
@@ -95,7 +91,7 @@ def _autoscale(draft: JobDraft) -> Iterator[Finding]:
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
     _formats,
-    _postgres_beside_the_state,
+    _postgres,
     _dead_letter_address,
     _autoscale,
 )

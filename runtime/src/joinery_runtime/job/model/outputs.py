@@ -31,14 +31,18 @@ class KafkaOutput(Model):
 
 
 class PostgresOutput(Model):
-    """A table in the state store's database, written in the commit's transaction."""
+    """A table. In the state store's database its rows are written in the commit's transaction; in another one, which
+    `dsn` or `dsn_secret_ref` names, in a transaction right after it."""
 
     table: Text
     """The table, `name` or `schema.name`. It is created if it is missing."""
     upsert_key: tuple[Text, ...] = ()
     """Output columns by which a row replaces the one with the same values. Without them every row is inserted."""
-    dsn: Annotated[str | None, Field(repr=False)] = None
-    """May only repeat the state store's."""
+    dsn: Annotated[Text | None, Field(repr=False)] = None
+    """The table's database, as libpq has it: `postgresql://host/database` or `host=... dbname=...`. If absent, the
+    state store's."""
+    dsn_secret_ref: SecretKeyRef | None = None
+    """The secret, and the key in it, that holds the dsn, instead of `dsn`."""
 
 
 FileFormat = Literal["json", "parquet"]

@@ -1,0 +1,154 @@
+"""A Postgres table in another database than the state's, exactly once.
+
+Tasks stage their rows in the table's database, where they last, and the state's commit names the attempts. Then one
+transaction of the table's database moves the rows of those attempts and writes down that this was done: the epoch's
+mark. After a crash between the two commits, recovery finds the mark, or moves the rows. Generations grow with every
+driver, so (generation, epoch) of a job's life in its state store grows with every epoch that is published, also after
+a savepoint was restored; a driver that slept and was replaced finds a newer mark and does nothing.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows
+from joinery_runtime.sinks.postgres import PostgresSink, PostgresWriter, Staging, connections, problem_of
+from joinery_runtime.sinks.postgres_merge import NAMED, StagingMerge
+from joinery_runtime.sinks.postgres_table import TargetTable
+
+_MARKS, _IDENTITY = "output_marks", "output_database"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS {identity} (id text NOT NULL);
+INSERT INTO {identity} SELECT {id} WHERE NOT EXISTS (SELECT FROM {identity});
+CREATE TABLE IF NOT EXISTS {marks} (
+    job text, lineage text, output text, generation bigint NOT NULL, epoch bigint NOT NULL,
+    PRIMARY KEY (job, lineage, output)
+);
+"""
+_FIRST_MARK = "INSERT INTO {} VALUES (%(job)s, %(lineage)s, %(output)s, 0, 0) ON CONFLICT DO NOTHING"
+_MARK = "SELECT generation, epoch FROM {} WHERE (job, lineage, output) = (%(job)s, %(lineage)s, %(output)s) FOR UPDATE"
+_NEXT_MARK = (
+    "UPDATE {} SET generation = %(generation)s, epoch = %(epoch)s "
+    "WHERE (job, lineage, output) = (%(job)s, %(lineage)s, %(output)s)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApartWriter:
+    """Task half."""
+
+    staged: PostgresWriter
+
+    @property
+    def staging(self) -> Staging:
+        return self.staged.staging
+
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+        receipt = self.staged.write(attempt, rows)
+        try:
+            here = _database(connections.get(self.staged.dsn), self.staging.schema)
+        except psycopg.Error as error:
+            connections.drop(self.staged.dsn)
+            raise problem_of("The output rows cannot be staged", error, apart=True) from error
+        return {**receipt, "database": here, "generation": attempt.id.generation, "lineage": attempt.lineage}
+
+
+class ApartPostgresSink(PostgresSink):
+    """Driver half. Its staging is `apart`; `schema` is the output's, for what is published without being prepared."""
+
+    def __init__(self, dsn: str, target: TargetTable, staging: Staging, schema: pa.Schema) -> None:
+        super().__init__(dsn, target, staging)
+        self._schema = schema
+
+    def prepare(self, schema: pa.Schema) -> str | None:
+        made = super().prepare(schema)
+        names = {name: sql.Identifier(self._staging.schema, name) for name in (_IDENTITY, _MARKS)}
+        with self._session("The output table cannot be prepared") as connection, connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (_IDENTITY,))  # two jobs may do so at once
+            connection.execute(
+                sql.SQL(_TABLES).format(
+                    identity=names[_IDENTITY], marks=names[_MARKS], id=sql.Literal(str(uuid.uuid4()))
+                )
+            )
+        return made
+
+    def writer(self) -> ApartWriter:  # type: ignore[override]
+        return ApartWriter(super().writer())
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """The store's transaction has nothing to do with this database."""
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Rows whose receipts name no database went into the state's, with its commit, before the job was edited."""
+        named = [receipt for receipt in receipts if receipt["rows"] and "database" in receipt]
+        if not named:
+            return
+        table = self._staging.table(epoch)
+        with self._session(f"The output table {self.target.name} refuses the rows of epoch {epoch}") as connection:
+            here = _database(connection, self._staging.schema)
+            self._elsewhere = next((receipt for receipt in named if receipt["database"] != here), None)
+            if self._elsewhere is not None:
+                return
+            with connection.transaction():
+                self._move_once(connection, table, epoch, named)
+        self._empty_if_large(table)
+
+    def _move_once(
+        self, connection: psycopg.Connection[Any], table: sql.Identifier, epoch: int, named: Sequence[Receipt]
+    ) -> None:
+        generation = max(receipt["generation"] for receipt in named)
+        marks = sql.Identifier(self._staging.schema, _MARKS)
+        of = {"job": self._staging.job, "lineage": named[0]["lineage"], "output": self.target.name}
+        connection.execute(sql.SQL(_FIRST_MARK).format(marks), of)
+        mark = connection.execute(sql.SQL(_MARK).format(marks), of).fetchone()
+        if mark is None or mark < (generation, epoch):
+            self._move(connection, table, epoch, named)
+            connection.execute(sql.SQL(_NEXT_MARK).format(marks), {**of, "generation": generation, "epoch": epoch})
+
+    def _move(
+        self, connection: psycopg.Connection[Any], table: sql.Identifier, epoch: int, named: Sequence[Receipt]
+    ) -> None:
+        attempts = {"attempts": [receipt["attempt"] for receipt in named]}
+        expected = sum(receipt["rows"] for receipt in named)
+        count = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(table, NAMED)
+        (there,) = connection.execute(count, attempts).fetchone() or (0,)
+        if there != expected:
+            raise SinkError(
+                f"The rows of epoch {epoch} that are staged for {self.target.name} are not complete",
+                facts=f"{there} are there, {expected} were written, and the epoch is committed; somebody has changed "
+                f"{table.as_string(connection)}, or its database was set back",
+                todo="Set the job back to a savepoint from before that epoch (joinery state restore)",
+            )
+        StagingMerge(self.target, self._schema).run(connection, table, attempts)
+        connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, NAMED), attempts)
+
+
+def drop_marks(dsn: str, schema: str, job: str) -> None:
+    """Deletes the marks of all outputs that the job has had in this database. Raises SinkError, OutputUnavailable."""
+    try:
+        with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
+            if connection.execute("SELECT to_regclass(%s)", (_quoted(schema, _MARKS),)).fetchone() != (None,):
+                marks = sql.Identifier(schema, _MARKS)
+                connection.execute(sql.SQL("DELETE FROM {} WHERE job = %s").format(marks), (job,))
+    except psycopg.Error as error:
+        raise problem_of("The marks of the output cannot be deleted", error, apart=True) from error
+
+
+def _database(connection: psycopg.Connection[Any], schema: str) -> str | None:
+    """Which database it is, also under another address; None: no output was ever prepared there."""
+    if connection.execute("SELECT to_regclass(%s)", (_quoted(schema, _IDENTITY),)).fetchone() == (None,):
+        return None
+    row = connection.execute(sql.SQL("SELECT id FROM {}").format(sql.Identifier(schema, _IDENTITY))).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _quoted(schema: str, name: str) -> str:
+    return sql.Identifier(schema, name).as_string()
