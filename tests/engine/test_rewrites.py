@@ -29,8 +29,10 @@ SELECT = "[{column: l.v, as: l}, {column: r.v, as: r}]"
 WIDE = "[{column: l.v, as: l}, {column: l.w, as: lw}, {column: r.v, as: r}, {column: r.w, as: rw}]"
 
 
-def job(step: str, select: str = SELECT, kind: str = "inner") -> StreamJoin:
-    columns = "[{name: k, type: string}, {name: v, type: string}, {name: w, type: string}, {name: ts, type: int64}]"
+def job(step: str, select: str = SELECT, kind: str = "inner", w: str = "string") -> StreamJoin:
+    columns = (
+        f"[{{name: k, type: string}}, {{name: v, type: string}}, {{name: w, type: {w}}}, {{name: ts, type: int64}}]"
+    )
     table = ", table: {key: [k]}" if step == "asOf" else ""
     return parse_job(
         f"""
@@ -102,6 +104,73 @@ def test_a_job_that_selects_less_goes_on(step: str) -> None:
     output = play(job(step), later, store, 1)
     expected = [("a", "a"), ("b", "b2")] + ([] if step == "asOf" else [("b", "b")])
     assert sorted((row["l"], row["r"]) for row in output) == sorted(expected)
+
+
+@pytest.mark.usefixtures("checkpoints")
+@pytest.mark.parametrize("step", list(STEPS))
+def test_a_job_that_selects_more_goes_on_and_what_was_not_stored_is_null(step: str) -> None:
+    store = MemoryStore()
+    play(job(step), [{"rows": {"l": [], "r": rows("a", "b", ts=100)}}], store, 1)
+    read = rows("a", "b", ts=100)  # each run has all records from the start
+    later: list[Step] = [{"rows": {"l": rows("a", ts=101), "r": [*read, *rows("b", ts=101, mark="2")]}}]
+    later += [{"rows": {"l": rows("b", ts=102), "r": []}}, {"end": True}]
+    output = play(job(step, WIDE), later, store, 1)
+    expected = [("a", "wide", "a", None), ("b", "wide", "b2", "wide")]
+    expected += [] if step == "asOf" else [("b", "wide", "b", None)]
+    assert sorted(map(repr, (tuple(row.values()) for row in output))) == sorted(map(repr, expected))
+
+
+def test_a_column_that_comes_back_with_another_type_is_null_in_rows_that_had_the_first() -> None:
+    store = MemoryStore()
+    play(job("interval", WIDE), [{"rows": {"l": [], "r": rows("a", ts=100)}}], store, 1)
+    read = rows("a", ts=100)
+    play(job("interval"), [{"rows": {"l": [], "r": [*read, *rows("b", ts=100)]}}], store, 1)
+    number = job("interval", WIDE, w="int64")
+    read = [{**row, "w": 7} for row in rows("a", "b", ts=100)]
+    later: list[Step] = [{"rows": {"l": [{**row, "w": 8} for row in rows("a", "b", ts=101)], "r": read}}, {"end": True}]
+    output = play(number, later, store, 1)
+    assert sorted(tuple(row.values()) for row in output) == [("a", 8, "a", None), ("b", 8, "b", None)]
+
+
+def chain(select: str) -> StreamJoin:
+    columns = "[{name: k, type: string}, {name: v, type: string}, {name: w, type: string}, {name: ts, type: int64}]"
+    inputs = "".join(
+        f"    - {{name: {name}, file: {{path: {name}}}, format: json, schema: {columns}, eventTime: ts}}\n"
+        for name in "lrs"
+    )
+    return parse_job(
+        f"""
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: rewritten}}
+spec:
+  inputs:
+{inputs}
+  joins:
+    - {{right: r, keys: {{l.k: r.k}}, {STEPS["interval"]}}}
+    - {{right: s, keys: {{l.k: s.k}}, {STEPS["interval"]}}}
+  select: {select}
+  output: {{file: {{path: out}}}}
+  stateStore: {{memory: {{}}}}
+""",
+        "test",
+    )
+
+
+def test_joined_rows_of_a_chain_get_columns_too() -> None:
+    store, pairs = MemoryStore(), {"l": rows("a", ts=100), "r": rows("a", ts=100)}
+    play(chain(SELECT), [{"rows": {**pairs, "s": []}}], store, 1)
+    wider = chain(WIDE.replace("]", ", {column: s.w, as: sw}]"))
+    output = play(wider, [{"rows": {**pairs, "s": rows("a", ts=101)}}, {"end": True}], store, 1)
+    assert output == [{"l": "a", "lw": None, "r": "a", "rw": None, "sw": "wide"}]
+
+
+def test_padded_rows_have_what_was_stored_of_them() -> None:
+    store = MemoryStore()
+    play(job("interval", kind="left"), [{"rows": {"l": rows("a", ts=100), "r": []}}], store, 1)
+    later: list[Step] = [{"rows": {"l": rows("a", ts=100), "r": []}}, {"end": True}]
+    output = play(job("interval", WIDE, kind="left"), later, store, 1)
+    assert output == [{"l": "a", "lw": None, "r": None, "rw": None}]
 
 
 def test_an_outer_join_that_becomes_an_inner_one_pads_no_more_and_keeps_its_matches() -> None:

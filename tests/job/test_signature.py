@@ -10,7 +10,7 @@ import pytest
 
 from job.chains import DAY, ITEMS, ORDERS, PAYMENTS, RATES, as_of, load, step, time_only, window
 from job.resources import job
-from joinery_runtime.job import compare, signature
+from joinery_runtime.job import Comparison, compare, signature
 
 STORED = {"left": ["order_id", "country", "amount"], "right": ["order_id", "country"]}
 OUTPUT = "    postgres: {table: joined}"
@@ -247,15 +247,14 @@ def test_refuses_another_key_type() -> None:
     assert "(string), they are now orders.order_id = payments.order_id (binary)" in compare(old, new).refused[0]
 
 
-def test_refuses_a_column_that_was_not_stored() -> None:
+def test_a_column_that_was_not_stored_is_null_in_what_is_there() -> None:
     narrow = {**STORED, "left": ["order_id"]}
-    assert compare(sign(stored=narrow), sign()).refused == (
-        "column orders.country is not in the stored rows, and the job now needs it",
-        "column orders.amount is not in the stored rows, and the job now needs it",
+    assert compare(sign(stored=narrow), sign()) == Comparison(
+        (), ("orders.country and orders.amount are null in rows that were stored before",)
     )
     chain = (step(), step("items"))
-    (refused,) = compare(of(*chain), of(*chain, stored={"left.2": ["payments.method"]})).refused
-    assert refused == "column payments.method is not in the stored rows, and the job now needs it (step 2)"
+    (warning,) = compare(of(*chain), of(*chain, stored={"left.2": ["payments.method"]})).warnings
+    assert warning == "payments.method is null in rows that were stored before (step 2)"
 
 
 def test_refuses_renamed_inputs() -> None:

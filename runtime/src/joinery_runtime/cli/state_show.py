@@ -19,6 +19,7 @@ from joinery_runtime.cli.state_rows import Segments, Wanted, marks_among, read_k
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
 from joinery_runtime.core.pipeline.describe import Shown, StoredRows
+from joinery_runtime.core.pipeline.sides import stored_rows
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import MARK
 from joinery_runtime.core.table.segment import Run
@@ -100,7 +101,7 @@ def _shown(after: NextEpoch, record: JobRecord, segments: Segments, wanted: Want
 
 def _stored(wanted: Wanted, side: int, run: Run, marked: np.ndarray) -> StoredRows:
     numbers = _numbers(wanted, side, run)
-    rows = run.batch.take(pa.array(numbers))
+    rows = stored_rows(wanted.step.sides[side], run.batch.take(pa.array(numbers)))
     return StoredRows(side, rows, flags(rows, MARK) | np.isin(numbers, marked))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepRun, StepWork, with_marks
 from joinery_runtime.core.table import compaction
@@ -149,8 +149,7 @@ class StepTask:
         spec = self._step.sides[side]
         rows = slice(0, len(whole)) if spec.broadcast else whole.rows_in(self._owned)
         marked = self._mark_cache.marked(meta, whole, self._marks[side])[rows] if spec.marks else None
-        # Segments written before the job was edited may hold columns that are not stored any more.
-        batch = whole.batch.select(spec.segment_schema().names)
+        batch = stored_rows(spec, whole.batch)
         return KeptRun(meta.key, Run.view(batch.slice(rows.start, rows.stop - rows.start)), rows.start, marked)
 
     def _segments(self, side: SideSpec, part: str) -> list[SegmentMeta]:

@@ -12,7 +12,14 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
-from joinery_runtime.core.table.columns import DELETED_FIELD, ENGINE_FIELDS, JOINABLE_FIELD, MARK_FIELD, SESSION_FIELDS
+from joinery_runtime.core.table.columns import (
+    DELETED_FIELD,
+    ENGINE_FIELDS,
+    JOINABLE_FIELD,
+    MARK_FIELD,
+    SESSION_FIELDS,
+    TS,
+)
 
 LEFT: Final = 0
 RIGHT: Final = 1
@@ -122,6 +129,26 @@ class SideSpec:
         kept = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
         engine = len(ENGINE_FIELDS)
         return pa.schema([*kept[:engine], *([MARK_FIELD] if self.marks else []), *kept[engine:]])
+
+
+def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of a segment with the columns that the job stores now. A segment that was written before the job was edited
+    may hold more of a user's columns, and may lack some: they are null then, as is one that had another type. The event
+    time comes back from `$ts`."""
+    schema, there = spec.segment_schema(), batch.schema
+    stored = spec.intake.stored if spec.state is None else ()
+    missing = {name for name in stored if name not in there.names or there.field(name).type != schema.field(name).type}
+    if not missing:
+        return batch.select(schema.names)
+
+    def column(field: pa.Field) -> pa.Array:
+        if field.name not in missing:
+            return batch.column(field.name)
+        if field.name == spec.intake.event_time:
+            return batch.column(TS).cast(field.type)
+        return pa.nulls(batch.num_rows, field.type)
+
+    return pa.record_batch([column(field) for field in schema], schema=schema)
 
 
 @dataclass(frozen=True, slots=True)

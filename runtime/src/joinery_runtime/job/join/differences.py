@@ -35,8 +35,9 @@ def warnings(old: Signed, new: Signed) -> Iterator[str]:
     if new["kind"] == "SessionWindow":
         yield from session_warnings(old, new)
         return
-    for before, after, where in _steps(old, new):
-        yield from (f"{text}{where}" for text in (*_longer(before, after), *_dropped_padding(before, after)))
+    for number, (before, after, where) in enumerate(_steps(old, new)):
+        found = (*_longer(before, after), *_dropped_padding(before, after), *_new_columns(before, after, new, number))
+        yield from (f"{text}{where}" for text in found)
 
 
 def _kinds(old: Signed, new: Signed) -> Iterator[str]:
@@ -106,15 +107,24 @@ def _keys(step: Signed) -> str:
     return listed(f"{left} = {right} ({kind})" for left, right, kind in step["keys"])
 
 
+def _sides(now: Signed, new: Signed, number: int) -> Mapping[str, str]:
+    """What stands before a stored column's name on each side of a step, if its input's name is no part of it."""
+    return {"left": "" if number > 0 else f"{new['inputs'][0]['name']}.", "right": f"{now['right']}."}
+
+
 def _columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
-    names = {"left": "" if number > 0 else f"{new['inputs'][0]['name']}.", "right": f"{now['right']}."}
-    for side, prefix in names.items():
+    for side, prefix in _sides(now, new, number).items():
         for column, kind in now["stored"][side].items():
             before = was["stored"][side].get(column)
-            if before is None:
-                yield f"column {prefix}{column} is not in the stored rows, and the job now needs it"
-            elif before != kind:
+            if before not in {None, kind}:
                 yield f"column {prefix}{column} is stored as {before}, the job now declares {kind}"
+
+
+def _new_columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
+    for side, prefix in _sides(now, new, number).items():
+        added = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
+        if added:
+            yield f"{listed(added)} {'is' if len(added) == 1 else 'are'} null in rows that were stored before"
 
 
 _WIDENS = {
