@@ -104,8 +104,8 @@ soak: setup ## the same with large budgets: every trace in every variant, every 
 KIND ?= joins
 
 .PHONY: demo
-demo: setup ## a join (KIND=sessions: sessions) on real Kafka, Spark and Postgres, checked by an independent computation
-	@$(BIN)/python -m joinery_devkit.demo --kind $(KIND)
+demo: setup ## a join (KIND=sessions: sessions) on real Kafka, Spark and Postgres, checked by an independent computation; KEEP=1 leaves them up
+	@$(BIN)/python -m joinery_devkit.demo --kind $(KIND) $(if $(KEEP),--keep)
 
 .PHONY: playground
 playground: setup ## a Kafka and a Postgres to try jobs on, until Ctrl-C (docs/tutorial.md)

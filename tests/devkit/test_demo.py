@@ -63,6 +63,29 @@ def test_it_verifies_its_output_and_cleans_up(kind: str, job: str, said: str, te
 
 @pytest.mark.services
 @pytest.mark.slow
+def test_kept_it_can_be_looked_at_until_it_is_interrupted(temporary: Path) -> None:
+    kept = [*DEMO, "--keep"]
+    running = subprocess.Popen(kept, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)})
+    assert running.stdout is not None
+    with running.stdout as lines:
+        said = []
+        for line in lines:
+            said.append(line.strip())
+            if line.strip().startswith("joinery run"):
+                break
+        first = next(number for number, line in enumerate(said) if line.startswith("cd "))
+        commands = " && ".join(said[first:-1])
+        looked = subprocess.run(["bash", "-c", commands], check=False, capture_output=True, text=True, timeout=60)
+        assert looked.returncode == 0, looked.stderr
+        assert "(5 rows)" in looked.stdout
+        assert "epoch" in looked.stdout
+        running.send_signal(signal.SIGINT)
+        assert running.wait(PATIENCE_SECONDS) == 0
+    assert left_behind(temporary) == []
+
+
+@pytest.mark.services
+@pytest.mark.slow
 def test_interrupted_it_cleans_up_as_well(temporary: Path) -> None:
     running = subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)})
     assert running.stdout is not None

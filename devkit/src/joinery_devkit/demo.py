@@ -4,7 +4,7 @@
 
 It runs one of `SCENARIOS`: joins of orders and payments, or sessions of clicks. The job runs as a process of its own,
 as a user would start it. Code that shares nothing with the engine then judges what it wrote. In the end, also after
-Ctrl-C, everything that was brought up is gone.
+Ctrl-C, everything that was brought up is gone. With `--keep` it is there until Ctrl-C, to be looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,11 +32,20 @@ from joinery_devkit.demo_sessions import SessionsOfClicks
 from joinery_devkit.demo_view import Progress, Rows, Wording, open_view, table_of
 from joinery_devkit.environment import java_command
 from joinery_devkit.kafka import KafkaBroker, kafka_jars
+from joinery_devkit.playground import write_environment
 from joinery_devkit.processes import deadline_after
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.state.embedded import embedded_postgres
 
 _STALLED_SECONDS = 150.0
+_KEPT = """
+Kept until Ctrl-C. In another terminal:
+    cd {folder} && . ./env
+    psql $POSTGRES -c 'SELECT * FROM {table} LIMIT 5'
+    joinery explain {job}
+    joinery state stats {job}
+    joinery run {job} --status-port 8998    # goes on where it stopped; its page is http://localhost:8998/
+"""
 
 
 class Verdict(Protocol):
@@ -78,8 +87,8 @@ class Size:
     seed: int
 
 
-def demo(console: Console, scenario: Scenario, size: Size) -> Verdict:
-    """Runs it all and returns the verdict. Raises JoineryError."""
+def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False) -> Verdict:
+    """Runs it all and returns the verdict; with `keep`, once it is interrupted. Raises JoineryError."""
     began = time.monotonic()
     java_command()
     with ExitStack() as stack:
@@ -103,6 +112,12 @@ def demo(console: Console, scenario: Scenario, size: Size) -> Verdict:
         console.print("Reading the topics again, and comparing the output with what the rules demand")
         verdict = scenario.judge(job_file, broker.bootstrap, _query(dsn, f"SELECT * FROM {scenario.table}"))
         console.print(f"{verdict} ({time.monotonic() - began:.0f} s in all)", highlight=False, soft_wrap=True)
+        if keep:
+            write_environment(directory / "env", broker.bootstrap, dsn, directory / "home")
+            text = _KEPT.format(folder=directory, table=scenario.table, job=job_file.name)
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            with suppress(KeyboardInterrupt):
+                signal.pause()
     return verdict
 
 
@@ -182,12 +197,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--records", type=int, default=60_000, help="how many orders or clicks (default: 60000)")
     parser.add_argument("--seconds", type=float, default=25.0, help="how long sending takes (default: 25)")
     parser.add_argument("--seed", type=int, default=1, help="of the records (default: 1)")
+    parser.add_argument("--keep", action="store_true", help="leave all as it is at the end, until Ctrl-C")
     chosen = parser.parse_args(arguments)
     size = Size(chosen.records, chosen.seconds, chosen.seed)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
-        return 0 if demo(Console(), SCENARIOS[chosen.kind], size).ok else 1
+        return 0 if demo(Console(), SCENARIOS[chosen.kind], size, keep=chosen.keep).ok else 1
     except KeyboardInterrupt:
         print("joinery demo: interrupted, everything is cleaned up", file=sys.stderr)
         return 130

