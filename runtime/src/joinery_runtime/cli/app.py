@@ -177,6 +177,35 @@ def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = Fa
 
 
 @app.command
+def sql(
+    job_file: JobFile,
+    query: str,
+    *,
+    rows: Annotated[int, Parameter(validator=Number(gte=1))] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Runs a SELECT over what the job has written and what it keeps: `output` (files or a table), `epochs` (the epoch
+    log) and the state's parts (`state_left`, `state_right`, `state_left_2`, ...; `state_sessions`). Each table that the
+    query names is read into memory. Changes nothing.
+
+    Parameters
+    ----------
+    query
+        In the dialect of polars, which is close to that of Postgres.
+    rows
+        How many rows are shown at most on a terminal.
+    """
+    from joinery_runtime.cli.sql import json_values, run_query, shown  # noqa: PLC0415
+
+    found = run_query(load(job_file), query)
+    if as_json or not sys.stdout.isatty():
+        for row in found.iter_rows(named=True):
+            say(json.dumps(json_values(row)))
+    else:
+        say(shown(found, rows))
+
+
+@app.command
 def crds(*, folder: Path | None = None) -> None:
     """Prints the CustomResourceDefinitions, for `kubectl apply --server-side -f -`.
 

@@ -12,6 +12,7 @@ from joinery_runtime.job.model.wording import listed
 
 Signed = Mapping[str, Any]
 Check = Callable[[Signed, Signed], Iterator[str]]
+_NAMED = 8  # columns in one warning
 _PRESERVED: Mapping[str, set[str]] = {"inner": set(), "left": {"left"}, "right": {"right"}, "full": {"left", "right"}}
 _FIXED = {field: words for kind in STEP_KINDS for field, words in kind.fixed.items()}
 
@@ -124,7 +125,9 @@ def _new_columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator
     for side, prefix in _sides(now, new, number).items():
         added = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
         if added:
-            yield f"{listed(added)} {'is' if len(added) == 1 else 'are'} null in rows that were stored before"
+            more = [f"{len(added) - _NAMED} more"] if len(added) > _NAMED else []
+            verb = "is" if len(added) == 1 else "are"
+            yield f"{listed([*added[:_NAMED], *more])} {verb} null in rows that were stored before"
 
 
 _WIDENS = {

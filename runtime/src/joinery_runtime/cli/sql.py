@@ -1,0 +1,205 @@
+"""`joinery sql`: a query over what a job has written and what it keeps, run by polars in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from datetime import date, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import psycopg
+import pyarrow as pa
+import sqlglot
+from psycopg import sql
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from joinery_runtime.cli.state import durable, known, open_anyway
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun
+from joinery_runtime.core.table.columns import MARK, OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.engine.job_state import stored_floors
+from joinery_runtime.engine.stored_rows import decoded, flags, marked_in
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import Job
+from joinery_runtime.sinks.postgres_table import TargetTable
+from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state.store import JobRecord, StateReader
+from joinery_runtime.state.upgrade import read_live
+
+OUTPUT, EPOCHS = "output", "epochs"
+_WHOLE_LOG = 1_000_000  # epochs: what is kept of it is bounded anyway
+
+
+def run_query(job: Job, text: str) -> pl.DataFrame:
+    """The rows of a SELECT over `output`, `epochs` and the parts of the state (`state_left`, `state_right`,
+    `state_left_2`, ...; `state_sessions`). Each table that it names is read whole. Raises JoineryError."""
+    job = durable(job)
+    names = _tables_of(text)
+    with open_anyway(job) as store:
+        tables = _tables(job, store)
+        if unknown := sorted(names - tables.keys()):
+            raise JoineryError(
+                f"There is no table {', '.join(unknown)} of job {job.name}",
+                facts=f"its tables are {', '.join(sorted(tables))}",
+            )
+        context = pl.SQLContext({name: tables[name]() for name in sorted(names)}, eager=True)
+        try:
+            found = context.execute(text)
+        except pl.exceptions.PolarsError as error:
+            raise JoineryError("The query cannot be run", facts=str(error)) from error
+    assert isinstance(found, pl.DataFrame), "the context is eager"
+    return found
+
+
+def shown(found: pl.DataFrame, rows: int) -> str:
+    """The first rows as a table for a terminal."""
+    with pl.Config(
+        tbl_rows=rows,
+        tbl_cols=-1,
+        fmt_str_lengths=60,
+        tbl_hide_column_data_types=True,
+        tbl_hide_dataframe_shape=True,
+        tbl_formatting="ASCII_MARKDOWN",
+        tbl_width_chars=10_000,
+    ):
+        more = f"\n{found.height - rows:,} more rows" if found.height > rows else ""
+        return f"{found.head(rows)}{more}"
+
+
+def json_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON can say it: times in ISO 8601, decimals as text, bytes as hexadecimal digits."""
+    return {name: _json_value(value) for name, value in row.items()}
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _tables_of(text: str) -> set[str]:
+    try:
+        (statement,) = sqlglot.parse(text, dialect="postgres")
+    except (SqlglotError, ValueError) as error:
+        raise JoineryError("The query is no SQL statement", facts=str(error)) from error
+    if not isinstance(statement, exp.Query):
+        raise JoineryError("The query is no SELECT", facts="nothing of a job is changed by it")
+    ours = {each.alias for each in statement.find_all(exp.CTE)}
+    return {table.name for table in statement.find_all(exp.Table)} - ours
+
+
+def _tables(job: Job, store: PostgresStore) -> dict[str, Callable[[], pl.DataFrame]]:
+    found: dict[str, Callable[[], pl.DataFrame]] = {
+        OUTPUT: lambda: _output(job, store.dsn),
+        EPOCHS: lambda: _epochs(store, job),
+    }
+    for step in compile_job(job).steps:
+        for side, spec in enumerate(step.sides):
+            found[f"state_{spec.part.replace('.', '_')}"] = partial(_kept, store, known(job, store), step, side)
+    return found
+
+
+def _output(job: Job, dsn: str) -> pl.DataFrame:
+    output = job.spec.output
+    if output.postgres is not None:
+        table = TargetTable(output.postgres.table).identifier
+        with closing(psycopg.connect(output.postgres.dsn or dsn, connect_timeout=10)) as connection:
+            try:
+                return pl.read_database(sql.SQL("SELECT * FROM {}").format(table).as_string(connection), connection)
+            except psycopg.Error as error:
+                raise JoineryError(f"The table {output.postgres.table} cannot be read", facts=str(error)) from error
+    if output.file is None:
+        where = f"topic {output.kafka.topic}" if output.kafka is not None else "console"
+        raise JoineryError(
+            f"The output of job {job.name} cannot be queried",
+            facts=f"it goes to the {where}; tables and files can",
+            todo="Ask for another table, or read the topic with a job or kafka-console-consumer",
+        )
+    parquet = output.format == "parquet"
+    files = sorted(Path(output.file.path).glob("*.parquet" if parquet else "*.jsonl"))
+    if not files:
+        raise JoineryError(f"There is no output of job {job.name} yet", facts=f"no file is in {output.file.path}")
+    return pl.read_parquet(files) if parquet else pl.read_ndjson(files, infer_schema_length=None)
+
+
+def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
+    rows = [
+        {
+            "epoch": entry.epoch,
+            "generation": entry.generation,
+            "committed_at": entry.committed_at,
+            "rows_in": sum(entry.result.get("rows_in", {}).values()),
+            "rows_out": entry.result.get("rows_out", 0),
+            "dropped": sum(sum(counts.values()) for counts in entry.result.get("dropped", {}).values()),
+            "dead_letters": entry.result.get("dead", 0),
+        }
+        for entry in store.epochs(job.name, limit=_WHOLE_LOG)
+    ]
+    names = ("epoch", "generation", "committed_at", "rows_in", "rows_out", "dropped", "dead_letters")
+    frame = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64))
+    return frame.with_columns(pl.col("committed_at").cast(pl.Datetime("ms", "UTC"))).sort("epoch")
+
+
+def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> pl.DataFrame:
+    """The rows of a side that are part of the state after the newest epoch."""
+    spec = step.sides[side]
+    rows: dict[str, Run] = {}
+    marks: dict[str, pa.RecordBatch] = {}
+    newest = record
+
+    def all_of(now: JobRecord) -> list[SegmentMeta]:
+        nonlocal newest
+        newest = now
+        return [meta for meta in now.segments if meta.part in {spec.part, spec.marks_part}]
+
+    for now, blobs in read_live(store, record, all_of):
+        metas = {meta.key: meta for meta in now.segments}
+        for key, blob in blobs.items():
+            run = decoded(metas[key], blob)
+            if metas[key].part == spec.part:
+                rows[key] = run
+            else:
+                marks[key] = run.batch
+    live = {meta.key for meta in newest.segments}
+    applied = [batch for key, batch in marks.items() if key in live]
+    floors = stored_floors(newest)
+    horizon = Horizon(floors.get(spec.part), floors.get(spec.part))
+    batches = []
+    for key in sorted(rows.keys() & live):
+        run, marked = rows[key], None
+        if spec.marks:
+            marked = flags(run.batch, MARK).copy()
+            marked[marked_in(applied, key)] = True
+        kept = KeptRun(key, Run.view(stored_rows(spec, run.batch)), 0, marked)
+        left = step.kind.left_over(step, side, kept, horizon, floors.get(spec.complete))
+        batches.append(_shown(spec, left))
+    nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
+    batches.append(_shown(spec, KeptRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
+    return pl.concat([pl.DataFrame(batch) for batch in batches])
+
+
+def _shown(spec: SideSpec, kept: KeptRun) -> pa.RecordBatch:
+    """A user's columns, with where the row was read and whether it had a match; of sessions, groups and times. Where a
+    user has a column of such a name, it is the user's."""
+    batch, times = kept.run.batch, pa.timestamp("ms", "UTC")
+    if spec.state is not None:
+        users = [name for name in spec.intake.keys if name in batch.schema.names]
+        added = {"window_start": batch.column(START).cast(times), "window_end": batch.column(TS).cast(times)}
+    else:
+        users = list(spec.intake.stored)
+        added = {"event_time": batch.column(TS).cast(times)}
+        added |= {"partition": batch.column(PARTITION), "offset": batch.column(OFFSET)}
+        if spec.marks:
+            added["matched"] = pa.array(kept.marks)
+    columns = {name: batch.column(name) for name in users}
+    return pa.RecordBatch.from_pydict({**columns, **{name: added[name] for name in added if name not in columns}})
