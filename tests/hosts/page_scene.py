@@ -54,7 +54,7 @@ class DayOfAJob:
         self.board = Board("orders-payments", self.names, Liveness(600, self.clock), self.clock, self.clock, about)
         idle = {self.names[0]: (f"{self.names[0]}/2",)}
         self.listener = self.board.recording(NOBODY, idle=lambda: idle, savepoints=list)
-        self.read = dict.fromkeys(self.names, 0)
+        self.read = self.read or dict.fromkeys(self.names, 0)
         self.driver: Any = SimpleNamespace(generation=3, state=self, backlog={}, paused={})
         self.listener.started(self.driver)
 

@@ -17,7 +17,8 @@ from hosts.page_scene import START, DayOfAJob
 from joinery_devkit.browser import elements, picture
 from joinery_runtime.engine.loop import Outage
 from joinery_runtime.errors import StoreUnavailable
-from joinery_runtime.hosts.status import serve_status
+from joinery_runtime.hosts.status import Board, serve_status
+from joinery_runtime.hosts.status.board import Liveness
 from joinery_runtime.hosts.status.document import history_document
 from joinery_runtime.hosts.status.history import EPOCHS, HistoryDocument
 
@@ -56,6 +57,18 @@ def test_a_day_is_kept_finely_at_its_end_and_coarsely_before() -> None:
     assert len(recent) == 46  # each epoch is one, as it comes every 20 s
     gaps = {round(a - b) for a, b in pairwise(ages) if a > 1200}
     assert gaps == {240}
+
+
+def test_there_is_no_sample_before_the_totals_are_known() -> None:
+    """Of a driver that goes on with a state they are millions at once."""
+    day = DayOfAJob(read={"orders": 5_000_000, "payments": 4_000_000}, out=1_000_000)
+    day.board.spark(None)
+    (first,) = history_document(day.board, 0).samples
+    assert first.rows_in == {"orders": 5_000_000, "payments": 4_000_000}
+    unknown = Board("job", ("orders",), Liveness(60))
+    unknown.trouble(StoreUnavailable("the store is away"))
+    unknown.spark(None)
+    assert history_document(unknown, 0).samples == ()
 
 
 def test_a_quick_job_is_not_sampled_at_each_epoch(day: DayOfAJob) -> None:

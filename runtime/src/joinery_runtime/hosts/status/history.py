@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from joinery_runtime.engine.loop import Progress, Scaling
-from joinery_runtime.engine.report import Totals
 from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms
 from joinery_runtime.job.crd import ScalingStatus
 from joinery_runtime.job.crd.driver import Message
@@ -109,8 +108,8 @@ class History:
         self._scalings: deque[tuple[Scaling, float]] = deque(maxlen=SCALINGS)
 
     def watch(self, running: float, wall: float, snapshot: JobSnapshot) -> None:
-        """Takes a sample when one is due."""
-        if self._recent and running - self._recent[-1][0] < SAMPLE_EVERY_S:
+        """Takes a sample when one is due; none before the job's totals are known, from which rates would leap."""
+        if snapshot.totals is None or (self._recent and running - self._recent[-1][0] < SAMPLE_EVERY_S):
             return
         with self._lock:
             self._recent.append((running, _sample(snapshot, wall)))
@@ -152,7 +151,8 @@ class History:
 
 
 def _sample(snapshot: JobSnapshot, wall: float) -> Sample:
-    totals = snapshot.totals or Totals()
+    totals = snapshot.totals
+    assert totals is not None, "asked once they are known"
     delays = {name: behind_ms(state.progress.watermark, wall) for name, state in snapshot.inputs.items()}
     return Sample(
         at=round(wall * 1000),
