@@ -24,6 +24,7 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from google.protobuf import json_format, message_factory
 
 from bench.topics import TOPICS, Workload
 from joinery_runtime.core.pipeline.prepare import prepare
@@ -38,9 +39,11 @@ from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.formats.avro import AvroDecoder
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.parquet import ParquetDecoder
+from joinery_runtime.sources.formats.protobuf import ProtobufDecoder
 from joinery_runtime.sources.json_compiled import JsonKernel
 from joinery_runtime.sources.json_judge import JsonJudge
 from joinery_runtime.sources.parquet import ParquetReader
+from joinery_runtime.sources.protobuf_schemas import compiled
 
 RECORDS = 200_000
 BATCHES = (10_000, 50_000)  # records
@@ -63,7 +66,8 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
 
 
 def other_formats() -> Variants:
-    """The same orders flat, in the envelope of Debezium, as Avro, and in a Parquet file, whose reading counts too."""
+    """The same orders flat, in the envelope of Debezium, as Avro and Protobuf, and in a Parquet file, whose reading
+    counts too."""
     flat = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     around = b'{"before":null,"after":%s,"source":{"name":"db","ts_ms":1700000000000},"op":"c"}'
     changes = [around % record for record in flat]
@@ -75,6 +79,13 @@ def other_formats() -> Variants:
         target = io.BytesIO()
         fastavro.schemaless_writer(target, written, json.loads(record))
         avro.append(target.getvalue())
+    kinds = {"long": "int64"}
+    lines = [f"{kinds.get(kind, kind)} {name} = {n};" for n, (name, kind) in enumerate(columns.items(), 1)]
+    order = compiled(f'syntax = "proto3"; message Order {{ {" ".join(lines)} }}', {}).at([0])
+    protobuf = []
+    for record in flat:
+        given = json_format.Parse(record, message_factory.GetMessageClass(order)(), ignore_unknown_fields=True)
+        protobuf.append(given.SerializeToString())
     side = {
         "name": "in",
         "kafka": {"bootstrapServers": "-", "topic": "t"},
@@ -88,6 +99,7 @@ def other_formats() -> Variants:
         "json with paths": (JsonDecoder(ORDERS, {name: ("after", name) for name in ORDERS.names}).decode, changes),
         "debezium-json": (DebeziumJsonDecoder.of(ORDERS, model).decode, changes),
         "avro": (AvroDecoder(ORDERS, {}, written).decode, avro),
+        "protobuf": (ProtobufDecoder(ORDERS, {}, order).decode, protobuf),
     }
 
     def variant(decode: Callable[[pa.BinaryArray], object], records: list[bytes]) -> Callable[[], None]:

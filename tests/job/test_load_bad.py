@@ -23,7 +23,6 @@ def after(place: str, text: str) -> tuple[str, str]:
 
 
 NOT_YET = [
-    (("format: json", "format: protobuf"), "inputs[0].format", "format protobuf", 11),
     (after(STEP, "      coPartitioned: true\n"), "joins[0].coPartitioned", "coPartitioned: true", 35),
     ((OUTPUT, "    file: {path: x}\n    format: csv\n"), "output.format", "output format csv", 37),
 ]
@@ -82,6 +81,38 @@ BAD = [
         ("format: json\n", "format: avro\n      schemaRegistry: {url: registry}\n"),
         "spec.inputs[0].schemaRegistry.url",
         "is not allowed",
+        12,
+    ),
+    # Protobuf
+    (("format: json", "format: protobuf"), "spec.inputs[0].format", "schemaRegistry and protobufSchema: name", 11),
+    (
+        ("format: json\n", 'format: protobuf\n      protobufSchema: "x"\n      schemaRegistry: {url: "http://r"}\n'),
+        "spec.inputs[0].format",
+        "both are named",
+        11,
+    ),
+    (
+        ("format: json\n", 'format: protobuf\n      schemaRegistry: {url: "http://r"}\n      avroSchema: "{}"\n'),
+        "spec.inputs[0].avroSchema",
+        "belongs to format avro and debezium-avro; leave it out",
+        13,
+    ),
+    (
+        ("format: json\n", 'format: avro\n      avroSchema: "{}"\n      protobufSchema: "x"\n'),
+        "spec.inputs[0].protobufSchema",
+        "belongs to format protobuf; leave it out",
+        13,
+    ),
+    (
+        ("format: json\n", 'format: protobuf\n      schemaRegistry: {url: "http://r"}\n      protobufMessage: A\n'),
+        "spec.inputs[0].protobufMessage",
+        "leave it out: records name it",
+        13,
+    ),
+    (
+        ("format: json\n", "format: json\n      protobufMessage: A\n"),
+        "spec.inputs[0].protobufMessage",
+        "a message of protobufSchema; leave it out",
         12,
     ),
     # Debezium

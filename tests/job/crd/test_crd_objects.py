@@ -212,7 +212,7 @@ REFUSED = [
     (("name: country", "name: order_id"), ".inputs[0].schema"),
     (("name: country", "name: $country"), ".inputs[0].schema[1].name"),
     (("type: int32", "type: int23"), ".inputs[0].schema[1].type"),
-    (("format: json", "format: protobuf"), ".inputs[0].format"),
+    (("format: json", "format: orc"), ".inputs[0].format"),
     (("type: inner", "type: outer"), ".joins[0].type"),
     (after(STEP, "      limits: {maxStateBytes: 10GB}\n"), ".joins[0].limits.maxStateBytes"),
     (after(STEP, "      limits: {maxStateBytes: 0}\n"), ".joins[0].limits.maxStateBytes"),

@@ -72,10 +72,45 @@ def _looks_like(record: bytes) -> str | None:
             return what
     if record[:1] == b"\0" and len(record) > FRAME:
         number = int.from_bytes(record[1:FRAME])
-        begins_json = record[FRAME : FRAME + 1] in (b"{", b"[")
-        todo = "name its schemaRegistry" if begins_json else "write format: avro and its schemaRegistry"
-        return f"Confluent {'JSON' if begins_json else 'Avro'} of schema {number}; {todo}"
+        if record[FRAME : FRAME + 1] in (b"{", b"["):
+            return f"Confluent JSON of schema {number}; name its schemaRegistry"
+        kind = "Protobuf" if _may_be_protobuf(record[FRAME:]) else "Avro"
+        return f"Confluent {kind} of schema {number}; write format: {kind.lower()} and its schemaRegistry"
     return None
+
+
+def _may_be_protobuf(framed: bytes) -> bool:
+    """Whether the first message's mark (a zero) is followed by fields of Protobuf to the end. Avro that begins with a
+    zero seldom is."""
+    at, size = 1, len(framed)
+    while at < size:
+        tag, at = _varint(framed, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(framed, at)
+            case 1:
+                at += 8
+            case 2:
+                length, at = _varint(framed, at)
+                at += length
+            case 5:
+                at += 4
+            case _:
+                return False
+        if tag < 8:  # field 0
+            return False
+    return framed[0] == 0 and at == size and size > 1
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number, and where it ends: behind the data where it has no end."""
+    number = shift = 0
+    while at < len(data):
+        number |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            return number, at
+    return number, len(data) + 1
 
 
 class _ConstantError(Exception):

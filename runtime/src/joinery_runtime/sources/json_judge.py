@@ -75,7 +75,8 @@ class JsonJudge(ByValue):
         values, index, null = set_aside(values, index, values.is_null(), NULL_VALUE)
         if may_contain(values, b"\n"):
             # A JSON string cannot hold a raw newline, so it is white space, or else an error that the parser sees.
-            values = pc.replace_substring(values, "\n", " ")
+            # Records that begin with a zero are no JSON, and stay as they are for the explainer to recognise.
+            values = pc.if_else(pc.starts_with(values, "\0"), values, pc.replace_substring(values, "\n", " "))
         broken: list[BadRecord] = []
         if may_contain(values, b"\\"):
             values, index, broken = set_aside(values, index, _lone_surrogates(values), _LONE_SURROGATE)

@@ -44,7 +44,7 @@ class NestedJudge(ByValue):
             record = None if written is None else written.replace(b"\n", b" ")
             made = None if record is None else self._flat(record)
             if made is None:
-                reason = NULL_VALUE if record is None else self._explainer.explain(record)
+                reason = NULL_VALUE if written is None else self._explainer.explain(written)
                 bad.append(BadRecord(place, reason or "not readable as JSON"))
             else:
                 flat.append(made)

@@ -123,7 +123,7 @@ def python_values(values: pa.Array) -> list[Any]:
 def json_text(value: Any) -> str:
     """A value of Python as JSON. What JSON has no value of its own for is text: times as RFC 3339, decimals with their
     digits, bytes in base64."""
-    return json.dumps(value, default=_as_text, ensure_ascii=False)
+    return _JSON.encode(value)
 
 
 def _as_text(value: Any) -> str:
@@ -138,6 +138,10 @@ def _as_text(value: Any) -> str:
             return base64.b64encode(value).decode()
         case _:
             return str(value)
+
+
+# json.dumps would make one for each record.
+_JSON = json.JSONEncoder(default=_as_text, ensure_ascii=False)
 
 
 def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:

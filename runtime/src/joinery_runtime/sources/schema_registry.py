@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fastavro
-import fastavro.schema
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
+from fastavro.schema import SchemaParseException, UnknownType
 
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sources.json_faults import FRAME
+from joinery_runtime.sources.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled
 from joinery_runtime.sources.records import ByValue, Decoded, set_aside, with_bad
 
 _MISSING, _DENIED = 404, (401, 403)  # of HTTP
@@ -36,7 +37,15 @@ AvroSchema = Any  # what fastavro makes of one
 
 
 class UnknownSchema(Exception):
-    """A record names a schema that the registry does not have, or that is none of Avro; the text says which."""
+    """A record names no schema, one that the registry does not have, or one of another format; the text says which."""
+
+
+def schema_number(record: bytes) -> int:
+    """The number that the record begins with. Raises UnknownSchema for a record that begins otherwise."""
+    if record[:1] == b"\0" and len(record) >= FRAME:
+        return int.from_bytes(record[1:FRAME])
+    looks = "; it looks like JSON" if record[:1] == b"{" else ""
+    raise UnknownSchema(f"it does not begin with the number of a schema, as schemaRegistry says{looks}")
 
 
 class Framed(ByValue):
@@ -63,7 +72,7 @@ class Schemas:
 
     def __init__(self, name: str, url: str, client: Any) -> None:
         self._input, self._url, self._client = name, url, client
-        self._known: dict[int, AvroSchema] = {}
+        self._known: dict[int, Any] = {}
 
     @classmethod
     def of(cls, model: Input) -> Schemas:
@@ -85,19 +94,45 @@ class Schemas:
     def avro(self, number: int) -> AvroSchema:
         """Raises UnknownSchema, SourceUnavailable where the registry does not answer, and SourceError where it refuses
         to."""
+        return self._schema(number, "AVRO", lambda found: self._parsed(found, {}))
+
+    def protobuf(self, number: int) -> ProtobufSchema:
+        """Raises as `avro` does."""
+        schema: ProtobufSchema = self._schema(number, "PROTOBUF", self._compiled)
+        return schema
+
+    def _schema(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
         if number not in self._known:
             found = self._asked(functools.partial(self._client.get_schema, number), f"schema {number}")
-            if found.schema_type != "AVRO":
-                raise UnknownSchema(f"schema {number} is of {found.schema_type}, not of AVRO")
-            self._known[number] = self._parsed(found, {})
+            if found.schema_type != kind:
+                raise UnknownSchema(f"schema {number} is of {found.schema_type}, not of {kind}")
+            try:
+                self._known[number] = parse(found)
+            except (InvalidSchema, ValueError, SchemaParseException, UnknownType) as error:
+                raise UnknownSchema(f"schema {number} is not valid: {error}") from error
         return self._known[number]
 
     def _parsed(self, found: Any, named: dict[str, Any]) -> AvroSchema:
+        for _, schema in self._referenced(found):
+            self._parsed(schema, named)
+        return fastavro.parse_schema(json.loads(found.schema_str), named)
+
+    def _compiled(self, found: Any) -> ProtobufSchema:
+        files: dict[str, str] = {}
+        waiting = [found]
+        while waiting:
+            for name, schema in self._referenced(waiting.pop()):
+                if name not in files:
+                    files[name] = schema.schema_str
+                    waiting.append(schema)
+        return compiled(found.schema_str, files)
+
+    def _referenced(self, found: Any) -> Iterator[tuple[str, Any]]:
+        """The schemas that one names, by the names that it has for them."""
         for reference in found.references or ():
             place = (reference.subject, reference.version)
             ask = functools.partial(self._client.get_version, *place)
-            self._parsed(self._asked(ask, f"{place[0]} version {place[1]}").schema, named)
-        return fastavro.parse_schema(json.loads(found.schema_str), named)
+            yield reference.name, self._asked(ask, f"{place[0]} version {place[1]}").schema
 
     def _asked(self, ask: Callable[[], Any], what: str) -> Any:
         try:

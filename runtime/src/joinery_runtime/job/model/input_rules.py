@@ -27,7 +27,12 @@ _ORIGIN_TYPES = {
     "topic": ("string",),
 }
 _AVRO = ("avro", "debezium-avro")
-_SCHEMAS = {"schemaRegistry": (*_AVRO, "json", "debezium-json"), "avroSchema": _AVRO}
+_PROTOBUF = ("protobuf",)
+_SCHEMAS = {
+    "schemaRegistry": (*_AVRO, *_PROTOBUF, "json", "debezium-json"),
+    "avroSchema": _AVRO,
+    "protobufSchema": _PROTOBUF,
+}
 _TEXT_TYPES = ("boolean", "int32", "int64", "float", "double")
 _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
@@ -71,19 +76,26 @@ def _nested(draft: JobDraft) -> Iterator[Finding]:
                 yield (*source.at, "schema", i, "path"), f"records of format {kind} are flat; leave the path out"
 
 
-def _avro(draft: JobDraft) -> Iterator[Finding]:
+def _schemas(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         kind, named = source.data.get("format"), [name for name in _SCHEMAS if source.data.get(name) is not None]
-        if kind in _AVRO and len(named) != 1:
-            what = "both are named; keep one" if named else "name where its schema is"
-            yield (*source.at, "format"), f"{kind} needs one of {listed(_SCHEMAS)}: {what}"
-        if kind in _AVRO and "file" in source.data:
-            yield (*source.at, "format"), "files of Avro are not supported yet; read a topic, or write the file as JSON"
+        fitting = [name for name, kinds in _SCHEMAS.items() if kind in kinds]
+        if kind in (*_AVRO, *_PROTOBUF):
+            if (count := len([name for name in named if name in fitting])) != 1:
+                what = "both are named; keep one" if count else "name where its schema is"
+                yield (*source.at, "format"), f"{kind} needs one of {listed(fitting)}: {what}"
+            if "file" in source.data:
+                what = "Avro" if kind in _AVRO else "Protobuf"
+                todo = "read a topic, or write the file as JSON"
+                yield (*source.at, "format"), f"files of {what} are not supported yet; {todo}"
         for name in named:
-            if isinstance(kind, str) and kind not in _SCHEMAS[name]:
+            if isinstance(kind, str) and name not in fitting:
                 yield (*source.at, name), f"{name} belongs to format {listed(_SCHEMAS[name])}; leave it out"
-        if "schemaRegistry" in named and "file" in source.data and kind not in _AVRO:
+        if "schemaRegistry" in named and "file" in source.data and kind not in (*_AVRO, *_PROTOBUF):
             yield (*source.at, "schemaRegistry"), "only records of Kafka begin with their schema's number; leave it out"
+        if source.data.get("protobufMessage") is not None and "protobufSchema" not in named:
+            todo = "leave it out: records name it" if "schemaRegistry" in named else "leave it out"
+            yield (*source.at, "protobufMessage"), f"protobufMessage is a message of protobufSchema; {todo}"
 
 
 def _parquet(draft: JobDraft) -> Iterator[Finding]:
@@ -203,7 +215,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _distinct_columns,
     _event_time,
     _nested,
-    _avro,
+    _schemas,
     _parquet,
     _dialect,
     _metadata,

@@ -19,7 +19,6 @@ from joinery_runtime.job.model.base import (
     Setting,
     Text,
     TypeField,
-    not_yet,
 )
 from joinery_runtime.job.model.paths import Path, parse_path
 from joinery_runtime.job.model.secrets import SecretRef
@@ -248,17 +247,20 @@ class Input(Model):
     """Reads topics of Kafka: exactly one of `topic` and `topic_pattern`."""
     file: FileInput | None = None
     """Reads files from start to end: a bounded input."""
-    format: Annotated[
-        Literal["json", "csv", "avro", "debezium-json", "debezium-avro", "parquet"],
-        not_yet("format {}", "protobuf", todo="use json, csv or avro"),
-    ]
-    """How records are encoded: `json` (an object each), `csv`, `avro` (a record of Avro's binary encoding each),
+    format: Literal["json", "csv", "avro", "protobuf", "debezium-json", "debezium-avro", "parquet"]
+    """How records are encoded: `json` (an object each), `csv`, `avro` and `protobuf` (a record, or message, each),
     `debezium-json` and `debezium-avro` (change events, of which the columns are the row's), or `parquet` (files)."""
     schema_registry: SchemaRegistry | None = None
-    """Says that records begin with five bytes that name their schema, and where the schemas are: for Avro, and for
-    JSON, of which only these bytes are taken off."""
+    """Says that records begin with five bytes that name their schema, and where the schemas are: for Avro and
+    Protobuf, and for JSON, of which only these bytes are taken off."""
     avro_schema: Text | None = None
     """The schema that records of Avro were written with, as JSON, where there is no schema registry."""
+    protobuf_schema: Text | None = None
+    """The text of the .proto file of which records of Protobuf are, where there is no schema registry. It may import
+    files of google/protobuf/."""
+    protobuf_message: Text | None = None
+    """The message of `protobufSchema` that each record is, with its package or without. Default: the first of the
+    file."""
     csv: CsvDialect | None = None
     """How CSV is written, for `format: csv`. Default: with commas and double quotes, and in files a header."""
     columns: Annotated[tuple[Column, ...], Field(alias="schema", min_length=1)]

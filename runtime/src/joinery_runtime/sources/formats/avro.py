@@ -23,7 +23,7 @@ from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.json_faults import FRAME
 from joinery_runtime.sources.records import NULL_VALUE, BadRecord, ByValue, Decoded, FormatDecoder, json_text, with_bad
-from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, UnknownSchema
+from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, UnknownSchema, schema_number
 
 
 class AvroDecoder(ByValue, FormatDecoder):
@@ -71,11 +71,8 @@ class AvroDecoder(ByValue, FormatDecoder):
         """What the record was written with, and where it begins."""
         if not isinstance(self._written, Schemas):
             return self._written, 0
-        if record[:1] != b"\0" or len(record) < FRAME:
-            looks = "; it looks like JSON" if record[:1] == b"{" else ""
-            raise _RefusedRecord(f"it does not begin with the number of a schema, as schemaRegistry says{looks}")
         try:
-            return self._written.avro(int.from_bytes(record[1:FRAME])), FRAME
+            return self._written.avro(schema_number(record)), FRAME
         except UnknownSchema as unknown:
             raise _RefusedRecord(str(unknown)) from unknown
 

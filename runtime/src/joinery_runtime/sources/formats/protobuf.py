@@ -1,0 +1,213 @@
+"""Records of Protobuf, by the schema that each names in a registry, or by one of the job.
+
+Each record is read by the schema that it was written with, so the schema may change while the job runs: a column is the
+field of its name or path in whatever record's schema has it, and null in others. A field that tracks presence
+(`optional`, of a oneof, a message, of proto2) is null where it is not set; any other one has its default. Values then
+go the way of JSON's (decisions 35 and 49): a Timestamp is a time, an enum its name, bytes are base64, wrappers their
+value, a Struct the JSON that it stands for; messages, lists and maps in string columns are JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf import json_format, message_factory
+from google.protobuf.descriptor import FieldDescriptor
+
+from joinery_runtime.errors import SourceError
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.paths import Path
+from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.json_faults import FRAME
+from joinery_runtime.sources.protobuf_schemas import InvalidSchema, compiled, message_places
+from joinery_runtime.sources.records import NULL_VALUE, BadRecord, ByValue, Decoded, FormatDecoder, json_text, with_bad
+from joinery_runtime.sources.schema_registry import Schemas, UnknownSchema, schema_number
+
+_WRAPPERS = {
+    f"google.protobuf.{kind}Value"
+    for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+}
+_TEXTS = {f"google.protobuf.{kind}" for kind in ("Timestamp", "Duration", "FieldMask")}
+_FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
+_JSON = {f"google.protobuf.{kind}" for kind in ("Struct", "Value", "ListValue", "Any")}
+
+
+class ProtobufDecoder(ByValue, FormatDecoder):
+    """Decodes records into rows of `schema`. `paths` are by column; others are fields of the record. `written` is the
+    registry's schemas, or the descriptor of the message that all records are."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
+        return cls(schema, {column.name: column.steps for column in model.columns}, _written_with(model))
+
+    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], written: Any) -> None:
+        self._columns = [(name, paths.get(name, (name,))) for name in schema.names]
+        self._flat = JsonDecoder(schema)
+        self._schemas = written if isinstance(written, Schemas) else None
+        self._plain = None if isinstance(written, Schemas) else _Reader(written, self._columns)
+        self._readers: dict[bytes, _Reader] = {}  # by number of the schema and positions, as records have them
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        flat: list[bytes] = []
+        places: list[int] = []
+        bad: list[BadRecord] = []
+        for place, record in enumerate(values.to_pylist()):
+            try:
+                flat.append(self._as_json(record))
+                places.append(place)
+            except _RefusedRecord as refused:
+                bad.append(BadRecord(place, str(refused)))
+        decoded = self._flat.decode(pa.array(flat, pa.binary()))
+        return with_bad(decoded.at(np.array(places, np.int64)), bad)
+
+    def _as_json(self, record: bytes | None) -> bytes:
+        """A flat JSON object of the columns. Raises _RefusedRecord."""
+        if record is None:
+            raise _RefusedRecord(NULL_VALUE)
+        reader, start = (self._plain, 0) if self._plain is not None else self._reader_of(record)
+        return json_text(reader.read(record[start:])).encode("utf-8", "surrogatepass")
+
+    def _reader_of(self, record: bytes) -> tuple[_Reader, int]:
+        """What reads the record, and where its message begins."""
+        assert self._schemas is not None, "without a registry there is one reader"
+        try:
+            number = schema_number(record)
+            places, start = message_places(record, FRAME)
+            begins = record[:start]
+            if begins not in self._readers:
+                self._readers[begins] = _Reader(self._schemas.protobuf(number).at(places), self._columns)
+        except (UnknownSchema, ValueError) as unknown:
+            raise _RefusedRecord(str(unknown)) from unknown
+        except LookupError as missing:
+            raise _RefusedRecord(f"schema {number}: {missing.args[0]}") from missing
+        return self._readers[begins], start
+
+
+class _Reader:
+    """Reads records of one message into a value for each column."""
+
+    def __init__(self, descriptor: Any, columns: list[tuple[str, Path]]) -> None:
+        self._name = descriptor.full_name
+        self._parse = message_factory.GetMessageClass(descriptor).FromString
+        self._columns = [(name, _getter(descriptor, path)) for name, path in columns]
+
+    def read(self, record: bytes) -> dict[str, Any]:
+        """Raises _RefusedRecord."""
+        try:
+            message = self._parse(record)
+        except Exception as error:  # the library has an error of its own for each implementation
+            looks = "; it looks like JSON" if record[:1] == b"{" else ""
+            raise _RefusedRecord(f"not Protobuf of message {self._name}: {error}{looks}"[:300]) from error
+        found = {}
+        for name, get in self._columns:
+            try:
+                found[name] = get(message)
+            except Exception as error:  # a Timestamp of the year 10000, an Any of an unknown message
+                raise _RefusedRecord(f"column {name}: {error}"[:300]) from error
+        return found
+
+
+def _getter(descriptor: Any, path: Path) -> Callable[[Any], Any]:
+    field = descriptor.fields_by_name.get(path[0]) if len(path) == 1 else None
+    if field is None or field.is_repeated or field.message_type is not None or field.has_presence:
+        return lambda message: _found(message, path)
+    name, plain = field.name, field.enum_type is None and field.cpp_type not in _FLOATS
+    # Most columns of most schemas.
+    return (lambda message: getattr(message, name)) if plain else (lambda message: _one(field, getattr(message, name)))
+
+
+def _found(message: Any, path: Path) -> Any:
+    """What a path of at least one step leads to in a message; None where it leads nowhere."""
+    descriptor, step = message.DESCRIPTOR, path[0]
+    if descriptor.full_name in _JSON:
+        return _inside(_whole(message), path)
+    field = descriptor.fields_by_name.get(step) if isinstance(step, str) else None
+    if field is None or (field.has_presence and not message.HasField(step)):
+        return None
+    value, rest = getattr(message, field.name), path[1:]
+    if not rest:
+        return _plain(field, value)
+    if field.is_repeated and not _is_map(field):
+        if not isinstance(rest[0], int) or rest[0] >= len(value):
+            return None
+        value, rest = value[rest[0]], rest[1:]
+        if not rest:
+            return _one(field, value)
+    if _is_map(field) or field.message_type is None:
+        return _inside(_plain(field, value), rest) if _is_map(field) else None
+    return _found(value, rest)
+
+
+def _inside(value: Any, path: Path) -> Any:
+    for step in path:
+        if isinstance(step, str):
+            value = value.get(step) if isinstance(value, dict) else None
+        else:
+            value = value[step] if isinstance(value, list) and step < len(value) else None
+    return value
+
+
+def _is_map(field: Any) -> bool:
+    kind = field.message_type
+    return kind is not None and kind.GetOptions().map_entry
+
+
+def _plain(field: Any, value: Any) -> Any:
+    """A field's value as `json_text` takes it."""
+    if _is_map(field):
+        of = field.message_type.fields_by_name["value"]
+        return {_key(key): _one(of, each) for key, each in value.items()}
+    return [_one(field, each) for each in value] if field.is_repeated else _one(field, value)
+
+
+def _key(key: Any) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+def _one(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return _whole(value)
+    if field.enum_type is not None:
+        named = field.enum_type.values_by_number.get(value)
+        return str(value) if named is None else named.name
+    return None if field.cpp_type in _FLOATS and not math.isfinite(value) else value
+
+
+def _whole(message: Any) -> Any:
+    descriptor = message.DESCRIPTOR
+    if descriptor.full_name in _TEXTS:
+        return message.ToJsonString()
+    if descriptor.full_name in _WRAPPERS:
+        return _one(descriptor.fields_by_name["value"], message.value)
+    if descriptor.full_name in _JSON:
+        pool = descriptor.file.pool
+        return json_format.MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=pool)
+    return {field.name: _found(message, (field.name,)) for field in descriptor.fields}
+
+
+def _written_with(model: Input) -> Any:
+    """The schemas that the input's records name, or the message of the job's. Raises SourceError for one that is
+    none."""
+    if model.protobuf_schema is None:
+        return Schemas.of(model)
+    try:
+        return compiled(model.protobuf_schema, {}).named(model.protobuf_message)
+    except InvalidSchema as error:
+        raise SourceError(
+            f"Input {model.name}: protobufSchema is no schema of Protobuf", facts=str(error), todo="Correct it"
+        ) from error
+    except LookupError as error:
+        raise SourceError(
+            f"Input {model.name}: protobufMessage is not in protobufSchema", facts=error.args[0], todo="Correct it"
+        ) from error
+
+
+class _RefusedRecord(Exception):
+    """The text is the reason."""
+
+
+DECODER = ProtobufDecoder
