@@ -32,6 +32,7 @@ from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.blob import from_blob, to_blob
 from joinery_runtime.core.table.segment import Run, encode
 from joinery_runtime.job import Input
+from joinery_runtime.sinks.avro import AvroOutput, AvroRows
 from joinery_runtime.sinks.encode import json_lines
 from joinery_runtime.sinks.files import write_parquet
 from joinery_runtime.sources import JsonDecoder, PartitionRef, Range
@@ -121,10 +122,12 @@ def from_parquet(records: list[bytes]) -> Callable[[], None]:
 
 
 def written() -> Variants:
-    """Orders as files have them."""
+    """Orders as files and topics have them."""
     records = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     batches = JsonDecoder(ORDERS).decode(pa.array(records, pa.binary())).rows.to_batches(max_chunksize=65_536)
+    avro = AvroRows(AvroOutput("orders", ORDERS, "").schema(), 1)
     return {"json": lambda: void([json_lines(batch) for batch in batches]),
+            "avro": lambda: void([avro.encode(batch) for batch in batches]),
             "parquet": lambda: void(write_parquet(io.BytesIO(), batches))}  # fmt: skip
 
 

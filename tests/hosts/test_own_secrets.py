@@ -22,6 +22,7 @@ from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, StreamJoin, parse_job
+from joinery_runtime.job.model.inputs import SchemaRegistry
 from joinery_runtime.state.memory import MemoryStore
 
 PLAIN = {"security.protocol": "SASL_SSL", "ssl.key.location": "/keys/client", "sasl.username": "me"}
@@ -154,6 +155,16 @@ def test_the_login_of_a_schema_registry_is_a_secret_too(tmp_path: Path) -> None:
     assert sent.inputs[0].schema_registry is not None
     assert sent.inputs[0].schema_registry.properties == {"basic.auth.user.info": WITHHELD}
     assert restored(sent, path).inputs == mine.inputs
+
+
+def test_the_login_of_the_outputs_schema_registry_is_a_secret_too(tmp_path: Path) -> None:
+    mine = job("own")
+    registry = SchemaRegistry.model_validate({"url": "http://r", "properties": {"basic.auth.user.info": "me:hush"}})
+    output = mine.spec.output.model_copy(update={"schema_registry": registry, "format": "avro"})
+    mine = mine.model_copy(update={"spec": mine.spec.model_copy(update={"output": output})})
+    sent = withheld(mine).spec.output.schema_registry
+    assert sent is not None
+    assert sent.properties == {"basic.auth.user.info": WITHHELD}
 
 
 def test_the_drivers_copy_names_no_variables_of_the_environment() -> None:

@@ -177,6 +177,19 @@ BAD = [
         36,
     ),
     ((after(OUTPUT, "    format: parquet\n")), "spec.output.format", "parquet is a format of files", 37),
+    ((after(OUTPUT, "    format: avro\n")), "spec.output.format", "avro is a format of Kafka", 37),
+    (
+        (OUTPUT, "    kafka: {bootstrapServers: b, topic: t}\n    format: avro\n"),
+        "spec.output.format",
+        "avro needs schemaRegistry",
+        37,
+    ),
+    (
+        (OUTPUT, "    kafka: {bootstrapServers: b, topic: t}\n    schemaRegistry: {url: 'http://r'}\n"),
+        "spec.output.schemaRegistry",
+        "belongs to format avro; leave it out",
+        37,
+    ),
     ((OUTPUT, "    file: {path: file:///out}\n"), "spec.output.file.path", "write /out", 36),
     # inputs
     (("name: payments\n", "name: orders\n"), "spec.inputs[1].name", "two inputs are named 'orders'", 19),
@@ -384,7 +397,7 @@ BAD = [
     (
         after(OUTPUT, "    timestamps: rfc3339\n    format: parquet\n"),
         "spec.output.timestamps",
-        "is of JSON; Parquet and Postgres have a type for timestamps",
+        "is of JSON; Parquet, Avro and Postgres have a type for timestamps",
         37,
     ),
     (after(OUTPUT, "  deadLetter: {}\n"), "spec.deadLetter", "exactly one of kafka and file", 37),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,10 @@ from joinery_runtime.errors import SinkError
 from joinery_runtime.job import SessionWindow, StreamJoin
 from joinery_runtime.job.model.outputs import DeadLetter, Output
 from joinery_runtime.sinks import dead_letter_sink, forget_output, sink_for
+from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.files import FileSink
-from joinery_runtime.sinks.kafka import KafkaSink
-from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink
+from joinery_runtime.sinks.kafka import KafkaSink, KafkaWriter
+from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, KafkaTransactionsWriter
 from joinery_runtime.sinks.postgres import PostgresSink
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
@@ -49,6 +51,19 @@ def sessions(**spec: Any) -> SessionWindow:
     }
     whole = {"input": side, "groupBy": ["k"], "gap": "30s", "maxDuration": "2h", **spec}
     return SessionWindow.model_validate({"metadata": {"name": "j"}, "spec": whole})
+
+
+def test_rows_in_avro_are_for_the_registry_that_the_output_names() -> None:
+    named = {"url": "http://r", "properties": {"basic.auth.user.info": "me:secret"}}
+    output = {"kafka": {"bootstrapServers": "here:1", "topic": "out"}, "format": "avro", "schemaRegistry": named}
+    for delivery in ("exactlyOnce", "atLeastOnce"):
+        writer = sink_for(job(output=output, delivery=delivery), None).writer()
+        assert isinstance(writer, KafkaWriter | KafkaTransactionsWriter)
+        avro = writer.target.avro
+        assert isinstance(avro, AvroOutput)
+        assert (avro.topic, avro.url, avro.properties) == ("out", "http://r", named["properties"])
+        assert {each["name"] for each in json.loads(avro.schema())["fields"]} >= {"left_k", "right_ts"}
+        assert "secret" not in repr(writer)
 
 
 def table_of(job: StreamJoin | SessionWindow) -> TargetTable:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 from collections.abc import Iterator
 from itertools import count
 
+import fastavro
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience
+from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
 from sinks.rows import attempt
+from sources.registry import registry
 
 pytestmark = pytest.mark.services
 _names = (f"sink-{number}" for number in count())
@@ -32,11 +37,11 @@ def written(broker, topic: str, expected: int) -> list[tuple[bytes | None, objec
     return [(message.key(), json.loads(message.value())) for message in consumed(broker, topic, expected)]
 
 
-def consumed(broker, topic: str, expected: int) -> list[Message]:
+def consumed(broker, topic: str, expected: int, ends: int | None = None) -> list[Message]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "test", "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, 0)])
     messages = consumer.consume(expected, 30)
-    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1] == expected
+    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1] == (ends or expected)
     consumer.close()
     return messages
 
@@ -56,6 +61,24 @@ def test_rows_and_keys(broker, topic, key, keys) -> None:
     writer = pickle.loads(pickle.dumps(sink.writer()))
     assert writer.write(attempt(), ROWS)["rows"] == 3
     assert written(broker, topic, 3) == list(zip(keys, ROWS.to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("delivery", ["atLeastOnce", "exactlyOnce"])
+def test_rows_as_avro_begin_with_the_number_of_their_schema(broker, topic, delivery) -> None:
+    with registry() as served:
+        target = KafkaTarget(topic, broker.bootstrap, ("k",), avro=AvroOutput(topic, ROWS.schema, served.url))
+        once = delivery == "exactlyOnce"
+        sink = KafkaTransactionsSink(target, PartNames(topic)) if once else KafkaSink(target)
+        sink.prepare(ROWS.schema)
+        writer = pickle.loads(pickle.dumps(sink.writer()))
+        assert writer.write(attempt(), ROWS)["rows"] == 3
+        number = served.subjects[f"{topic}-value", 1]
+        schema = fastavro.parse_schema(json.loads(served.schemas[number]["schema"]))
+    found = []
+    for message in consumed(broker, topic, 3, ends=4 if once else 3):  # a transaction ends with a mark
+        assert message.value()[:5] == b"\0" + number.to_bytes(4)
+        found.append((message.key(), fastavro.schemaless_reader(io.BytesIO(message.value()[5:]), schema, None)))
+    assert found == list(zip([b"a", None, b"c"], ROWS.to_pylist(), strict=True))
 
 
 def test_headers(broker, topic) -> None:

@@ -1,5 +1,5 @@
-"""A schema registry for tests, as far as readers need it: GET /schemas/ids/N and /subjects/S/versions/V of Confluent's
-REST interface."""
+"""A schema registry for tests, as far as readers and writers need it: GET /schemas/ids/N and /subjects/S/versions/V,
+and POST /subjects/S/versions, of Confluent's REST interface."""
 
 from __future__ import annotations
 
@@ -32,6 +32,28 @@ class Registry:
         self.schemas[number] = {"schema": text, **more, **({"references": references} if references else {})}
         return number
 
+    def register(self, subject: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """A schema of Avro, refused where a field has another type than in the subject's newest version."""
+        if self.status is not None:
+            return self.status, {"error_code": self.status, "message": "not now"}
+        known = {version: number for (name, version), number in self.subjects.items() if name == subject}
+        for number in known.values():
+            if self.schemas[number]["schema"] == body["schema"]:
+                return 200, {"id": number}
+        if known:
+            before = {each["name"]: each["type"] for each in json.loads(self._text(known[max(known)]))["fields"]}
+            after = json.loads(body["schema"])["fields"]
+            changed = [each["name"] for each in after if before.get(each["name"], each["type"]) != each["type"]]
+            if changed:
+                return 409, {"error_code": 409, "message": f"incompatible: {', '.join(changed)}"}
+        number = self.add(body["schema"])
+        self.subjects[subject, max(known, default=0) + 1] = number
+        return 200, {"id": number}
+
+    def _text(self, number: int) -> str:
+        text: str = self.schemas[number]["schema"]
+        return text
+
     def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, Any]]:
         self.asked.append(path)
         if self.status is not None:
@@ -53,7 +75,17 @@ def registry() -> Iterator[Registry]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = served.answer(self.path, self.headers.get("Authorization"))
+            self._send(*served.answer(self.path, self.headers.get("Authorization")))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            match self.path.partition("?")[0].strip("/").split("/"):
+                case ["subjects", subject, "versions"]:
+                    self._send(*served.register(subject, body))
+                case _:
+                    self._send(404, {"error_code": 404, "message": "not found"})
+
+        def _send(self, status: int, body: dict[str, Any]) -> None:
             written = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")

@@ -328,7 +328,10 @@ def where_rows_are(job: Job) -> str:
         return f"rows are in {folder}: {look}"
     if output.kafka is not None:
         kafka = output.kafka
-        look = f"kafka-console-consumer --bootstrap-server {kafka.bootstrap_servers} --topic {kafka.topic}"
+        program = "kafka-avro-console-consumer" if output.format == "avro" else "kafka-console-consumer"
+        look = f"{program} --bootstrap-server {kafka.bootstrap_servers} --topic {kafka.topic}"
+        if output.schema_registry is not None:
+            look += f" --property schema.registry.url={output.schema_registry.url}"
         return f"rows are in the topic {kafka.topic}: {look} --from-beginning"
     if output.console is not None:
         return "rows were shown here, and are kept nowhere"

@@ -72,6 +72,8 @@ def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Jo
         "output": output.model_copy(
             update={
                 "kafka": output.kafka and client(output.kafka, ("output", "kafka")),
+                "schema_registry": output.schema_registry
+                and client(output.schema_registry, ("output", "schemaRegistry")),
                 "postgres": output.postgres and database(output.postgres, ("output", "postgres")),
             }
         ),

@@ -16,6 +16,7 @@ from joinery_runtime.job.model.outputs import (
     Output,
     PostgresOutput,
 )
+from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sinks.console import ConsoleSink
 from joinery_runtime.sinks.files import FileSink
@@ -41,16 +42,25 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
             of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
-            target = KafkaTarget(*of, job.spec.output.timestamps)
+            target = KafkaTarget(*of, job.spec.output.timestamps, _avro(job, kafka))
             return _kafka(job, target, PartNames(job.name))
         case Output(postgres=PostgresOutput() as postgres):
             return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
+            assert job.spec.output.format != "avro", "the job's validation sees to it"
             return FileSink(file.path, job.spec.output.format, job.spec.output.timestamps)
         case Output(console=ConsoleOutput() as console):
             return ConsoleSink(console.rows, job.spec.output.timestamps)
         case unknown:
             raise _no_sink("output", unknown)
+
+
+def _avro(job: Job, kafka: KafkaOutput) -> AvroOutput | None:
+    if job.spec.output.format != "avro":
+        return None
+    registry = job.spec.output.schema_registry
+    assert registry is not None, "the job's validation sees to it"
+    return AvroOutput(kafka.topic, compile_job(job).output_schema(), registry.url, registry.properties)
 
 
 def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> Sink:

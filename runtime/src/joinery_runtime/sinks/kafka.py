@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from joinery_runtime.errors import SinkError
 from joinery_runtime.kafka_errors import LastError, is_away
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
-from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, as_messages, enqueue
+from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, enqueue
 
 
 class _Client:
@@ -77,7 +77,7 @@ class KafkaWriter:
 
         try:
             for batch in rows.to_batches():
-                messages = as_messages(batch, self.target.key, self.target.headers, self.target.timestamps)
+                messages = self.target.messages(batch)
                 # Made anew: brokers are not to blame for the time that a chunk's rows took to be made.
                 patience = Patience(self.target.delivery_seconds)
                 unsent += enqueue(client.producer, self.target.topic, messages, patience, delivered)

@@ -1,8 +1,8 @@
 """What all Kafka writers share: the topic and how to reach it, the client's settings, rows as messages.
 
-A value is the row as JSON, and columns may be headers too. The record key is the plain text where `key` names a single
-string column, else a JSON object of the key columns; a record has no key where `key` is empty or its single string
-column is null.
+A value is the row as JSON or Avro, and columns may be headers too. The record key is the plain text where `key` names a
+single string column, else a JSON object of the key columns; a record has no key where `key` is empty or its single
+string column is null.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.outputs import Timestamps
 from joinery_runtime.kafka_errors import LastError, is_away, tls_port
+from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.encode import as_texts, rows_to_json
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
@@ -60,6 +61,8 @@ class KafkaTarget:
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict)
     timestamps: Timestamps = "epochMillis"
+    avro: AvroOutput | None = None
+    """What values are instead of JSON."""
 
     def __post_init__(self) -> None:
         refused = [name for name in self.properties if name in _OWNED]
@@ -131,12 +134,15 @@ class KafkaTarget:
             raise self.problem("kafka.properties are not valid", error.args[0].str()) from error
 
     def require(self, schema: pa.Schema, client: Any, errors: LastError) -> None:
-        """Checks that key and headers name columns of the rows and that the topic is there. Raises SinkError."""
+        """Checks that key and headers name columns of the rows and that the topic is there, and registers the schema of
+        the rows. Raises SinkError."""
         for what, columns in (("key", self.key), ("headers", self.headers.values())):
             missing = [name for name in columns if name not in schema.names]
             if missing:
                 todo = f"Correct output.kafka.{what}"
                 raise self.problem(f"{what} names no output column", ", ".join(missing), todo)
+        if self.avro is not None:
+            self.avro.registered()
         topics = self._topics(client, errors)
         deadline = time.monotonic() + _NEWS_SECONDS
         while self.topic not in topics and time.monotonic() < deadline:
@@ -144,6 +150,11 @@ class KafkaTarget:
             topics = self._topics(client, errors)
         if self.topic not in topics:
             raise self.problem("it does not exist", f"the broker has {len(topics)} topics", "Create the topic")
+
+    def messages(self, rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+        """Rows as `enqueue` takes them. Raises SinkError as the registry of Avro does."""
+        values = None if self.avro is None else self.avro.registered().encode(rows)
+        return as_messages(rows, self.key, self.headers, self.timestamps, values)
 
     def _topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
         """Asks in short turns: a refused login is reported between them, and needs no patience."""
@@ -281,9 +292,13 @@ def as_messages(
     key: Sequence[str],
     headers: Mapping[str, str] = MappingProxyType({}),
     timestamps: Timestamps = "epochMillis",
+    values: Sequence[bytes] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows as `enqueue` takes them. Either all have headers (maybe none of them) or no message knows of any."""
-    messages: list[dict[str, Any]] = [{"value": value} for value in rows_to_json(rows, timestamps)]
+    """Rows as `enqueue` takes them, with these values or as JSON. Either all have headers (maybe none of them) or no
+    message knows of any."""
+    messages: list[dict[str, Any]] = [
+        {"value": value} for value in (rows_to_json(rows, timestamps) if values is None else values)
+    ]
     if key:
         plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)
         keys = rows[key[0]].to_pylist() if plain else rows_to_json(rows.select(list(key)), timestamps)
@@ -291,7 +306,7 @@ def as_messages(
             message["key"] = each
     if headers:
         columns = zip(*(as_texts(rows, column, timestamps) for column in headers.values()), strict=True)
-        for message, values in zip(messages, columns, strict=True):
-            named = zip(headers, values, strict=True)
+        for message, texts in zip(messages, columns, strict=True):
+            named = zip(headers, texts, strict=True)
             message["headers"] = [(name, value) for name, value in named if value is not None]
     return messages

@@ -28,7 +28,7 @@ from joinery_runtime.errors import Fenced, SinkError, Superseded
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
-from joinery_runtime.sinks.kafka_target import KafkaTarget, as_messages
+from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.store_identity import StoreIdentity
 
 _SIBLING_SECONDS = 1.0  # how long the attempt that was first may take before it is taken for dead
@@ -135,7 +135,7 @@ class PartWrite:
         def chunks() -> Iterator[list[dict[str, Any]]]:
             for batch in self.rows.to_batches():
                 sent.append(batch.num_rows)
-                yield as_messages(batch, self.target.key, self.target.headers, self.target.timestamps)
+                yield self.target.messages(batch)
 
         marker = EpochMarker(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
         producer.send(self.target.topic, chunks(), self.name, marker)

@@ -12,26 +12,17 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
+from confluent_kafka.schema_registry import SchemaRegistryError
 from fastavro.schema import SchemaParseException, UnknownType
 
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.registry_client import registry_client
 from joinery_runtime.sources.json_faults import FRAME
 from joinery_runtime.sources.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled
 from joinery_runtime.sources.records import ByValue, Decoded, set_aside, with_bad
 
 _MISSING, _DENIED = 404, (401, 403)  # of HTTP
-
-# The client's settings that are numbers; a job has all settings as text.
-_NUMBERS = {
-    "timeout",
-    "cache.capacity",
-    "cache.latest.ttl.sec",
-    "max.retries",
-    "retries.wait.ms",
-    "retries.max.wait.ms",
-}
 
 AvroSchema = Any  # what fastavro makes of one
 
@@ -80,9 +71,7 @@ class Schemas:
         registry = model.schema_registry
         assert registry is not None, "only an input with one asks"
         try:
-            numbers = {name: float(text) for name, text in registry.properties.items() if name in _NUMBERS}
-            whole = {name: int(number) for name, number in numbers.items() if number.is_integer()}
-            client = SchemaRegistryClient({**registry.properties, **numbers, **whole, "url": registry.url})
+            client = registry_client(registry.url, registry.properties)
         except (ValueError, TypeError) as error:
             raise SourceError(
                 f"Input {model.name}: schemaRegistry.properties are not valid",

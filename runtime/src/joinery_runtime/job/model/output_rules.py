@@ -51,8 +51,17 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
     output = dig(draft.data, "spec", "output")
     if dig(output, "format") == "parquet" and dig(output, "file") is None:
         yield ("spec", "output", "format"), "parquet is a format of files; leave it out, or name file: {path: ...}"
-    if dig(output, "timestamps") == "rfc3339" and (dig(output, "format") == "parquet" or dig(output, "postgres")):
-        yield ("spec", "output", "timestamps"), "is of JSON; Parquet and Postgres have a type for timestamps"
+    avro, registry = dig(output, "format") == "avro", dig(output, "schemaRegistry") is not None
+    if avro and dig(output, "kafka") is None:
+        yield ("spec", "output", "format"), "avro is a format of Kafka; leave it out, or name kafka: {topic: ...}"
+    elif avro and not registry:
+        yield ("spec", "output", "format"), "avro needs schemaRegistry: {url: ...} beside it, where its schema will be"
+    elif registry and not avro:
+        yield ("spec", "output", "schemaRegistry"), "schemaRegistry belongs to format avro; leave it out"
+    if dig(output, "timestamps") == "rfc3339" and (
+        dig(output, "format") in ("parquet", "avro") or dig(output, "postgres")
+    ):
+        yield ("spec", "output", "timestamps"), "is of JSON; Parquet, Avro and Postgres have a type for timestamps"
 
 
 def _postgres(draft: JobDraft) -> Iterator[Finding]:

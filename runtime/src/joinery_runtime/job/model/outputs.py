@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from joinery_runtime.job.model.base import FilePath, Int, Model, PositiveDuration, Setting, Text, not_yet
-from joinery_runtime.job.model.inputs import Topic
+from joinery_runtime.job.model.inputs import SchemaRegistry, Topic
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 
 
@@ -77,9 +77,14 @@ class Output(Model):
     console: ConsoleOutput | None = None
     """Shows the first rows of each epoch, and keeps none."""
     format: Annotated[
-        FileFormat, not_yet("output format {}", "csv", "avro", "protobuf", todo="use json, or parquet in files")
+        Literal["json", "parquet", "avro"],
+        not_yet("output format {}", "csv", "protobuf", todo="use json, parquet in files, or avro in Kafka"),
     ] = "json"
-    """How rows are encoded in Kafka and files: `json`, in files also `parquet`."""
+    """How rows are encoded in Kafka and files: `json`, in files also `parquet`, in Kafka also `avro`, by a schema
+    registry."""
+    schema_registry: SchemaRegistry | None = None
+    """Where the schema of the rows is registered, as `<topic>-value`, for `format: avro`. Records begin with its
+    number."""
     timestamps: Timestamps = "epochMillis"
     """How JSON has timestamps: as whole milliseconds since 1970, or as text in UTC (`rfc3339`:
     2026-01-15T10:00:00.000Z)."""
