@@ -301,6 +301,11 @@ def test_the_end_tells_the_totals(screen: Screen) -> None:
             "kafka: {bootstrapServers: 'k:1', topic: out}",
             "the topic out: kafka-console-consumer --bootstrap-server k:1 --topic out --from-beginning",
         ),
+        (
+            "kafka: {bootstrapServers: 'k:1', topic: out}\n    format: avro\n    schemaRegistry: {url: 'http://r:1'}",
+            "out: kafka-avro-console-consumer --bootstrap-server k:1 --topic out --property "
+            "schema.registry.url=http://r:1 --from-beginning",
+        ),
     ],
 )
 def test_the_end_tells_where_the_rows_are_and_how_to_look(output: str, said: str) -> None:

@@ -3,14 +3,18 @@ cannot read."""
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import psycopg
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from e2e.driver_process import Run
-from e2e.jobs import Job, fresh_name, json_rows, payment, produce
+from e2e.jobs import Job, fresh_name, json_rows, order, payment, produce
 from joinery_devkit.kafka_admin import KafkaAdmin
 from sources.registry import registry
 from sources.test_avro import avro
@@ -77,3 +81,31 @@ def test_old_and_new_records_in_one_run(kind: str, kafka_broker: KafkaAdmin, pos
     assert rows() == [("o1", 1, None, 10), ("o2", 2, "new", 20), ("o4", 4, None, 40)]
     (letter,) = json_rows(dead)
     assert letter["reason"] == "column amount: 'many' is not a valid int64"
+
+
+def test_rows_in_avro_come_out_once_with_their_schema_registered(
+    kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path
+) -> None:
+    name = fresh_name()
+    for topic in ("orders", "payments", "joined"):
+        kafka_broker.create_topic(f"{name}.{topic}")
+    with registry() as served:
+        kafka = f'kafka: {{bootstrapServers: "{kafka_broker.bootstrap}", topic: {name}.joined, key: [id]}}'
+        output = f'{{{kafka}, format: avro, schemaRegistry: {{url: "{served.url}"}}}}'
+        job = Job(name, kafka_broker.bootstrap, f'{{postgres: {{dsn: "{postgres_dsn}"}}}}', output)
+        produce(job.bootstrap, f"{name}.orders", [order(1), order(2)])
+        produce(job.bootstrap, f"{name}.payments", [payment(1), payment(2)])
+        run = Run.start(job.write(tmp_path), "local[2,4]")
+        assert run.wait() == 0, run.last_words
+        assert served.subjects == {(f"{name}.joined-value", 1): 1}
+        schema = fastavro.parse_schema(json.loads(served.schemas[1]["schema"]))
+    settings = {"bootstrap.servers": job.bootstrap, "group.id": "t", "isolation.level": "read_committed"}
+    consumer = Consumer({**settings, "enable.partition.eof": True})
+    consumer.assign([TopicPartition(f"{name}.joined", 0, 0)])
+    found = []
+    while (message := consumer.poll(30)) is not None and message.error() is None:
+        value = message.value()
+        assert value[:5] == b"\0\0\0\0\x01"
+        found.append(fastavro.schemaless_reader(io.BytesIO(value[5:]), schema, None))
+    consumer.close()
+    assert sorted(found, key=str) == [{"id": f"o{n}", "amount": n, "paid": 10 * n} for n in (1, 2)]
