@@ -6,6 +6,11 @@ import pytest
 
 from cli.commands import Joinery
 from job.resources import edited
+from joinery_runtime.cli.state import record_lines
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.job import parse_job
+from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
 from state.values import run_epoch
 
@@ -48,6 +53,20 @@ def test_epochs_prints_the_log(joinery: Joinery, stored: Path, store: PostgresSt
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert {frozenset(line) for line in lines} == {frozenset({"epoch", "generation", "committed_at", "plan", "result"})}
     assert [line["epoch"] for line in joinery("state", "epochs", stored, "--after", 1, "--limit", 1).lines] == [2]
+
+
+def test_an_input_that_has_ended_is_at_the_end_and_not_at_a_huge_number() -> None:
+    job = parse_job(edited(), "job.yaml")
+    names, store = [side.name for side in job.inputs], MemoryStore()
+    for _ in run_trace(job, [{"end": True}], store):
+        """All that counts is where the job stands afterwards."""
+    record = store.record(job.name)
+    assert record is not None
+    lines = list(record_lines(record))
+    assert [line.split(",")[0] for line in lines if line.startswith("input ")] == [
+        f"input {name}: watermark the end" for name in sorted(names)
+    ]
+    assert str(END_OF_TIME)[:10] not in "\n".join(lines)
 
 
 @pytest.mark.services

@@ -49,9 +49,9 @@ def test_looking_at_it(joinery: Joinery, job_file: Path, ran: None) -> None:
     (found,) = joinery("state", "stats", job_file).lines
     assert (found["sessions"]["open"], found["sessions"]["gone_out"]) == (1, 1)
     listed = joinery("state", "ls", job_file).out
-    assert "input clicks: watermark 105" in listed
-    assert "part sessions: closed up to 70" in listed
-    assert "part sessions.complete: closed up to 90" in listed
+    assert "input clicks: watermark 1970-01-01T00:00:00.105Z" in listed
+    assert "part sessions: closed up to 1970-01-01T00:00:00.070Z" in listed
+    assert "part sessions.complete: closed up to 1970-01-01T00:00:00.090Z" in listed
     log = joinery("state", "epochs", job_file).lines
     assert [line["epoch"] for line in log] == list(range(1, found["epoch"] + 1))
     assert sum(line["result"]["rows_out"] for line in log) == 1

@@ -11,7 +11,7 @@ from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import embedded_directory, open_store
-from joinery_runtime.job import Job
+from joinery_runtime.job import Job, format_time
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobReader, JobRecord, StateStore
@@ -33,7 +33,7 @@ def epoch_lines(job: Job, after: int, limit: int) -> Iterator[dict[str, Any]]:
 
 def listing(job: Job) -> str:
     with open_durable(durable(job)) as store:
-        return "\n".join(_lines(known(job, store)))
+        return "\n".join(record_lines(known(job, store)))
 
 
 @contextmanager
@@ -64,17 +64,19 @@ def known(job: Job, store: JobReader) -> JobRecord:
     return record
 
 
-def _lines(record: JobRecord) -> Iterator[str]:
+def record_lines(record: JobRecord) -> Iterator[str]:
+    """Where the job stands, by input and part, and its segments. Times are for people: an input that has ended is at
+    "the end"."""
     pending = f", epoch {record.plan['epoch']} planned" if record.plan else ""
     yield f"job {record.job}: epoch {record.epoch} committed{pending}, generation {record.generation}"
     for name, data in sorted(input_offsets(record).items()):
         state = InputState.from_bytes(name, data)
         positions = ", ".join(f"{ref.topic}/{ref.partition}@{o}" for ref, o in sorted(state.positions.items()))
-        yield f"input {name}: watermark {state.progress.watermark}, next offsets {positions}"
+        yield f"input {name}: watermark {format_time(state.progress.watermark)}, next offsets {positions}"
     for part, closed in sorted(stored_floors(record).items()):
-        yield f"part {part}: closed up to {closed}"
+        yield f"part {part}: closed up to {format_time(closed)}"
     for segment in sorted(live_segments(record), key=lambda s: (s.part, s.ts_min, s.key)):
-        times = f"{segment.ts_min}..{segment.ts_max}"
+        times = f"{format_time(segment.ts_min)}..{format_time(segment.ts_max)}"
         yield f"{segment.part:5}  {segment.rows:>9} rows  {segment.bytes:>10} bytes  event time {times}  {segment.key}"
 
 
