@@ -135,7 +135,8 @@ class InputState:
         """
         ranges = {r.partition: r.end_exclusive for r in plan.ranges if r.partition.input == name}
         seen = {partition_id(ref): None for ref in ranges} | dict(highest)
-        progress = self.progress.raised(plan.watermarks.get(name)).saw(seen)
+        known = self._without_former(plan.topic_ids.get(name, {}))
+        progress = known.progress.raised(plan.watermarks.get(name)).saw(seen)
         if not clock.explicit:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
         if any(r.start < r.end_exclusive for r in plan.ranges):
@@ -145,8 +146,8 @@ class InputState:
             progress = replace(progress, idle_from=start, idle_ms=idle_ms)
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
         first_read = self.first_read or name in plan.tables_read
-        settled = replace(self, progress=progress, first_read=first_read)._without_former(plan.topic_ids.get(name, {}))
-        return replace(settled, positions={**settled.positions, **ranges}, stops={**settled.stops, **stops})
+        positions, stops = {**known.positions, **ranges}, {**known.stops, **stops}
+        return replace(known, positions=positions, progress=progress, stops=stops, first_read=first_read)
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
         """With these ids, and without what was stored of topics that had other ones."""

@@ -183,7 +183,8 @@ class _JobRun:
         with ExitStack() as stack:
             once = self._caller.once and not settle
             inputs = [_without_latest_stop(side) for side in job.inputs] if once else job.inputs
-            sources = {side.name: planner_for(side, job.name, self.store.identity()) for side in inputs}
+            store = self.store.identity()
+            sources = {side.name: planner_for(side, job.name, store, once=once) for side in inputs}
             for source in sources.values():
                 stack.callback(source.close)
             idle = idle_clock(job)

@@ -11,7 +11,7 @@ from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.inputs import AtTimestamp, Input, KafkaInput
+from joinery_runtime.job.model.inputs import AtTimestamp, FileInput, Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
 from joinery_runtime.job.model.resource import Job
@@ -114,7 +114,7 @@ def _steps(job: Job, stored: Mapping[str, Sequence[str]] | None) -> tuple[StepPl
 
 
 def _input_plan(side: Input) -> InputPlan:
-    source = _kafka(side.kafka) if side.kafka else f"file {side.file.path}" if side.file else ""
+    source = _kafka(side.kafka) if side.kafka else _files(side.file) if side.file else ""
     decoding = f"{side.format} rows; event time is {side.event_time}; {'bounded' if side.bounded else 'unbounded'}"
     if side.table is not None:
         decoding += f"; a table: each row is a version of its {listed(side.table.key)}"
@@ -125,6 +125,12 @@ def _kafka(kafka: KafkaInput) -> str:
     start, stop = (_position(at) for at in (kafka.start_from, kafka.stop_at))
     ends = f", stops at {stop}" if stop else ""
     return f"Kafka {kafka.topics} at {kafka.bootstrap_servers}, starts at {start} where no offset is stored{ends}"
+
+
+def _files(file: FileInput) -> str:
+    if file.watch:
+        return f"files of {file.path} and those that appear there, in order of their names"
+    return f"file {file.path}"
 
 
 def _position(at: object) -> str:

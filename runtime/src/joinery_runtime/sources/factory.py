@@ -9,36 +9,45 @@ from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import FileInput, Input, KafkaInput
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.base import SourcePlanner, SourceReader
-from joinery_runtime.sources.files import FilePlanner, FileReader
+from joinery_runtime.sources.files import FilePlanner, FileReader, ListedFiles
 from joinery_runtime.sources.formats import format_of
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.kafka_planner import KafkaPlanner
 from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.metadata import MetadataDecoder
+from joinery_runtime.sources.opened_files import MOST_FILES
 from joinery_runtime.sources.parquet import ParquetPlanner, ParquetReader
 from joinery_runtime.sources.records import Decoder, FormatDecoder
 from joinery_runtime.sources.schema_registry import Framed
 from joinery_runtime.sources.table_decoder import DELETE, DELETE_FIELD, Changelog, TableDecoder
 from joinery_runtime.sources.text_columns import TextDecoder, as_text
+from joinery_runtime.sources.watched_files import WINDOW, WatchedFiles
 from joinery_runtime.store_identity import StoreIdentity
 
 _FRAMED = (JsonDecoder, DebeziumJsonDecoder)  # whose records a registry's frame may be around
 
 
-def planner_for(model: Input, job_name: str, store: StoreIdentity) -> SourcePlanner:
-    """The driver half of an input of that job, which has that state store. Nothing is contacted or opened before its
-    first use."""
+def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool = False) -> SourcePlanner:
+    """The driver half of an input of that job, which has that state store; `once` for a run that ends with what is
+    there at its start. Nothing is contacted or opened before its first use."""
     match model:
         case Input(kafka=KafkaInput() as kafka):
             return KafkaPlanner(model.name, kafka, job_name, store)
-        case Input(file=FileInput() as file) if format_of(model).columnar:
-            return ParquetPlanner(model.name, file.path, *_as_written(model), model.event_time)
+        case Input(file=FileInput(watch=True) as file):
+            window = MOST_FILES if once else WINDOW
+            return WatchedFiles(model.name, file.path, _file_planner(model, file), window)
         case Input(file=FileInput() as file):
-            columns = [column.name for column in model.columns]
-            return FilePlanner(model.name, file.path, cut=format_of(model).cut(model), columns=columns)
+            return _file_planner(model, file)
         case _:
             raise _no_source(model)
+
+
+def _file_planner(model: Input, file: FileInput) -> ListedFiles:
+    if format_of(model).columnar:
+        return ParquetPlanner(model.name, file.path, *_as_written(model), model.event_time)
+    columns = [column.name for column in model.columns]
+    return FilePlanner(model.name, file.path, cut=format_of(model).cut(model), columns=columns)
 
 
 def reader_for(model: Input) -> SourceReader:

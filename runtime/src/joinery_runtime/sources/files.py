@@ -51,6 +51,13 @@ class ListedFiles(Exclusive):
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         if not self._partitions:
             self._partitions = [PartitionRef(self._name, file, 0) for file in files_of(self._path)]
+        watched = sorted(ref.topic for ref in stored.offsets if ref.topic in stored.topic_ids)
+        if watched:
+            raise SourceError(
+                f"Input {self._name} was watched, and is not any more",
+                facts=f"all files before {watched[0]} were read, and are not known one by one",
+                todo="Write watch: true again, or start the job with new state",
+            )
         gone = sorted(ref for ref in stored.offsets.keys() - set(self._partitions) if means(self._path, ref.topic))
         if gone:
             raise SourceError(
@@ -58,11 +65,14 @@ class ListedFiles(Exclusive):
                 facts=f"{len(gone)} file(s) of input {self._name} were read, and {self._path} does not have them now",
                 todo="Put them back, or start the job with new state",
             )
-        return [self._bounds(ref, stored.offsets.get(ref)) for ref in self._partitions]
+        return [self.bounds_of(ref, stored.offsets.get(ref)) for ref in self._partitions]
 
     @abstractmethod
-    def _bounds(self, ref: PartitionRef, position: int | None) -> Bounds:
+    def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
         """Of a file that was read up to `position` (None: not yet)."""
+
+    @abstractmethod
+    def cut(self, bounds: Bounds, max_records: int) -> Range: ...
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -76,7 +86,7 @@ class FilePlanner(ListedFiles):
         self._cut, self._columns = cut, columns
         self._known: dict[tuple[str, int, int], _File] = {}
 
-    def _bounds(self, ref: PartitionRef, position: int | None) -> Bounds:
+    def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
         path, file = ref.topic, self._file(ref.topic)
         start = file.first if position is None else max(position, file.first)
         if start > file.size:

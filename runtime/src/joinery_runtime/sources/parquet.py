@@ -44,7 +44,7 @@ class ParquetPlanner(ListedFiles):
             )
         return found
 
-    def _bounds(self, ref: PartitionRef, position: int | None) -> Bounds:
+    def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
         stamp = stamp_of(ref.topic)
         if stamp not in self._rows:
             with _opened(ref.topic) as file:

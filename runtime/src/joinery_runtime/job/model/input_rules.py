@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from glob import has_magic
 
 from joinery_runtime.job.model.draft import (
     Finding,
@@ -108,6 +109,18 @@ def _dialect(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         if source.data.get("csv") is not None and source.data.get("format") != "csv":
             yield (*source.at, "csv"), "csv says how CSV is written, and the format is another one; leave it out"
+
+
+def _watched(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        file, path = source.data.get("file"), dig(source.data, "file", "path")
+        if dig(file, "watch") is not True:
+            continue
+        if isinstance(path, str) and has_magic(path):
+            yield (*source.at, "file", "path"), "watch: true reads one directory, and this is a pattern; name the directory"
+        if source.data.get("format") == "csv" and dig(source.data, "csv", "header") is not False:
+            todo = "write csv: {header: false}, with the schema in the order of the fields, or another format"
+            yield (*source.at, "file", "watch"), f"CSV with a header is not read from a directory that is watched; {todo}"
 
 
 def _type_of(source: InputDraft, column: object) -> ColumnType | None:
@@ -218,6 +231,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _schemas,
     _parquet,
     _dialect,
+    _watched,
     _metadata,
     _formats,
     _one_source,

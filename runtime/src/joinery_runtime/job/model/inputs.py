@@ -134,11 +134,14 @@ class KafkaInput(Model):
 
 
 class FileInput(Model):
-    """Files read once from start to end: a bounded input. A relative path counts from the job file's folder."""
+    """Files that are read once, from start to end: a bounded input, unless their directory is watched."""
 
     path: FilePath
     """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
     path counts from the job file's folder. Files of gzip and zstd are unpacked (not Parquet)."""
+    watch: Bool = False
+    """The path is a directory, and each file that is moved into it later is read too, in order of the names: the input
+    never ends. CSV needs `csv: {header: false}` then."""
 
 
 def _one_byte(text: str) -> str:
@@ -246,7 +249,7 @@ class Input(Model):
     kafka: KafkaInput | None = None
     """Reads topics of Kafka: exactly one of `topic` and `topic_pattern`."""
     file: FileInput | None = None
-    """Reads files from start to end: a bounded input."""
+    """Reads files from start to end: a bounded input, or a directory that is watched for new ones."""
     format: Literal["json", "csv", "avro", "protobuf", "debezium-json", "debezium-avro", "parquet"]
     """How records are encoded: `json` (an object each), `csv`, `avro` and `protobuf` (a record, or message, each),
     `debezium-json` and `debezium-avro` (change events, of which the columns are the row's), or `parquet` (files)."""
@@ -276,7 +279,9 @@ class Input(Model):
     @property
     def bounded(self) -> bool:
         """Whether the input ends by itself (rule T7)."""
-        return self.file is not None or (self.kafka is not None and self.kafka.stop_at is not None)
+        return (self.file is not None and not self.file.watch) or (
+            self.kafka is not None and self.kafka.stop_at is not None
+        )
 
     @property
     def keyed(self) -> bool:

@@ -1,0 +1,249 @@
+"""A directory that is watched: every record once across restarts, little to store, and no file left out silently."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.watermark import InputClock
+from joinery_runtime.engine.alignment import Budget
+from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.job_state import JobState
+from joinery_runtime.engine.plan import EpochPlan, InputState
+from joinery_runtime.engine.planner import Planner, PlanSettings
+from joinery_runtime.errors import SourceError
+from joinery_runtime.job import Input
+from joinery_runtime.sources import StoredOffsets, planner_for, reader_for
+from joinery_runtime.sources.watched_files import SETTLE_S
+from stores import STORE
+
+
+class Watch:
+    """A planner over a directory, and the input's state; `restart` goes on with what is stored."""
+
+    def __init__(self, folder: Path, *, once: bool = False, records: int = 1_000, **model: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        schema = [{"name": "a", "type": "int64"}]
+        data = {"name": "in", "format": "json", "schema": schema, "eventTime": "a", **model}
+        self.folder, self.model = folder, Input.model_validate({"file": {"path": str(folder), "watch": True}, **data})
+        self.state, self.number, self.once, self.records = InputState(), 0, once, records
+        self.now_ms = 0
+        self.restart()
+
+    def restart(self) -> None:
+        self.state = InputState.from_bytes("in", self.state.to_bytes())
+        self.source = planner_for(self.model, "job", STORE, once=self.once)
+        settings = PlanSettings(1, Budget(self.records, 64 << 20), 3_600_000, "f")
+        self.clocks = {"in": InputClock(delay_ms=0)}
+        self.planner = Planner(settings, {"in": self.source}, self.clocks, IdleClock({"in": 1_000}), once=self.once)
+
+    def add(self, name: str, *values: int, pack: bool = False) -> None:
+        data = b"".join(json.dumps({"a": value}).encode() + b"\n" for value in values)
+        (self.folder / f".{name}").write_bytes(gzip.compress(data) if pack else data)
+        (self.folder / f".{name}").rename(self.folder / name)
+
+    def plan(self) -> EpochPlan | None:
+        self.now_ms += 100
+        return self.planner.plan(JobState(Pipeline((), ()), {"in": self.state}, epoch=self.number), self.now_ms)
+
+    def commit(self, plan: EpochPlan) -> list[int]:
+        found: list[int] = []
+        highest: dict[str, int | None] = {}
+        for batch in reader_for(self.model).read(*plan.ranges):
+            rows = batch.columns.to_pylist() if batch.columns is not None else map(json.loads, batch.values.to_pylist())
+            values = [row["a"] for row in rows]
+            ref = f"{batch.partition.topic}/0"
+            highest[ref] = max([*values, *([highest[ref]] if ref in highest else [])])
+            found += values
+        self.state = self.state.after(EpochPlan.from_json(plan.to_json()), "in", highest, self.clocks["in"])
+        self.number += 1
+        return found
+
+    def read(self) -> list[int]:
+        """All that is there, by epochs, after a moment in which names settle."""
+        found: list[int] = []
+        for _ in range(3):
+            while (plan := self.plan()) is not None:
+                found += self.commit(plan)
+            time.sleep(SETTLE_S)
+        return found
+
+    @property
+    def stored(self) -> list[str]:
+        return [Path(ref.topic).name for ref in self.state.positions]
+
+
+def test_new_files_are_read_once_across_restarts_and_the_input_never_ends(tmp_path) -> None:
+    job = Watch(tmp_path / "in")
+    assert job.read() == []
+    job.add("1.jsonl", 10, 11)
+    job.add("2.jsonl.gz", 12, pack=True)
+    assert sorted(job.read()) == [10, 11, 12]
+    job.restart()
+    assert job.read() == []
+    job.add("3.jsonl", 13)
+    assert job.read() == [13]
+    assert not job.planner.status.finished
+    assert not job.state.progress.ended
+
+
+def test_a_restart_within_a_file_goes_on_there(tmp_path) -> None:
+    job, values = Watch(tmp_path / "in", records=3), list(range(20))
+    job.add("1", *values[:11])
+    job.add("2", *values[11:])
+    found: list[int] = []
+    while (plan := job.plan()) is not None:
+        found += job.commit(plan)
+        job.restart()
+    assert sorted(found) == values
+    assert job.number > 5
+
+
+def test_what_is_stored_does_not_grow_with_the_files(tmp_path) -> None:
+    job = Watch(tmp_path / "in")
+    for number in range(6):
+        job.add(f"{number:03}", number)
+        assert job.read() == [number]
+    assert job.stored == ["005"]
+    assert len(job.state.topic_ids) == len(job.state.progress.highest) == 1
+    for file in sorted(job.folder.iterdir()):
+        file.unlink()
+    job.restart()
+    assert job.read() == [], "files that were read may go"
+    job.add("006", 6)
+    assert job.read() == [6]
+
+
+def test_more_files_than_are_read_at_a_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.factory.WINDOW", 4)
+    job = Watch(tmp_path / "in")
+    for number in range(11):
+        job.add(f"{number:03}", number)
+    plan = job.plan()
+    assert plan is not None
+    assert len(plan.ranges) == 4
+    assert sorted([*job.commit(plan), *job.read()]) == list(range(11))
+
+
+def test_the_watermark_follows_the_newest_file_and_no_file_that_was_read_holds_it_back(tmp_path) -> None:
+    job = Watch(tmp_path / "in")
+    job.add("1", 10)
+    job.read()
+    assert job.state.progress.watermark == 10
+    job.add("2", 50)
+    job.read()
+    assert job.state.progress.watermark == 50
+    for _ in range(12):
+        plan = job.plan()
+    assert plan is None
+    assert job.planner._observe({"in": job.state}, job.now_ms).idle == {"in": (f"{job.folder}/2/0",)}  # noqa: SLF001
+
+
+def test_a_run_once_reads_what_is_there_and_the_next_one_goes_on(tmp_path) -> None:
+    job = Watch(tmp_path / "in", once=True)
+    job.add("1", 1)
+    plan = job.plan()
+    assert plan is not None
+    job.add("2", 2)
+    assert [*job.commit(plan), *job.read()] == [1]
+    assert job.planner.status.finished
+    job.restart()
+    assert job.read() == [2]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_file_that_comes_before_those_that_were_read_stops_the_job(tmp_path, restarts: bool) -> None:
+    job = Watch(tmp_path / "in")
+    job.add("1", 1)
+    job.add("5", 5)
+    job.read()
+    job.add("6", 6)
+    job.read()
+    assert job.stored == ["6"]
+    job.add("3", 3)
+    if restarts:
+        job.restart()
+    with pytest.raises(SourceError, match=r"/3 of input in is new or was changed, and its turn is over"):
+        job.read()
+    (job.folder / "3").rename(job.folder / "7")
+    assert job.read() == [3]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_file_that_grows_after_it_was_read_stops_the_job(tmp_path, restarts: bool) -> None:
+    job = Watch(tmp_path / "in")
+    job.add("1", 1)
+    job.add("2", 2)
+    job.read()
+    with (job.folder / "2").open("a") as file:
+        file.write('{"a": 3}\n')
+    if restarts:
+        job.restart()
+    with pytest.raises(SourceError, match=r"/2 of input in was changed after reading it had begun"):
+        job.read()
+
+
+def test_an_older_file_that_grows_is_found_at_the_next_start(tmp_path) -> None:
+    job = Watch(tmp_path / "in")
+    job.add("1", 1)
+    job.read()
+    job.add("2", 2)
+    job.read()
+    with (job.folder / "1").open("a") as file:
+        file.write('{"a": 3}\n')
+    job.restart()
+    with pytest.raises(SourceError, match=r"/1 of input in is new or was changed"):
+        job.read()
+
+
+def test_a_plan_is_not_replayed_over_another_file(tmp_path) -> None:
+    job = Watch(tmp_path / "in")
+    job.add("1", 1)
+    plan = job.plan()
+    assert plan is not None
+    job.restart()
+    assert job.planner.gone(plan, {"in": job.state}) == frozenset()
+    (job.folder / "1").write_text('{"a": 1}\n{"a": 2}\n')
+    with pytest.raises(SourceError, match="it had 9 bytes then and has 18 now"):
+        job.planner.gone(plan, {"in": job.state})
+
+
+def test_parquet(tmp_path) -> None:
+    job = Watch(tmp_path / "in", format="parquet")
+    for number in range(3):
+        pq.write_table(pa.table({"a": [number]}), tmp_path / "next")
+        (tmp_path / "next").rename(job.folder / f"{number}.parquet")
+        assert job.read() == [number]
+        job.restart()
+
+
+def test_watching_neither_begins_nor_ends_on_what_is_stored(tmp_path) -> None:
+    job = Watch(tmp_path / "in")
+    job.add("1", 1)
+    job.read()
+    with pytest.raises(SourceError, match="was watched, and is not any more"):
+        planner_for(_watching(job.model, watch=False), "job", STORE).bounds(job.state.known)
+    stored = StoredOffsets(job.state.positions)
+    with pytest.raises(SourceError, match="cannot be watched from here on"):
+        job.source.bounds(stored)
+
+
+def test_a_directory_that_is_not_there(tmp_path) -> None:
+    job = Watch(tmp_path / "in")
+    os.rmdir(job.folder)
+    with pytest.raises(SourceError, match="/in cannot be read"):
+        job.plan()
+
+
+def _watching(model: Input, *, watch: bool) -> Input:
+    assert model.file is not None
+    return model.model_copy(update={"file": model.file.model_copy(update={"watch": watch})})
