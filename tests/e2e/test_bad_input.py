@@ -5,6 +5,7 @@ Jobs run one after the other in this process, through the command line, so that 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -244,6 +245,23 @@ def test_runs_once_read_what_is_new(run: Any, job: Job, tmp_path: Path, database
     path = job.write(tmp_path)
     for number in (1, 2):
         produce(job.bootstrap, f"{job.name}.orders", [order(number)])
+        produce(job.bootstrap, f"{job.name}.payments", [payment(number)])
+        ended = run(path, "--once")
+        assert (ended.code, ended.lines[-1]["reason"]) == (0, "read to the ends of now"), ended.err
+        assert table_rows(database) == joined(*range(1, number + 1))
+
+
+@pytest.mark.services
+def test_a_watched_directory_and_a_topic_exactly_once(run: Any, job: Job, tmp_path: Path, database: str) -> None:
+    """Each run goes on with the files that were moved in since, whose records no run reads again."""
+    path, folder = job.write(tmp_path), tmp_path / "orders"
+    folder.mkdir()
+    text = path.read_text()
+    of_topic = text[text.index("      kafka:\n") : text.index("      format: json")]
+    path.write_text(text.replace(of_topic, f"      file: {{path: {folder}, watch: true}}\n", 1))
+    for number in (1, 2):
+        (tmp_path / "next").write_text(json.dumps(order(number)))
+        (tmp_path / "next").rename(folder / f"{number}.jsonl")
         produce(job.bootstrap, f"{job.name}.payments", [payment(number)])
         ended = run(path, "--once")
         assert (ended.code, ended.lines[-1]["reason"]) == (0, "read to the ends of now"), ended.err

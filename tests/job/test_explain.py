@@ -54,6 +54,20 @@ def test_only_stored_columns_count():
     assert [side.row_bytes for side in given] == [28 + 16, 28]
 
 
+@pytest.mark.parametrize(
+    ("watch", "source", "ends"),
+    [
+        ("", "file /in", "; bounded"),
+        (", watch: true", "files of /in and those that appear there, in order of their names", "; unbounded"),
+    ],
+)
+def test_input_files_are_named_and_whether_they_are_watched(watch, source, ends):
+    of_topic = "kafka:\n        bootstrapServers: kafka:9092\n        topic: orders\n"
+    found = explain(job((of_topic, f"file: {{path: /in{watch}}}\n"))).inputs[0]
+    assert found.source == source
+    assert found.decoding.endswith(ends)
+
+
 def test_output_files_are_named_with_their_format():
     files = "    file: {path: /out}"
     assert explain(job((OUTPUT, files))).output.startswith("JSON lines under /out, exactly once; columns ")

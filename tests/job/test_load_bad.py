@@ -10,6 +10,7 @@ from joinery_runtime.errors import JobError
 from joinery_runtime.job import load_job, parse_job
 
 TOPIC = "        topic: orders\n"
+OF_TOPIC = f"      kafka:\n        bootstrapServers: kafka:9092\n{TOPIC}"
 STEP = "      lateData: drop\n"
 KEYS = "{orders.order_id: payments.order_id}"
 INTERVAL = "{of: orders, lower: -1m, upper: 1h}"
@@ -66,6 +67,19 @@ BAD = [
         "spec.inputs[0].schema[0].format",
         "text is for boolean",
         13,
+    ),
+    # Directories that are watched
+    (
+        (OF_TOPIC, "      file: {path: 'in/*.jsonl', watch: true}\n"),
+        "spec.inputs[0].file.path",
+        "watch: true reads one directory",
+        8,
+    ),
+    (
+        (OF_TOPIC + "      format: json", "      file: {path: in, watch: true}\n      format: csv"),
+        "spec.inputs[0].file.watch",
+        "csv: {header: false}",
+        8,
     ),
     # Avro
     (("format: json", "format: parquet"), "spec.inputs[0].format", "parquet is a format of files", 11),

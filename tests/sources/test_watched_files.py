@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -145,7 +144,7 @@ def test_the_watermark_follows_the_newest_file_and_no_file_that_was_read_holds_i
     for _ in range(12):
         plan = job.plan()
     assert plan is None
-    assert job.planner._observe({"in": job.state}, job.now_ms).idle == {"in": (f"{job.folder}/2/0",)}  # noqa: SLF001
+    assert job.planner._observe({"in": job.state}, job.now_ms).idle == {"in": (f"{job.folder}/2/0",)}
 
 
 def test_a_run_once_reads_what_is_there_and_the_next_one_goes_on(tmp_path) -> None:
@@ -239,7 +238,7 @@ def test_watching_neither_begins_nor_ends_on_what_is_stored(tmp_path) -> None:
 
 def test_a_directory_that_is_not_there(tmp_path) -> None:
     job = Watch(tmp_path / "in")
-    os.rmdir(job.folder)
+    job.folder.rmdir()
     with pytest.raises(SourceError, match="/in cannot be read"):
         job.plan()
 

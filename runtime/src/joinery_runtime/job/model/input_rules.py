@@ -117,10 +117,16 @@ def _watched(draft: JobDraft) -> Iterator[Finding]:
         if dig(file, "watch") is not True:
             continue
         if isinstance(path, str) and has_magic(path):
-            yield (*source.at, "file", "path"), "watch: true reads one directory, and this is a pattern; name the directory"
+            yield (
+                (*source.at, "file", "path"),
+                "watch: true reads one directory, and this is a pattern; name the directory",
+            )
         if source.data.get("format") == "csv" and dig(source.data, "csv", "header") is not False:
             todo = "write csv: {header: false}, with the schema in the order of the fields, or another format"
-            yield (*source.at, "file", "watch"), f"CSV with a header is not read from a directory that is watched; {todo}"
+            yield (
+                (*source.at, "file", "watch"),
+                f"CSV with a header is not read from a directory that is watched; {todo}",
+            )
 
 
 def _type_of(source: InputDraft, column: object) -> ColumnType | None:
