@@ -138,8 +138,8 @@ release: setup ## wheels, chart, CRDs, SBOMs and sums of one version, in build/r
 
 .PHONY: lock
 lock: ## recompile requirements/ from the pyproject files (UPGRADE=1 takes newer versions)
-	$(LOCK) $(if $(UPGRADE),--upgrade) $(PROJECTS:%=%/pyproject.toml) --extra engine --group pyproject.toml:dev -o requirements/dev.txt
-	$(LOCK) -c requirements/dev.txt runtime/pyproject.toml --extra engine -o requirements/runtime.txt
+	$(LOCK) $(if $(UPGRADE),--upgrade) $(PROJECTS:%=%/pyproject.toml) --extra engine --extra lakehouse --group pyproject.toml:dev -o requirements/dev.txt
+	$(LOCK) -c requirements/dev.txt runtime/pyproject.toml --extra engine --extra lakehouse -o requirements/runtime.txt
 	$(LOCK) -c requirements/dev.txt operator/pyproject.toml -o requirements/operator.txt
 	echo uv | $(LOCK) -c requirements/dev.txt - -o requirements/uv.txt
 

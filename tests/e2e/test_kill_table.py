@@ -1,9 +1,10 @@
 """The kill tests of joins whose rows become visible with the commit: in a table, in the transaction of the state; and
-right after it, in a table of another database and in Parquet files. As `test_kill` is for a topic, but where all do the
+right after it, in a table of another database, in Parquet files, in a Delta and an Iceberg table. As `test_kill` is for a topic, but where all do the
 same, only `make soak` has drivers of these die."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -12,8 +13,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from deltalake import DeltaTable
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
+from pyiceberg.catalog import load_catalog
 
 from e2e.drill import MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
 from e2e.driver_process import caught_up
@@ -35,7 +38,7 @@ def dead_letters(target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("dead")
 
 
-@pytest.fixture(scope="module", params=["table", "apart", "parquet"])
+@pytest.fixture(scope="module", params=["table", "apart", "parquet", "delta", "iceberg"])
 def target(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -65,6 +68,10 @@ def job(
     output = f"{{postgres: {{table: killed{of}}}}}"
     if target == "parquet":
         output = f'{{file: {{path: "{files}"}}, format: parquet}}'
+    elif target == "delta":
+        output = f'{{delta: {{path: "{files}/out"}}}}'
+    elif target == "iceberg":
+        output = f"{{iceberg: {{table: db.out, properties: {json.dumps(catalog(files))}}}}}"
     return replace(job, output=output, dead=f'{{file: {{path: "{dead_letters}"}}}}')
 
 
@@ -83,9 +90,17 @@ def drill(job: Job, feeder: Feeder, tmp_path_factory: pytest.TempPathFactory) ->
         yield drill
 
 
+def catalog(files: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{files}/catalog.db", "warehouse": f"file://{files}"}
+
+
 def written(target: str, dsn: str, files: Path) -> list[dict[str, Any]]:
     if target == "parquet":
         rows = parquet_rows(files)
+    elif target == "delta":
+        rows = DeltaTable(f"{files}/out").to_pyarrow_table().to_pylist()
+    elif target == "iceberg":
+        rows = load_catalog("default", **catalog(files)).load_table("db.out").scan().to_arrow().to_pylist()
     else:
         with psycopg.connect(dsn, row_factory=dict_row) as connection:
             rows = connection.execute("SELECT * FROM killed").fetchall()

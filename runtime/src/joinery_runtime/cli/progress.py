@@ -333,6 +333,10 @@ def where_rows_are(job: Job) -> str:
         if output.schema_registry is not None:
             look += f" --property schema.registry.url={output.schema_registry.url}"
         return f"rows are in the topic {kafka.topic}: {look} --from-beginning"
+    if output.iceberg is not None or output.delta is not None:
+        where = f"Iceberg table {output.iceberg.table}" if output.iceberg is not None else ""
+        where = f"Delta table {output.delta.path}" if output.delta is not None else where
+        return f"rows are in the {where}: joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
     if output.console is not None:
         return "rows were shown here, and are kept nowhere"
     assert output.postgres is not None, "an output has one of these kinds"

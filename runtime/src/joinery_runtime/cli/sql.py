@@ -29,6 +29,7 @@ from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.stored_rows import decoded, flags, marked_in
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
+from joinery_runtime.sinks import lake_table
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader
@@ -118,6 +119,10 @@ def _output(job: Job, dsn: str) -> pl.DataFrame:
                 return pl.read_database(sql.SQL("SELECT * FROM {}").format(table).as_string(connection), connection)
             except psycopg.Error as error:
                 raise JoineryError(f"The table {output.postgres.table} cannot be read", facts=str(error)) from error
+    if output.iceberg is not None or output.delta is not None:
+        table = lake_table(job)
+        with closing(table):
+            return pl.DataFrame(table.read())
     if output.file is None:
         where = f"topic {output.kafka.topic}" if output.kafka is not None else "console"
         raise JoineryError(

@@ -27,9 +27,11 @@ from joinery_runtime.job.model.pods import SparkSpec
 WITHHELD = "(withheld)"
 IN_A_POD = Path("/etc/joinery/job.yaml")
 
-# Settings of librdkafka, libpq and the schema registry's client that are secret; those that name a file are not.
+# Settings that are secret of librdkafka, libpq, the schema registry's client, and those that name no file of catalogs
+# and of catalogs and object stores.
 _SECRET = re.compile(
-    r"password|passphrase|secret|(^|[.])key[.]pem$|^ssl_key$|oauthbearer[.]config$|^scram_.*_key$"
+    r"(?i)password|passphrase|secret|access.key|account.key|sas.token|session.token|credential|^token$|service.account"
+    r"|(^|[.])key[.]pem$|^ssl_key$|oauthbearer[.]config$|^scram_.*_key$"
     r"|^basic[.]auth[.]user[.]info$|^bearer[.]auth[.]token$"
 )
 

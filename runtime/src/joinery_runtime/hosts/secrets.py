@@ -25,12 +25,13 @@ from joinery_runtime.job import (
 )
 from joinery_runtime.job.model.draft import path_text
 from joinery_runtime.job.model.inputs import SchemaRegistry
+from joinery_runtime.job.model.outputs import DeltaOutput, IcebergOutput
 
 _IN_A_POD = Path("/etc/joinery/secrets")
 
 Place = tuple[str | int, ...]
 """A path in the job's `spec`."""
-KafkaClient = KafkaInput | KafkaOutput | DeadLetterKafka | SchemaRegistry
+KafkaClient = KafkaInput | KafkaOutput | DeadLetterKafka | SchemaRegistry | IcebergOutput | DeltaOutput
 ClientChange = Callable[[KafkaClient, Place], KafkaClient]
 _Database = TypeVar("_Database", PostgresStoreSpec, PostgresOutput)
 
@@ -74,6 +75,8 @@ def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Jo
                 "kafka": output.kafka and client(output.kafka, ("output", "kafka")),
                 "schema_registry": output.schema_registry
                 and client(output.schema_registry, ("output", "schemaRegistry")),
+                "iceberg": output.iceberg and client(output.iceberg, ("output", "iceberg")),
+                "delta": output.delta and client(output.delta, ("output", "delta")),
                 "postgres": output.postgres and database(output.postgres, ("output", "postgres")),
             }
         ),

@@ -165,6 +165,10 @@ def _output(job: Job) -> str:
     elif output.file:
         kind = "Parquet" if output.format == "parquet" else "JSON lines"
         where = f"{kind} under {output.file.path}, exactly once"
+    elif output.iceberg:
+        where = f"Iceberg table {output.iceberg.table} of catalog {output.iceberg.catalog}, exactly once"
+    elif output.delta:
+        where = f"Delta table {output.delta.path}, exactly once"
     elif output.console:
         where = f"the console, {output.console.rows} rows of each epoch"
     else:

@@ -1,9 +1,9 @@
-"""Where rows go: Kafka topics, Postgres tables, files of JSON lines and Parquet, the console."""
+"""Where rows go: Kafka topics, Postgres tables, files of JSON lines and Parquet, Iceberg and Delta tables, the console."""
 
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Sink, SinkWriter, Takeover
 from joinery_runtime.sinks.dead_letters import DEAD_LETTER_SCHEMA, dead_letter_rows
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
-from joinery_runtime.sinks.factory import StoreDatabase, dead_letter_sink, forget_output, sink_for
+from joinery_runtime.sinks.factory import StoreDatabase, dead_letter_sink, forget_output, lake_table, sink_for
 
 __all__ = [
     "DEAD_LETTER_SCHEMA",
@@ -18,6 +18,7 @@ __all__ = [
     "dead_letter_sink",
     "forget_output",
     "json_lines",
+    "lake_table",
     "rows_to_json",
     "sink_for",
 ]

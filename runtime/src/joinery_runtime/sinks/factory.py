@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.errors import SinkError
+from joinery_runtime.errors import EnvironmentProblem, SinkError
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import (
     ConsoleOutput,
     DeadLetter,
     DeadLetterKafka,
+    DeltaOutput,
     FileOutput,
+    IcebergOutput,
     KafkaOutput,
     Output,
     PostgresOutput,
@@ -23,6 +25,7 @@ from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
+from joinery_runtime.sinks.lake import LakeSink, LakeTable
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks
 from joinery_runtime.sinks.postgres_table import TargetTable
@@ -49,6 +52,8 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
         case Output(file=FileOutput() as file):
             assert job.spec.output.format != "avro", "the job's validation sees to it"
             return FileSink(file.path, job.spec.output.format, job.spec.output.timestamps)
+        case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
+            return LakeSink(lake_table(job), job.name, compile_job(job).output_schema())
         case Output(console=ConsoleOutput() as console):
             return ConsoleSink(console.rows, job.spec.output.timestamps)
         case unknown:
@@ -61,6 +66,26 @@ def _avro(job: Job, kafka: KafkaOutput) -> AvroOutput | None:
     registry = job.spec.output.schema_registry
     assert registry is not None, "the job's validation sees to it"
     return AvroOutput(kafka.topic, compile_job(job).output_schema(), registry.url, registry.properties)
+
+
+def lake_table(job: Job) -> LakeTable:
+    """The Iceberg or Delta table of the job's output. Raises EnvironmentProblem without the libraries of those."""
+    output = job.spec.output
+    try:
+        if output.iceberg is not None:
+            from joinery_runtime.sinks.iceberg import IcebergTable
+
+            return IcebergTable(output.iceberg.catalog, output.iceberg.table, output.iceberg.properties)
+        from joinery_runtime.sinks.delta import DeltaLakeTable
+
+        assert output.delta is not None, "the caller has looked"
+        return DeltaLakeTable(output.delta.path, output.delta.properties)
+    except ModuleNotFoundError as error:
+        raise EnvironmentProblem(
+            f"The output {'iceberg' if output.iceberg is not None else 'delta'} needs the package {error.name}",
+            facts="it is not installed",
+            todo="pip install 'joinery-runtime[engine,lakehouse]' on the driver's machine and on each worker's",
+        ) from error
 
 
 def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> Sink:

@@ -147,6 +147,7 @@ TypeField = Annotated[
 Setting = Annotated[str, BeforeValidator(_setting)]
 # `load_job` passes the file's folder, so that a job means the same wherever it is started from.
 FilePath = Annotated[Text, AfterValidator(_resolve)]
+TablePath = Annotated[Text, AfterValidator(lambda path, info: path if "://" in path else _resolve(path, info))]
 Length = Annotated[PositiveDuration, Field(gt=0)]
 
 

@@ -9,6 +9,9 @@ from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly
 from joinery_runtime.job.model.outputs import DeadLetter, Output, StoreSpec
 from joinery_runtime.job.model.wording import listed, suggestion
 
+LAKES = ("iceberg", "delta")
+"""Outputs that are tables of Parquet files."""
+
 
 def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Finding]:
     """Keys and headers that name no output column. `known` are all that there are, None while one is hidden."""
@@ -58,10 +61,22 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "output", "format"), "avro needs schemaRegistry: {url: ...} beside it, where its schema will be"
     elif registry and not avro:
         yield ("spec", "output", "schemaRegistry"), "schemaRegistry belongs to format avro; leave it out"
-    if dig(output, "timestamps") == "rfc3339" and (
-        dig(output, "format") in ("parquet", "avro") or dig(output, "postgres")
-    ):
-        yield ("spec", "output", "timestamps"), "is of JSON; Parquet, Avro and Postgres have a type for timestamps"
+    typed = [name for name in ("postgres", *LAKES) if dig(output, name)]
+    if dig(output, "timestamps") == "rfc3339" and (dig(output, "format") in ("parquet", "avro") or typed):
+        yield ("spec", "output", "timestamps"), "is of JSON; Parquet, Avro and tables have a type for timestamps"
+
+
+def _lakes(draft: JobDraft) -> Iterator[Finding]:
+    spec = dig(draft.data, "spec")
+    for name in LAKES:
+        if dig(spec, "output", name) is None:
+            continue
+        if dig(spec, "stateStore", "memory") is not None:
+            why = "a job that has lost its state would append all rows again"
+            yield ("spec", "output", name), f"cannot be exactly once with the memory store: {why}; drop `memory`"
+        if dig(spec, "lateData") == "reopen":
+            facts = f"reopen replaces rows that are out already, and {name} tables are only appended to"
+            yield ("spec", "lateData"), f"{facts}; write drop or dlq, or write to output.postgres"
 
 
 def _postgres(draft: JobDraft) -> Iterator[Finding]:
@@ -101,6 +116,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
     _formats,
     _postgres,
+    _lakes,
     _dead_letter_address,
     _autoscale,
 )

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.model.base import FilePath, Int, Model, PositiveDuration, Setting, Text, not_yet
+from joinery_runtime.job.model.base import FilePath, Int, Model, PositiveDuration, Setting, TablePath, Text, not_yet
 from joinery_runtime.job.model.inputs import SchemaRegistry, Topic
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 
@@ -63,10 +63,37 @@ class ConsoleOutput(Model):
     """How many rows of each epoch are shown; of the others only their number is."""
 
 
-class Output(Model):
-    """Exactly one of `kafka`, `postgres`, `file` and `console`."""
+class IcebergOutput(Model):
+    """An Iceberg table, in `pip install 'joinery-runtime[lakehouse]'`. Each epoch with rows is one snapshot of it."""
 
-    KINDS: ClassVar = ("kafka", "postgres", "file", "console")
+    table: Annotated[Text, Field(pattern=r"^[^.]+(\.[^.]+)+$")]
+    """The table, `namespace.name`. It is created if it is missing, and so is its namespace."""
+    catalog: Text = "default"
+    """The catalog's name; a SQL catalog keeps tables under it."""
+    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    """PyIceberg's settings of the catalog and its files by their names: `type` (`sql`, `rest`), `uri`, `warehouse`,
+    `s3.endpoint`. Secret ones belong in `propertiesSecretRef`."""
+    properties_secret_ref: SecretRef | None = None
+    """A secret whose keys are names of PyIceberg's settings."""
+
+
+class DeltaOutput(Model):
+    """A Delta table, in `pip install 'joinery-runtime[lakehouse]'`. Each epoch with rows is one version of it."""
+
+    path: TablePath
+    """The table's folder, or an address of an object store (`s3://bucket/table`). The table is created if it is missing. A
+    relative path counts from the job file's folder."""
+    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    """Storage options of delta-rs by their names: `AWS_REGION`, `AWS_ENDPOINT_URL`. Secret ones belong in
+    `propertiesSecretRef`."""
+    properties_secret_ref: SecretRef | None = None
+    """A secret whose keys are names of delta-rs' storage options."""
+
+
+class Output(Model):
+    """Exactly one of `kafka`, `postgres`, `file`, `iceberg`, `delta` and `console`."""
+
+    KINDS: ClassVar = ("kafka", "postgres", "file", "iceberg", "delta", "console")
 
     kafka: KafkaOutput | None = None
     """Writes to a topic."""
@@ -74,6 +101,10 @@ class Output(Model):
     """Writes to a table."""
     file: FileOutput | None = None
     """Writes files into a folder."""
+    iceberg: IcebergOutput | None = None
+    """Appends to an Iceberg table."""
+    delta: DeltaOutput | None = None
+    """Appends to a Delta table."""
     console: ConsoleOutput | None = None
     """Shows the first rows of each epoch, and keeps none."""
     format: Annotated[

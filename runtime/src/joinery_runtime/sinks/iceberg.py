@@ -1,0 +1,158 @@
+"""Iceberg tables through PyIceberg: the mark is a property of the table, which the commit of the snapshot sets too, so
+that it outlives snapshots that expire."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from pyiceberg import exceptions
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    ServerError,
+    ServiceUnavailableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table, TableProperties
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.sinks.lake import Added, Conflict, Mark, is_away, properties_of
+
+# PyIceberg's errors have no base of their own.
+_ERRORS: tuple[type[Exception], ...] = (
+    *(each for each in vars(exceptions).values() if isinstance(each, type) and issubclass(each, Exception)),
+    *(OSError, ValueError, SQLAlchemyError),
+)
+_AWAY = (OperationalError, CommitStateUnknownException, ServerError, ServiceUnavailableError)
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergStorage:
+    location: str
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def open(self) -> tuple[pafs.FileSystem, str]:
+        properties = dict(self.properties)
+        scheme, netloc, path = PyArrowFileIO.parse_location(self.location, properties)
+        fs: pafs.FileSystem = PyArrowFileIO(properties).fs_by_scheme(scheme, netloc)
+        # PyIceberg's own reads its files in another way, and does not fsync them.
+        return (pafs.LocalFileSystem() if scheme == "file" else fs), path
+
+
+class IcebergTable:
+    def __init__(self, catalog: str, table: str, properties: Mapping[str, str]) -> None:
+        self.name = f"Iceberg table {table}"
+        self._catalog_name, self._identifier, self._properties = catalog, table, dict(properties)
+        self._catalog: Catalog | None = None
+        self._opened: Table | None = None
+
+    def create(self, schema: pa.Schema) -> bool:
+        if self._find() is not None:
+            return False
+        with self._problems("cannot be created"):
+            catalog = self._connected()
+            with contextlib.suppress(NamespaceAlreadyExistsError):
+                catalog.create_namespace(self._identifier.rsplit(".", 1)[0])
+            with contextlib.suppress(TableAlreadyExistsError):  # by another job at the same time
+                catalog.create_table(self._identifier, schema)
+        return self._find() is not None
+
+    def columns(self) -> pa.Schema:
+        table = self._table()
+        if not table.spec().is_unpartitioned():
+            names = ", ".join(field.name for field in table.spec().fields)
+            raise SinkError(
+                f"The {self.name} has partitions",
+                facts=f"it is partitioned by {names}, and the job's files have rows of many",
+                todo="Name a table without partitions",
+            )
+        return table.schema().as_arrow()
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        with self._problems("does not take new columns"):
+            with self._table().update_schema() as update:
+                update.union_by_name(pa.schema(fields))
+
+    def id(self) -> str | None:
+        table = self._find()
+        return None if table is None else str(table.metadata.table_uuid)
+
+    def storage(self) -> IcebergStorage:
+        table = self._table()
+        return IcebergStorage(f"{table.location().rstrip('/')}/data", table.io.properties)
+
+    def mark(self, job: str, life: str) -> Mark | None:
+        table = self._find() or self._table()
+        text = table.properties.get(_key(job, life))
+        return None if text is None else Mark(*map(int, text.split("-")))
+
+    def add(self, added: Added) -> None:
+        table = self._table()
+        # Retries inside would go on top of a newer driver's commit without a look at its mark. Only this copy of the
+        # table's properties is changed.
+        table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
+        root = f"{table.location().rstrip('/')}/data"
+        with self._problems(f"refuses the rows of epoch {added.mark.epoch}"):
+            try:
+                with table.transaction() as transaction:
+                    transaction.set_properties({_key(added.job, added.life): "-".join(map(str, added.mark))})
+                    transaction.add_files(
+                        [f"{root}/{file['path']}" for file in added.files],
+                        snapshot_properties=dict(properties_of(added)),
+                        check_duplicate_files=False,  # the mark says so, without a look at every manifest
+                    )
+            except CommitFailedException as error:
+                self._opened = None
+                raise Conflict(str(error)) from error
+
+    def read(self) -> pa.Table:
+        table = self._find() or self._table()
+        with self._problems("cannot be read"):
+            return table.scan().to_arrow()
+
+    def _connected(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = load_catalog(self._catalog_name, **self._properties)
+        return self._catalog
+
+    def _find(self) -> Table | None:
+        """The table as it is now."""
+        with self._problems("cannot be opened"):
+            try:
+                self._opened = self._connected().load_table(self._identifier)
+            except NoSuchTableError:
+                self._opened = None
+        return self._opened
+
+    def _table(self) -> Table:
+        table = self._opened or self._find()
+        if table is None:
+            raise SinkError(f"The {self.name} is missing", todo="Start the job again: it makes the table anew")
+        return table
+
+    @contextlib.contextmanager
+    def _problems(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except _ERRORS as error:
+            kind = OutputUnavailable if isinstance(error, _AWAY) or is_away(error) else SinkError
+            todo = "Check output.iceberg: the catalog's type, uri and warehouse, and that this user may write there"
+            raise kind(f"The {self.name} {what}", facts=str(error), todo=todo) from error
+
+    def close(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
+        self._catalog = self._opened = None
+
+
+def _key(job: str, life: str) -> str:
+    return f"joinery.{job}.{life}"

@@ -1,0 +1,319 @@
+"""Tables of Parquet files that have commits of their own (Iceberg, Delta), exactly once.
+
+A task writes a file under the table's location, where no reader of the table looks before a commit of the table names
+it. The state's commit names the attempts. Then the driver makes one commit of the table, which adds exactly those files
+and writes down that this was done: the epoch's mark, (generation, epoch) of the job's life in its state store. After a
+crash between the two commits, recovery finds the mark or makes the table's commit. The mark grows with every epoch that
+is published, also after a savepoint was restored; a driver that slept and was replaced finds a newer mark, and where
+the newer driver commits meanwhile, the commit conflicts, and the mark is read again (docs/decisions/0050).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import stamina
+
+from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
+from joinery_runtime.sinks.files import write_parquet
+
+_FOLDER = "joinery"
+_CONFLICTS = 20  # so many commits of others in a row: somebody writes without a pause
+
+
+class Mark(NamedTuple):
+    """The newest epoch of a job's life that a table has."""
+
+    generation: int
+    epoch: int
+
+
+class Conflict(Exception):
+    """Another writer's commit came first; nothing of this one is in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What one commit of a table adds. Paths are relative to the table's location; `life` says whose mark it is."""
+
+    job: str
+    life: str
+    mark: Mark
+    files: Sequence[Receipt]
+
+
+class Storage(Protocol):
+    """Where a table's files are. Pickles."""
+
+    def open(self) -> tuple[pafs.FileSystem, str]:
+        """The file system, and the table's location in it."""
+        ...
+
+
+class LakeTable(Protocol):
+    """One table, in the driver. Its methods raise SinkError and OutputUnavailable."""
+
+    name: str
+
+    def create(self, schema: pa.Schema) -> bool:
+        """Whether it was missing. `schema` is of `lake_schema`."""
+        ...
+
+    def columns(self) -> pa.Schema:
+        """As it is now; raises SinkError where files cannot simply be added to it (partitions)."""
+        ...
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Nullable ones, last."""
+        ...
+
+    def id(self) -> str | None:
+        """Which table it is, also after it was moved or made anew under the same name; None: it is missing."""
+        ...
+
+    def storage(self) -> Storage: ...
+
+    def mark(self, job: str, life: str) -> Mark | None:
+        """As the table has it now."""
+        ...
+
+    def add(self, added: Added) -> None:
+        """One commit, on top of the state that `mark` has read last. Raises Conflict where there is a newer one."""
+        ...
+
+    def read(self) -> pa.Table: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LakeWriter:
+    """Task half. `table` is the id of the table that the files are for."""
+
+    storage: Storage
+    job: str
+    table: str
+
+    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+        fs, root = self.storage.open()
+        folder = _folder(self.job, life_of(attempt.lineage), attempt.id.epoch)
+        path = f"{folder}/{attempt.id}.parquet"
+        whole = f"{root}/{path}"
+        try:
+            fs.create_dir(f"{root}/{folder}", recursive=True)
+            with fs.open_output_stream(whole) as file:
+                count = write_parquet(file, _as_lake(rows.to_batches()))
+            if isinstance(fs, pafs.LocalFileSystem):
+                _sync(Path(whole), Path(root))
+            size = fs.get_file_info(whole).size
+        except OSError as error:
+            raise SinkError(
+                f"The data file {whole} cannot be written",
+                facts=error.strerror or str(error),
+                todo="Check the table's location and that this user may write there",
+            ) from error
+        id = attempt.id
+        named = {"attempt": str(id), "shard": id.shard, "generation": id.generation, "lineage": attempt.lineage}
+        return {**named, "table": self.table, "path": path, "rows": count, "size": size}
+
+
+class LakeSink(Unsigned):
+    """Driver half. `schema` is the output's."""
+
+    def __init__(self, table: LakeTable, job: str, schema: pa.Schema) -> None:
+        self.table, self._job, self._schema = table, job, lake_schema(schema)
+        self._elsewhere = False
+
+    def prepare(self, schema: pa.Schema) -> str | None:
+        self._schema = lake_schema(schema)
+        if self.table.create(self._schema):
+            return f"the {self.table.name}"
+        there = {field.name: field for field in self.table.columns()}
+        for field in self._schema:
+            found = there.get(field.name)
+            if found is not None and (now := plain_type(found.type)) != field.type:
+                raise SinkError(
+                    f"The {self.table.name} does not fit the job's output",
+                    facts=f"its column {field.name} is {now}, and the job's is {field.type}",
+                    todo="Change the job's select (name the column differently with `as`), or name another table",
+                )
+        needed = [name for name, field in there.items() if not field.nullable and name not in self._schema.names]
+        if needed:
+            raise SinkError(
+                f"The {self.table.name} does not fit the job's output",
+                facts=f"its column {needed[0]} may not be null, and the job has no such column",
+                todo="Select such a column, let the table's be null, or name another table",
+            )
+        new = [field for field in self._schema if field.name not in there]
+        if new:
+            self.table.add_columns(new)
+        return None
+
+    def writer(self) -> LakeWriter:
+        id = self.table.id()
+        if id is None:
+            raise self._gone()
+        return LakeWriter(self.table.storage(), self._job, id)
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """The table's commit comes after the state's; here it is made sure that it can be made."""
+        missing = self._missing(receipts)
+        if missing:
+            raise SinkError(
+                f"The output of epoch {epoch} cannot be seen from the driver",
+                facts=f"a task has written {missing[0]}, and it is not there; nothing of the epoch was committed",
+                todo="Driver and tasks must share the table's location: name one on a shared file system",
+            )
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Receipts without a path are of another kind of output, which the job had before it was edited."""
+        named = [receipt for receipt in receipts if receipt["rows"] and "path" in receipt]
+        if not named:
+            return
+        id = self.table.id()
+        self._elsewhere = any(receipt["table"] != id for receipt in named)
+        if self._elsewhere:
+            return
+        generation = max(receipt["generation"] for receipt in named)
+        added = Added(self._job, life_of(named[0]["lineage"]), Mark(generation, epoch), named)
+        try:
+            for attempt in stamina.retry_context(on=Conflict, attempts=_CONFLICTS, timeout=None, wait_max=2.0):
+                with attempt:
+                    published = self._add_once(added)
+        except Conflict as error:
+            raise OutputUnavailable(
+                f"The {self.table.name} cannot take the rows of epoch {epoch}",
+                facts=f"other writers' commits came first {_CONFLICTS} times in a row",
+                todo="Let them pause; the job tries again",
+            ) from error
+        if published:
+            self._sweep(added.life, epoch, lambda of: of.generation == generation, {r["path"] for r in named})
+
+    def _add_once(self, added: Added) -> bool:
+        """Whether the table's newest epoch of this job is this one, or it has become so."""
+        mark = self.table.mark(added.job, added.life)
+        if mark is not None and mark >= added.mark:
+            return mark == added.mark
+        missing = self._missing(added.files)
+        if missing:
+            raise SinkError(
+                f"Output of epoch {added.mark.epoch}, the newest one, is gone: {len(missing)} files",
+                facts=f"{missing[0]} is not there, and the epoch is committed; somebody deleted it",
+                todo="Put it back, or set the job back to a savepoint from before that epoch (joinery state restore)",
+            )
+        self.table.add(added)
+        return True
+
+    def _missing(self, receipts: Sequence[Receipt]) -> list[str]:
+        paths = [receipt["path"] for receipt in receipts if "path" in receipt]
+        if not paths:
+            return []
+        fs, root = self.table.storage().open()
+        found = fs.get_file_info([f"{root}/{path}" for path in paths])
+        return [info.path for info in found if info.type != pafs.FileType.File]
+
+    def recover(self, takeover: Takeover) -> bool:
+        """What is newer than the table's mark, and of an older driver, was never named."""
+        if self._elsewhere and takeover.pending is not None:
+            raise SinkError(
+                f"Rows of epoch {takeover.committed_epoch} are of another table than the {self.table.name}",
+                facts="the output has changed, or the table was made anew, and the job was not stopped in order before: "
+                "the other table may miss those rows",
+                todo="Name the earlier table, start the job, stop it in order (SIGTERM, suspend: true), then change it; "
+                "or start anew: joinery state delete JOB.yaml --yes",
+            )
+        if self.table.id() is None:
+            return False
+        life = life_of(takeover.lineage)
+        mark = self.table.mark(self._job, life) or Mark(0, 0)
+        # Only one epoch beyond the committed one is ever written.
+        self._sweep(life, takeover.committed_epoch + 1, lambda of: mark < of and of.generation < takeover.generation)
+        return False
+
+    def _sweep(
+        self, life: str, epoch: int, garbage: Callable[[Mark], bool], named: Collection[str] = frozenset()
+    ) -> None:
+        """Deletes files of an epoch's attempts that no commit names."""
+        fs, root = self.table.storage().open()
+        folder = _folder(self._job, life, epoch)
+        for info in fs.get_file_info(pafs.FileSelector(f"{root}/{folder}", allow_not_found=True)):
+            if info.is_file and f"{folder}/{info.base_name}" not in named:
+                generation = int(info.base_name.split("-")[0])
+                if garbage(Mark(generation, epoch)):
+                    fs.delete_file(info.path)
+
+    def _gone(self) -> SinkError:
+        return SinkError(
+            f"The {self.table.name} is gone",
+            facts="somebody has dropped it while the job runs",
+            todo="Start the job again: it makes the table anew, without the rows from before",
+        )
+
+    def close(self) -> None:
+        self.table.close()
+
+
+def life_of(lineage: str) -> str:
+    """As in the names of Kafka's markers (docs/decisions/0026)."""
+    return lineage.replace("-", "")[:12]
+
+
+def lake_schema(schema: pa.Schema) -> pa.Schema:
+    """The output's columns in types that both kinds of table have."""
+    return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
+
+
+def plain_type(of: pa.DataType) -> pa.DataType:
+    """The same for types that differ in their layout in memory only. Neither kind of table has unsigned numbers."""
+    if pa.types.is_uint64(of):
+        return pa.decimal128(20, 0)
+    if pa.types.is_timestamp(of):
+        return pa.timestamp("us", of.tz and "UTC")
+    if pa.types.is_large_string(of) or pa.types.is_string_view(of):
+        return pa.string()
+    if pa.types.is_large_binary(of) or pa.types.is_binary_view(of):
+        return pa.binary()
+    return of
+
+
+def _as_lake(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.cast(lake_schema(batch.schema))
+
+
+def is_away(error: Exception) -> bool:
+    """Whether it is one that waiting may mend: of networks, not of names and rights."""
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError)
+
+
+def _folder(job: str, life: str, epoch: int) -> str:
+    return f"{_FOLDER}/{job}-{life}/{epoch:012d}"
+
+
+def _sync(file: Path, root: Path) -> None:
+    """Makes a file and the names that lead to it from the table's folder durable."""
+    for path in (file, *file.parents):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if path == root:
+            break
+
+
+def properties_of(added: Added) -> Mapping[str, str]:
+    """What a commit of the table says about itself."""
+    return {
+        "joinery.job": added.job,
+        "joinery.job-life": added.life,
+        "joinery.generation": str(added.mark.generation),
+        "joinery.epoch": str(added.mark.epoch),
+    }
