@@ -1,6 +1,6 @@
 """The kill tests of joins whose rows become visible with the commit: in a table, in the transaction of the state; and
-right after it, in a table of another database, in Parquet files, in a Delta and an Iceberg table. As `test_kill` is for a topic, but where all do the
-same, only `make soak` has drivers of these die."""
+right after it, in a table of another database, in Parquet files, in Delta and Iceberg tables. As `test_kill` is for a
+topic, but where all do the same, only `make soak` has drivers of these die."""
 
 from __future__ import annotations
 

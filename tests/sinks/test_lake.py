@@ -16,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from joinery_runtime.errors import EnvironmentProblem, OutputUnavailable, SinkError
+from joinery_runtime.sinks import lake as lake_module
 from joinery_runtime.sinks import sink_for
 from joinery_runtime.sinks.delta import DeltaLakeTable
 from joinery_runtime.sinks.iceberg import IcebergTable
@@ -185,9 +186,7 @@ def test_another_writers_commit_between_is_gone_round(lake: Lake, sink: LakeSink
 
 
 def test_a_writer_without_a_pause_is_waited_for(lake: Lake, sink: LakeSink, monkeypatch) -> None:
-    from joinery_runtime.sinks import lake as module
-
-    monkeypatch.setattr(module, "_CONFLICTS", 2)
+    monkeypatch.setattr(lake_module, "_CONFLICTS", 2)
     add, receipt = sink.table.add, written(sink)
 
     def overtaken(added) -> None:

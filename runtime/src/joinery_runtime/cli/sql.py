@@ -120,9 +120,8 @@ def _output(job: Job, dsn: str) -> pl.DataFrame:
             except psycopg.Error as error:
                 raise JoineryError(f"The table {output.postgres.table} cannot be read", facts=str(error)) from error
     if output.iceberg is not None or output.delta is not None:
-        table = lake_table(job)
-        with closing(table):
-            return pl.DataFrame(table.read())
+        with closing(lake_table(job)) as lake:
+            return pl.DataFrame(lake.read())
     if output.file is None:
         where = f"topic {output.kafka.topic}" if output.kafka is not None else "console"
         raise JoineryError(

@@ -1,4 +1,4 @@
-"""Where rows go: Kafka topics, Postgres tables, files of JSON lines and Parquet, Iceberg and Delta tables, the console."""
+"""Where rows go: Kafka topics, tables (Postgres, Iceberg, Delta), files of JSON lines and Parquet, the console."""
 
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Sink, SinkWriter, Takeover
 from joinery_runtime.sinks.dead_letters import DEAD_LETTER_SCHEMA, dead_letter_rows

@@ -1,4 +1,4 @@
-"""Delta tables through delta-rs: the mark is the transaction identifier that the Delta protocol has for such writers."""
+"""Delta tables through delta-rs: the mark is the transaction identifier that the protocol has for such writers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.lake import Added, Conflict, Mark, is_away, properties_of
@@ -79,14 +79,16 @@ class DeltaLakeTable:
 
     def add(self, added: Added) -> None:
         table, now = self._table(), int(time.time() * 1000)
-        actions = [
+        actions: list[AddAction | RemoveAction] = [
             AddAction(file["path"], file["size"], {}, now, True, json.dumps({"numRecords": file["rows"]}))
             for file in added.files
         ]
         version = (added.mark.generation << _EPOCH_BITS) + added.mark.epoch
         # Retries inside would go on top of a newer driver's commit without a look at its mark.
         commit = CommitProperties(
-            dict(properties_of(added)), max_commit_retries=0, app_transactions=[Transaction(_app(added.job, added.life), version)]
+            dict(properties_of(added)),
+            max_commit_retries=0,
+            app_transactions=[Transaction(_app(added.job, added.life), version)],
         )
         with self._problems(f"refuses the rows of epoch {added.mark.epoch}"):
             try:

@@ -73,10 +73,10 @@ def lake_table(job: Job) -> LakeTable:
     output = job.spec.output
     try:
         if output.iceberg is not None:
-            from joinery_runtime.sinks.iceberg import IcebergTable
+            from joinery_runtime.sinks.iceberg import IcebergTable  # noqa: PLC0415 - an extra
 
             return IcebergTable(output.iceberg.catalog, output.iceberg.table, output.iceberg.properties)
-        from joinery_runtime.sinks.delta import DeltaLakeTable
+        from joinery_runtime.sinks.delta import DeltaLakeTable  # noqa: PLC0415 - an extra
 
         assert output.delta is not None, "the caller has looked"
         return DeltaLakeTable(output.delta.path, output.delta.properties)

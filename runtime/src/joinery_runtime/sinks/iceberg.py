@@ -78,9 +78,8 @@ class IcebergTable:
         return table.schema().as_arrow()
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        with self._problems("does not take new columns"):
-            with self._table().update_schema() as update:
-                update.union_by_name(pa.schema(fields))
+        with self._problems("does not take new columns"), self._table().update_schema() as update:
+            update.union_by_name(pa.schema(fields))
 
     def id(self) -> str | None:
         table = self._find()

@@ -119,8 +119,8 @@ class LakeWriter:
                 facts=error.strerror or str(error),
                 todo="Check the table's location and that this user may write there",
             ) from error
-        id = attempt.id
-        named = {"attempt": str(id), "shard": id.shard, "generation": id.generation, "lineage": attempt.lineage}
+        of = attempt.id
+        named = {"attempt": str(of), "shard": of.shard, "generation": of.generation, "lineage": attempt.lineage}
         return {**named, "table": self.table, "path": path, "rows": count, "size": size}
 
 
@@ -157,10 +157,14 @@ class LakeSink(Unsigned):
         return None
 
     def writer(self) -> LakeWriter:
-        id = self.table.id()
-        if id is None:
-            raise self._gone()
-        return LakeWriter(self.table.storage(), self._job, id)
+        here = self.table.id()
+        if here is None:
+            raise SinkError(
+                f"The {self.table.name} is gone",
+                facts="somebody has dropped it while the job runs",
+                todo="Start the job again: it makes the table anew, without the rows from before",
+            )
+        return LakeWriter(self.table.storage(), self._job, here)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """The table's commit comes after the state's; here it is made sure that it can be made."""
@@ -177,8 +181,8 @@ class LakeSink(Unsigned):
         named = [receipt for receipt in receipts if receipt["rows"] and "path" in receipt]
         if not named:
             return
-        id = self.table.id()
-        self._elsewhere = any(receipt["table"] != id for receipt in named)
+        here = self.table.id()
+        self._elsewhere = any(receipt["table"] != here for receipt in named)
         if self._elsewhere:
             return
         generation = max(receipt["generation"] for receipt in named)
@@ -224,10 +228,10 @@ class LakeSink(Unsigned):
         if self._elsewhere and takeover.pending is not None:
             raise SinkError(
                 f"Rows of epoch {takeover.committed_epoch} are of another table than the {self.table.name}",
-                facts="the output has changed, or the table was made anew, and the job was not stopped in order before: "
-                "the other table may miss those rows",
-                todo="Name the earlier table, start the job, stop it in order (SIGTERM, suspend: true), then change it; "
-                "or start anew: joinery state delete JOB.yaml --yes",
+                facts="the output has changed, or the table was made anew, and the job was not stopped in order "
+                "before: the other table may miss those rows",
+                todo="Name the earlier table, start the job, stop it in order (SIGTERM, suspend: true), then change "
+                "it; or start anew: joinery state delete JOB.yaml --yes",
             )
         if self.table.id() is None:
             return False
@@ -248,13 +252,6 @@ class LakeSink(Unsigned):
                 generation = int(info.base_name.split("-")[0])
                 if garbage(Mark(generation, epoch)):
                     fs.delete_file(info.path)
-
-    def _gone(self) -> SinkError:
-        return SinkError(
-            f"The {self.table.name} is gone",
-            facts="somebody has dropped it while the job runs",
-            todo="Start the job again: it makes the table anew, without the rows from before",
-        )
 
     def close(self) -> None:
         self.table.close()
@@ -290,7 +287,9 @@ def _as_lake(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def is_away(error: Exception) -> bool:
     """Whether it is one that waiting may mend: of networks, not of names and rights."""
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError)
+    return isinstance(error, OSError) and not isinstance(
+        error, FileNotFoundError | PermissionError | NotADirectoryError
+    )
 
 
 def _folder(job: str, life: str, epoch: int) -> str:

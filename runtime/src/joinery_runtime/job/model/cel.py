@@ -41,6 +41,15 @@ TARGETS = (
         "name a Postgres stateStore",
         ".output.postgres",
     ),
+    *(
+        Rule(
+            f"!has(self.output.{lake}) || !has(self.stateStore) || !has(self.stateStore.memory)",
+            "cannot be exactly once with the memory store: a job that has lost its state would append all rows again; "
+            "drop `memory`",
+            f".output.{lake}",
+        )
+        for lake in ("iceberg", "delta")
+    ),
     Rule(
         "!has(self.output.postgres) || !has(self.output.postgres.dsn) || !has(self.output.postgres.dsnSecretRef)",
         "dsn and dsnSecretRef are both named; keep one",

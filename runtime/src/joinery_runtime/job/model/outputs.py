@@ -81,8 +81,8 @@ class DeltaOutput(Model):
     """A Delta table, in `pip install 'joinery-runtime[lakehouse]'`. Each epoch with rows is one version of it."""
 
     path: TablePath
-    """The table's folder, or an address of an object store (`s3://bucket/table`). The table is created if it is missing. A
-    relative path counts from the job file's folder."""
+    """The table's folder, or an address of an object store (`s3://bucket/table`). The table is created if it is
+    missing. A relative path counts from the job file's folder."""
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
     """Storage options of delta-rs by their names: `AWS_REGION`, `AWS_ENDPOINT_URL`. Secret ones belong in
     `propertiesSecretRef`."""

@@ -45,6 +45,15 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
             "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop",
             ".lateData",
         ),
+        *(
+            Rule(
+                f"self.lateData != 'reopen' || !has(self.output.{lake})",
+                f"reopen replaces rows that are out already, and {lake} tables are only appended to; write drop or "
+                "dlq, or write to output.postgres",
+                ".lateData",
+            )
+            for lake in ("iceberg", "delta")
+        ),
         *TARGETS,
         Rule(
             "!has(self.deadLetter) || !has(self.deadLetter.kafka) || has(self.deadLetter.kafka.bootstrapServers) || "
