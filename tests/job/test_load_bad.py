@@ -594,3 +594,9 @@ def test_no_value_anywhere_gives_anything_but_a_job_error(edits):
     for problem in problems("\n".join(lines)):
         assert problem.message
         assert problem.line is not None
+
+
+@pytest.mark.parametrize("lake", ["iceberg: {table: db.out}", "delta: {path: out}"])
+def test_a_lake_table_needs_a_state_that_lasts(lake):
+    found = problems(edited((OUTPUT, f"    {lake}\n  stateStore: {{memory: {{}}}}\n")))
+    assert "would append all rows again" in " ".join(each.message for each in found), found

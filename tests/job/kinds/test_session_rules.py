@@ -320,3 +320,10 @@ def test_an_aggregate_loads_for_the_types_that_it_takes(function: str, data: st.
     column = data.draw(st.sampled_from(CLICKS["schema"]))
     taken = takes(function, column["type"].partition("(")[0])
     assert (mistakes(of(function, column["name"])) == {}) == taken
+
+
+def test_sessions_that_replace_rows_do_not_go_to_tables_that_are_only_appended_to() -> None:
+    for output in ({"delta": {"path": "out"}}, {"iceberg": {"table": "db.out"}}):
+        found = mistakes(output=output, lateData="reopen", allowedLateness="1m")
+        assert any("only appended to" in message for message in found.values()), found
+        assert not mistakes(output=output, lateData="drop")
