@@ -58,6 +58,7 @@ def _expressions() -> list[str]:
     return [target["expr"] for target in _targets()]
 
 
+@pytest.mark.services
 def test_the_alerts_are_those_of_the_documentation_and_ask_for_metrics_that_exist(
     chart: Chart, samples: dict[str, set[str]]
 ) -> None:
