@@ -16,11 +16,18 @@ TIMES = st.one_of(st.integers(-3, 3), st.integers(10**12, 10**12 + 2**30), st.in
 Row = tuple[int, int, int, int]
 
 
-@given(st.lists(st.tuples(st.sampled_from(HASHES), TIMES, st.integers(0, 2), st.integers(0, 2)), max_size=12))
-@example([(1, 0, 1, 0), (0, 0, 0, 0)])  # two hashes with one packed number
-@example([(2**63 + 1, 0, 0, 0), (2**63, 7, 0, 0)])
-@example([(5, 3, 1, 1), (5, 3, 0, 2), (5, 3, 0, 1)])
-def test_rows_are_in_the_order_of_their_columns(rows: list[Row]) -> None:
+@pytest.mark.parametrize("few", [0, 2_048], ids=["by polars", "by numpy"])
+@given(rows=st.lists(st.tuples(st.sampled_from(HASHES), TIMES, st.integers(0, 2), st.integers(0, 2)), max_size=12))
+@example(rows=[(1, 0, 1, 0), (0, 0, 0, 0)])  # two hashes with one packed number
+@example(rows=[(2**63 + 1, 0, 0, 0), (2**63, 7, 0, 0)])
+@example(rows=[(5, 3, 1, 1), (5, 3, 0, 2), (5, 3, 0, 1)])
+def test_rows_are_in_the_order_of_their_columns(few: int, rows: list[Row]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sort, "_FEW", few)
+        _check_order(rows)
+
+
+def _check_order(rows: list[Row]) -> None:
     columns = list(zip(*rows, strict=True)) or [()] * 4
     hashes, times, kind, place = (
         np.array(column, dtype=kind) for column, kind in zip(columns, [np.uint64, *[np.int64] * 3], strict=True)
@@ -29,6 +36,13 @@ def test_rows_are_in_the_order_of_their_columns(rows: list[Row]) -> None:
     assert sorted(order.tolist()) == list(range(len(rows)))
     assert [rows[i] for i in order] == sorted(rows)
     assert [rows[i][:2] for i in by_hash_and_time(hashes, times)] == sorted(row[:2] for row in rows)
+
+
+def test_few_rows_wait_for_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sort, "pl", None)
+    hashes, times = np.array([7, 5, 5], dtype=np.uint64), np.array([1, 2, 2])
+    assert by_hash_and_time(hashes, times, np.array([0, 4, 3])).tolist() == [2, 1, 0]
+    assert by_hash_and_time(hashes, np.array([0, 2**62, 0])).tolist() == [2, 1, 0]
 
 
 def test_many_rows_within_a_day_are_sorted_by_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
