@@ -68,7 +68,7 @@ def test_each_row_comes_once(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_pa
     with log.open("w") as stderr:
         driver = subprocess.Popen(
             [*command, "--master", "local[2,4]"],
-            env=os.environ | {"JOINERY_WAIT_FOR_SPARK": ""},
+            env=os.environ | {"JOINERY_WAIT_FOR_SPARK": "", "JOINERY_SPARK_AFTER": "0"},
             stdout=subprocess.DEVNULL,
             stderr=stderr,
         )

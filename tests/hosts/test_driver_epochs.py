@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -13,11 +13,22 @@ import pytest
 
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Host
+from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, RecordError, Superseded
-from joinery_runtime.hosts import worker_builder
-from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK, DriverEpochs, Start, host_here, may_run_here
+from joinery_runtime.hosts import run, worker_builder
+from joinery_runtime.hosts.driver_epochs import (
+    SPARK_AFTER,
+    WAIT_FOR_SPARK,
+    DriverEpochs,
+    Start,
+    cores_of,
+    host_here,
+    may_run_here,
+    spark_starts_after,
+)
+from joinery_runtime.hosts.run import run_job
 from joinery_runtime.job import parse_job
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, OwningProducer
 from joinery_runtime.sinks.kafka_target import KafkaTarget
@@ -39,7 +50,8 @@ class Scene:
         self.here_raises: Exception | None = None
         self._released, self._fails = Event(), list[Exception]()
         self._start: Start[Host] = Start(self._spark)
-        self.host = DriverEpochs(self._here, self._start)
+        self.host = DriverEpochs(self._here, lambda: self._start, 0.0)
+        self.host._starting()
 
     def spark_starts(self, fails: Exception | None = None) -> None:
         self.spark_is_starting(fails)
@@ -167,6 +179,55 @@ def test_errors_arrive_as_they_do_from_spark(scene: Scene) -> None:
         scene.host.run(work(2))
 
 
+def test_spark_starts_once_large_epochs_have_kept_the_driver_busy() -> None:
+    seen, now = list[str](), 0.0
+
+    class Takes:
+        def run(self, work: EpochWork) -> EpochOutcome:
+            nonlocal now
+            now += 3.0
+            seen.append("here")
+            return DONE
+
+    class OnSpark:
+        def run(self, work: EpochWork) -> EpochOutcome:
+            seen.append("spark")
+            return DONE
+
+    def start() -> Start[Host]:
+        seen.append("started")
+        started = Start[Host](OnSpark)
+        started.join()
+        return started
+
+    host = DriverEpochs(lambda: nullcontext(Takes()), start, 5.0, lambda: now)
+    for epoch in range(1, 20):
+        host.run(work(epoch))  # small ones: however many, they need no Spark
+    assert seen == ["here"] * 19
+    seen.clear()
+    for epoch in range(20, 24):
+        host.run(large(epoch))
+    assert seen == ["here", "here", "started", "spark", "spark"]
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"), [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("local-cluster[2,3,1024]", 6)]
+)
+def test_the_driver_has_as_many_threads_as_its_spark_has_cores(master: str, cores: int) -> None:
+    assert cores_of(master) == cores
+    assert cores_of("local[*,4]") == cores_of("local[*]") >= 1
+
+
+def test_cores_that_one_process_cannot_use_are_sparks_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SPARK_AFTER, raising=False)
+    assert spark_starts_after("local[8]") > spark_starts_after("local[9]") == 0
+    monkeypatch.setenv(SPARK_AFTER, "0.5")
+    assert spark_starts_after("local[9]") == 0.5
+    monkeypatch.setenv(SPARK_AFTER, "soon")
+    with pytest.raises(EnvironmentProblem, match="JOINERY_SPARK_AFTER holds no number: it is 'soon'"):
+        spark_starts_after("local[2]")
+
+
 @pytest.mark.parametrize(
     ("master", "here"),
     [("local[*,4]", True), ("local-cluster[2,1,1024]", True), ("spark://there:7077", False), ("k8s://there", False)],
@@ -215,7 +276,32 @@ def test_the_driver_lets_go_of_readers_and_producers(tmp_path: Path, monkeypatch
     with worker_builder.worker_here(parse_job(JOB, "job.yaml"), MemoryStore(), None, tmp_path) as worker:
         worker._parts.inputs.reader("clicks", 0)
     assert closed == ["reader"]
-    with host_here(parse_job(JOB, "job.yaml"), MemoryStore(), None):
+    with host_here(parse_job(JOB, "job.yaml"), MemoryStore(), None, 2):
         PRODUCERS.put(target, "visits", cast(OwningProducer, Closing(closed, "producer")))
     assert closed == ["reader", "producer"]
     assert PRODUCERS.take(target, "visits") is None
+
+
+def run_visits(tmp_path: Path) -> None:
+    (tmp_path / "clicks.jsonl").write_text('{"user": "a", "ts": "2026-01-01T00:00:00Z"}\n')
+    text = JOB.replace("clicks.jsonl", str(tmp_path / "clicks.jsonl")).replace("path: out", f"path: {tmp_path / 'out'}")
+    job = parse_job(text + "  stateStore: {memory: {}}\n", "job.yaml")
+    hears = JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)))
+    run_job(job, hears, Event(), master="local[2,4]", warn=lambda _: None)
+
+
+def test_a_short_job_starts_no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
+    monkeypatch.delenv(SPARK_AFTER, raising=False)
+    monkeypatch.setattr(run, "start_context", lambda *_: pytest.fail("Spark was started"))
+    run_visits(tmp_path)
+    assert '"user":"a"' in "".join(part.read_text() for part in (tmp_path / "out").glob("epoch-*"))
+
+
+def test_a_short_job_says_too_that_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(EnvironmentProblem, match="Spark needs Java: no java on PATH"):
+        run_visits(tmp_path)
+    assert not list((tmp_path / "out").glob("epoch-*"))

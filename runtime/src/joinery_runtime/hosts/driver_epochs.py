@@ -1,7 +1,8 @@
-"""Epochs run in the driver's process: the first ones, while Spark starts on this machine, and small ones, of which a
-Spark job would take half of the time (docs/decisions/0024, 0045).
+"""Epochs run in the driver's process: the first ones, and small ones, of which a Spark job would take half of the time
+(docs/decisions/0024, 0045, 0047).
 
 The commit protocol is the same: such an epoch stages and claims what a task would, under an attempt's name of its own.
+Spark starts when epochs that are not small have kept the driver busy for a while: a job that ends before needs none.
 Between two epochs Spark takes over, once its processes have built their workers, or at an epoch that is not small.
 Spark on other machines runs every epoch: what its executors have, memory first of all, the driver need not have.
 """
@@ -9,8 +10,10 @@ Spark on other machines runs every epoch: what its executors have, memory first 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -19,7 +22,8 @@ from typing import Generic, TypeVar
 
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
-from joinery_runtime.errors import JoineryError, Superseded
+from joinery_runtime.engine.tasks import MAX_THREADS
+from joinery_runtime.errors import EnvironmentProblem, JoineryError, Superseded
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.spark_security import on_this_machine
 from joinery_runtime.hosts.stores import PostgresStoreAddress
@@ -31,11 +35,18 @@ from joinery_runtime.state.store import StateStore
 WAIT_FOR_SPARK = "JOINERY_WAIT_FOR_SPARK"
 """The environment variable that, when it is set, has every epoch run on Spark."""
 
+SPARK_AFTER = "JOINERY_SPARK_AFTER"
+"""The environment variable that says after how many seconds of epochs in the driver Spark starts, 60 by default."""
+
 # Small is an epoch that plans few records (bytes, where an input is a file) and meets little state: with more, a second
 # process and its cores are worth more than the 50 ms that a Spark job takes.
 _SMALL_RANGES = 10_000
 _SMALL_STATE = 32 << 20  # bytes: what this process reads anew when epochs come back to it
 _SMALL_IN_A_ROW = 50  # until they do
+
+# Of epochs that are not small, in this process, until Spark starts. Its start takes 3 to 5 s of CPU from them, and the
+# first epoch of a new process half a second more: on two cores that is 4 % of a minute, and half of a job of 8 s.
+_SPARK_AFTER_S = 60.0
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -43,6 +54,33 @@ T_co = TypeVar("T_co", covariant=True)
 def may_run_here(master: str) -> bool:
     """Whether epochs of a Spark with this master may run in the driver."""
     return on_this_machine(master) and not os.environ.get(WAIT_FOR_SPARK)
+
+
+def cores_of(master: str) -> int:
+    """How many tasks at a time a master on this machine runs."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if many := re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)", master):
+        return int(many[1]) * int(many[2])
+    one = re.match(r"local\[\s*(\d+|\*)", master)
+    if one is None:
+        return 1
+    return here if one[1] == "*" else int(one[1])
+
+
+def spark_starts_after(master: str) -> float:
+    """Seconds of epochs that are not small. More cores than the threads of one process can use are Spark's from the
+    start. Raises EnvironmentProblem where the variable SPARK_AFTER holds no number."""
+    text = os.environ.get(SPARK_AFTER)
+    if text is None:
+        return _SPARK_AFTER_S if cores_of(master) <= MAX_THREADS else 0.0
+    try:
+        return float(text)
+    except ValueError:
+        raise EnvironmentProblem(
+            f"The environment variable {SPARK_AFTER} holds no number",
+            facts=f"it is {text!r}",
+            todo="Give seconds, as 60 or 0.5, or leave it out",
+        ) from None
 
 
 class Start(Generic[T_co]):
@@ -82,27 +120,46 @@ class DriverEpochs:
     else on Spark.
 
     `here` opens the host of this process, at the first epoch that needs it; what it has open is closed when Spark takes
-    over. An error of Spark's start is raised by the next epoch.
+    over. `start` begins Spark's start, once, after `start_after` seconds of epochs that are not small, by `clock`. An
+    error of that start is raised by the next epoch.
     """
 
-    def __init__(self, here: Callable[[], AbstractContextManager[Host]], spark: Start[Host]) -> None:
-        self._open_here, self._spark = here, spark
+    def __init__(
+        self,
+        here: Callable[[], AbstractContextManager[Host]],
+        start: Callable[[], Start[Host]],
+        start_after: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_here, self._start, self._left, self._clock = here, start, start_after, clock
+        self._spark: Start[Host] | None = None
         self._stack = ExitStack()
         self._here: Host | None = None
         self._small = 0  # epochs in a row
 
     def run(self, work: EpochWork) -> EpochOutcome:
-        self._small = self._small + 1 if is_small(work) else 0
-        if self._spark.done:
+        small = is_small(work)
+        self._small = self._small + 1 if small else 0
+        if self._left <= 0:
+            self._starting()
+        if self._spark is not None and self._spark.done:
             spark = self._spark.result()  # raises what kept it from starting
             if self._small < _SMALL_IN_A_ROW:
                 self.close()
                 return spark.run(work)
+        began = self._clock()
         outcome = self._run_here(work)
+        if not small:
+            self._left -= self._clock() - began
         if outcome is None:
             self.close()
-            outcome = self._spark.result().run(work)
+            outcome = self._starting().result().run(work)
         return outcome
+
+    def _starting(self) -> Start[Host]:
+        if self._spark is None:
+            self._spark = self._start()
+        return self._spark
 
     def _run_here(self, work: EpochWork) -> EpochOutcome | None:
         """None: Spark has to run it."""
@@ -129,7 +186,7 @@ class DriverEpochs:
 
 
 @contextmanager
-def host_here(job: Job, store: StateStore, address: PostgresStoreAddress | None) -> Iterator[Host]:
+def host_here(job: Job, store: StateStore, address: PostgresStoreAddress | None, threads: int) -> Iterator[Host]:
     """A host of this process for a job that has its secrets. `address` None: `store` is the driver's, in memory."""
     with ExitStack() as stack:
         stack.callback(PRODUCERS.close_idle)
@@ -137,4 +194,6 @@ def host_here(job: Job, store: StateStore, address: PostgresStoreAddress | None)
             store = address.connect()
             stack.callback(store.close)
         cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-segments-"))
-        yield LocalHost(stack.enter_context(worker_here(job, store, address, Path(cache))))
+        host = LocalHost(stack.enter_context(worker_here(job, store, address, Path(cache))), threads)
+        stack.callback(host.close)
+        yield host

@@ -1,4 +1,4 @@
-"""All tasks of an epoch in this process, one after the other: for traces and tests of the engine."""
+"""All tasks of an epoch in this process: for epochs that the driver runs, traces, and tests of the engine."""
 
 from __future__ import annotations
 
@@ -17,3 +17,7 @@ class LocalHost:
     def run(self, work: EpochWork) -> EpochOutcome:
         self._attempts += 1
         return run_epoch(self._worker, work, f"local{self._attempts}", self._threads)
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._threads.close()

@@ -23,6 +23,7 @@ from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
 from joinery_runtime.engine.plan import input_states
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, next_action
+from joinery_runtime.engine.tasks import MAX_THREADS
 from joinery_runtime.errors import (
     AggregateError,
     ExpressionError,
@@ -33,13 +34,20 @@ from joinery_runtime.errors import (
     SourceError,
     Unavailable,
 )
-from joinery_runtime.hosts.driver_epochs import DriverEpochs, Start, host_here, may_run_here
+from joinery_runtime.hosts.driver_epochs import (
+    DriverEpochs,
+    Start,
+    cores_of,
+    host_here,
+    may_run_here,
+    spark_starts_after,
+)
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
-from joinery_runtime.hosts.spark import SparkHost, master_of, start_context, stop_context
+from joinery_runtime.hosts.spark import SparkHost, master_of, require_java, start_context, stop_context
 from joinery_runtime.hosts.spark_security import application_secret
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.status import Board
@@ -238,26 +246,37 @@ class _JobRun:
                 host.warm()
             return host
 
+        def begin() -> Start[Host]:
+            # In another thread, to which what is open belongs too until it has ended.
+            begun.append(Start(warm_on_spark))
+            return begun[0]
+
         def end_start(kind: type[BaseException] | None, *_: object) -> None:
             over.set()
             goes_on = settle or (kind is not None and issubclass(kind, Unavailable))  # with this Spark
-            if not start.done and not goes_on:
-                java.give_up()
+            for start in begun:
+                if not start.done and not goes_on:
+                    java.give_up()
+                    start.join()
+                    java.forget()
+                    continue
+                if self._context is not None:
+                    with suppress(Py4JError, ConnectionError):
+                        self._context.cancelAllJobs()
                 start.join()
-                java.forget()
-                return
-            if self._context is not None:
-                with suppress(Py4JError, ConnectionError):
-                    self._context.cancelAllJobs()
-            start.join()
 
-        if self._context is not None or not may_run_here(master_of(job.spec.spark.conf, self._master)):
+        master = master_of(job.spec.spark.conf, self._master)
+        if self._context is not None or not may_run_here(master):
             return on_spark()
-        over = Event()
-        # In another thread, to which what is open belongs too until it has ended.
-        start = Start(warm_on_spark)
+        require_java()  # a job that is longer one day must not be the first to say so
+        over, begun = Event(), list[Start[Host]]()
         stack.push(end_start)
-        epochs = DriverEpochs(lambda: host_here(_with_store(job, self._address), self.store, self._address), start)
+        threads = min(cores_of(master), MAX_THREADS)
+        epochs = DriverEpochs(
+            lambda: host_here(_with_store(job, self._address), self.store, self._address, threads),
+            begin,
+            spark_starts_after(master),
+        )
         stack.callback(epochs.close)
         return epochs
 

@@ -256,12 +256,24 @@ def stop_context(context: SparkContext) -> None:
         context.stop()
 
 
-def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentProblem:
-    java = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=Path(java) / "bin" if java else None)
+def require_java() -> str | None:
+    """The path of the Java that Spark would start; None where spark-submit has started one. Raises EnvironmentProblem
+    where there is none."""
+    if _submitted():
+        return None
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=Path(home) / "bin" if home else None)
     if java is None:
         where = "JAVA_HOME holds no bin/java" if "JAVA_HOME" in os.environ else "no java on PATH, JAVA_HOME is not set"
-        return EnvironmentProblem("Spark needs Java", facts=where, todo="Install Java 17 or newer")
+        raise EnvironmentProblem("Spark needs Java", facts=where, todo="Install Java 17 or newer")
+    return java
+
+
+def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentProblem:
+    try:
+        java = require_java() or "its Java"
+    except EnvironmentProblem as missing:
+        return missing
     reason = _cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
     return EnvironmentProblem(
         f"Spark does not start with master {master}",
