@@ -59,6 +59,7 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import planner_for
+from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.state.decisions import is_new
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import JobRecord
@@ -97,6 +98,9 @@ def run_job(
         listener = board.told_of_outages(listener)
     caller = _Caller(listener, stop, Outages(listener, stop), warn, board, once)
     with ExitStack() as stack:
+        if may_run_here(master_of(filled.spec.spark.conf, master)):
+            # While a Postgres starts, and not in the first epoch.
+            stack.callback(Start(lambda: _load_kernels(filled)).join)
         if board is None:
             _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller).start(job)
             return
@@ -315,6 +319,13 @@ class _JobRun:
                 self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)
                 self._stack.enter_context(watched(self._watch))
         return self._context
+
+
+def _load_kernels(job: Job) -> None:
+    """Those that a reader or a decoder of the job is going to load."""
+    from_kafka = [side for side in job.inputs if side.kafka is not None]
+    for name in ["messages"] * bool(from_kafka) + ["json"] * any(side.format == "json" for side in from_kafka):
+        kernels(name)
 
 
 def _without_latest_stop(side: Input) -> Input:
