@@ -44,8 +44,8 @@ _SMALL_RANGES = 10_000
 _SMALL_STATE = 32 << 20  # bytes: what this process reads anew when epochs come back to it
 _SMALL_IN_A_ROW = 50  # until they do
 
-# Of epochs that are not small, in this process, until Spark starts. Its start takes 3 to 5 s of CPU from them, and the
-# first epoch of a new process half a second more: on two cores that is 4 % of a minute, and half of a job of 8 s.
+# Of epochs that are not small, in this process, until Spark starts. Its start and the change of place cost some
+# 7 s of CPU (decision 47): on two cores 6 % of a minute, and half of a job of 8 s.
 _SPARK_AFTER_S = 60.0
 
 T_co = TypeVar("T_co", covariant=True)
