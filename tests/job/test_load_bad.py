@@ -411,7 +411,7 @@ BAD = [
     (
         after(OUTPUT, "    timestamps: rfc3339\n    format: parquet\n"),
         "spec.output.timestamps",
-        "is of JSON; Parquet, Avro and Postgres have a type for timestamps",
+        "is of JSON; Parquet, Avro and tables have a type for timestamps",
         37,
     ),
     (after(OUTPUT, "  deadLetter: {}\n"), "spec.deadLetter", "exactly one of kafka and file", 37),
