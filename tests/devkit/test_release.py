@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import email
 import json
+import os
+import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -42,3 +45,34 @@ def test_wheels_say_what_they_are_the_chart_has_its_definitions_and_sums_are_rig
         assert "joinery/files/crds/joinery.dev_savepoints.yaml" in chart.getnames()
     subprocess.run(["sha256sum", "--check", "--strict", release.SUMS], cwd=folder, check=True)
     assert len((folder / release.SUMS).read_text().splitlines()) == len(list(folder.iterdir())) - 1
+
+
+@pytest.mark.slow
+def test_a_wheel_in_a_clean_environment_runs_the_quickstart(tmp_path: Path) -> None:
+    """Nothing of this checkout is on its path: what the wheel forgets, or does not ask for, is missing there."""
+    uv = shutil.which("uv", path=f"{os.environ['PATH']}{os.pathsep}{release.ROOT / '.cache/uv-tool/bin'}")
+    assert uv, "run make setup"
+    wheel = tmp_path / f"joinery_runtime-{release.one_version(release.versions(release.ROOT))}-py3-none-any.whl"
+    python = tmp_path / "venv/bin/python"
+    for command in (
+        [uv, "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", tmp_path, "runtime"],
+        [uv, "venv", "--python", sys.executable, tmp_path / "venv"],
+        [uv, "pip", "install", "--python", python, f"{wheel}[engine]"],
+    ):
+        subprocess.run([*map(str, command), "--quiet"], cwd=release.ROOT, check=True)
+    shutil.copytree(release.ROOT / "examples", tmp_path / "quickstart")
+    ended = subprocess.run(
+        [tmp_path / "venv/bin/joinery", "run", "orders-shipments-files.yaml"],
+        cwd=tmp_path / "quickstart",
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "JOINERY_WAIT_FOR_SPARK": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    rows = [
+        json.loads(line)
+        for path in (tmp_path / "quickstart/orders-shipments-joined").glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert sorted(row["order_id"] for row in rows) == ["ORD-001", "ORD-002"]

@@ -24,6 +24,7 @@ from joinery_runtime.job.model.duration import parse_duration
 app = App(name="joinery", help="Streaming joins on Spark, state and offsets together in Postgres.",
           version=version("joinery-runtime"), result_action="return_value")  # fmt: skip
 app.command(state)
+app.register_install_completion_command()
 
 Shards = Annotated[int, Parameter(validator=Number(gte=1, lte=4096))]
 
