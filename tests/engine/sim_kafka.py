@@ -7,11 +7,11 @@ they promise is tested on a real one (tests/sinks/test_kafka_transactions.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from types import MappingProxyType
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import pytest
 
 from engine.sim_process import FAILURES, IN_TASK, Fault, call
@@ -19,6 +19,7 @@ from joinery_runtime.errors import OutputUnavailable
 from joinery_runtime.sinks import kafka_transactions
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_producers import Disowned
+from joinery_runtime.sinks.kafka_target import as_messages
 from joinery_runtime.store_identity import StoreIdentity
 
 T = TypeVar("T")
@@ -29,10 +30,6 @@ GroupMark = tuple[str, EpochMarker]
 class SimTopic:
     """One output topic. `visible` is what a `read_committed` reader gets, `aborted` counts transactions that ended
     otherwise. It stands for the sink's target too: that is how its parts find it."""
-
-    key: tuple[str, ...] = ()
-    headers: Mapping[str, str] = MappingProxyType({})
-    timestamps = "epochMillis"
 
     def __init__(self, name: str, spawn: Callable[[str, Callable[[], None]], None]) -> None:
         self.topic = name
@@ -46,6 +43,9 @@ class SimTopic:
 
     def client_settings(self) -> dict[str, Any]:
         return {}
+
+    def messages(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+        return as_messages(rows, key=())
 
     def newest(self, name: str) -> EpochMarker | None:
         """The part of the reader of marks."""
