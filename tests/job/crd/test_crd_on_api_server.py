@@ -222,6 +222,8 @@ RULED = [
     changed(on_another_kafka),
     changed(lambda spec: spec.update(output={"postgres": {"table": "t", "dsn": "d", "dsnSecretRef": SECRET}})),
     changed(late_rows_to_the_dead_letters(asOf={"historyRetention": "1h"})),
+    changed(lambda spec: spec.update(output={"iceberg": {"table": "db.out"}}, stateStore={"memory": {}})),
+    changed(lambda spec: spec.update(output={"delta": {"path": "out"}}, stateStore={"memory": {}})),
     changed(lambda spec: spec["joins"][0].update(lateData="dlq")),
 ]
 
@@ -229,6 +231,8 @@ RULED = [
 RULED_SESSIONS = [
     sessions.document(sql="SELECT 1", groupBy=None, gap=None, aggregates=[sessions.COUNT]),
     sessions.document(deadLetter={"kafka": {"topic": "dead"}}),
+    sessions.document(lateData="reopen", output={"iceberg": {"table": "db.out"}}),
+    sessions.document(lateData="reopen", output={"delta": {"path": "out"}}),
 ]
 
 
