@@ -74,7 +74,7 @@ def test_blocks_can_be_read(text: str) -> None:
     for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
         assert isinstance(yaml.safe_load(block), dict)
     joined = re.sub(r"\\\n\s*", "", text)
-    commands = re.findall(r"^(?: {4}| {6})((?:kubectl|helm|docker) .*)$", joined, re.MULTILINE)
+    commands = re.findall(r"^(?: {2})?((?:kubectl|helm|docker) .*)$", joined, re.MULTILINE)
     assert commands
     for command in commands:
         shlex.split(command, comments=True)

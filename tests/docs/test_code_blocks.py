@@ -1,4 +1,4 @@
-"""Code on the pages works: jobs load, and commands of quickstart and tutorial print what the page says they print."""
+"""The commands of quickstart and tutorial print what the page says they print."""
 
 from __future__ import annotations
 
@@ -13,33 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from joinery_runtime.job import parse_job
-
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMANDS = {".", "joinery", "cat", "cp", "echo", "export", "psql", "python", "sed"}
-
-# Whole resources in the blocks of the pages, each with its place.
-JOBS = [
-    (f"{page.relative_to(ROOT)}[{number}]", block)
-    for page in PAGES
-    for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
-    if re.search(r"^kind: (StreamJoin|SessionWindow)$", block, re.MULTILINE)
-]
-
-
-@pytest.mark.parametrize(("place", "job"), JOBS, ids=[place for place, _ in JOBS])
-def test_a_whole_job_loads(place: str, job: str) -> None:
-    assert parse_job(job, place).spec
-
-
-def test_some_jobs_are_on_the_pages() -> None:
-    assert len(JOBS) >= 3
-
-
-def blocks(text: str) -> list[str]:
-    """Indented blocks, in order."""
-    return [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in re.findall(r"(?<=\n\n)(?:    .*\n)+", text)]
+from docs.blocks import ROOT, blocks_of
 
 
 def in_one_line(text: str) -> str:
@@ -68,17 +42,17 @@ def on_a_terminal(command: list[str]) -> str:
 
 
 def try_out(page: str, folder: Path, begin: str) -> int:
-    """Runs every command of the page in the folder, in order, and looks for each block of output in what was printed
-    last. Returns how many blocks of commands there were; those of `make` are left out, `begin` comes first."""
+    """Runs every `sh` block of the page in the folder, in order, and looks for each block of `text` in what was printed
+    last. Returns how many were run; the lines of `make` are left out, `begin` comes first."""
     (folder / "env").write_text(f"export PATH={Path(sys.executable).parent}:$PATH\n{begin}\n")
-    printed, ran = "", 0
-    for block in blocks(re.sub(r"^    make .*\n", "\n", page, flags=re.MULTILINE)):
-        if block.split(maxsplit=1)[0] in COMMANDS:
-            script = f". {folder}/env\n{block}\n{{ declare -px; echo cd $PWD; }} > {folder}/env"
+    printed, shown, ran = "", "", 0
+    for block in blocks_of(ROOT / "README.md", re.sub(r"^make .*\n", "", page, flags=re.MULTILINE)):
+        if block.language == "sh":
+            script = f". {folder}/env\n{block.text}\n{{ declare -px; echo cd $PWD; }} > {folder}/env"
             shown = on_a_terminal(["bash", "-c", script])
             printed, ran = in_one_line(shown), ran + 1
-        elif not re.search(expected(block), printed):  # then it has some of the lines
-            for line in block.splitlines():
+        elif not re.search(expected(block.text), printed):  # then it has some of the lines
+            for line in block.text.splitlines():
                 assert re.search(expected(line), printed), f"{line}\n\nwas not printed:\n\n{shown}"
     return ran
 

@@ -1,4 +1,4 @@
-"""What the pages name is there: links, headings, files, and the commands of `joinery` and `make`."""
+"""What the pages name is there: links, headings and files. What their code names: test_blocks.py."""
 
 from __future__ import annotations
 
@@ -49,10 +49,3 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 def test_some_files_are_named() -> None:
     assert sum("tests/" in page.read_text() for page in PAGES) > 5
-
-
-@every_page
-def test_targets_of_make_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = re.findall(r"(?:^    |`)make ([a-z][a-z0-9-]*)", page.read_text(), re.MULTILINE)
-    assert set(named) <= targets
