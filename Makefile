@@ -121,6 +121,10 @@ kind: ## a join that runs on a kind cluster, from nothing (Docker, kind, kubectl
 bench: setup ## Joinery beside raw reads, Spark, Flink and Kafka Streams, in build/bench (ROWS=, ONLY=, PEERS=, QUICK=1; hours, a quiet machine)
 	@$(BIN)/python -m bench --only $(ONLY) $(if $(ROWS),--rows $(ROWS)) $(if $(PEERS),--peers $(PEERS)) $(if $(QUICK),--quick)
 
+.PHONY: matrix
+matrix: setup ## the wheels on several versions of Python, Spark and Postgres (minutes each; ARGS="--python 3.13 --spark 4.3 --postgres 14 18")
+	@$(BIN)/python -m joinery_devkit.matrix $(ARGS)
+
 .PHONY: crds
 crds: setup ## write crds/ and docs/reference.md from the resource models, deploy/ from the chart, the operator's table (tests fail while they differ)
 	@$(BIN)/joinery crds --folder crds

@@ -56,3 +56,22 @@ def test_the_job_of_make_kind_is_valid_and_its_parts_are_beside_it() -> None:
         assert side.kafka is not None
         assert f'produce("{side.kafka.topic}"' in sent
         assert all(f'"{column.name}"' in sent for column in side.columns)
+
+
+def test_the_compose_file_has_the_kafka_of_make_kind_on_loopback_alone() -> None:
+    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    parts = yaml.safe_load_all((ROOT / "deploy/kind/parts.yaml").read_text())
+    (kafka,) = [
+        each["spec"]["template"]["spec"]["containers"][0]
+        for each in parts
+        if (each["kind"], each["metadata"]["name"]) == ("Deployment", "kafka")
+    ]
+    assert services["kafka"]["image"] == kafka["image"]
+    advertised = {"KAFKA_ADVERTISED_LISTENERS": "PLAINTEXT://localhost:9092"}
+    expected = {each["name"]: each["value"] for each in kafka["env"]} | advertised
+    assert services["kafka"]["environment"] == {**expected, "KAFKA_LISTENERS": "PLAINTEXT://:9092,CONTROLLER://:9093"}
+    ports = [port for service in services.values() for port in service["ports"]]
+    assert len(ports) == 2
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    tutorial = (ROOT / "docs/tutorial.md").read_text()
+    assert f"postgres:{services['postgres']['environment']['POSTGRES_PASSWORD']}@localhost/postgres" in tutorial

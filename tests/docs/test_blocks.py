@@ -131,6 +131,7 @@ def completed(fragment: Any) -> dict[str, Any]:
     if isinstance(fragment, list):
         (fragment,) = fragment
         return completed({"inputs": [fragment]})
+    fragment = {name: value for name, value in fragment.items() if value != ["..."]}
     fields = set(fragment)
     if fields == {"metadata"}:
         metadata |= fragment["metadata"]
@@ -447,8 +448,8 @@ def test_commands_in_the_prose_exist(page: Path) -> None:
                 check_joinery(words[1:], whole=False)
         elif code.startswith("kubectl joinery "):
             check_plugin(shlex.split(code)[2:], whole=False)
-        elif name == "make" and rest:
-            check_make(shlex.split(rest))
+        elif name in {"make", "docker"} and rest:
+            CHECKS[name](shlex.split(rest))
 
 
 # --- with the real kubectl and helm -----------------------------------------------------------------------------------

