@@ -12,7 +12,7 @@ from typing import Any
 from pyspark import RDD, SparkContext
 from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
 
-from joinery_runtime.hosts.spark_security import is_local
+from joinery_runtime.hosts.spark_security import is_local, of_environment
 
 
 def executors_of(context: SparkContext) -> list[str]:
@@ -34,7 +34,7 @@ def _members(context: SparkContext) -> list[tuple[str, str]]:
     java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
     # Blocks know the hosts, but may go on listing an executor that has ended.
     alive = set(java(spark.getExecutorIds()))
-    members = java(spark.env().blockManager().master().getMemoryStatus().keySet())
+    members = java(of_environment(context, "blockManager").master().getMemoryStatus().keySet())
     found = [(each.executorId(), each.host()) for each in members if each.executorId() in alive]
     executors = [(len(name), name, host) for name, host in found]  # by number
     return [(name, host) for _, name, host in sorted(executors)]

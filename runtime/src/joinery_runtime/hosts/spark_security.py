@@ -88,9 +88,18 @@ def application_secret(context: SparkContext) -> str | None:
     """What the driver shares with its workers, which have it as ENV_SECRET; None where nothing is authenticated."""
     if is_local(context.master):
         return os.environ.get(ENV_SECRET)
-    security: Any = context._jvm.org.apache.spark.SparkEnv.get().securityManager()
-    secret: str | None = security.getSecretKey()
+    secret: str | None = of_environment(context, "securityManager").getSecretKey()
     return secret
+
+
+def of_environment(context: SparkContext, part: str) -> Any:
+    """A part of the driver's SparkEnv, by its field: to call a method, py4j would read all methods of the class, and in
+    Spark 4.3 one of them is about UDF workers, whose class needs a protobuf that PySpark does not bring."""
+    jvm: Any = context._jvm
+    scala: Any = context._jsc.sc()
+    field = jvm.java.lang.Class.forName("org.apache.spark.SparkEnv").getDeclaredField(part)
+    field.setAccessible(True)
+    return field.get(scala.env())
 
 
 def _no_secret(master: str) -> EnvironmentProblem:
