@@ -13,8 +13,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 from joinery_devkit import release
+from joinery_devkit.matrix import PYTHONS
 from joinery_runtime.errors import EnvironmentProblem
 
 
@@ -36,7 +38,13 @@ def test_wheels_say_what_they_are_the_chart_has_its_definitions_and_sums_are_rig
         wheel = folder / f"joinery_{part}-{version}-py3-none-any.whl"
         about = zipfile.ZipFile(wheel).read(f"joinery_{part}-{version}.dist-info/METADATA").decode()
         metadata = email.message_from_string(about)
+        valid = Metadata.from_email(about, validate=True)
+        assert valid.description_content_type == "text/markdown"
+        assert {f"Programming Language :: Python :: {python}" for python in PYTHONS} <= {*(valid.classifiers or [])}
+        assert str(valid.requires_python) == f">={PYTHONS[0]}"
         assert metadata["License-Expression"] == "Apache-2.0"
+        licence = zipfile.ZipFile(wheel).read(f"joinery_{part}-{version}.dist-info/licenses/LICENSE")
+        assert licence == (release.ROOT / "LICENSE").read_bytes()
         assert "pip install" in str(metadata.get_payload())
         listed = json.loads((folder / f"joinery-{part}-{version}.cdx.json").read_text())
         assert {"pydantic", "sqlglot"} <= {each["name"] for each in listed["components"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from core.aggregates.cases import decimals
 from joinery_runtime.core.aggregates import Accumulator, GroupError, Groups, States, accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall
+from joinery_runtime.errors import EnvironmentProblem
 
 WIDE = pa.decimal128(38, 0)
 MOST = 2**63 - 1
@@ -124,3 +126,12 @@ def test_more_distinct_values_than_the_limit_fail_naming_it(kind: pa.DataType) -
     with pytest.raises(GroupError) as error:
         fold(of, pa.int32(), [5], [1, 2, 3, 4])
     assert error.value.group == 1
+
+
+def test_an_estimate_without_its_library_names_it_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Python that the library has no package for."""
+    monkeypatch.setitem(sys.modules, "datasketches", None)
+    monkeypatch.delitem(sys.modules, "joinery_runtime.core.aggregates.sketch", raising=False)
+    with pytest.raises(EnvironmentProblem, match=r"of v with method: hll needs the Python package datasketches.*exact"):
+        aggregate("count_distinct", pa.string())
+    assert aggregate("count_distinct", pa.string(), 10).fields

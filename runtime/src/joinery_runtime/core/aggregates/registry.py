@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from joinery_runtime.core.aggregates import averages, counts, ends, extremes, sketch, sums
+from joinery_runtime.core.aggregates import averages, counts, ends, extremes, sums
 from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, Make
+from joinery_runtime.core.aggregates.distinct import Distinct
+from joinery_runtime.errors import EnvironmentProblem
+
+
+def _distinct(name: str, of: AggregateCall) -> Accumulator:
+    if of.limit is not None:
+        return Distinct(f"{name}.values", of.type, of.limit)
+    try:
+        # By itself: its library is not to be had for every Python.
+        from joinery_runtime.core.aggregates.sketch import Sketch  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise EnvironmentProblem(
+            f"count_distinct of {of.column} with method: hll needs the Python package {error.name}",
+            facts="it is not installed; there is none for Python 3.14",
+            todo="Run the job on Python 3.11 to 3.13 with joinery-runtime[engine], or write method: exact",
+        ) from error
+    return Sketch(f"{name}.sketch")
+
 
 _MADE: dict[str, Make] = {
     **counts.FUNCTIONS,
@@ -11,10 +29,10 @@ _MADE: dict[str, Make] = {
     **averages.FUNCTIONS,
     **extremes.FUNCTIONS,
     **ends.FUNCTIONS,
-    **sketch.FUNCTIONS,
+    "count_distinct": _distinct,
 }
 
 
 def accumulator(of: AggregateCall) -> Accumulator:
-    """Raises KeyError for a function that there is not."""
+    """Raises KeyError for a function that there is not, EnvironmentProblem for one whose library is not installed."""
     return _MADE[of.function](f"${of.function}({of.column})", of)

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasketches import HLL_8, hll_sketch, hll_union
 
-from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, Groups, Make, States
-from joinery_runtime.core.aggregates.distinct import Distinct, distinct
+from joinery_runtime.core.aggregates.base import Groups, States
+from joinery_runtime.core.aggregates.distinct import distinct
 from joinery_runtime.core.aggregates.present import Present
 from joinery_runtime.core.table.keyhash import key_hash
 
@@ -138,12 +138,3 @@ def _lengths(states: pa.Array) -> np.ndarray:
 
 def _sketched(states: pa.Array) -> np.ndarray:
     return np.asarray(_lengths(states) % 2 == 1)
-
-
-def _distinct(name: str, of: AggregateCall) -> Accumulator:
-    if of.limit is None:
-        return Sketch(f"{name}.sketch")
-    return Distinct(f"{name}.values", of.type, of.limit)
-
-
-FUNCTIONS: Mapping[str, Make] = {"count_distinct": _distinct}
