@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/traces/README.md")),
+    *sorted(set(ROOT.glob("*.md")) - {ROOT / "CHANGELOG.md"}),  # which tells also what was
+    ROOT / "tests/traces/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 _FENCED = re.compile(r"^(?P<margin> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=margin)```$", re.MULTILINE | re.DOTALL)

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / f"{name}/src/joinery_{name}" for name in ("runtime", "operator", "devkit")]
 PAGES = sorted(
     [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/traces/README.md")),
+        *ROOT.glob("*.md"),
+        ROOT / "tests/traces/README.md",
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "devkit").rglob("*.md"),
     ]

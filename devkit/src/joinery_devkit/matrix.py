@@ -129,7 +129,7 @@ def run_twice(python: Path, dsn: str, folder: Path) -> None:
     """Raises AssertionError when rows are missing, repeated or wrong."""
     shutil.copytree(ROOT / "examples/data", folder / "data")
     job = yaml.safe_load(JOB.read_text())
-    job["spec"]["stateStore"] = {"postgres": {"dsn": dsn, "schema": f"matrix_{folder.parent.name.replace('-', '_')}"}}
+    job["spec"]["stateStore"] = {"postgres": {"dsn": dsn, "schema": f"matrix {folder.parent.name}"}}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     # Without it a job so small would end before Spark is there.
     variables = {"JOINERY_WAIT_FOR_SPARK": "1"}
@@ -154,11 +154,10 @@ def check(python: Path, dsn: str, tests: str) -> str:
     return str(passed)
 
 
-def try_cell(cell: Cell, built: Sequence[Path], work: Path) -> str:
+def try_cell(cell: Cell, built: Sequence[Path], folder: Path) -> str:
     """One line of the table. Raises EnvironmentProblem with what a command said, or AssertionError."""
     begun = time.monotonic()
-    folder = work / f"{cell.python}-{cell.spark}-{cell.postgres}"
-    (folder / "job").mkdir(parents=True)
+    (folder / "job").mkdir()
     python = install(cell, built, folder / "venv")
     exact = _run(
         [python, "-c", "import platform, pyspark; print(platform.python_version(), pyspark.__version__)"]
@@ -169,7 +168,6 @@ def try_cell(cell: Cell, built: Sequence[Path], work: Path) -> str:
     for tests in CHECKED:  # each with a server and a process of its own: a run of tests takes both for its own
         with postgres(cell.postgres) as dsn:
             said.append(check(python, dsn, tests))
-    shutil.rmtree(folder)
     columns = [*exact, SERVERS[cell.postgres], " + ".join(said), f"{time.monotonic() - begun:.0f} s"]
     return f"| {' | '.join(columns)} |"
 
@@ -216,13 +214,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="joinery-matrix-") as name:
         built = wheels(Path(name) / "wheels")
+        # A cache of this run alone: uv keeps what it unpacks to build PySpark, 2 GB each time.
+        os.environ["UV_CACHE_DIR"] = f"{name}/cache"
         print("| Python | Spark | Postgres | tests passed | took |\n|---|---|---|---|---|", flush=True)
         for cell in cells(chosen.python, chosen.spark, chosen.postgres):
             try:
-                print(try_cell(cell, built, Path(name)), flush=True)
+                with tempfile.TemporaryDirectory(dir=name) as folder:
+                    print(try_cell(cell, built, Path(folder)), flush=True)
             except (JoineryError, AssertionError) as problem:
                 failed += 1
                 print(f"{cell}: FAILED: {problem}", flush=True)
+            _run([_uv(), "cache", "clean", "--quiet", "pyspark"])
     return 1 if failed else 0
 
 
