@@ -51,7 +51,9 @@ COPY operator/src /build/operator/src
 COPY --from=dependencies /opt/joinery/pyvenv.cfg /opt/joinery/
 COPY --from=dependencies /opt/joinery/bin /opt/joinery/bin
 # The operator needs of the runtime what reads resources; its command stays out, since it could not run a job here.
-RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels /build/runtime /build/operator \
+# Debian's hatchling refuses classifiers that it does not know, such as Python 3.13; only a package index reads them.
+RUN sed -i '/"Programming Language :: Python :: 3[.]/d' /build/runtime/pyproject.toml /build/operator/pyproject.toml \
+    && python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels /build/runtime /build/operator \
     && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index --root /layer \
         /build/wheels/*.whl \
     && rm /layer/opt/joinery/bin/joinery

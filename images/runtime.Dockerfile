@@ -65,7 +65,9 @@ COPY --from=dependencies /opt/joinery /opt/joinery
 COPY runtime/pyproject.toml /build/runtime/
 COPY runtime/src /build/runtime/src
 # The last command compiles what decodes records: no pod can write down what it compiles.
-RUN python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels /build/runtime \
+# Debian's hatchling refuses classifiers that it does not know, such as Python 3.13; only a package index reads them.
+RUN sed -i '/"Programming Language :: Python :: 3[.]/d' /build/runtime/pyproject.toml \
+    && python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/wheels /build/runtime \
     && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index --root /layer \
         /build/wheels/*.whl \
     && PYTHONPATH=/layer/opt/joinery/lib/python3.11/site-packages \
