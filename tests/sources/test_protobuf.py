@@ -272,6 +272,8 @@ def test_an_enum_value_that_the_schema_does_not_know_is_its_number() -> None:
     ("record", "says"),
     [
         (b"\0\0\0\0\x07\0\x0a\x01a\x10\x01", "Confluent Protobuf of schema 7; write format: protobuf and its schema"),
+        # No number of Protobuf has more than ten bytes, however many a broken record has.
+        (b"\0\0\0\0\x07\0\x08" + b"\x80" * 12 + b"\x01", "Confluent Avro of schema 7"),
         (b"\0\0\0\0\x07\0\x0a\x09a\x10\x01", "Confluent Avro of schema 7; write format: avro and its schema"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from joinery_runtime.sources.convert import fault
+from joinery_runtime.sources.records import varint
 
 _OTHERS = {
     b"\x1f\x8b": "gzip inside of the value; let the producer use compression.type instead",
@@ -83,34 +84,26 @@ def _may_be_protobuf(framed: bytes) -> bool:
     """Whether the first message's mark (a zero) is followed by fields of Protobuf to the end. Avro that begins with a
     zero seldom is."""
     at, size = 1, len(framed)
-    while at < size:
-        tag, at = _varint(framed, at)
-        match tag & 7:
-            case 0:
-                _, at = _varint(framed, at)
-            case 1:
-                at += 8
-            case 2:
-                length, at = _varint(framed, at)
-                at += length
-            case 5:
-                at += 4
-            case _:
+    try:
+        while at < size:
+            tag, at = varint(framed, at)
+            match tag & 7:
+                case 0:
+                    _, at = varint(framed, at)
+                case 1:
+                    at += 8
+                case 2:
+                    length, at = varint(framed, at)
+                    at += length
+                case 5:
+                    at += 4
+                case _:
+                    return False
+            if tag < 8:  # field 0
                 return False
-        if tag < 8:  # field 0
-            return False
+    except ValueError:
+        return False
     return framed[0] == 0 and at == size and size > 1
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number, and where it ends: behind the data where it has no end."""
-    number = shift = 0
-    while at < len(data):
-        number |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 0x80:
-            return number, at
-    return number, len(data) + 1
 
 
 class _ConstantError(Exception):

@@ -12,6 +12,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
+from joinery_runtime.sources.records import varint
+
 _FILE = "schema.proto"  # what a schema is called for protoc, unless another file that it imports is
 _SECONDS = 60  # protoc takes 0.05
 
@@ -95,12 +97,8 @@ def message_places(record: bytes, start: int) -> tuple[list[int], int]:
 
 
 def _zigzag(record: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        if at >= len(record) or shift > 63:
-            raise ValueError("it has no positions of a message after the schema's number")
-        byte = record[at]
-        number |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return number >> 1 ^ -(number & 1), at
+    try:
+        number, end = varint(record, at)
+    except ValueError:
+        raise ValueError("it has no positions of a message after the schema's number") from None
+    return number >> 1 ^ -(number & 1), end

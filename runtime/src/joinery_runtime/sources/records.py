@@ -166,6 +166,18 @@ def with_bad(decoded: Decoded, extra: Sequence[BadRecord]) -> Decoded:
     return replace(decoded, bad=sorted([*decoded.bad, *extra], key=lambda record: record.index))
 
 
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number as Protobuf writes it, and where it ends. Raises ValueError where it does not end within ten bytes."""
+    number = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return number, at
+    raise ValueError("a number does not end")
+
+
 def in_pieces(
     decode: Callable[[pa.BinaryArray, IntArray], Decoded], values: pa.BinaryArray, index: IntArray, size: int
 ) -> Decoded:
