@@ -14,58 +14,38 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import fastavro
-import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.json_faults import FRAME
-from joinery_runtime.sources.records import NULL_VALUE, BadRecord, ByValue, Decoded, FormatDecoder, json_text, with_bad
+from joinery_runtime.sources.one_by_one import OneByOne, RefusedRecord, inside
 from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, UnknownSchema, schema_number
 
 
-class AvroDecoder(ByValue, FormatDecoder):
-    """Decodes records into rows of `schema`. `paths` are by column; others are fields of the record."""
+class AvroDecoder(OneByOne):
+    """`written` is the registry's schemas, or the one of all records."""
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
         return cls(schema, {column.name: column.steps for column in model.columns}, written_with(model))
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], written: Schemas | AvroSchema) -> None:
+        super().__init__(schema, paths)
         self._written = written
-        self._columns = [(name, paths.get(name, (name,))) for name in schema.names]
-        self._flat = JsonDecoder(schema)
 
-    def decode(self, values: pa.BinaryArray) -> Decoded:
-        flat: list[bytes] = []
-        places: list[int] = []
-        bad: list[BadRecord] = []
-        for place, record in enumerate(values.to_pylist()):
-            try:
-                flat.append(self._as_json(record))
-                places.append(place)
-            except _RefusedRecord as refused:
-                bad.append(BadRecord(place, str(refused)))
-        decoded = self._flat.decode(pa.array(flat, pa.binary()))
-        return with_bad(decoded.at(np.array(places, np.int64)), bad)
-
-    def _as_json(self, record: bytes | None) -> bytes:
-        """A flat JSON object of the columns. Raises _RefusedRecord."""
-        if record is None:
-            raise _RefusedRecord(NULL_VALUE)
+    def values_of(self, record: bytes) -> Mapping[str, Any]:
         written, start = self._schema_of(record)
         source = io.BytesIO(record)
         source.seek(start)
         try:
             value = fastavro.schemaless_reader(source, written, None)
         except Exception as error:  # bytes that are something else fail in as many ways as there are
-            raise _RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
+            raise RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
         if source.tell() != len(record):
-            raise _RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
-        found = {name: _found(value, path) for name, path in self._columns}
-        return json_text(found).encode("utf-8", "surrogatepass")
+            raise RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
+        return {name: _found(value, path) for name, path in self._columns}
 
     def _schema_of(self, record: bytes) -> tuple[AvroSchema, int]:
         """What the record was written with, and where it begins."""
@@ -74,7 +54,7 @@ class AvroDecoder(ByValue, FormatDecoder):
         try:
             return self._written.avro(schema_number(record)), FRAME
         except UnknownSchema as unknown:
-            raise _RefusedRecord(str(unknown)) from unknown
+            raise RefusedRecord(str(unknown)) from unknown
 
 
 def written_with(model: Input) -> Schemas | AvroSchema:
@@ -89,18 +69,10 @@ def written_with(model: Input) -> Schemas | AvroSchema:
         ) from error
 
 
-class _RefusedRecord(Exception):
-    """The text is the reason."""
-
-
 def _found(value: Any, path: Path) -> Any:
-    """What a path leads to; None where it leads nowhere."""
-    for step in path:
-        if isinstance(step, str):
-            value = value.get(step) if isinstance(value, dict) else None
-        else:
-            value = value[step] if isinstance(value, list) and step < len(value) else None
-    return None if isinstance(value, float) and value - value != 0 else value
+    """What a path leads to; None where it leads nowhere, or to a number that JSON does not have."""
+    found = inside(value, path)
+    return None if isinstance(found, float) and found - found != 0 else found
 
 
 DECODER = AvroDecoder

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import FieldDescriptor
@@ -21,10 +20,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.json_faults import FRAME
+from joinery_runtime.sources.one_by_one import OneByOne, RefusedRecord, inside
 from joinery_runtime.sources.protobuf_schemas import InvalidSchema, compiled, message_places
-from joinery_runtime.sources.records import NULL_VALUE, BadRecord, ByValue, Decoded, FormatDecoder, json_text, with_bad
 from joinery_runtime.sources.schema_registry import Schemas, UnknownSchema, schema_number
 
 _WRAPPERS = {
@@ -36,40 +34,22 @@ _FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 _JSON = {f"google.protobuf.{kind}" for kind in ("Struct", "Value", "ListValue", "Any")}
 
 
-class ProtobufDecoder(ByValue, FormatDecoder):
-    """Decodes records into rows of `schema`. `paths` are by column; others are fields of the record. `written` is the
-    registry's schemas, or the descriptor of the message that all records are."""
+class ProtobufDecoder(OneByOne):
+    """`written` is the registry's schemas, or the descriptor of the message that all records are."""
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
         return cls(schema, {column.name: column.steps for column in model.columns}, _written_with(model))
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], written: Any) -> None:
-        self._columns = [(name, paths.get(name, (name,))) for name in schema.names]
-        self._flat = JsonDecoder(schema)
+        super().__init__(schema, paths)
         self._schemas = written if isinstance(written, Schemas) else None
         self._plain = None if isinstance(written, Schemas) else _Reader(written, self._columns)
         self._readers: dict[bytes, _Reader] = {}  # by number of the schema and positions, as records have them
 
-    def decode(self, values: pa.BinaryArray) -> Decoded:
-        flat: list[bytes] = []
-        places: list[int] = []
-        bad: list[BadRecord] = []
-        for place, record in enumerate(values.to_pylist()):
-            try:
-                flat.append(self._as_json(record))
-                places.append(place)
-            except _RefusedRecord as refused:
-                bad.append(BadRecord(place, str(refused)))
-        decoded = self._flat.decode(pa.array(flat, pa.binary()))
-        return with_bad(decoded.at(np.array(places, np.int64)), bad)
-
-    def _as_json(self, record: bytes | None) -> bytes:
-        """A flat JSON object of the columns. Raises _RefusedRecord."""
-        if record is None:
-            raise _RefusedRecord(NULL_VALUE)
+    def values_of(self, record: bytes) -> Mapping[str, Any]:
         reader, start = (self._plain, 0) if self._plain is not None else self._reader_of(record)
-        return json_text(reader.read(record[start:])).encode("utf-8", "surrogatepass")
+        return reader.read(record[start:])
 
     def _reader_of(self, record: bytes) -> tuple[_Reader, int]:
         """What reads the record, and where its message begins."""
@@ -81,9 +61,9 @@ class ProtobufDecoder(ByValue, FormatDecoder):
             if begins not in self._readers:
                 self._readers[begins] = _Reader(self._schemas.protobuf(number).at(places), self._columns)
         except (UnknownSchema, ValueError) as unknown:
-            raise _RefusedRecord(str(unknown)) from unknown
+            raise RefusedRecord(str(unknown)) from unknown
         except LookupError as missing:
-            raise _RefusedRecord(f"schema {number}: {missing.args[0]}") from missing
+            raise RefusedRecord(f"schema {number}: {missing.args[0]}") from missing
         return self._readers[begins], start
 
 
@@ -96,18 +76,18 @@ class _Reader:
         self._columns = [(name, _getter(descriptor, path)) for name, path in columns]
 
     def read(self, record: bytes) -> dict[str, Any]:
-        """Raises _RefusedRecord."""
+        """Raises RefusedRecord."""
         try:
             message = self._parse(record)
         except Exception as error:  # the library has an error of its own for each implementation
             looks = "; it looks like JSON" if record[:1] == b"{" else ""
-            raise _RefusedRecord(f"not Protobuf of message {self._name}: {error}{looks}"[:300]) from error
+            raise RefusedRecord(f"not Protobuf of message {self._name}: {error}{looks}"[:300]) from error
         found = {}
         for name, get in self._columns:
             try:
                 found[name] = get(message)
             except Exception as error:  # a Timestamp of the year 10000, an Any of an unknown message
-                raise _RefusedRecord(f"column {name}: {error}"[:300]) from error
+                raise RefusedRecord(f"column {name}: {error}"[:300]) from error
         return found
 
 
@@ -124,7 +104,7 @@ def _found(message: Any, path: Path) -> Any:
     """What a path of at least one step leads to in a message; None where it leads nowhere."""
     descriptor, step = message.DESCRIPTOR, path[0]
     if descriptor.full_name in _JSON:
-        return _inside(_whole(message), path)
+        return inside(_whole(message), path)
     field = descriptor.fields_by_name.get(step) if isinstance(step, str) else None
     if field is None or (field.has_presence and not message.HasField(step)):
         return None
@@ -137,18 +117,9 @@ def _found(message: Any, path: Path) -> Any:
         value, rest = value[rest[0]], rest[1:]
         if not rest:
             return _one(field, value)
-    if _is_map(field) or field.message_type is None:
-        return _inside(_plain(field, value), rest) if _is_map(field) else None
-    return _found(value, rest)
-
-
-def _inside(value: Any, path: Path) -> Any:
-    for step in path:
-        if isinstance(step, str):
-            value = value.get(step) if isinstance(value, dict) else None
-        else:
-            value = value[step] if isinstance(value, list) and step < len(value) else None
-    return value
+    if _is_map(field):
+        return inside(_plain(field, value), rest)
+    return None if field.message_type is None else _found(value, rest)
 
 
 def _is_map(field: Any) -> bool:
@@ -204,10 +175,6 @@ def _written_with(model: Input) -> Any:
         raise SourceError(
             f"Input {model.name}: protobufMessage is not in protobufSchema", facts=error.args[0], todo="Correct it"
         ) from error
-
-
-class _RefusedRecord(Exception):
-    """The text is the reason."""
 
 
 DECODER = ProtobufDecoder

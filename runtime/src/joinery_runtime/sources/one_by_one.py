@@ -1,0 +1,56 @@
+"""Formats whose records are read one by one, each into a flat JSON object, which the decoder of JSON then reads
+(decisions 35 and 49)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.job.model.paths import Path
+from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.records import NULL_VALUE, BadRecord, ByValue, Decoded, FormatDecoder, json_text, with_bad
+
+
+class RefusedRecord(Exception):
+    """The text is the reason."""
+
+
+class OneByOne(ByValue, FormatDecoder):
+    """Decodes records into rows of `schema`. `paths` are by column; others are fields of the record."""
+
+    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:
+        self._columns = [(name, paths.get(name, (name,))) for name in schema.names]
+        self._flat = JsonDecoder(schema)
+
+    @abstractmethod
+    def values_of(self, record: bytes) -> Mapping[str, Any]:
+        """The record's values by column, as `json_text` takes them. Raises RefusedRecord."""
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        flat: list[bytes] = []
+        places: list[int] = []
+        bad: list[BadRecord] = []
+        for place, record in enumerate(values.to_pylist()):
+            try:
+                if record is None:
+                    raise RefusedRecord(NULL_VALUE)
+                flat.append(json_text(self.values_of(record)).encode("utf-8", "surrogatepass"))
+                places.append(place)
+            except RefusedRecord as refused:
+                bad.append(BadRecord(place, str(refused)))
+        decoded = self._flat.decode(pa.array(flat, pa.binary()))
+        return with_bad(decoded.at(np.array(places, np.int64)), bad)
+
+
+def inside(value: Any, path: Path) -> Any:
+    """What a path leads to in objects and arrays of Python; None where it leads nowhere."""
+    for step in path:
+        if isinstance(step, str):
+            value = value.get(step) if isinstance(value, dict) else None
+        else:
+            value = value[step] if isinstance(value, list) and step < len(value) else None
+    return value
