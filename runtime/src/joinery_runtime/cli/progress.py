@@ -26,6 +26,7 @@ from joinery_runtime.engine.loop import JobListener, Outage, Progress
 from joinery_runtime.engine.report import EpochReport, Rates, Totals
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin, format_duration
+from joinery_runtime.sinks import lake_table
 
 RATE_WINDOW_S = 10.0
 HOTTEST = 3  # keys that are told with every epoch; /status has more
@@ -334,9 +335,8 @@ def where_rows_are(job: Job) -> str:
             look += f" --property schema.registry.url={output.schema_registry.url}"
         return f"rows are in the topic {kafka.topic}: {look} --from-beginning"
     if output.iceberg is not None or output.delta is not None:
-        where = f"Iceberg table {output.iceberg.table}" if output.iceberg is not None else ""
-        where = f"Delta table {output.delta.path}" if output.delta is not None else where
-        return f"rows are in the {where}: joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
+        look = "joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
+        return f"rows are in the {lake_table(job).name}: {look}"
     if output.console is not None:
         return "rows were shown here, and are kept nowhere"
     assert output.postgres is not None, "an output has one of these kinds"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
-from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.sinks.lake import Added, Conflict, Mark, is_away, properties_of
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.lake import Added, Conflict, Mark, OpenedTable, properties_of
 
 _EPOCH_BITS = 40  # a version is one 64-bit number: generation and epoch
 
@@ -34,11 +33,14 @@ class DeltaStorage:
         return pafs.PyFileSystem(DeltaStorageHandler(self.location, dict(self.options))), ""
 
 
-class DeltaLakeTable:
+class DeltaLakeTable(OpenedTable[DeltaTable]):
+    _todo = "Check output.delta: the path, its storage options, and what the table's protocol asks of writers"
+    _errors = (DeltaError, OSError)
+
     def __init__(self, location: str, options: Mapping[str, str]) -> None:
+        super().__init__()
         self.name = f"Delta table {location}"
         self._location, self._options = location, dict(options)
-        self._opened: DeltaTable | None = None
 
     def create(self, schema: pa.Schema) -> bool:
         if self._find() is not None:
@@ -74,7 +76,7 @@ class DeltaLakeTable:
 
     def mark(self, job: str, life: str) -> Mark | None:
         with self._problems("cannot be read"):
-            version = (self._find() or self._table()).transaction_version(_app(job, life))
+            version = (self._fresh()).transaction_version(_app(job, life))
         return None if version is None else Mark(*divmod(version, 1 << _EPOCH_BITS))
 
     def add(self, added: Added) -> None:
@@ -102,10 +104,9 @@ class DeltaLakeTable:
 
     def read(self) -> pa.Table:
         with self._problems("cannot be read"):
-            return (self._find() or self._table()).to_pyarrow_table()
+            return (self._fresh()).to_pyarrow_table()
 
     def _find(self) -> DeltaTable | None:
-        """The table as it is now."""
         with self._problems("cannot be opened"):
             try:
                 if self._opened is None:
@@ -115,21 +116,6 @@ class DeltaLakeTable:
             except TableNotFoundError:
                 self._opened = None
         return self._opened
-
-    def _table(self) -> DeltaTable:
-        table = self._opened or self._find()
-        if table is None:
-            raise SinkError(f"The {self.name} is missing", todo="Start the job again: it makes the table anew")
-        return table
-
-    @contextlib.contextmanager
-    def _problems(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (DeltaError, OSError) as error:
-            kind = OutputUnavailable if is_away(error) else SinkError
-            todo = "Check output.delta: the path, its storage options, and what the table's protocol asks of writers"
-            raise kind(f"The {self.name} {what}", facts=str(error), todo=todo) from error
 
     def close(self) -> None:
         self._opened = None

@@ -4,7 +4,7 @@ that it outlives snapshots that expire."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -24,15 +24,14 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table, TableProperties
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.sinks.lake import Added, Conflict, Mark, is_away, properties_of
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.lake import Added, Conflict, Mark, OpenedTable, properties_of
 
 # PyIceberg's errors have no base of their own.
 _ERRORS: tuple[type[Exception], ...] = (
     *(each for each in vars(exceptions).values() if isinstance(each, type) and issubclass(each, Exception)),
     *(OSError, ValueError, SQLAlchemyError),
 )
-_AWAY = (OperationalError, CommitStateUnknownException, ServerError, ServiceUnavailableError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,16 @@ class IcebergStorage:
         return (pafs.LocalFileSystem() if scheme == "file" else fs), path
 
 
-class IcebergTable:
+class IcebergTable(OpenedTable[Table]):
+    _todo = "Check output.iceberg: the catalog's type, uri and warehouse, and that this user may write there"
+    _errors = _ERRORS
+    _away = (OperationalError, CommitStateUnknownException, ServerError, ServiceUnavailableError)
+
     def __init__(self, catalog: str, table: str, properties: Mapping[str, str]) -> None:
+        super().__init__()
         self.name = f"Iceberg table {table}"
         self._catalog_name, self._identifier, self._properties = catalog, table, dict(properties)
         self._catalog: Catalog | None = None
-        self._opened: Table | None = None
 
     def create(self, schema: pa.Schema) -> bool:
         if self._find() is not None:
@@ -90,7 +93,7 @@ class IcebergTable:
         return IcebergStorage(f"{table.location().rstrip('/')}/data", table.io.properties)
 
     def mark(self, job: str, life: str) -> Mark | None:
-        table = self._find() or self._table()
+        table = self._fresh()
         text = table.properties.get(_key(job, life))
         return None if text is None else Mark(*map(int, text.split("-")))
 
@@ -114,7 +117,7 @@ class IcebergTable:
                 raise Conflict(str(error)) from error
 
     def read(self) -> pa.Table:
-        table = self._find() or self._table()
+        table = self._fresh()
         with self._problems("cannot be read"):
             return table.scan().to_arrow()
 
@@ -124,28 +127,12 @@ class IcebergTable:
         return self._catalog
 
     def _find(self) -> Table | None:
-        """The table as it is now."""
         with self._problems("cannot be opened"):
             try:
                 self._opened = self._connected().load_table(self._identifier)
             except NoSuchTableError:
                 self._opened = None
         return self._opened
-
-    def _table(self) -> Table:
-        table = self._opened or self._find()
-        if table is None:
-            raise SinkError(f"The {self.name} is missing", todo="Start the job again: it makes the table anew")
-        return table
-
-    @contextlib.contextmanager
-    def _problems(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except _ERRORS as error:
-            kind = OutputUnavailable if isinstance(error, _AWAY) or is_away(error) else SinkError
-            todo = "Check output.iceberg: the catalog's type, uri and warehouse, and that this user may write there"
-            raise kind(f"The {self.name} {what}", facts=str(error), todo=todo) from error
 
     def close(self) -> None:
         if self._catalog is not None:

@@ -11,10 +11,12 @@ the newer driver commits meanwhile, the commit conflicts, and the mark is read a
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -23,6 +25,8 @@ import stamina
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
 from joinery_runtime.sinks.files import write_parquet
+
+Opened = TypeVar("Opened")
 
 _FOLDER = "joinery"
 _CONFLICTS = 20  # so many commits of others in a row: somebody writes without a pause
@@ -91,6 +95,44 @@ class LakeTable(Protocol):
     def read(self) -> pa.Table: ...
 
     def close(self) -> None: ...
+
+
+class OpenedTable(ABC, Generic[Opened]):
+    """What both kinds of `LakeTable` do alike with the library's own object of a table."""
+
+    name: str
+    _todo: ClassVar[str]
+    """What to do when the library refuses."""
+    _errors: ClassVar[tuple[type[Exception], ...]]
+    """Of the library."""
+    _away: ClassVar[tuple[type[Exception], ...]] = ()
+    """Those of them that waiting may mend."""
+
+    def __init__(self) -> None:
+        self._opened: Opened | None = None
+
+    @abstractmethod
+    def _find(self) -> Opened | None:
+        """The table as it is now."""
+
+    def _fresh(self) -> Opened:
+        """The table as it is now. Raises SinkError where it is missing."""
+        table = self._find()
+        if table is None:
+            raise SinkError(f"The {self.name} is missing", todo="Start the job again: it makes the table anew")
+        return table
+
+    def _table(self) -> Opened:
+        """The table as it was read last. Raises SinkError where it is missing."""
+        return self._fresh() if self._opened is None else self._opened
+
+    @contextmanager
+    def _problems(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            kind = OutputUnavailable if isinstance(error, self._away) or is_away(error) else SinkError
+            raise kind(f"The {self.name} {what}", facts=str(error), todo=self._todo) from error
 
 
 @dataclass(frozen=True, slots=True)
