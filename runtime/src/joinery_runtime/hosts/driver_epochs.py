@@ -132,7 +132,8 @@ class DriverEpochs:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_here, self._start, self._left, self._clock = here, start, start_after, clock
-        self._spark: Start[Host] | None = None
+        self.spark: Start[Host] | None = None
+        """Once it has begun."""
         self._stack = ExitStack()
         self._here: Host | None = None
         self._small = 0  # epochs in a row
@@ -142,8 +143,8 @@ class DriverEpochs:
         self._small = self._small + 1 if small else 0
         if self._left <= 0:
             self._starting()
-        if self._spark is not None and self._spark.done:
-            spark = self._spark.result()  # raises what kept it from starting
+        if self.spark is not None and self.spark.done:
+            spark = self.spark.result()  # raises what kept it from starting
             if self._small < _SMALL_IN_A_ROW:
                 self.close()
                 return spark.run(work)
@@ -157,9 +158,9 @@ class DriverEpochs:
         return outcome
 
     def _starting(self) -> Start[Host]:
-        if self._spark is None:
-            self._spark = self._start()
-        return self._spark
+        if self.spark is None:
+            self.spark = self._start()
+        return self.spark
 
     def _run_here(self, work: EpochWork) -> EpochOutcome | None:
         """None: Spark has to run it."""

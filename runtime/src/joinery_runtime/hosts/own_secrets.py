@@ -27,8 +27,8 @@ from joinery_runtime.job.model.pods import SparkSpec
 WITHHELD = "(withheld)"
 IN_A_POD = Path("/etc/joinery/job.yaml")
 
-# Settings that are secret of librdkafka, libpq, the schema registry's client, and those that name no file of catalogs
-# and of catalogs and object stores.
+# Settings of librdkafka, libpq, the schema registry's client, catalogs and object stores that are secret; those that
+# name a file are not.
 _SECRET = re.compile(
     r"(?i)password|passphrase|secret|access.key|account.key|sas.token|session.token|credential|^token$|service.account"
     r"|(^|[.])key[.]pem$|^ssl_key$|oauthbearer[.]config$|^scram_.*_key$"

@@ -250,37 +250,34 @@ class _JobRun:
                 host.warm()
             return host
 
-        def begin() -> Start[Host]:
-            # In another thread, to which what is open belongs too until it has ended.
-            begun.append(Start(warm_on_spark))
-            return begun[0]
-
         def end_start(kind: type[BaseException] | None, *_: object) -> None:
             over.set()
             goes_on = settle or (kind is not None and issubclass(kind, Unavailable))  # with this Spark
-            for start in begun:
-                if not start.done and not goes_on:
-                    java.give_up()
-                    start.join()
-                    java.forget()
-                    continue
-                if self._context is not None:
-                    with suppress(Py4JError, ConnectionError):
-                        self._context.cancelAllJobs()
-                start.join()
+            if epochs.spark is None:
+                return
+            if not epochs.spark.done and not goes_on:
+                java.give_up()
+                epochs.spark.join()
+                java.forget()
+                return
+            if self._context is not None:
+                with suppress(Py4JError, ConnectionError):
+                    self._context.cancelAllJobs()
+            epochs.spark.join()
 
         master = master_of(job.spec.spark.conf, self._master)
         if self._context is not None or not may_run_here(master):
             return on_spark()
         require_java()  # a job that is longer one day must not be the first to say so
-        over, begun = Event(), list[Start[Host]]()
-        stack.push(end_start)
+        over = Event()
         threads = min(cores_of(master), MAX_THREADS)
         epochs = DriverEpochs(
             lambda: host_here(_with_store(job, self._address), self.store, self._address, threads),
-            begin,
+            # In another thread, to which what is open belongs too until it has ended.
+            lambda: Start(warm_on_spark),
             spark_starts_after(master),
         )
+        stack.push(end_start)
         stack.callback(epochs.close)
         return epochs
 
@@ -323,9 +320,11 @@ class _JobRun:
 
 def _load_kernels(job: Job) -> None:
     """Those that a reader or a decoder of the job is going to load."""
-    from_kafka = [side for side in job.inputs if side.kafka is not None]
-    for name in ["messages"] * bool(from_kafka) + ["json"] * any(side.format == "json" for side in from_kafka):
-        kernels(name)
+    formats = {side.format for side in job.inputs if side.kafka is not None}
+    if formats:
+        kernels("messages")
+    if "json" in formats:
+        kernels("json")
 
 
 def _without_latest_stop(side: Input) -> Input:
