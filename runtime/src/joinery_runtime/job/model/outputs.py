@@ -63,6 +63,10 @@ class ConsoleOutput(Model):
     """How many rows of each epoch are shown; of the others only their number is."""
 
 
+LAKES = ("iceberg", "delta")
+"""Outputs that are tables of Parquet files, by their fields of `Output`."""
+
+
 class IcebergOutput(Model):
     """An Iceberg table, in `pip install 'joinery-runtime[lakehouse]'`. Each epoch with rows is one snapshot of it."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import FROM_SQL, Aggregate, ComputedColumn, SessionColumn
 from joinery_runtime.job.model.cel import TARGETS, Rule, positive
+from joinery_runtime.job.model.outputs import LAKES
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
@@ -52,7 +53,7 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
                 "dlq, or write to output.postgres",
                 ".lateData",
             )
-            for lake in ("iceberg", "delta")
+            for lake in LAKES
         ),
         *TARGETS,
         Rule(
