@@ -12,7 +12,7 @@ import pyarrow as pa
 from engine.sim_kafka import SimTopic
 from engine.sim_process import FAILURES, IN_TASK, call
 from joinery_runtime.errors import OutputUnavailable
-from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Rows, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptId, Prompt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_producers import Producers
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite
 from joinery_runtime.store_identity import StoreIdentity
@@ -27,7 +27,7 @@ class Transaction:
     actions: list[Callable[[], None]] = field(default_factory=list)
 
 
-class SimSink:
+class SimSink(Prompt):
     """`table` is filled in the commit's transaction, as in Postgres, `files` after it, by renaming, `topic` before it,
     by the Kafka sink's own code. `staged` and `partial` hold what no commit has named yet, by attempt."""
 

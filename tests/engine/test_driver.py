@@ -11,6 +11,7 @@ import pytest
 
 from engine import sim_kafka
 from engine.sim_jobs import INNER
+from engine.sim_sink import SimSink
 from engine.simulation import World
 from joinery_runtime.cli.ending import failed
 from joinery_runtime.core.table.segment import STATE_VERSION
@@ -28,10 +29,12 @@ from joinery_runtime.errors import (
     NamesakeFound,
     PartitionsLost,
     RecordError,
+    SinkError,
     SourceError,
     StateError,
     StoreUnavailable,
 )
+from joinery_runtime.sinks.base import Receipt
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, JobRecord
@@ -177,6 +180,63 @@ def test_recovery_publishes_what_a_crash_left_unpublished(world: World, monkeypa
     assert (record(world).epoch, world.output.files) == (1, {})
     started(world)
     assert [row for rows in world.output.files.values() for row in rows] == world.output.table != []
+
+
+def test_an_idle_driver_makes_an_epoch_without_rows_for_those_that_are_held(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int, int, bool]] = []
+
+    def seal(generation: int, epoch: int, receipts: Collection[Receipt], *, last: bool) -> list[Receipt]:
+        asked.append((generation, epoch, len(receipts), last))
+        return []
+
+    monkeypatch.setattr(world.output, "seal", seal)
+    fill(world, 4)
+    driver = started(world)
+    epoch(driver)
+    assert driver.plan() is None
+    monkeypatch.setattr(world.output, "due", lambda *, last: True)
+    monkeypatch.setattr(SimSink, "held", 5)
+    plan = driver.plan()
+    assert plan is not None
+    assert plan.ranges == ()
+    assert driver.commit(plan, driver.run(plan), last=True).held == 10, "output and dead letters"
+    assert asked == [(1, 1, 1, False), (1, 2, 0, True)]
+
+
+def test_the_epoch_that_shows_what_is_held_reads_nothing_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop comes while records wait: it is not to take as long as an epoch of them."""
+    fill(world, 4)
+    driver = started(world)
+    epoch(driver)
+    fill(world, 4, first=4)
+    assert driver.plan(reads=False) is None, "nothing is held"
+    monkeypatch.setattr(world.output, "due", lambda *, last: last)
+    plan = driver.plan(reads=False)
+    assert plan is not None
+    assert plan.ranges == ()
+    assert epoch(driver).rows_in == {"orders": 0, "payments": 0}
+    assert epoch(driver).rows_in == {"orders": 2, "payments": 2}
+
+
+def test_a_driver_that_slept_is_told_that_it_was_replaced_and_not_that_files_are_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object, **__: object) -> list[Receipt]:
+        raise SinkError("held files are gone")
+
+    fill(world, 4)
+    slept = started(world)
+    plan = slept.plan()
+    assert plan is not None
+    outcome = slept.run(plan)
+    monkeypatch.setattr(world.output, "seal", gone)
+    with pytest.raises(SinkError):
+        slept.commit(plan, outcome)
+    started(world)
+    with pytest.raises(Fenced):
+        slept.commit(plan, outcome)
 
 
 def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: World) -> None:

@@ -129,6 +129,7 @@ class JsonProgress(RunProgress):
             seconds=round(progress.seconds, 3),
             rows_in=dict(report.rows_in),
             rows_out=report.rows_out,
+            rows_held=report.held,
             # None: there is none yet, or the input has ended.
             watermarks={name: None if at == END_OF_TIME else at for name, at in report.watermarks.items()},
             ended_inputs=[name for name, at in report.watermarks.items() if at == END_OF_TIME],
@@ -237,6 +238,8 @@ class TableProgress(RunProgress):
                 ", ".join(f"{reason} {count:,}" for reason, count in self._dropped[side.name].items() if count),
             )
         state = f"state {report.state_rows:,} rows, {report.state_bytes / 1e6:,.1f} MB, {report.segments} segments"
+        if report.held:
+            state += f"; {report.held:,} rows are held for larger files"
         made = "joined" if isinstance(self._job, StreamJoin) else "sessions"
         table.add_row(made, f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table

@@ -31,6 +31,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.sinks import lake_table
 from joinery_runtime.sinks.postgres_table import TargetTable
+from joinery_runtime.sinks.rolling import held_parts
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader
 from joinery_runtime.state.upgrade import read_live
@@ -58,6 +59,21 @@ def run_query(job: Job, text: str) -> pl.DataFrame:
             raise JoineryError("The query cannot be run", facts=str(error)) from error
     assert isinstance(found, pl.DataFrame), "the context is eager"
     return found
+
+
+def held_words(job: Job) -> str | None:
+    """What `output` does not show yet, in words."""
+    file = job.spec.output.file
+    parts = held_parts(Path(file.path)) if file is not None else []
+    if not parts:
+        return None
+    epochs = (
+        f"epochs {parts[0].epoch} to {parts[-1].epoch}"
+        if parts[0].epoch < parts[-1].epoch
+        else f"epoch {parts[0].epoch}"
+    )
+    rows = sum(part.rows for part in parts)
+    return f"output does not show {rows:,} rows of {epochs} yet: they are held for a larger file (output.file.rollSize)"
 
 
 def shown(found: pl.DataFrame, rows: int) -> str:
@@ -132,7 +148,9 @@ def _output(job: Job, dsn: str) -> pl.DataFrame:
     parquet = output.format == "parquet"
     files = sorted(Path(output.file.path).glob("*.parquet" if parquet else "*.jsonl"))
     if not files:
-        raise JoineryError(f"There is no output of job {job.name} yet", facts=f"no file is in {output.file.path}")
+        facts = f"no file is in {output.file.path}"
+        held = held_words(job)
+        raise JoineryError(f"There is no output of job {job.name} yet", facts=f"{facts}; {held}" if held else facts)
     return pl.read_parquet(files) if parquet else pl.read_ndjson(files, infer_schema_length=None)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from joinery_runtime.cli.row_differences import RowComparison
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, replayable, wrong_counts
+from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, epoch_log, replayable, wrong_counts
 from joinery_runtime.job import Job
+from joinery_runtime.sinks.base import Receipt
 from joinery_runtime.sinks.files import published
 from joinery_runtime.state.store import EpochRecord, JobReader
 
@@ -66,21 +67,29 @@ def verify(job: Job, store: JobReader, inputs: InputAccess, first: int | None, l
     entries = replayable(job, store, first, last)
     since = entries[0].epoch if first is None else first
     verdict = Verdict(job.name, since, entries[-1].epoch)
+    later = list(epoch_log(job.name, store, entries[-1].epoch))  # their files may have rows of these
     with tempfile.TemporaryDirectory(prefix="joinery-verify-") as cache:
         replay = Replay(job, inputs, Path(cache))
-        for entry in entries:
+        for place, entry in enumerate(entries):
             replayed = replay.run(EpochPlan.from_json(entry.plan))
             check_records(entry, replayed.result["rows_in"])
             if entry.epoch >= since:
-                _judge(job, entry, replayed, verdict)
+                _judge(job, [*entries[place:], *later], replayed, verdict)
     return verdict
 
 
-def _judge(job: Job, entry: EpochRecord, replayed: ReplayedEpoch, verdict: Verdict) -> None:
-    verdict.log += wrong_counts(entry, replayed)
+def _judge(job: Job, entries: Sequence[EpochRecord], replayed: ReplayedEpoch, verdict: Verdict) -> None:
+    """`entries` are those of the epoch and of later ones."""
+    epoch = entries[0].epoch
+    verdict.log += wrong_counts(entries[0], replayed)
     output, dead = job.spec.output.file, job.spec.dead_letter
     assert output is not None, "`verify` has refused other outputs"
-    found = Counter(published(output.path, entry.epoch))
+    found = Counter(published(output.path, epoch, _receipts(entries, "output")))
     verdict.compared.output(job, replayed, found, timestamps=job.spec.output.timestamps)
     if dead is not None and dead.file is not None:
-        verdict.compared.dead_letters(replayed, Counter(published(dead.file.path, entry.epoch)))
+        letters = Counter(published(dead.file.path, epoch, _receipts(entries, "dead_letters")))
+        verdict.compared.dead_letters(replayed, letters)
+
+
+def _receipts(entries: Iterable[EpochRecord], kind: str) -> Iterator[Receipt]:
+    return (receipt for entry in entries for receipt in entry.result.get(kind, ()))

@@ -124,6 +124,11 @@ class Driver:
         """Records per input that the newest call of `plan` found unread."""
         return self._parts.planner.status.backlog
 
+    @property
+    def held(self) -> int:
+        """Rows of committed epochs that the outputs do not show yet."""
+        return sum(sink.held for _, sink in self._sinks())
+
     # --- recover ----------------------------------------------------------------------------------------------------
 
     def recover(self, previous: int | None = None) -> None:
@@ -193,26 +198,32 @@ class Driver:
             self.state = self.state.planned(smaller)
 
     def _receipts(self, result: Mapping[str, Any]) -> list[tuple[Sink, list[Receipt]]]:
-        pairs = [(self._parts.output, list(result.get("output", [])))]
+        return [(sink, list(result.get(kind, []))) for kind, sink in self._sinks()]
+
+    def _sinks(self) -> Iterator[tuple[str, Sink]]:
+        """By what an epoch's result calls their receipts."""
+        yield "output", self._parts.output
         if self._parts.dead_letters is not None:
-            pairs.append((self._parts.dead_letters, list(result.get("dead_letters", []))))
-        return pairs
+            yield "dead_letters", self._parts.dead_letters
 
     # --- plan -------------------------------------------------------------------------------------------------------
 
-    def plan(self, *, always: bool = False) -> EpochPlan | None:
+    def plan(self, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
         """The pending plan, or a new one written to the store before anything runs; None: nothing to do, or other
-        members of a consumer group have what is to be read (`waiting`). Raises PartitionsLost when it has to join its
+        members of a consumer group have what is to be read (`waiting`). Without `reads` a new one reads nothing, and
+        there is one while rows are held. Raises PartitionsLost when it has to join its
         groups anew, NamesakeFound when a job of the same name with another store writes to the same output."""
         if self._look_around:
             self._refuse_namesake()
         with self._in_its_groups():
-            return self._held_plan(always=always)
+            return self._held_plan(always=always, reads=reads)
 
-    def _held_plan(self, *, always: bool) -> EpochPlan | None:
+    def _held_plan(self, *, always: bool, reads: bool) -> EpochPlan | None:
         planner = self._parts.planner
         if self.state.pending is None:
-            plan = planner.plan(self.state, self._now_ms(), always=always)
+            plan = planner.plan(self.state, self._now_ms(), always=always) if reads else None
+            if plan is None and any(sink.due(last=not reads) for _, sink in self._sinks()):
+                plan = planner.plan(self.state, self._now_ms(), always=True, reads=False)
             if plan is None:
                 return None
             self._parts.store.write_plan(
@@ -318,13 +329,13 @@ class Driver:
         if not last:
             after = after.planned(self._next_plan(after))
         result = result_json(plan, outcome, after.totals)
+        self._seal(plan.epoch, result, last=last)
         work = self._work(plan)
         work.reach("before-commit")
         self._write(self._epoch_commit(plan, outcome, after, result))
         planner.release(after.inputs)
         work.reach("after-commit")
-        for sink, receipts in self._receipts(result):
-            sink.publish(plan.epoch, receipts)
+        self._publish(plan.epoch, result)
         self.state, self._recheck, self._gone, self._may_shrink = after, False, frozenset(), True
         self._look_around = plan.checkpoint
         hot_keys = self._hot_keys.learn(
@@ -345,7 +356,24 @@ class Driver:
             doubts=self._doubts.standing,
             warnings=warnings,
             backlog=planner.status.backlog,
+            held=self.held,
         )
+
+    def _seal(self, epoch: int, result: dict[str, Any], *, last: bool) -> None:
+        try:
+            for kind, sink in self._sinks():
+                result[kind] = [*result[kind], *sink.seal(self.generation, epoch, result[kind], last=last)]
+        except SinkError:
+            self._require_ownership()  # what a driver that slept held, a newer one has published
+            raise
+
+    def _publish(self, epoch: int, result: Mapping[str, Any]) -> None:
+        try:
+            for sink, receipts in self._receipts(result):
+                sink.publish(epoch, receipts)
+        except SinkError:
+            self._require_ownership()
+            raise
 
     def _save_if_due(self) -> None:
         asked, store, name = self._parts.savepoints, self._parts.store, self._identity.name

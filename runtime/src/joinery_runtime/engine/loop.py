@@ -163,17 +163,35 @@ class _DriverLoop:
             if committed:
                 self._polls.reset()
             elif self._planner.status.finished and not self._driver.pending:
-                return
+                break
             else:
                 self._wait()
         if self._stop.is_set() and self._driver.pending:
             self._epoch(settle=True)  # the stop came while it was being planned; nothing planned is left behind
+        self._show_held()
 
-    def _epoch(self, *, settle: bool) -> bool:
+    def _show_held(self) -> None:
+        """An epoch without rows publishes what the outputs hold: nobody knows when the next run will be. After a stop
+        it has to succeed at once."""
+        while self._driver.held and not self._driver.pending:
+            rows, stopped = self._driver.held, self._stop.is_set()
+            try:
+                if self._epoch(settle=True, reads=False):
+                    return
+            except Unavailable as error:
+                if not stopped:
+                    raise
+                self._listener.noticed(f"{rows:,} rows stay held until the job runs again: {error}")
+                return
+            if stopped:
+                return
+            self._wait()
+
+    def _epoch(self, *, settle: bool, reads: bool = True) -> bool:
         """Whether one was committed."""
         started = time.monotonic()
         try:
-            plan = self._driver.plan()
+            plan = self._driver.plan(reads=reads)
             self._polled()
             if plan is None:
                 return False

@@ -132,12 +132,12 @@ class Planner:
         """Of the next plan."""
         return self._settings.shards
 
-    def plan(self, state: JobState, now_ms: int, *, always: bool = False) -> EpochPlan | None:
+    def plan(self, state: JobState, now_ms: int, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
         """The epoch after this state, or None when there is nothing to do. Raises SourceError, and LimitReached when
         records wait that no later plan could read either.
 
         `always` makes a plan also without rows (a trace's step). So does a partition that was never planned, which
-        fixes where it starts, and what the state lets out (T3).
+        fixes where it starts, and what the state lets out (T3). Without `reads` the plan reads nothing.
         """
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
@@ -152,7 +152,10 @@ class Planner:
         ]
         # While all records of an input are in partitions that others hold, the rest of the inputs waits for it: their
         # rows would only fill the state.
-        if {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
+        if not reads:
+            # What is lost is counted by the plan that reads on behind it.
+            snapshot = replace(snapshot, bounds=tuple(replace(bound, lost=0) for bound in snapshot.bounds))
+        elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
             self._history = self._history.saw(snapshot.bounds)
             first_ends, paused = self._history.first_ends, self.status.paused
             shares = read_shares(

@@ -154,7 +154,8 @@ class EpochReport:
     records still unread per input, `watermarks` are those that were in force, `lost` records that the broker had
     deleted, per partition; `hottest` keys are as of the newest count, `too_hot` those with more rows than
     `hotKeyWarning`; `doubts` is what looks wrong with inputs; `warnings` what is to be said of either for the first
-    time; `parts` is the size of each part of the state."""
+    time; `parts` is the size of each part of the state; `held` rows of this epoch and of earlier ones are not visible
+    yet."""
 
     epoch: int
     rows_in: Mapping[str, int]
@@ -174,6 +175,7 @@ class EpochReport:
     parts: Mapping[str, StateSize] = field(default_factory=dict)
     after_eviction: Mapping[str, int] = field(default_factory=dict)
     doubts: Mapping[str, str] = field(default_factory=dict)
+    held: int = 0
 
     @property
     def amplification(self) -> float | None:
@@ -192,6 +194,7 @@ def epoch_report(
     doubts: Mapping[str, str],
     warnings: tuple[str, ...],
     backlog: Mapping[str, int],
+    held: int = 0,
 ) -> EpochReport:
     return EpochReport(
         epoch=plan.epoch,
@@ -212,6 +215,7 @@ def epoch_report(
         parts=parts,
         after_eviction=_after_eviction(outcome),
         doubts=doubts,
+        held=held,
     )
 
 

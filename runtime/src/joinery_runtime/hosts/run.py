@@ -145,10 +145,8 @@ class _JobRun:
         """Ends what was begun before the job was edited, as it was then: the planned epoch, and the output of the
         newest one. Raises JoineryError."""
         try:
-            if next_action(known) is Action.REPLAY:
+            if next_action(known) is Action.REPLAY or self._published_holds(earlier):
                 self.go(earlier, settle=True)
-            else:
-                self._publish(earlier)
         except Unavailable:
             raise
         except (SourceError, SinkError, RecordError, AggregateError, ExpressionError) as error:
@@ -175,16 +173,19 @@ class _JobRun:
         )
         return True
 
-    def _publish(self, earlier: Job) -> None:
+    def _published_holds(self, earlier: Job) -> bool:
+        """Publishes the newest epoch. Whether rows are held then, which one more epoch has to show."""
         earlier = with_secrets(earlier)
-        newest = self.store.newest_epoch(earlier.name)
+        newest, held = self.store.newest_epoch(earlier.name), False
         for kind, sink in (
             ("output", sink_for(earlier, self._address)),
             ("dead_letters", dead_letter_sink(earlier)),
         ):
             if newest is not None and sink is not None:
                 sink.publish(newest.epoch, newest.result.get(kind, []))
+                held |= sink.held > 0
                 sink.close()
+        return held
 
     def go(self, referring: Job, *, settle: bool) -> None:
         """Runs the epochs of a job that refers to its secrets; with `settle` only those that are planned already.

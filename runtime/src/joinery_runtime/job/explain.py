@@ -12,8 +12,9 @@ from joinery_runtime.job.kinds.session.explain import session_plan, session_warn
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.inputs import AtTimestamp, FileInput, Input, KafkaInput
-from joinery_runtime.job.model.outputs import DeadLetter, Output
+from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
+from joinery_runtime.job.model.quantity import format_bytes
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import listed
 
@@ -164,7 +165,7 @@ def _output(job: Job) -> str:
         where = f"Postgres table {output.postgres.table}{' of another database' if apart else ''}, exactly once"
     elif output.file:
         kind = "Parquet" if output.format == "parquet" else "JSON lines"
-        where = f"{kind} under {output.file.path}, exactly once"
+        where = f"{kind} under {output.file.path}, exactly once{_held(output.file)}"
     elif output.iceberg:
         where = f"Iceberg table {output.iceberg.table} of catalog {output.iceberg.catalog}, exactly once"
     elif output.delta:
@@ -174,6 +175,13 @@ def _output(job: Job) -> str:
     else:
         where = _named(output)
     return f"{where}; columns {columns}"
+
+
+def _held(file: FileOutput) -> str:
+    if file.rolling is None:
+        return ""
+    size, interval = file.rolling
+    return f", held back until there are {format_bytes(size)} or for {format_duration(interval)}"
 
 
 def _named(target: Output | DeadLetter) -> str:
@@ -193,7 +201,7 @@ def _dead_letters(job: Job) -> str:
         return "stop the job, which names them (no deadLetter is given)"
     if target.kafka:
         return f"go to Kafka topic {target.kafka.topic}, {_into_kafka(job)}"
-    return f"go to {target.file.path if target.file else _named(target)}"
+    return f"go to {target.file.path}{_held(target.file)}" if target.file else f"go to {_named(target)}"
 
 
 def _store(job: Job) -> str:

@@ -100,6 +100,20 @@ class Sink(Protocol):
 
     def writer(self) -> SinkWriter: ...
 
+    @property
+    def held(self) -> int:
+        """Rows of committed epochs that are not visible yet, so that there are fewer and larger files."""
+        ...
+
+    def due(self, *, last: bool) -> bool:
+        """Whether rows are held that are to become visible now, with `last` at once. The next commit sees to it, that
+        of an epoch without rows if there is no other one."""
+        ...
+
+    def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> Sequence[Receipt]:
+        """Right before the commit of an epoch: receipts that it names besides, of rows that were held."""
+        ...
+
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Runs inside the state commit; `connection` is the store's (psycopg for Postgres, None for memory)."""
         ...
@@ -123,7 +137,21 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Unsigned:
+class Prompt:
+    """The part of `Sink` that is trivial where an epoch's rows are visible with it."""
+
+    @property
+    def held(self) -> int:
+        return 0
+
+    def due(self, *, last: bool) -> bool:
+        return False
+
+    def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> Sequence[Receipt]:
+        return ()
+
+
+class Unsigned(Prompt):
     """The part of `Sink` that is trivial where nothing says which job writes to a target."""
 
     def other_store(self) -> StoreIdentity | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from joinery_runtime.core.compile import compile_job
@@ -29,6 +30,7 @@ from joinery_runtime.sinks.lake import LakeSink, LakeTable
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks
 from joinery_runtime.sinks.postgres_table import TargetTable
+from joinery_runtime.sinks.rolling import Rolling, held_parts
 
 
 class StoreDatabase(Protocol):
@@ -51,13 +53,17 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
             return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
             assert job.spec.output.format != "avro", "the job's validation sees to it"
-            return FileSink(file.path, job.spec.output.format, job.spec.output.timestamps)
+            return FileSink(file.path, job.spec.output.format, job.spec.output.timestamps, _rolling(file))
         case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
             return LakeSink(lake_table(job), job.name, compile_job(job).output_schema())
         case Output(console=ConsoleOutput() as console):
             return ConsoleSink(console.rows, job.spec.output.timestamps)
         case unknown:
             raise _no_sink("output", unknown)
+
+
+def _rolling(file: FileOutput) -> Rolling | None:
+    return Rolling(*file.rolling) if file.rolling is not None else None
 
 
 def _avro(job: Job, kafka: KafkaOutput) -> AvroOutput | None:
@@ -107,7 +113,10 @@ def forget_output(job: Job, store: StoreDatabase) -> str | None:
     words: a database that is away for ever must not keep a job from being deleted. Raises SinkError and
     StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
-    output = job.spec.output.postgres
+    output, file = job.spec.output.postgres, job.spec.output.file
+    if file is not None and (held := held_parts(Path(file.path))):
+        rows = sum(part.rows for part in held)
+        return f"{rows:,} rows that were not visible yet are left in {held[0].path.parent}: remove it, or keep them"
     if output is None or output.dsn is None or output.dsn == store.dsn:
         return None
     try:
@@ -130,7 +139,7 @@ def dead_letter_sink(job: Job) -> Sink | None:
             target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {})
             return _kafka(job, target, PartNames(job.name, dead_letters=True))
         case DeadLetter(file=FileOutput() as file):
-            return FileSink(file.path)
+            return FileSink(file.path, rolling=_rolling(file))
         case unknown:
             raise _no_sink("deadLetter", unknown)
 

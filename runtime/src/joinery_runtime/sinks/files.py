@@ -1,17 +1,21 @@
 """JSON lines and Parquet files, exactly once: one part per shard and epoch, visible only after the epoch's commit.
 
 A task writes `<directory>/.staging/<attempt>.<suffix>`; the driver renames what a commit named to
-`epoch-<12 digits>-shard-<5 digits>.<suffix>`. Both must be on one file system that driver and tasks share. The receipt
-names the format, so that a job whose format was edited still publishes what was staged in the one before.
+`epoch-<12 digits>-shard-<5 digits>.<suffix>`. With `Rolling` it holds small files back first, and merges them
+(`sinks.rolling`). All is on one file system that driver and tasks share. The receipt names the format, so that a job
+whose format was edited still publishes what was staged in the one before.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +26,7 @@ from joinery_runtime.errors import SinkError
 from joinery_runtime.job.model.outputs import FileFormat, Timestamps
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
+from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_parts, merge
 
 _STAGING = ".staging"
 _SUFFIXES: dict[FileFormat, str] = {"json": ".jsonl", "parquet": ".parquet"}
@@ -29,27 +34,34 @@ _SUFFIXES: dict[FileFormat, str] = {"json": ".jsonl", "parquet": ".parquet"}
 
 @dataclass(frozen=True, slots=True)
 class FileWriter:
-    """Task half."""
+    """Task half. Files of fewer bytes than `hold_below` are held."""
 
     directory: str
     format: FileFormat = "json"
     timestamps: Timestamps = "epochMillis"
+    hold_below: int = 0
 
     def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         path = _staged(Path(self.directory), str(attempt.id), self.format)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                encode = (
-                    write_parquet if self.format == "parquet" else partial(_write_lines, timestamps=self.timestamps)
-                )
-                count = encode(file, rows.to_batches())
-                file.flush()
-                os.fsync(file.fileno())
-            _sync(path.parent)
-        except OSError as error:
-            raise _problem(path, error) from error
-        return {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
+        encode = write_parquet if self.format == "parquet" else partial(_write_lines, timestamps=self.timestamps)
+        count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
+        written = {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
+        return {**written, "held": True} if size < self.hold_below else written
+
+
+def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, int]:
+    """Makes the file durable, and its name. What `write` returns, and the file's size."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            count = write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        _sync(path.parent)
+    except OSError as error:
+        raise _problem(path, error) from error
+    return count, size
 
 
 def _write_lines(file: IO[bytes], batches: Iterable[pa.RecordBatch], timestamps: Timestamps) -> int:
@@ -73,23 +85,87 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
 
 
 class FileSink(Unsigned):
-    """Driver half."""
+    """Driver half. `wall` is a clock in seconds since 1970, as the file system's."""
 
     def __init__(
-        self, directory: str, file_format: FileFormat = "json", timestamps: Timestamps = "epochMillis"
+        self,
+        directory: str,
+        file_format: FileFormat = "json",
+        timestamps: Timestamps = "epochMillis",
+        rolling: Rolling | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._directory, self._format, self._timestamps = Path(directory), file_format, timestamps
+        self._rolling, self._wall = rolling, wall
+        self._held: dict[str, Part] | None = None  # by name; None: look
 
     def prepare(self, schema: pa.Schema) -> str | None:
         made = None if self._directory.exists() else f"the folder {self._directory}"
         try:
-            (self._directory / _STAGING).mkdir(parents=True, exist_ok=True)
+            for name in (_STAGING, *([HELD] if self._rolling else [])):
+                (self._directory / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _problem(self._directory, error) from error
         return made
 
     def writer(self) -> FileWriter:
-        return FileWriter(str(self._directory), self._format, self._timestamps)
+        hold_below = self._rolling.size if self._rolling is not None else 0
+        return FileWriter(str(self._directory), self._format, self._timestamps, hold_below)
+
+    # --- what is held -----------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        return sum(part.rows for part in self._parts().values())
+
+    def due(self, *, last: bool) -> bool:
+        return self._due(self._parts().values(), last=last)
+
+    def _parts(self) -> dict[str, Part]:
+        if self._held is None:
+            self._held = {part.name: part for part in held_parts(self._directory)}
+        return self._held
+
+    def _due(self, parts: Iterable[Part], *, last: bool) -> bool:
+        listed = list(parts)
+        if not listed or last or self._rolling is None:
+            return bool(listed)
+        waits_ms = 1000 * (self._wall() - min(part.since for part in listed))
+        return sum(part.size for part in listed) >= self._rolling.size or waits_ms >= self._rolling.interval
+
+    def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> list[Receipt]:
+        try:
+            staged = [self._staged_part(epoch, receipt) for receipt in receipts if receipt.get("held")]
+        except FileNotFoundError:
+            return []  # `in_transaction` tells
+        parts = [*self._parts().values(), *staged]
+        if not self._due(parts, last=last):
+            return []
+        try:
+            return [self._merge(f"{generation}-{epoch}-roll-{uuid.uuid4().hex}", group) for group in groups(parts)]
+        except ValueError as error:  # also of Arrow
+            raise SinkError(
+                f"Output that is held in {self._directory / HELD} cannot be merged",
+                facts=str(error),
+                todo="Only this job may change what is there: put back what is gone. Or go on without the rows of a "
+                "file that is gone or torn: remove it, and start the job again",
+            ) from error
+
+    def _staged_part(self, epoch: int, receipt: Receipt) -> Part:
+        path = _staged(self._directory, receipt["attempt"], _format_of(receipt))
+        about = path.stat()
+        return Part(epoch, receipt["shard"], receipt["rows"], path, about.st_size, about.st_mtime)
+
+    def _merge(self, attempt: str, parts: Sequence[Part]) -> Receipt:
+        file_format: FileFormat = "parquet" if parts[0].path.suffix == _SUFFIXES["parquet"] else "json"
+        _write_staged(_staged(self._directory, attempt, file_format), partial(merge, parts))
+        rows: dict[int, int] = {}
+        for part in parts:
+            rows[part.epoch] = rows.get(part.epoch, 0) + part.rows
+        merged = {"attempt": attempt, "format": file_format, "rows": sum(rows.values())}
+        return {**merged, "rolled": [[epoch, count] for epoch, count in rows.items()]}
+
+    # --- commit -----------------------------------------------------------------------------------------------------
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Files become visible after the commit; here it is made sure that they will."""
@@ -97,13 +173,16 @@ class FileSink(Unsigned):
             staged = _staged(self._directory, receipt["attempt"], _format_of(receipt))
             if not staged.exists():
                 raise SinkError(
-                    f"The output of epoch {epoch}, shard {receipt['shard']} cannot be seen from the driver",
+                    f"The output of epoch {epoch} cannot be seen from the driver",
                     facts=f"a task has written {staged}, and it is not there; nothing of the epoch was committed",
                     todo="Driver and tasks must share the directory: name one on a shared file system",
                 )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        gone = [part for receipt in receipts if (part := self._publish(epoch, receipt)) is not None]
+        """What was merged goes only once the file with its rows has its name."""
+        rolls = any("rolled" in receipt for receipt in receipts)
+        merged = [receipt for receipt in receipts if rolls and receipt.get("held")]
+        gone = [part for each in receipts if each not in merged and (part := self._publish(epoch, each)) is not None]
         if gone:
             raise SinkError(
                 f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {len(receipts)} files",
@@ -113,29 +192,63 @@ class FileSink(Unsigned):
                 f"touch {' '.join(shlex.quote(str(part)) for part in gone)}. Or start anew, and write all rows again: "
                 "empty the folder, then joinery state delete JOB.yaml --yes",
             )
-        if receipts:
-            _sync(self._directory)
-            # What attempts left behind that were run again. Another sink may still have to publish of this epoch.
-            self._sweep(lambda _, of: of < epoch)
+        if not receipts:
+            return
+        _sync(self._directory)
+        if rolls:
+            self._drop_merged(epoch, merged)
+        if (self._directory / HELD).exists():
+            _sync(self._directory / HELD)  # the next recovery does not look at this epoch any more
+        # What attempts left behind that were run again. Another sink may still have to publish of this epoch.
+        self._sweep(lambda _, of: of < epoch)
 
     def _publish(self, epoch: int, receipt: Receipt) -> Path | None:
         """The part, if it is gone."""
         of = _format_of(receipt)
-        staged = _staged(self._directory, receipt["attempt"], of)
-        part = self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{_SUFFIXES[of]}"
+        staged, suffix = _staged(self._directory, receipt["attempt"], of), _SUFFIXES[of]
+        if "rolled" in receipt:
+            (first, _), (last, _) = receipt["rolled"][0], receipt["rolled"][-1]
+            part = self._directory / f"epoch-{first:012d}-to-{last:012d}{suffix}"
+        else:
+            part = self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{suffix}"
         try:
-            staged.replace(part)
+            if receipt.get("held"):
+                held = self._staged_part(epoch, receipt)
+                named = replace(held, path=self._directory / HELD / held.name)
+                named.path.parent.mkdir(exist_ok=True)
+                staged.replace(named.path)
+                self._parts()[held.name] = named
+            else:
+                staged.replace(part)
         except FileNotFoundError:
-            return None if part.exists() else part
+            there = part.exists() or (receipt.get("held") and self._has(epoch, receipt))
+            return None if there else part
         except OSError as error:
             raise _problem(part, error) from error
         return None
+
+    def _has(self, epoch: int, receipt: Receipt) -> bool:
+        """Whether a part is held, or was merged later: after a return to a savepoint its epoch is the newest again."""
+        self._held = None  # another driver may have seen to it
+        held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._parts().values())
+        return held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
+
+    def _drop_merged(self, epoch: int, receipts: Iterable[Receipt]) -> None:
+        for part in held_parts(self._directory):
+            if part.epoch <= epoch:
+                part.path.unlink(missing_ok=True)
+        for receipt in receipts:
+            _staged(self._directory, receipt["attempt"], _format_of(receipt)).unlink(missing_ok=True)
+        self._held = None
+
+    # --- recover ----------------------------------------------------------------------------------------------------
 
     def recover(self, takeover: Takeover) -> bool:
         """The committed epoch's files are left to `publish`; what it does not name goes at the next recovery.
 
         Parts of later epochs than the committed one are not this job's: it would overwrite them one by one.
         """
+        self._held = None
         self._refuse_foreign(takeover.committed_epoch)
         self._sweep(lambda generation, of: generation < takeover.generation and of != takeover.committed_epoch)
         return False
@@ -148,11 +261,15 @@ class FileSink(Unsigned):
                 staged.unlink(missing_ok=True)
 
     def _refuse_foreign(self, committed_epoch: int) -> None:
-        parts = _with_suffix(self._directory.glob("epoch-*-shard-*"))
-        if parts and int(parts[-1].name.split("-")[1]) > committed_epoch:
+        found = [(int(path.name.split("-")[1]), path) for path in _with_suffix(self._directory.glob("epoch-*-shard-*"))]
+        found += [(last, path) for _, last, path in _rolled(self._directory)]
+        found += [(part.epoch, part.path) for part in self._parts().values()]
+        newest, path = max(found, default=(0, self._directory))
+        if newest > committed_epoch:
             raise SinkError(
                 f"The folder {self._directory} holds output of another job, or of this one before its state was lost",
-                facts=f"{parts[-1].name} is there, and this job has committed up to epoch {committed_epoch}",
+                facts=f"{path.relative_to(self._directory)} is there, and this job has committed up to epoch "
+                f"{committed_epoch}",
                 todo="Move the files away, or name another folder",
             )
 
@@ -160,20 +277,47 @@ class FileSink(Unsigned):
         """Nothing is kept open."""
 
 
-def published(directory: str, epoch: int) -> Iterator[bytes]:
-    """The rows in the visible parts of an epoch, each as a line of JSON without its line break."""
-    for part in _with_suffix(Path(directory).glob(f"epoch-{epoch:012d}-shard-*")):
-        try:
-            if part.suffix == _SUFFIXES["parquet"]:
-                yield from (line for batch in pq.ParquetFile(part).iter_batches() for line in rows_to_json(batch))
-            else:
-                yield from part.read_bytes().splitlines()
-        except (OSError, pa.ArrowInvalid) as error:
-            raise SinkError(
-                f"The output file {part} cannot be read",
-                facts=getattr(error, "strerror", None) or str(error),
-                todo="Check that this user may read there, and that nobody has changed the file",
-            ) from error
+def published(directory: str, epoch: int, receipts: Iterable[Receipt] = ()) -> Iterator[bytes]:
+    """The rows of an epoch that are visible or held, each as a line of JSON without its line break. `receipts` are of
+    this epoch and of later ones."""
+    folder = Path(directory)
+    for part in _with_suffix(folder.glob(f"epoch-{epoch:012d}-shard-*")):
+        yield from _lines(part)
+    merged = {(first, last, path.suffix): path for first, last, path in _rolled(folder) if first <= epoch <= last}
+    for receipt in receipts:
+        counts = dict(receipt.get("rolled", ()))
+        path = merged.get((min(counts), max(counts), _SUFFIXES[_format_of(receipt)])) if counts else None
+        if path is not None:
+            before = sum(count for of, count in counts.items() if of < epoch)
+            yield from islice(_lines(path), before, before + counts.get(epoch, 0))
+            return
+    for held in held_parts(folder):
+        if held.epoch == epoch:
+            yield from _lines(held.path)
+
+
+def _lines(part: Path) -> Iterator[bytes]:
+    try:
+        if part.suffix == _SUFFIXES["parquet"]:
+            yield from (line for batch in pq.ParquetFile(part).iter_batches() for line in rows_to_json(batch))
+        else:
+            with part.open("rb") as file:
+                yield from (line.rstrip(b"\n") for line in file)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SinkError(
+            f"The output file {part} cannot be read",
+            facts=getattr(error, "strerror", None) or str(error),
+            todo="Check that this user may read there, and that nobody has changed the file",
+        ) from error
+
+
+def _rolled(directory: Path) -> list[tuple[int, int, Path]]:
+    """Files of several epochs: the first one, the last one, and where it is."""
+    found = []
+    for path in _with_suffix(directory.glob("epoch-*-to-*")):
+        _, first, _, last = path.stem.split("-")
+        found.append((int(first), int(last), path))
+    return found
 
 
 def _format_of(receipt: Receipt) -> FileFormat:

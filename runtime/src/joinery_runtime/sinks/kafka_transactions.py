@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joinery_runtime.errors import Fenced, SinkError, Superseded
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover
+from joinery_runtime.sinks.base import Attempt, Prompt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_target import KafkaTarget
@@ -194,7 +194,7 @@ class PartWrite:
         return {"attempt": str(self.attempt.id), "rows": rows, "repeated": True}
 
 
-class KafkaTransactionsSink:
+class KafkaTransactionsSink(Prompt):
     """Driver half: has nothing to do at the commit."""
 
     def __init__(self, target: KafkaTarget, names: PartNames) -> None:

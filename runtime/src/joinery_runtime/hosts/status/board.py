@@ -199,6 +199,7 @@ class Board:
             hottest=report.hottest,
             too_hot=report.too_hot,
             doubts=report.doubts,
+            held=report.held,
             error=None,
         )
 

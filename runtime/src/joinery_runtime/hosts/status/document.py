@@ -39,6 +39,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         rows_per_second=None if rates is None else round(sum(rates.values())),
         rows_in=None if snapshot.totals is None else sum(snapshot.totals.rows_in.values()),
         rows_out=None if snapshot.totals is None else snapshot.totals.rows_out,
+        rows_held=snapshot.held,
         late=None if snapshot.totals is None else snapshot.totals.late,
         state_bytes=None if snapshot.state is None else snapshot.state.bytes,
         sides=tuple(_sides(snapshot)),

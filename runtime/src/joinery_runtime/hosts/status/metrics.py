@@ -72,6 +72,7 @@ def _position(snapshot: JobSnapshot) -> Iterator[Metric]:
         "state_segments": ("Live segments.", None if state is None else state.segments),
         "hottest_key_rows": ("Rows of the key with the most.", snapshot.hottest[0].rows if snapshot.hottest else None),
         "hot_keys": ("Keys with more rows than hotKeyWarning, ten at most.", len(snapshot.too_hot)),
+        "rows_held": ("Rows of committed epochs that the output does not show yet.", snapshot.held),
         "amplification": ("Rows out per record in, of the newest epoch.", snapshot.amplification),
     }
     for name, (text, value) in gauges.items():

@@ -20,8 +20,9 @@ class JobSnapshot:
 
     `committed` epochs are all of this process, `own` those that were run under the job's present definition. `sides`
     and `parts` are by part of the state; `amplification` is that of the newest epoch that read something; `paused`
-    says of inputs why they are, `doubts` what looks wrong with their records. `scaling` is the newest one, and when it
-    was. `outage` is what is waited for; until it is over, the job is not ready.
+    says of inputs why they are, `doubts` what looks wrong with their records; `held` rows are not visible yet.
+    `scaling` is the newest one, and when it was. `outage` is what is waited for; until it is over, the job is not
+    ready.
     """
 
     recovered: bool = False
@@ -40,6 +41,7 @@ class JobSnapshot:
     sides: Mapping[str, SideSpec] = field(default_factory=dict)
     parts: Mapping[str, StateSize] = field(default_factory=dict)
     amplification: float | None = None
+    held: int | None = None
     hottest: tuple[KeyRows, ...] = ()
     too_hot: tuple[KeyRows, ...] = ()
     doubts: Mapping[str, str] = field(default_factory=dict)

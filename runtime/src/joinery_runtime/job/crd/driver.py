@@ -97,6 +97,8 @@ class DriverStatus(Message):
     rows_per_second: Count | None = None
     rows_in: Count | None = None
     rows_out: Count | None = None
+    rows_held: Count | None = None
+    """Of these, rows of committed epochs that the output does not show yet."""
     late: Count | None = None
     state_bytes: Count | None = None
     sides: tuple[SideStatus, ...] = ()

@@ -63,6 +63,19 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "output", "timestamps"), "is of JSON; Parquet, Avro and tables have a type for timestamps"
 
 
+def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:
+    """One of the two would merge what the other holds."""
+    spec = dig(draft.data, "spec")
+    output, dead = dig(spec, "output", "file"), dig(spec, "deadLetter", "file")
+    if dig(output, "path") is None or dig(output, "path") != dig(dead, "path"):
+        return
+    for at, target in (("output", output), ("deadLetter", dead)):
+        for field in ("rollSize", "rollInterval"):
+            if dig(target, field) is not None:
+                yield ("spec", at, "file", field), "output and dead letters are in one folder; name two to hold files"
+                return
+
+
 def _lakes(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
     for name in LAKES:
@@ -112,6 +125,7 @@ def _autoscale(draft: JobDraft) -> Iterator[Finding]:
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
     _formats,
+    _rolled_apart,
     _postgres,
     _lakes,
     _dead_letter_address,

@@ -6,7 +6,18 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.model.base import FilePath, Int, Model, PositiveDuration, Setting, TablePath, Text, not_yet
+from joinery_runtime.job.model.base import (
+    ByteCount,
+    FilePath,
+    Int,
+    Length,
+    Model,
+    PositiveDuration,
+    Setting,
+    TablePath,
+    Text,
+    not_yet,
+)
 from joinery_runtime.job.model.inputs import SchemaRegistry, Topic
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 
@@ -50,10 +61,23 @@ Timestamps = Literal["epochMillis", "rfc3339"]
 
 
 class FileOutput(Model):
-    """Files in a folder, some for each epoch."""
+    """Files in a folder: some for each epoch, which are there with its commit, or, with `roll_size` or `roll_interval`,
+    fewer and larger ones later."""
 
     path: FilePath
     """The folder to write. A relative path counts from the job file's folder."""
+    roll_size: ByteCount | None = None
+    """Smaller files are held back until they have this size together, as a number of bytes or as 64Mi, and are merged
+    into one. If absent 128Mi where `roll_interval` is given, else nothing is held back."""
+    roll_interval: Length | None = None
+    """How long rows are held back at most, a duration. If absent 1m where `roll_size` is given."""
+
+    @property
+    def rolling(self) -> tuple[int, int] | None:
+        """Bytes and ms, None where each epoch's files are visible at once."""
+        if self.roll_size is None and self.roll_interval is None:
+            return None
+        return self.roll_size or 128 << 20, self.roll_interval or 60_000
 
 
 class ConsoleOutput(Model):

@@ -175,6 +175,7 @@ function drawFlow() {
     element("p", "quiet", history.output),
     facts([
       ["rows/s", out.length ? short(out[out.length - 1]) : "–"], ["rows out", whole(status.rowsOut)],
+      ["of these not visible yet", status.rowsHeld ? whole(status.rowsHeld) : null],
       ["records in", whole(status.rowsIn)],
     ]));
 }

@@ -1,0 +1,120 @@
+"""Files of many epochs, merged into one before a reader sees them (`output.file.rollSize` and `rollInterval`).
+
+After an epoch's commit its small files are *held*: durable, and not visible. Once held files are large or old enough,
+the driver merges them, and the staged ones of the epoch that it is about to commit, into one staged file. The commit
+names that file. After the commit the file gets its name, `epoch-<first>-to-<last>`, and what was merged goes. So the
+store, which fences drivers, decides which rows are in which file: what a replaced driver merges is named by no commit
+(docs/decisions/0055).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+HELD = ".held"
+_COPIED = 1 << 20  # bytes at a time
+# Of a merged Parquet file: what its readers skip and decode as one.
+_GROUP_ROWS, _GROUP_BYTES = 128 * 1024, 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rolling:
+    """When held files are merged: once there are `size` bytes of them, or the oldest is held for `interval` ms."""
+
+    size: int
+    interval: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """A file with rows of one epoch and shard that is held, or is to be. `since`: when it was written, in seconds since
+    1970."""
+
+    epoch: int
+    shard: int
+    rows: int
+    path: Path
+    size: int
+    since: float
+
+    @property
+    def name(self) -> str:
+        """Under which it is held. The directory alone says what there is, also to a driver that starts."""
+        return f"epoch-{self.epoch:012d}-shard-{self.shard:05d}-rows-{self.rows}{self.path.suffix}"
+
+    @classmethod
+    def held(cls, path: Path) -> Part:
+        _, epoch, _, shard, _, rows = path.stem.split("-")
+        about = path.stat()
+        return cls(int(epoch), int(shard), int(rows), path, about.st_size, about.st_mtime)
+
+
+def held_parts(directory: Path) -> list[Part]:
+    """In the order of their epochs."""
+    return sorted(Part.held(path) for path in (directory / HELD).glob("epoch-*-rows-*"))
+
+
+def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
+    """Those that can be one file: of one format and, in Parquet, of the same columns. Raises ValueError for one that is
+    gone or torn."""
+    gone = [part.path for part in parts if not part.path.exists()]
+    if gone:
+        raise ValueError(f"{gone[0]} is gone")
+    for _, group in groupby(sorted(parts), lambda part: (part.path.suffix, _schema(part.path))):
+        yield list(group)
+
+
+def _schema(path: Path) -> str:
+    return str(pq.read_schema(path)) if path.suffix == ".parquet" else ""
+
+
+def merge(parts: Sequence[Part], file: IO[bytes]) -> int:
+    """Writes the rows of a group in the order of its parts, and returns how many. No more than a row group is in
+    memory. Raises ValueError where they are not the rows that were written."""
+    copy = _row_groups if parts[0].path.suffix == ".parquet" else _lines
+    count = copy(parts, file)
+    expected = sum(part.rows for part in parts)
+    if count != expected:
+        raise ValueError(f"the {len(parts)} files have {count} rows, and {expected} were written")
+    return count
+
+
+def _lines(parts: Iterable[Part], file: IO[bytes]) -> int:
+    count = 0
+    for part in parts:
+        with part.path.open("rb") as source:
+            while chunk := source.read(_COPIED):
+                file.write(chunk)
+                count += chunk.count(b"\n")
+    return count
+
+
+def _row_groups(parts: Sequence[Part], file: IO[bytes]) -> int:
+    count = 0
+    with pq.ParquetWriter(file, pq.read_schema(parts[0].path), compression="zstd") as writer:
+        for table in _large_tables(parts):
+            writer.write_table(table, row_group_size=_GROUP_ROWS)
+            count += table.num_rows
+    return count
+
+
+def _large_tables(parts: Iterable[Part]) -> Iterator[pa.Table]:
+    batches: list[pa.RecordBatch] = []
+    rows = size = 0
+    for part in parts:
+        with pq.ParquetFile(part.path) as source:
+            for batch in source.iter_batches():
+                batches.append(batch)
+                rows, size = rows + batch.num_rows, size + batch.nbytes
+                if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+                    yield pa.Table.from_batches(batches)
+                    batches, rows, size = [], 0, 0
+    if batches:
+        yield pa.Table.from_batches(batches)
