@@ -15,6 +15,7 @@ from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Limits
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput, Watermark
+from joinery_runtime.job.model.outputs import FileOutput
 from joinery_runtime.job.model.resource import Trigger
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.model.types import SIMPLE_TYPES
@@ -94,7 +95,7 @@ FIELDS: Mapping[Place, Schema] = {
     (JoinStep, "broadcast"): {"maxLength": 253},
     (JoinStep, "keys"): {"maxProperties": 64},
     **{place: schema for kind in STEP_KINDS for place, schema in kind.schemas.items()},
-    **dict.fromkeys(((Limits, "maxStateBytes"), (Trigger, "maxBytesPerEpoch")), _BYTES),
+    **dict.fromkeys(((Limits, "maxStateBytes"), (Trigger, "maxBytesPerEpoch"), (FileOutput, "rollSize")), _BYTES),
     (Watermark, "maxFuture"): {"pattern": rf"^(off|\+?0|\+?{_GO_DURATION})$", "minimum": 0, "maximum": _LONGEST_MS},
     (SelectItem, "expression"): {"maxLength": _LONG_TEXT},
     (SecretRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
