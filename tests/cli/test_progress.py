@@ -123,13 +123,14 @@ def test_json_says_at_the_end_what_was_late_and_what_would_have_kept_it() -> Non
 
 def test_an_epochs_line_has_all_of_its_numbers() -> None:
     text = io.StringIO()
-    JsonProgress(JOB, text).listener.committed(Progress(report(lost={"orders/0": 5}), 0.25))
+    JsonProgress(JOB, text).listener.committed(Progress(report(lost={"orders/0": 5}, held=40), 0.25))
     (line,) = json_lines(text)
     expected = {
         "epoch": 7,
         "seconds": 0.25,
         "rows_in": {"orders": 2000, "payments": 1000},
         "rows_out": 1500,
+        "rows_held": 40,
         "watermarks": {"orders": 1_700_000_000_000, "payments": None},
         "backlog": {"orders": 12_345, "payments": 0},
         "dropped": {"orders": {"late": 3, "null key": 1}},
@@ -233,6 +234,11 @@ def test_the_table_of_sessions() -> None:
         "sessions": ["750", "1,500", "", "state 3,000 rows, 2.5 MB, 4 segments", ""],
         "sessions: clicks": ["680", "0.0", "700", "20", "3,000", "0", "0"],
     }
+
+
+def test_the_table_says_that_rows_are_held(screen: Screen) -> None:
+    screen.commit(at=101, seconds=1, held=1_200)
+    assert screen.table()["joined"][3].endswith("4 segments; 1,200 rows are held for larger files")
 
 
 def test_totals_and_drops_add_up(screen: Screen) -> None:

@@ -151,7 +151,7 @@ def test_a_job_that_died_and_was_edited_shows_what_it_held_where_it_belongs(
     run(write("after", ROLLING, store, kind="parquet"))
     shown = {}
     for name in ("before", "after"):
-        asked = "SELECT count(*) AS n, count(DISTINCT user) AS u FROM output"
+        asked = 'SELECT count(*) AS n, count(DISTINCT "user") AS u FROM output'
         (shown[name],) = joinery("sql", write(name, ROLLING, store, kind="parquet"), asked).lines
         assert len(list((tmp_path / name).glob("epoch-*.parquet"))) == 1
         assert not any((tmp_path / name / ".held").iterdir())

@@ -71,6 +71,10 @@ def test_input_files_are_named_and_whether_they_are_watched(watch, source, ends)
 def test_output_files_are_named_with_their_format():
     files = "    file: {path: /out}"
     assert explain(job((OUTPUT, files))).output.startswith("JSON lines under /out, exactly once; columns ")
+    held = explain(job((OUTPUT, files.replace("/out", "/out, rollSize: 64Mi"))))
+    assert "/out, exactly once, held back until there are 64Mi or for 1m; columns " in held.output
+    held = explain(job((OUTPUT, files.replace("/out", "/out, rollInterval: 10m"))))
+    assert "held back until there are 128Mi or for 10m" in held.output
     assert explain(job((OUTPUT, files + "\n    format: parquet"))).output.startswith("Parquet under /out, exactly once")
 
 

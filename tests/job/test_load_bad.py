@@ -205,6 +205,14 @@ BAD = [
         37,
     ),
     ((OUTPUT, "    file: {path: file:///out}\n"), "spec.output.file.path", "write /out", 36),
+    ((OUTPUT, "    file: {path: /out, rollSize: 1 MB}\n"), "spec.output.file.rollSize", "write it as", 36),
+    ((OUTPUT, "    file: {path: /out, rollInterval: 0s}\n"), "spec.output.file.rollInterval", "must be", 36),
+    (
+        (OUTPUT, "    file: {path: /out}\n  deadLetter: {file: {path: /out, rollInterval: 1m}}\n"),
+        "spec.deadLetter.file.rollInterval",
+        "output and dead letters are in one folder",
+        37,
+    ),
     # inputs
     (("name: payments\n", "name: orders\n"), "spec.inputs[1].name", "two inputs are named 'orders'", 19),
     (("name: orders\n", "name: or.ders\n"), "spec.inputs[0].name", "letters, digits and '_'", 7),

@@ -131,7 +131,7 @@ class FileSink(Unsigned):
         if not listed or last or self._rolling is None:
             return bool(listed)
         waits_ms = 1000 * (self._wall() - min(part.since for part in listed))
-        return sum(part.size for part in listed) >= self._rolling.size or waits_ms >= self._rolling.interval
+        return sum(part.size for part in listed) >= self._rolling.size or waits_ms >= self._rolling.wait_ms
 
     def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> list[Receipt]:
         try:
@@ -180,9 +180,7 @@ class FileSink(Unsigned):
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """What was merged goes only once the file with its rows has its name."""
-        rolls = any("rolled" in receipt for receipt in receipts)
-        merged = [receipt for receipt in receipts if rolls and receipt.get("held")]
-        gone = [part for each in receipts if each not in merged and (part := self._publish(epoch, each)) is not None]
+        gone = [part for receipt in receipts if (part := self._publish(epoch, receipt)) is not None]
         if gone:
             raise SinkError(
                 f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {len(receipts)} files",
@@ -195,8 +193,8 @@ class FileSink(Unsigned):
         if not receipts:
             return
         _sync(self._directory)
-        if rolls:
-            self._drop_merged(epoch, merged)
+        if any("rolled" in receipt for receipt in receipts):
+            self._drop_held(epoch)
         if (self._directory / HELD).exists():
             _sync(self._directory / HELD)  # the next recovery does not look at this epoch any more
         # What attempts left behind that were run again. Another sink may still have to publish of this epoch.
@@ -233,12 +231,11 @@ class FileSink(Unsigned):
         held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._parts().values())
         return held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
 
-    def _drop_merged(self, epoch: int, receipts: Iterable[Receipt]) -> None:
+    def _drop_held(self, epoch: int) -> None:
+        """Up to this epoch: a file with their rows has its name."""
         for part in held_parts(self._directory):
             if part.epoch <= epoch:
                 part.path.unlink(missing_ok=True)
-        for receipt in receipts:
-            _staged(self._directory, receipt["attempt"], _format_of(receipt)).unlink(missing_ok=True)
         self._held = None
 
     # --- recover ----------------------------------------------------------------------------------------------------

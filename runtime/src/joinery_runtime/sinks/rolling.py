@@ -26,10 +26,10 @@ _GROUP_ROWS, _GROUP_BYTES = 128 * 1024, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rolling:
-    """When held files are merged: once there are `size` bytes of them, or the oldest is held for `interval` ms."""
+    """When held files are merged: once there are `size` bytes of them, or the oldest is held for `wait_ms`."""
 
     size: int
-    interval: int
+    wait_ms: int
 
 
 @dataclass(frozen=True, slots=True, order=True)
