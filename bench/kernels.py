@@ -32,9 +32,11 @@ from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.blob import from_blob, to_blob
 from joinery_runtime.core.table.segment import Run, encode
 from joinery_runtime.job import Input
+from joinery_runtime.protobuf_schemas import compiled
 from joinery_runtime.sinks.avro import AvroOutput, AvroRows
 from joinery_runtime.sinks.encode import json_lines
 from joinery_runtime.sinks.files import write_parquet
+from joinery_runtime.sinks.protobuf import ProtobufOutput, ProtobufRows
 from joinery_runtime.sources import JsonDecoder, PartitionRef, Range
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.formats.avro import AvroDecoder
@@ -44,7 +46,6 @@ from joinery_runtime.sources.formats.protobuf import ProtobufDecoder
 from joinery_runtime.sources.json_compiled import JsonKernel
 from joinery_runtime.sources.json_judge import JsonJudge
 from joinery_runtime.sources.parquet import ParquetReader
-from joinery_runtime.sources.protobuf_schemas import compiled
 
 RECORDS = 200_000
 BATCHES = (10_000, 50_000)  # records
@@ -126,8 +127,10 @@ def written() -> Variants:
     records = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     batches = JsonDecoder(ORDERS).decode(pa.array(records, pa.binary())).rows.to_batches(max_chunksize=65_536)
     avro = AvroRows(AvroOutput("orders", ORDERS, "").schema(), 1)
+    protobuf = ProtobufRows(ProtobufOutput("orders", ORDERS, "").schema({}), (), 1)
     return {"json": lambda: void([json_lines(batch) for batch in batches]),
             "avro": lambda: void([avro.encode(batch) for batch in batches]),
+            "protobuf": lambda: void([protobuf.encode(batch) for batch in batches]),
             "parquet": lambda: void(write_parquet(io.BytesIO(), batches))}  # fmt: skip
 
 

@@ -12,10 +12,12 @@ import fastavro
 import psycopg
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from google.protobuf import message_factory
 
 from e2e.driver_process import Run
 from e2e.jobs import Job, fresh_name, json_rows, order, payment, produce
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.protobuf_schemas import compiled
 from sources.registry import registry
 from sources.test_avro import avro
 from sources.test_protobuf import framed, message
@@ -83,22 +85,30 @@ def test_old_and_new_records_in_one_run(kind: str, kafka_broker: KafkaAdmin, pos
     assert letter["reason"] == "column amount: 'many' is not a valid int64"
 
 
-def test_rows_in_avro_come_out_once_with_their_schema_registered(
-    kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path
+def plain(kind: str, schema: str, record: bytes) -> Any:
+    if kind == "avro":
+        return fastavro.schemaless_reader(io.BytesIO(record), fastavro.parse_schema(json.loads(schema)), None)
+    read = message_factory.GetMessageClass(compiled(schema, {}).at([0])).FromString(record.removeprefix(b"\0"))
+    return {field.name: value for field, value in read.ListFields()}
+
+
+@pytest.mark.parametrize("kind", ["avro", "protobuf"])
+def test_rows_come_out_once_with_their_schema_registered(
+    kind: str, kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path
 ) -> None:
     name = fresh_name()
     for topic in ("orders", "payments", "joined"):
         kafka_broker.create_topic(f"{name}.{topic}")
     with registry() as served:
         kafka = f'kafka: {{bootstrapServers: "{kafka_broker.bootstrap}", topic: {name}.joined, key: [id]}}'
-        output = f'{{{kafka}, format: avro, schemaRegistry: {{url: "{served.url}"}}}}'
+        output = f'{{{kafka}, format: {kind}, schemaRegistry: {{url: "{served.url}"}}}}'
         job = Job(name, kafka_broker.bootstrap, f'{{postgres: {{dsn: "{postgres_dsn}"}}}}', output)
         produce(job.bootstrap, f"{name}.orders", [order(1), order(2)])
         produce(job.bootstrap, f"{name}.payments", [payment(1), payment(2)])
         run = Run.start(job.write(tmp_path), "local[2,4]")
         assert run.wait() == 0, run.last_words
         assert served.subjects == {(f"{name}.joined-value", 1): 1}
-        schema = fastavro.parse_schema(json.loads(served.schemas[1]["schema"]))
+        schema = served.schemas[1]["schema"]
     settings = {"bootstrap.servers": job.bootstrap, "group.id": "t", "isolation.level": "read_committed"}
     consumer = Consumer({**settings, "enable.partition.eof": True})
     consumer.assign([TopicPartition(f"{name}.joined", 0, 0)])
@@ -106,6 +116,6 @@ def test_rows_in_avro_come_out_once_with_their_schema_registered(
     while (message := consumer.poll(30)) is not None and message.error() is None:
         value = message.value()
         assert value[:5] == b"\0\0\0\0\x01"
-        found.append(fastavro.schemaless_reader(io.BytesIO(value[5:]), schema, None))
+        found.append(plain(kind, schema, value[5:]))
     consumer.close()
     assert sorted(found, key=str) == [{"id": f"o{n}", "amount": n, "paid": 10 * n} for n in (1, 2)]

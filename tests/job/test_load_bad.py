@@ -201,7 +201,14 @@ BAD = [
     (
         (OUTPUT, "    kafka: {bootstrapServers: b, topic: t}\n    schemaRegistry: {url: 'http://r'}\n"),
         "spec.output.schemaRegistry",
-        "belongs to format avro; leave it out",
+        "belongs to format avro and protobuf; leave it out",
+        37,
+    ),
+    ((after(OUTPUT, "    format: protobuf\n")), "spec.output.format", "protobuf is a format of Kafka", 37),
+    (
+        (OUTPUT, "    kafka: {bootstrapServers: b, topic: t}\n    format: protobuf\n"),
+        "spec.output.format",
+        "protobuf needs schemaRegistry",
         37,
     ),
     ((OUTPUT, "    file: {path: file:///out}\n"), "spec.output.file.path", "write /out", 36),
@@ -419,7 +426,7 @@ BAD = [
     (
         after(OUTPUT, "    timestamps: rfc3339\n    format: parquet\n"),
         "spec.output.timestamps",
-        "is of JSON; Parquet, Avro and tables have a type for timestamps",
+        "is of JSON; Parquet, Avro, Protobuf and tables have a type for timestamps",
         37,
     ),
     (after(OUTPUT, "  deadLetter: {}\n"), "spec.deadLetter", "exactly one of kafka and file", 37),

@@ -19,6 +19,7 @@ from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, Kafk
 from joinery_runtime.sinks.postgres import PostgresSink
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
+from joinery_runtime.sinks.protobuf import ProtobufOutput
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,20 @@ def test_rows_in_avro_are_for_the_registry_that_the_output_names() -> None:
     for delivery in ("exactlyOnce", "atLeastOnce"):
         writer = sink_for(job(output=output, delivery=delivery), None).writer()
         assert isinstance(writer, KafkaWriter | KafkaTransactionsWriter)
-        avro = writer.target.avro
+        avro = writer.target.schema_output
         assert isinstance(avro, AvroOutput)
         assert (avro.topic, avro.url, avro.properties) == ("out", "http://r", named["properties"])
         assert {each["name"] for each in json.loads(avro.schema())["fields"]} >= {"left_k", "right_ts"}
         assert "secret" not in repr(writer)
+
+
+def test_rows_in_protobuf_are_for_it_too() -> None:
+    output = {"kafka": {"bootstrapServers": "here:1", "topic": "out"}, "format": "protobuf"}
+    made = sink_for(job(output={**output, "schemaRegistry": {"url": "http://r"}}), None).writer()
+    assert isinstance(made, KafkaTransactionsWriter)
+    protobuf = made.target.schema_output
+    assert isinstance(protobuf, ProtobufOutput)
+    assert "  optional string left_k = 1;" in protobuf.schema({})
 
 
 def table_of(job: StreamJoin | SessionWindow) -> TargetTable:

@@ -66,7 +66,7 @@ def test_rows_and_keys(broker, topic, key, keys) -> None:
 @pytest.mark.parametrize("delivery", ["atLeastOnce", "exactlyOnce"])
 def test_rows_as_avro_begin_with_the_number_of_their_schema(broker, topic, delivery) -> None:
     with registry() as served:
-        target = KafkaTarget(topic, broker.bootstrap, ("k",), avro=AvroOutput(topic, ROWS.schema, served.url))
+        target = KafkaTarget(topic, broker.bootstrap, ("k",), schema_output=AvroOutput(topic, ROWS.schema, served.url))
         once = delivery == "exactlyOnce"
         sink = KafkaTransactionsSink(target, PartNames(topic)) if once else KafkaSink(target)
         sink.prepare(ROWS.schema)

@@ -4,6 +4,7 @@ and POST /subjects/S/versions, of Confluent's REST interface."""
 from __future__ import annotations
 
 import json
+import re
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ class Registry:
         return number
 
     def register(self, subject: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """A schema of Avro, refused where a field has another type than in the subject's newest version."""
+        """Refused where a field has another type than in the subject's newest version; in Protobuf a number says which
+        field it is."""
         if self.status is not None:
             return self.status, {"error_code": self.status, "message": "not now"}
         known = {version: number for (name, version), number in self.subjects.items() if name == subject}
@@ -41,18 +43,13 @@ class Registry:
             if self.schemas[number]["schema"] == body["schema"]:
                 return 200, {"id": number}
         if known:
-            before = {each["name"]: each["type"] for each in json.loads(self._text(known[max(known)]))["fields"]}
-            after = json.loads(body["schema"])["fields"]
-            changed = [each["name"] for each in after if before.get(each["name"], each["type"]) != each["type"]]
+            before, after = _fields(self.schemas[known[max(known)]]), _fields(body)
+            changed = [name for name, of in after.items() if before.get(name, of) != of]
             if changed:
                 return 409, {"error_code": 409, "message": f"incompatible: {', '.join(changed)}"}
-        number = self.add(body["schema"])
+        number = self.add(body["schema"], body.get("schemaType", "AVRO"))
         self.subjects[subject, max(known, default=0) + 1] = number
         return 200, {"id": number}
-
-    def _text(self, number: int) -> str:
-        text: str = self.schemas[number]["schema"]
-        return text
 
     def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, Any]]:
         self.asked.append(path)
@@ -63,10 +60,21 @@ class Registry:
         match path.partition("?")[0].strip("/").split("/"):
             case ["schemas", "ids", number] if int(number) in self.schemas:
                 return 200, self.schemas[int(number)]
-            case ["subjects", name, "versions", version] if (name, int(version)) in self.subjects:
-                number = self.subjects[name, int(version)]
-                return 200, {"subject": name, "version": int(version), "id": number, **self.schemas[number]}
+            case ["subjects", name, "versions", asked]:
+                versions = [version for of, version in self.subjects if of == name]
+                version = max(versions, default=0) if asked == "latest" else int(asked)
+                if version in versions:
+                    number = self.subjects[name, version]
+                    return 200, {"subject": name, "version": version, "id": number, **self.schemas[number]}
         return 404, {"error_code": 40403, "message": "Schema not found"}
+
+
+def _fields(schema: dict[str, Any]) -> dict[str, Any]:
+    """What may not change about a field, by its name or number."""
+    if schema.get("schemaType") == "PROTOBUF":
+        found = re.findall(r"(\S+) (\w+) = (\d+);", schema["schema"])
+        return {number: (kind, name) for kind, name, number in found}
+    return {each["name"]: each["type"] for each in json.loads(schema["schema"])["fields"]}
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from google.protobuf import json_format, message_factory
 
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
+from joinery_runtime.protobuf_schemas import compiled
 from joinery_runtime.sources import decoder_for
-from joinery_runtime.sources.protobuf_schemas import compiled
 from sources.registry import Registry, registry
 from sources.test_avro import COLUMNS, avro, decode, of, rows
 from sources.test_avro import model as avro_model

@@ -332,7 +332,8 @@ def where_rows_are(job: Job) -> str:
         return f"rows are in {folder}: {look}"
     if output.kafka is not None:
         kafka = output.kafka
-        program = "kafka-avro-console-consumer" if output.format == "avro" else "kafka-console-consumer"
+        of = f"{output.format}-" if output.format in ("avro", "protobuf") else ""
+        program = f"kafka-{of}console-consumer"
         look = f"{program} --bootstrap-server {kafka.bootstrap_servers} --topic {kafka.topic}"
         if output.schema_registry is not None:
             look += f" --property schema.registry.url={output.schema_registry.url}"

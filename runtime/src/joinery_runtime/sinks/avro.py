@@ -10,22 +10,14 @@ import functools
 import io
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import Schema, SchemaRegistryError
 
-from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.registry_client import registry_client
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What this process has registered; drivers do so before their workers.
-_REGISTERED: dict[tuple[str, str, str], AvroRows] = {}
-_REFUSED, _INVALID, _DENIED = 409, 422, (401, 403)  # of HTTP
+from joinery_runtime.sinks.schema_output import SchemaOutput, framed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +29,7 @@ class AvroRows:
 
     def encode(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
         """One framed record per row."""
-        schema, frame = _parsed(self.schema), b"\0" + self.number.to_bytes(4)
+        schema, frame = _parsed(self.schema), framed(self.number)
         records = []
         # Python's datetimes would take longer than all else.
         plain = [pc.cast(each, pa.int64()) if pa.types.is_timestamp(each.type) else each for each in rows.columns]
@@ -56,61 +48,19 @@ def _parsed(schema: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class AvroOutput:
-    """The registry in which the schema of the topic's rows is, as `<topic>-value`. `rows` is their schema in Arrow."""
+class AvroOutput(SchemaOutput):
+    """Its schema is that of the rows, whatever was registered before."""
 
-    topic: str
-    rows: pa.Schema
-    url: str
-    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    def registered(self) -> AvroRows:
-        """Registers the schema, or finds it registered; a process asks once. Raises SinkError for rows that Avro has
-        no schema for, and for a schema that the registry refuses; OutputUnavailable where it does not answer."""
+    def _register(self) -> AvroRows:
         text = self.schema()
-        key = (self.topic, self.url, text)
-        if key not in _REGISTERED:
-            _REGISTERED[key] = AvroRows(text, self._register(text))
-        return _REGISTERED[key]
-
-    def _register(self, text: str) -> int:
-        subject = f"{self.topic}-value"
-        try:
-            client = registry_client(self.url, self.properties)
-        except (ValueError, TypeError) as error:
-            todo = "Use the names and values of confluent-kafka's SchemaRegistryClient"
-            raise self._problem("output.schemaRegistry.properties are not valid", str(error), todo) from error
-        try:
-            number: int = client.register_schema(subject, Schema(text, "AVRO"))
-        except SchemaRegistryError as error:
-            facts = f"{self.url}, subject {subject}: {error}"
-            if error.http_status_code in (_REFUSED, _INVALID):
-                todo = "Leave columns' types as they were, write another topic, or change the subject's compatibility"
-                raise self._problem("the registry refuses the schema of its rows", facts, todo) from error
-            if error.http_status_code in _DENIED:
-                todo = "Check basic.auth.user.info in output.schemaRegistry.propertiesSecretRef"
-                raise self._problem("the schema registry refuses access", facts, todo) from error
-            raise self._away(facts) from error
-        except Exception as error:  # of whatever the client uses for HTTP
-            raise self._away(f"{self.url}: {error}") from error
-        return number
+        return AvroRows(text, self.register(self.client(), text, "AVRO"))
 
     def schema(self) -> str:
         """The schema of the rows in Avro, as JSON. Raises SinkError for names that Avro does not have."""
-        wrong = [name for name in self.rows.names if not _NAME.fullmatch(name)]
-        if wrong:
-            todo = "Name them with `as` in select: letters, digits and _, no digit first"
-            raise self._problem("Avro cannot have columns of these names", ", ".join(wrong), todo)
+        self.check_names("Avro")
         fields = [{"name": each.name, "type": ["null", _type(each.type)], "default": None} for each in self.rows]
         name = "_" + re.sub(r"\W", "_", self.topic, flags=re.ASCII)  # a topic may begin with a digit
         return json.dumps({"type": "record", "name": name, "fields": fields})
-
-    def _problem(self, what: str, facts: str, todo: str) -> SinkError:
-        return SinkError(f"Output topic {self.topic}: {what}", facts=facts, todo=todo)
-
-    def _away(self, facts: str) -> OutputUnavailable:
-        what = f"Output topic {self.topic}: the schema registry does not answer"
-        return OutputUnavailable(what, facts=facts, todo="Check output.schemaRegistry.url and that it can be reached")
 
 
 def _type(column: pa.DataType) -> Any:

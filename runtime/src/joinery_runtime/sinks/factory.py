@@ -30,7 +30,9 @@ from joinery_runtime.sinks.lake import LakeSink, LakeTable
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks
 from joinery_runtime.sinks.postgres_table import TargetTable
+from joinery_runtime.sinks.protobuf import ProtobufOutput
 from joinery_runtime.sinks.rolling import Rolling, held_parts
+from joinery_runtime.sinks.schema_output import SchemaOutput
 
 
 class StoreDatabase(Protocol):
@@ -47,12 +49,12 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
             of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
-            target = KafkaTarget(*of, job.spec.output.timestamps, _avro(job, kafka))
+            target = KafkaTarget(*of, job.spec.output.timestamps, _schema_output(job, kafka))
             return _kafka(job, target, PartNames(job.name))
         case Output(postgres=PostgresOutput() as postgres):
             return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
-            assert job.spec.output.format != "avro", "the job's validation sees to it"
+            assert job.spec.output.format in ("json", "parquet"), "the job's validation sees to it"
             return FileSink(file.path, job.spec.output.format, job.spec.output.timestamps, _rolling(file))
         case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
             return LakeSink(lake_table(job), job.name, compile_job(job).output_schema())
@@ -66,12 +68,13 @@ def _rolling(file: FileOutput) -> Rolling | None:
     return Rolling(*file.rolling) if file.rolling is not None else None
 
 
-def _avro(job: Job, kafka: KafkaOutput) -> AvroOutput | None:
-    if job.spec.output.format != "avro":
+def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:
+    kinds: dict[str, type[SchemaOutput]] = {"avro": AvroOutput, "protobuf": ProtobufOutput}
+    kind, registry = kinds.get(job.spec.output.format), job.spec.output.schema_registry
+    if kind is None:
         return None
-    registry = job.spec.output.schema_registry
     assert registry is not None, "the job's validation sees to it"
-    return AvroOutput(kafka.topic, compile_job(job).output_schema(), registry.url, registry.properties)
+    return kind(kafka.topic, compile_job(job).output_schema(), registry.url, registry.properties)
 
 
 def lake_table(job: Job) -> LakeTable:

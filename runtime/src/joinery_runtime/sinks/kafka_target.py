@@ -1,8 +1,8 @@
 """What all Kafka writers share: the topic and how to reach it, the client's settings, rows as messages.
 
-A value is the row as JSON or Avro, and columns may be headers too. The record key is the plain text where `key` names a
-single string column, else a JSON object of the key columns; a record has no key where `key` is empty or its single
-string column is null.
+A value is the row as JSON, Avro or Protobuf, and columns may be headers too. The record key is the plain text where
+`key` names a single string column, else a JSON object of the key columns; a record has no key where `key` is empty or
+its single string column is null.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.outputs import Timestamps
 from joinery_runtime.kafka_errors import LastError, is_away, tls_port
-from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.encode import as_texts, rows_to_json
+from joinery_runtime.sinks.schema_output import SchemaOutput
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
 DELIVERY_SECONDS = 120.0  # how long no row at all may be taken, unless the job sets delivery.timeout.ms
@@ -61,7 +61,7 @@ class KafkaTarget:
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict)
     timestamps: Timestamps = "epochMillis"
-    avro: AvroOutput | None = None
+    schema_output: SchemaOutput | None = None
     """What values are instead of JSON."""
 
     def __post_init__(self) -> None:
@@ -141,8 +141,8 @@ class KafkaTarget:
             if missing:
                 todo = f"Correct output.kafka.{what}"
                 raise self.problem(f"{what} names no output column", ", ".join(missing), todo)
-        if self.avro is not None:
-            self.avro.registered()
+        if self.schema_output is not None:
+            self.schema_output.registered()
         topics = self._topics(client, errors)
         deadline = time.monotonic() + _NEWS_SECONDS
         while self.topic not in topics and time.monotonic() < deadline:
@@ -152,8 +152,8 @@ class KafkaTarget:
             raise self.problem("it does not exist", f"the broker has {len(topics)} topics", "Create the topic")
 
     def messages(self, rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-        """Rows as `enqueue` takes them. Raises SinkError as the registry of Avro does."""
-        values = None if self.avro is None else self.avro.registered().encode(rows)
+        """Rows as `enqueue` takes them. Raises SinkError as a registry of schemas does."""
+        values = None if self.schema_output is None else self.schema_output.registered().encode(rows)
         return as_messages(rows, self.key, self.headers, self.timestamps, values)
 
     def _topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:

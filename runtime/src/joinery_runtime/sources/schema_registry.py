@@ -17,9 +17,9 @@ from fastavro.schema import SchemaParseException, UnknownType
 
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled, imports_of
 from joinery_runtime.registry_client import registry_client
 from joinery_runtime.sources.json_faults import FRAME
-from joinery_runtime.sources.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled
 from joinery_runtime.sources.records import ByValue, Decoded, set_aside, with_bad
 
 _MISSING, _DENIED = 404, (401, 403)  # of HTTP
@@ -107,14 +107,7 @@ class Schemas:
         return fastavro.parse_schema(json.loads(found.schema_str), named)
 
     def _compiled(self, found: Any) -> ProtobufSchema:
-        files: dict[str, str] = {}
-        waiting = [found]
-        while waiting:
-            for name, schema in self._referenced(waiting.pop()):
-                if name not in files:
-                    files[name] = schema.schema_str
-                    waiting.append(schema)
-        return compiled(found.schema_str, files)
+        return compiled(found.schema_str, imports_of(found, self._referenced))
 
     def _referenced(self, found: Any) -> Iterator[tuple[str, Any]]:
         """The schemas that one names, by the names that it has for them."""

@@ -9,6 +9,8 @@ from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly
 from joinery_runtime.job.model.outputs import LAKES, DeadLetter, Output, StoreSpec
 from joinery_runtime.job.model.wording import listed, suggestion
 
+_REGISTERED = ("avro", "protobuf")  # formats whose schema a registry has
+
 
 def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Finding]:
     """Keys and headers that name no output column. `known` are all that there are, None while one is hidden."""
@@ -51,16 +53,18 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
     output = dig(draft.data, "spec", "output")
     if dig(output, "format") == "parquet" and dig(output, "file") is None:
         yield ("spec", "output", "format"), "parquet is a format of files; leave it out, or name file: {path: ...}"
-    avro, registry = dig(output, "format") == "avro", dig(output, "schemaRegistry") is not None
-    if avro and dig(output, "kafka") is None:
-        yield ("spec", "output", "format"), "avro is a format of Kafka; leave it out, or name kafka: {topic: ...}"
-    elif avro and not registry:
-        yield ("spec", "output", "format"), "avro needs schemaRegistry: {url: ...} beside it, where its schema will be"
-    elif registry and not avro:
-        yield ("spec", "output", "schemaRegistry"), "schemaRegistry belongs to format avro; leave it out"
+    named, registry = dig(output, "format"), dig(output, "schemaRegistry") is not None
+    if named in _REGISTERED and dig(output, "kafka") is None:
+        yield ("spec", "output", "format"), f"{named} is a format of Kafka; leave it out, or name kafka: {{topic: ...}}"
+    elif named in _REGISTERED and not registry:
+        needs = "needs schemaRegistry: {url: ...} beside it, where its schema will be"
+        yield ("spec", "output", "format"), f"{named} {needs}"
+    elif registry and named not in _REGISTERED:
+        yield ("spec", "output", "schemaRegistry"), "schemaRegistry belongs to format avro and protobuf; leave it out"
     typed = [name for name in ("postgres", *LAKES) if dig(output, name)]
-    if dig(output, "timestamps") == "rfc3339" and (dig(output, "format") in ("parquet", "avro") or typed):
-        yield ("spec", "output", "timestamps"), "is of JSON; Parquet, Avro and tables have a type for timestamps"
+    if dig(output, "timestamps") == "rfc3339" and (named in ("parquet", *_REGISTERED) or typed):
+        what = "is of JSON; Parquet, Avro, Protobuf and tables have a type for timestamps"
+        yield ("spec", "output", "timestamps"), what
 
 
 def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:

@@ -136,14 +136,14 @@ class Output(Model):
     console: ConsoleOutput | None = None
     """Shows the first rows of each epoch, and keeps none."""
     format: Annotated[
-        Literal["json", "parquet", "avro"],
-        not_yet("output format {}", "csv", "protobuf", todo="use json, parquet in files, or avro in Kafka"),
+        Literal["json", "parquet", "avro", "protobuf"],
+        not_yet("output format {}", "csv", todo="use json, parquet in files, or avro or protobuf in Kafka"),
     ] = "json"
-    """How rows are encoded in Kafka and files: `json`, in files also `parquet`, in Kafka also `avro`, by a schema
-    registry."""
+    """How rows are encoded in Kafka and files: `json`, in files also `parquet`, in Kafka also `avro` and `protobuf`,
+    by a schema registry."""
     schema_registry: SchemaRegistry | None = None
-    """Where the schema of the rows is registered, as `<topic>-value`, for `format: avro`. Records begin with its
-    number."""
+    """Where the schema of the rows is registered, as `<topic>-value`, for `format: avro` and `protobuf`. Records
+    begin with its number."""
     timestamps: Timestamps = "epochMillis"
     """How JSON has timestamps: as whole milliseconds since 1970, or as text in UTC (`rfc3339`:
     2026-01-15T10:00:00.000Z)."""

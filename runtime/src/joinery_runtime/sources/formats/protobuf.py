@@ -20,9 +20,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
+from joinery_runtime.protobuf_schemas import InvalidSchema, compiled
 from joinery_runtime.sources.json_faults import FRAME
 from joinery_runtime.sources.one_by_one import OneByOne, RefusedRecord, inside
-from joinery_runtime.sources.protobuf_schemas import InvalidSchema, compiled, message_places
+from joinery_runtime.sources.records import varint
 from joinery_runtime.sources.schema_registry import Schemas, UnknownSchema, schema_number
 
 _WRAPPERS = {
@@ -175,6 +176,27 @@ def _written_with(model: Input) -> Any:
         raise SourceError(
             f"Input {model.name}: protobufMessage is not in protobufSchema", facts=error.args[0], todo="Correct it"
         ) from error
+
+
+def message_places(record: bytes, start: int) -> tuple[list[int], int]:
+    """Which message of its schema a framed record is, and where the message begins: a count and as many positions, in
+    zigzag varints; one zero stands for the first message. Raises ValueError where there is no such list."""
+    count, at = _zigzag(record, start)
+    places = []
+    if not 0 <= count <= len(record) - at:
+        raise ValueError("the list of message positions is longer than the record")
+    for _ in range(count):
+        place, at = _zigzag(record, at)
+        places.append(place)
+    return places or [0], at
+
+
+def _zigzag(record: bytes, at: int) -> tuple[int, int]:
+    try:
+        number, end = varint(record, at)
+    except ValueError:
+        raise ValueError("it has no positions of a message after the schema's number") from None
+    return number >> 1 ^ -(number & 1), end
 
 
 DECODER = ProtobufDecoder

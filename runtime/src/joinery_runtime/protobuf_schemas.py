@@ -1,4 +1,4 @@
-"""Schemas of Protobuf, compiled from their text by protoc, and the message that a record is of."""
+"""Schemas of Protobuf, compiled from their text by protoc."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import functools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool
-
-from joinery_runtime.sources.records import varint
 
 _FILE = "schema.proto"  # what a schema is called for protoc, unless another file that it imports is
 _SECONDS = 60  # protoc takes 0.05
@@ -60,6 +58,19 @@ def compiled(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
     return _compiled(text, tuple(sorted(imports.items())))
 
 
+def imports_of(found: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> dict[str, str]:
+    """The texts that a registry's schema imports, by their names, with those that these import; `referenced` gives the
+    schemas that one names, by the names that it has for them."""
+    files: dict[str, str] = {}
+    waiting = [found]
+    while waiting:
+        for name, schema in referenced(waiting.pop()):
+            if name not in files:
+                files[name] = schema.schema_str
+                waiting.append(schema)
+    return files
+
+
 @functools.lru_cache(maxsize=256)
 def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema:
     files = dict(imports)
@@ -81,24 +92,3 @@ def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema
     for file in found.file:
         pool.Add(file)
     return ProtobufSchema(pool.FindFileByName(name))
-
-
-def message_places(record: bytes, start: int) -> tuple[list[int], int]:
-    """Which message of its schema a framed record is, and where the message begins: a count and as many positions, in
-    zigzag varints; one zero stands for the first message. Raises ValueError where there is no such list."""
-    count, at = _zigzag(record, start)
-    places = []
-    if not 0 <= count <= len(record) - at:
-        raise ValueError("the list of message positions is longer than the record")
-    for _ in range(count):
-        place, at = _zigzag(record, at)
-        places.append(place)
-    return places or [0], at
-
-
-def _zigzag(record: bytes, at: int) -> tuple[int, int]:
-    try:
-        number, end = varint(record, at)
-    except ValueError:
-        raise ValueError("it has no positions of a message after the schema's number") from None
-    return number >> 1 ^ -(number & 1), end

@@ -1,0 +1,190 @@
+"""Output rows as Protobuf, in the form of Confluent's serializers: a zero byte, the number of the schema, a zero byte
+that says its first message, the message.
+
+A field's number says which column a value is, for ever: readers have it compiled in. So the newest schema of the
+subject decides. Where it has all columns, it is used as it stands, also with more fields than that; a new column gets
+the next number after all of its fields. Fields are `optional`: a null is a field that is not set.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from google.protobuf import message_factory
+from google.protobuf.descriptor import FieldDescriptor
+
+from joinery_runtime.protobuf_schemas import InvalidSchema, compiled, imports_of
+from joinery_runtime.sinks.schema_output import SchemaOutput, framed
+
+_FIRST_MESSAGE = b"\0"  # its position in the schema, as Confluent's serializers shorten it
+_TIMESTAMP = "google.protobuf.Timestamp"
+_NAMES = {
+    FieldDescriptor.TYPE_BOOL: "bool",
+    FieldDescriptor.TYPE_INT32: "int32",
+    FieldDescriptor.TYPE_INT64: "int64",
+    FieldDescriptor.TYPE_UINT64: "uint64",
+    FieldDescriptor.TYPE_FLOAT: "float",
+    FieldDescriptor.TYPE_DOUBLE: "double",
+    FieldDescriptor.TYPE_STRING: "string",
+    FieldDescriptor.TYPE_BYTES: "bytes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufRows:
+    """Rows whose schema the registry has under `number`, with the files that it imports."""
+
+    schema: str
+    imports: tuple[tuple[str, str], ...]
+    number: int
+
+    def encode(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
+        """One framed record per row."""
+        message, frame = _message(self.schema, self.imports), framed(self.number) + _FIRST_MESSAGE
+        names = rows.schema.names
+        columns = [_plain(column) for column in rows.columns]
+        return [
+            frame + message(**dict(zip(names, values, strict=True))).SerializeToString()
+            for values in zip(*columns, strict=True)
+        ]
+
+
+@functools.lru_cache(maxsize=16)
+def _message(schema: str, imports: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+    made: Callable[..., Any] = message_factory.GetMessageClass(compiled(schema, dict(imports)).at([0]))
+    return made
+
+
+def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """A column's values as a message takes them, None where a field is not set."""
+    if pa.types.is_timestamp(column.type):
+        times = pc.cast(pc.cast(column, pa.timestamp("ms", column.type.tz)), pa.int64()).to_pylist()
+        return [None if ms is None else {"seconds": ms // 1000, "nanos": ms % 1000 * 1_000_000} for ms in times]
+    if pa.types.is_decimal(column.type) or pa.types.is_date(column.type):
+        column = pc.cast(column, pa.string())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufOutput(SchemaOutput):
+    """Its schema keeps the numbers of the subject's newest one."""
+
+    def _register(self) -> ProtobufRows:
+        self.check_names("Protobuf")
+        client = self.client()
+        newest = self.ask(lambda: client.get_latest_version(self.subject))
+        if newest is None:
+            return self._registered_as(client, self.schema({}))
+        if newest.schema.schema_type != "PROTOBUF":
+            what = f"its registered schema is of {newest.schema.schema_type}, and output.format is protobuf"
+            todo = "Write another topic, or in the format that this one has"
+            raise self.problem(what, f"{self.url}, subject {self.subject}, version {newest.version}", todo)
+        where = f"version {newest.version} of {self.subject}"
+        imports = imports_of(newest.schema, lambda found: self._referenced(client, found))
+        message = self._compiled(newest.schema.schema_str, imports, where)
+        self._check_types(message, where)
+        known = {field.name: field for field in message.fields}
+        if known.keys() >= set(self.rows.names):
+            return ProtobufRows(newest.schema.schema_str, tuple(sorted(imports.items())), newest.schema_id)
+        return self._registered_as(client, self.schema(self._extensible(message, known, where)))
+
+    def _registered_as(self, client: SchemaRegistryClient, text: str) -> ProtobufRows:
+        self._compiled(text, {}, "the schema of the job's columns")
+        return ProtobufRows(text, (), self.register(client, text, "PROTOBUF"))
+
+    def _referenced(self, client: SchemaRegistryClient, found: Any) -> Iterator[tuple[str, Any]]:
+        for reference in found.references or ():
+            version = self.ask(functools.partial(client.get_version, reference.subject, reference.version))
+            if version is not None:
+                yield reference.name, version.schema
+
+    def _compiled(self, text: str, imports: Mapping[str, str], where: str) -> Any:
+        """The schema's first message."""
+        try:
+            return compiled(text, imports).at([0])
+        except (InvalidSchema, LookupError) as error:
+            todo = "Name other columns with `as` in select, or register a schema of Protobuf that has such a message"
+            raise self.problem(f"{where} is not valid", str(error).rstrip("."), todo) from error
+
+    def _check_types(self, message: Any, where: str) -> None:
+        for column in self.rows:
+            field = message.fields_by_name.get(column.name)
+            if field is not None and (field.is_repeated or _kind(field) != kind_of(column.type)):
+                there = f"repeated {_kind(field)}" if field.is_repeated else _kind(field)
+                raise self.problem(
+                    f"column {column.name} is {kind_of(column.type)}, and the field of that name is {there}",
+                    f"{where}, message {message.full_name}",
+                    "Name the column differently with `as` in select: readers take the field for what it was",
+                )
+
+    def _extensible(self, message: Any, known: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """The fields, if a schema of this class has such a message: what somebody else wrote is theirs to extend."""
+        plain = all(field.has_presence and not field.is_repeated and _is_ours(field) for field in message.fields)
+        if message.full_name == self._name and plain and not message.nested_types:
+            return known
+        missing = [f"{each.name} ({kind_of(each.type)})" for each in self.rows if each.name not in known]
+        raise self.problem(
+            f"message {message.full_name} has no field for {', '.join(missing)}",
+            f"{where} was not registered by a job",
+            "Add the fields to that schema and register it, or write another topic",
+        )
+
+    @property
+    def _name(self) -> str:
+        words = re.split(r"[^A-Za-z0-9]+", self.topic)
+        name = "".join(word[:1].upper() + word[1:] for word in words)
+        return name if name[:1].isalpha() else f"Topic{name}"
+
+    def schema(self, known: Mapping[str, Any]) -> str:
+        """The schema of the rows that keeps the `known` fields (descriptors by name). Raises SinkError for names that
+        Protobuf does not have."""
+        fields = {field.number: (_kind(field), name) for name, field in known.items()}
+        for column in self.rows:
+            if column.name not in known:
+                fields[max(fields, default=0) + 1] = (kind_of(column.type), column.name)
+        return "\n".join(_text(self._name, fields))
+
+
+def _text(name: str, fields: Mapping[int, tuple[str, str]]) -> Iterable[str]:
+    yield 'syntax = "proto3";'
+    if any(kind == _TIMESTAMP for kind, _ in fields.values()):
+        yield 'import "google/protobuf/timestamp.proto";'
+    yield f"message {name} {{"
+    for number, (kind, field) in sorted(fields.items()):
+        yield f"  optional {kind} {field} = {number};"
+    yield "}\n"
+
+
+def _kind(field: Any) -> str:
+    if field.message_type is not None:
+        return str(field.message_type.full_name)
+    return "enum" if field.enum_type is not None else _NAMES.get(field.type, f"type {field.type}")
+
+
+def _is_ours(field: Any) -> bool:
+    return _kind(field) == _TIMESTAMP or field.type in _NAMES
+
+
+def kind_of(column: pa.DataType) -> str:
+    """The type of Protobuf that a column is written as."""
+    return _TIMESTAMP if pa.types.is_timestamp(column) else _KINDS.get(column, "string")
+
+
+# Dates and decimals are text, as in JSON.
+_KINDS: Mapping[pa.DataType, str] = {
+    pa.bool_(): "bool",
+    pa.int32(): "int32",
+    pa.int64(): "int64",
+    pa.uint64(): "uint64",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.binary(): "bytes",
+}

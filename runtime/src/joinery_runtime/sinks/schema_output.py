@@ -1,0 +1,109 @@
+"""The registry in which the schema of a topic's rows is, and what may go wrong with it."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
+
+from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.registry_client import registry_client
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MISSING, _REFUSED, _INVALID, _DENIED = 404, 409, 422, (401, 403)  # of HTTP
+
+Answer = TypeVar("Answer")
+
+
+class EncodedRows(Protocol):
+    """Rows whose schema the registry has. Pickles."""
+
+    def encode(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
+        """One framed record per row."""
+        ...
+
+
+# What this process has registered; drivers do so before their workers.
+_REGISTERED: dict[tuple[type, str, str, pa.Schema], EncodedRows] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaOutput(ABC):
+    """The registry in which the schema of the topic's rows is, as `<topic>-value`. `rows` is their schema in Arrow."""
+
+    topic: str
+    rows: pa.Schema
+    url: str
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def registered(self) -> EncodedRows:
+        """Registers the schema, or finds it registered; a process asks once. Raises SinkError for rows that the format
+        has no schema for, and for a schema that the registry refuses; OutputUnavailable where it does not answer."""
+        key = (type(self), self.topic, self.url, self.rows)
+        if key not in _REGISTERED:
+            _REGISTERED[key] = self._register()
+        return _REGISTERED[key]
+
+    @abstractmethod
+    def _register(self) -> EncodedRows: ...
+
+    @property
+    def subject(self) -> str:
+        return f"{self.topic}-value"
+
+    def check_names(self, language: str) -> None:
+        """Raises SinkError for columns that the format cannot name."""
+        wrong = [name for name in self.rows.names if not _NAME.fullmatch(name)]
+        if wrong:
+            todo = "Name them with `as` in select: letters, digits and _, no digit first"
+            raise self.problem(f"{language} cannot have columns of these names", ", ".join(wrong), todo)
+
+    def client(self) -> SchemaRegistryClient:
+        try:
+            return registry_client(self.url, self.properties)
+        except (ValueError, TypeError) as error:
+            todo = "Use the names and values of confluent-kafka's SchemaRegistryClient"
+            raise self.problem("output.schemaRegistry.properties are not valid", str(error), todo) from error
+
+    def register(self, client: SchemaRegistryClient, text: str, kind: str) -> int:
+        """The number of the schema."""
+        number: int | None = self.ask(lambda: client.register_schema(self.subject, Schema(text, kind)))
+        if number is None:
+            todo = "Check output.schemaRegistry.url"
+            raise self.problem("the schema registry takes no schemas", f"{self.url}, subject {self.subject}", todo)
+        return number
+
+    def ask(self, ask: Callable[[], Answer]) -> Answer | None:
+        """The registry's answer; None: it has no such thing."""
+        try:
+            return ask()
+        except SchemaRegistryError as error:
+            facts = f"{self.url}, subject {self.subject}: {error}"
+            if error.http_status_code == _MISSING:
+                return None
+            if error.http_status_code in (_REFUSED, _INVALID):
+                todo = "Leave columns' types as they were, write another topic, or change the subject's compatibility"
+                raise self.problem("the registry refuses the schema of its rows", facts, todo) from error
+            if error.http_status_code in _DENIED:
+                todo = "Check basic.auth.user.info in output.schemaRegistry.propertiesSecretRef"
+                raise self.problem("the schema registry refuses access", facts, todo) from error
+            raise self._away(facts) from error
+        except Exception as error:  # of whatever the client uses for HTTP
+            raise self._away(f"{self.url}: {error}") from error
+
+    def problem(self, what: str, facts: str, todo: str) -> SinkError:
+        return SinkError(f"Output topic {self.topic}: {what}", facts=facts, todo=todo)
+
+    def _away(self, facts: str) -> OutputUnavailable:
+        what = f"Output topic {self.topic}: the schema registry does not answer"
+        return OutputUnavailable(what, facts=facts, todo="Check output.schemaRegistry.url and that it can be reached")
+
+
+def framed(number: int) -> bytes:
+    """What a record of this schema begins with."""
+    return b"\0" + number.to_bytes(4)
