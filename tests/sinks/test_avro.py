@@ -64,6 +64,15 @@ def test_what_a_job_writes_another_one_reads(served: Registry) -> None:
     assert plain == wanted[0], "logical types, as any reader of Avro has them"
 
 
+def test_a_session_s_id_is_a_decimal(served: Registry) -> None:
+    """Avro has no unsigned numbers, and half of the ids are larger than a long."""
+    schema = pa.schema({"session_id": pa.uint64()})
+    records = output(served, schema).registered().encode(pa.table([[2**64 - 1, 7, None]], schema=schema))
+    written = fastavro.parse_schema(json.loads(served.schemas[1]["schema"]))
+    read = [fastavro.schemaless_reader(io.BytesIO(record[5:]), written, None)["session_id"] for record in records]
+    assert read == [Decimal(2**64 - 1), Decimal(7), None]
+
+
 def test_a_new_column_is_a_new_version_that_old_readers_and_new_ones_read(served: Registry) -> None:
     narrow, wide = pa.schema({"id": pa.string()}), pa.schema({"id": pa.string(), "n": pa.int32()})
     old, new = output(served, narrow).registered(), output(served, wide).registered()

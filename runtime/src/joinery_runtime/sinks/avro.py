@@ -31,15 +31,19 @@ class AvroRows:
         """One framed record per row."""
         schema, frame = _parsed(self.schema), framed(self.number)
         records = []
-        # Python's datetimes would take longer than all else.
-        plain = [pc.cast(each, pa.int64()) if pa.types.is_timestamp(each.type) else each for each in rows.columns]
-        for values in zip(*(each.to_pylist() for each in plain), strict=True):
+        for values in zip(*(_plain(each).to_pylist() for each in rows.columns), strict=True):
             row = dict(zip(rows.schema.names, values, strict=True))
             written = io.BytesIO()
             written.write(frame)
             fastavro.schemaless_writer(written, schema, row)
             records.append(written.getvalue())
         return records
+
+
+def _plain(column: Any) -> Any:
+    if pa.types.is_timestamp(column.type):
+        return pc.cast(column, pa.int64())  # Python's datetimes would take longer than all else
+    return pc.cast(column, _UINT64) if column.type == pa.uint64() else column
 
 
 @functools.lru_cache(maxsize=16)
@@ -64,6 +68,7 @@ class AvroOutput(SchemaOutput):
 
 
 def _type(column: pa.DataType) -> Any:
+    column = _UINT64 if column == pa.uint64() else column
     if pa.types.is_timestamp(column):
         return {"type": "long", "logicalType": "timestamp-millis"}
     if pa.types.is_decimal(column):
@@ -71,6 +76,7 @@ def _type(column: pa.DataType) -> Any:
     return _TYPES[column]
 
 
+_UINT64 = pa.decimal128(20, 0)  # Avro has no unsigned numbers
 _TYPES: dict[pa.DataType, Any] = {
     pa.bool_(): "boolean",
     pa.int32(): "int",
