@@ -1,6 +1,6 @@
 """The kill tests of joins whose rows become visible with the commit: in a table, in the transaction of the state; and
-right after it, in a table of another database, in Parquet files, in Delta and Iceberg tables. As `test_kill` is for a
-topic, but where all do the same, only `make soak` has drivers of these die."""
+right after it, in a table of another database, in Parquet files, of an epoch and of several ("held"), in Delta and
+Iceberg tables. As `test_kill` is for a topic, but where all do the same, only `make soak` has drivers of these die."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dead_letters(target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("dead")
 
 
-@pytest.fixture(scope="module", params=["table", "apart", "parquet", "delta", "iceberg"])
+@pytest.fixture(scope="module", params=["table", "apart", "parquet", "held", "delta", "iceberg"])
 def target(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -68,11 +68,14 @@ def job(
     output = f"{{postgres: {{table: killed{of}}}}}"
     if target == "parquet":
         output = f'{{file: {{path: "{files}"}}, format: parquet}}'
+    elif target == "held":
+        output = f'{{file: {{path: "{files}", rollInterval: 500ms}}, format: parquet}}'
     elif target == "delta":
         output = f'{{delta: {{path: "{files}/out"}}}}'
     elif target == "iceberg":
         output = f"{{iceberg: {{table: db.out, properties: {json.dumps(catalog(files))}}}}}"
-    return replace(job, output=output, dead=f'{{file: {{path: "{dead_letters}"}}}}')
+    dead = f'{{file: {{path: "{dead_letters}"{", rollSize: 2Ki" if target == "held" else ""}}}}}'
+    return replace(job, output=output, dead=dead)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +98,7 @@ def catalog(files: Path) -> dict[str, str]:
 
 
 def written(target: str, dsn: str, files: Path) -> list[dict[str, Any]]:
-    if target == "parquet":
+    if target in ("parquet", "held"):
         rows = parquet_rows(files)
     elif target == "delta":
         rows = DeltaTable(f"{files}/out").to_pyarrow_table().to_pylist()
@@ -125,6 +128,7 @@ def test_every_pair_comes_once(
     assert drill.last.stop() == 0, drill.last.last_words
     assert drill.died == DEATHS
     rows = written(target, database, files)
+    assert any(files.glob("epoch-*-to-*")) == (target == "held")
     verdict = judge(load_job(drill.path), job.bootstrap, drill.log.entries(), rows, json_rows(dead_letters))
     assert verdict.dropped["late"] > 0
     assert verdict.dead_letters > 0

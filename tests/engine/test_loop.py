@@ -26,6 +26,7 @@ from joinery_runtime.engine.planner import Planner, SourceStatus
 from joinery_runtime.errors import (
     Fenced,
     JoineryError,
+    LimitReached,
     OutputUnavailable,
     PartitionsLost,
     SinkError,
@@ -404,8 +405,8 @@ def test_the_epoch_of_the_stop_shows_them_itself() -> None:
     assert (driver.read, driver.last) == ([True], [True])
 
 
-@pytest.mark.parametrize("away", SYSTEMS)
-def test_what_is_away_at_the_stop_leaves_them_held_and_says_so(away: Unavailable) -> None:
+@pytest.mark.parametrize("away", [*SYSTEMS, LimitReached("the left side is full")])
+def test_what_is_away_at_the_stop_leaves_them_held_and_says_so(away: JoineryError) -> None:
     heard = loop([Scripted(iter([None, away]), held=1_200)], Waits(at=1))
     assert heard.noticed == [f"1,200 rows stay held until the job runs again: {away}"]
 

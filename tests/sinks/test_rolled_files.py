@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from joinery_runtime.errors import Fenced, SinkError
+from joinery_runtime.sinks import files, rolling
 from joinery_runtime.sinks.base import Receipt
 from joinery_runtime.sinks.files import FileSink, published
 from joinery_runtime.sinks.rolling import Rolling
@@ -138,7 +139,7 @@ def test_an_old_one_does_not_wait_for_more(store: Store) -> None:
     store.now = 1_060.0
     assert sink.due(last=False)
     store.epoch(sink, store.generation, 2, range(0))
-    assert names(store.folder) == [f"epoch-000000000001-to-000000000001{SUFFIX[store.file_format]}"]
+    assert names(store.folder) == [f"epoch-000000000001-to-000000000002{SUFFIX[store.file_format]}"]
     assert not sink.due(last=True)
 
 
@@ -191,17 +192,31 @@ def test_each_epoch_s_rows_are_found_wherever_they_are(store: Store) -> None:
     store.drive(sink, until=3)
     assert [values_of(store, epoch) for epoch in (1, 2, 3)] == [expected_of(1), expected_of(2), []], "held"
     store.drive(sink)
-    assert names(store.folder) == [f"epoch-000000000001-to-000000000005{SUFFIX[store.file_format]}"]
+    assert names(store.folder) == [f"epoch-000000000001-to-000000000006{SUFFIX[store.file_format]}"]
     assert [values_of(store, e) for e in (1, 3, 4, 5)] == [expected_of(1), [], expected_of(4), expected_of(5)], "merged"
 
 
 def values_of(store: Store, epoch: int) -> list[int]:
-    receipts = [receipt for named in store.committed[epoch - 1 :] for receipt in named]
-    return [json.loads(line)["a"] for line in published(str(store.folder), epoch, receipts)]
+    lines = published(str(store.folder), epoch, lambda of: store.committed[of - 1])
+    return [json.loads(line)["a"] for line in lines]
 
 
 def expected_of(epoch: int) -> list[int]:
     return [value for shard in (0, 1) for value in rows(epoch, shard)["a"].to_pylist()]
+
+
+def test_an_epoch_s_rows_are_found_while_they_are_merged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job goes on while `joinery verify` looks: what was held when it began to look is gone when it reads."""
+    sink = store.sink()
+    store.drive(sink, until=2)
+    looked = rolling.held_parts(store.folder)
+    store.drive(sink)
+    monkeypatch.setattr(files, "held_parts", lambda _: looked)
+    assert values_of(store, 1) == expected_of(1)
+    for path in store.folder.glob("epoch-*"):
+        path.unlink()
+    with pytest.raises(SinkError, match="cannot be read"):
+        values_of(store, 1)
 
 
 def test_a_folder_that_holds_another_job_s_rows_is_refused(store: Store) -> None:

@@ -67,13 +67,8 @@ def held_words(job: Job) -> str | None:
     parts = held_parts(Path(file.path)) if file is not None else []
     if not parts:
         return None
-    epochs = (
-        f"epochs {parts[0].epoch} to {parts[-1].epoch}"
-        if parts[0].epoch < parts[-1].epoch
-        else f"epoch {parts[0].epoch}"
-    )
-    rows = sum(part.rows for part in parts)
-    return f"output does not show {rows:,} rows of {epochs} yet: they are held for a larger file (output.file.rollSize)"
+    rows, since = sum(part.rows for part in parts), parts[0].epoch
+    return f"output does not show {rows:,} rows since epoch {since} yet: they are held for a larger file (rollSize)"
 
 
 def shown(found: pl.DataFrame, rows: int) -> str:

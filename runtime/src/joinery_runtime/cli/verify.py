@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from joinery_runtime.cli.row_differences import RowComparison
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, epoch_log, replayable, wrong_counts
+from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, replayable, wrong_counts
 from joinery_runtime.job import Job
 from joinery_runtime.sinks.base import Receipt
 from joinery_runtime.sinks.files import published
@@ -67,29 +68,34 @@ def verify(job: Job, store: JobReader, inputs: InputAccess, first: int | None, l
     entries = replayable(job, store, first, last)
     since = entries[0].epoch if first is None else first
     verdict = Verdict(job.name, since, entries[-1].epoch)
-    later = list(epoch_log(job.name, store, entries[-1].epoch))  # their files may have rows of these
+
+    @lru_cache(maxsize=2)
+    def receipts(kind: str, epoch: int) -> list[Receipt]:
+        """Also of an epoch that the job commits meanwhile: its file may have rows of earlier ones."""
+        return [each for entry in store.epochs(job.name, epoch - 1, 1) for each in entry.result.get(kind, ())]
+
     with tempfile.TemporaryDirectory(prefix="joinery-verify-") as cache:
         replay = Replay(job, inputs, Path(cache))
-        for place, entry in enumerate(entries):
+        for entry in entries:
             replayed = replay.run(EpochPlan.from_json(entry.plan))
             check_records(entry, replayed.result["rows_in"])
             if entry.epoch >= since:
-                _judge(job, [*entries[place:], *later], replayed, verdict)
+                _judge(job, entry, receipts, replayed, verdict)
     return verdict
 
 
-def _judge(job: Job, entries: Sequence[EpochRecord], replayed: ReplayedEpoch, verdict: Verdict) -> None:
-    """`entries` are those of the epoch and of later ones."""
-    epoch = entries[0].epoch
-    verdict.log += wrong_counts(entries[0], replayed)
+def _judge(
+    job: Job,
+    entry: EpochRecord,
+    receipts: Callable[[str, int], list[Receipt]],
+    replayed: ReplayedEpoch,
+    verdict: Verdict,
+) -> None:
+    verdict.log += wrong_counts(entry, replayed)
     output, dead = job.spec.output.file, job.spec.dead_letter
     assert output is not None, "`verify` has refused other outputs"
-    found = Counter(published(output.path, epoch, _receipts(entries, "output")))
+    found = Counter(published(output.path, entry.epoch, partial(receipts, "output")))
     verdict.compared.output(job, replayed, found, timestamps=job.spec.output.timestamps)
     if dead is not None and dead.file is not None:
-        letters = Counter(published(dead.file.path, epoch, _receipts(entries, "dead_letters")))
+        letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters")))
         verdict.compared.dead_letters(replayed, letters)
-
-
-def _receipts(entries: Iterable[EpochRecord], kind: str) -> Iterator[Receipt]:
-    return (receipt for entry in entries for receipt in entry.result.get(kind, ()))

@@ -211,8 +211,8 @@ class Driver:
     def plan(self, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
         """The pending plan, or a new one written to the store before anything runs; None: nothing to do, or other
         members of a consumer group have what is to be read (`waiting`). Without `reads` a new one reads nothing, and
-        there is one while rows are held. Raises PartitionsLost when it has to join its
-        groups anew, NamesakeFound when a job of the same name with another store writes to the same output."""
+        there is one only while rows are held. Raises PartitionsLost when it has to join its groups anew, NamesakeFound
+        when a job of the same name with another store writes to the same output."""
         if self._look_around:
             self._refuse_namesake()
         with self._in_its_groups():

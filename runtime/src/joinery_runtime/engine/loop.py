@@ -11,7 +11,14 @@ from typing import TypeVar
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.errors import JoineryError, PartitionsLost, PlanTooLarge, StoreUnavailable, Unavailable
+from joinery_runtime.errors import (
+    JoineryError,
+    LimitReached,
+    PartitionsLost,
+    PlanTooLarge,
+    StoreUnavailable,
+    Unavailable,
+)
 
 # An idle job asks its sources for new records at growing distance: quick answers first, no CPU burned after.
 POLL_FIRST_S, POLL_LAST_S = 0.01, 0.25
@@ -178,7 +185,7 @@ class _DriverLoop:
             try:
                 if self._epoch(settle=True, reads=False):
                     return
-            except Unavailable as error:
+            except (Unavailable, LimitReached) as error:
                 if not stopped:
                     raise
                 self._listener.noticed(f"{rows:,} rows stay held until the job runs again: {error}")

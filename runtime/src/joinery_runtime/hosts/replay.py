@@ -132,7 +132,7 @@ class _Segments:
 def replayable(job: Job, store: JobReader, first: int | None = None, last: int | None = None) -> list[EpochRecord]:
     """The log's entries from where the state was empty up to epoch `last` (None: the newest one). `first` has to be
     among them (None: whatever there is). Raises JoineryError that says why an epoch cannot be computed again."""
-    entries = [entry for entry in epoch_log(job.name, store) if last is None or entry.epoch <= last]
+    entries = [entry for entry in _log(job.name, store) if last is None or entry.epoch <= last]
     if not entries or (first is not None and first > entries[-1].epoch):
         newest = f"the newest one is {entries[-1].epoch}" if entries else "the log is empty"
         raise JoineryError(f"The epoch log of job {job.name} has no such epoch", facts=newest)
@@ -150,8 +150,8 @@ def replayable(job: Job, store: JobReader, first: int | None = None, last: int |
     return chosen
 
 
-def epoch_log(job: str, store: JobReader, after: int = 0) -> Iterator[EpochRecord]:
-    """Its epochs later than that one."""
+def _log(job: str, store: JobReader) -> Iterator[EpochRecord]:
+    after = 0
     while page := store.epochs(job, after, _PAGE):
         yield from page
         after = page[-1].epoch

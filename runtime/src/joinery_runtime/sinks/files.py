@@ -205,8 +205,8 @@ class FileSink(Unsigned):
         of = _format_of(receipt)
         staged, suffix = _staged(self._directory, receipt["attempt"], of), _SUFFIXES[of]
         if "rolled" in receipt:
-            (first, _), (last, _) = receipt["rolled"][0], receipt["rolled"][-1]
-            part = self._directory / f"epoch-{first:012d}-to-{last:012d}{suffix}"
+            first, _ = receipt["rolled"][0]
+            part = self._directory / f"epoch-{first:012d}-to-{epoch:012d}{suffix}"
         else:
             part = self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{suffix}"
         try:
@@ -274,23 +274,30 @@ class FileSink(Unsigned):
         """Nothing is kept open."""
 
 
-def published(directory: str, epoch: int, receipts: Iterable[Receipt] = ()) -> Iterator[bytes]:
-    """The rows of an epoch that are visible or held, each as a line of JSON without its line break. `receipts` are of
-    this epoch and of later ones."""
+def published(directory: str, epoch: int, receipts_of: Callable[[int], Iterable[Receipt]]) -> Iterator[bytes]:
+    """The rows of an epoch that are visible or held, each as a line of JSON without its line break, also while the job
+    runs. `receipts_of` gives what an epoch's commit has named."""
     folder = Path(directory)
     for part in _with_suffix(folder.glob(f"epoch-{epoch:012d}-shard-*")):
         yield from _lines(part)
-    merged = {(first, last, path.suffix): path for first, last, path in _rolled(folder) if first <= epoch <= last}
-    for receipt in receipts:
-        counts = dict(receipt.get("rolled", ()))
-        path = merged.get((min(counts), max(counts), _SUFFIXES[_format_of(receipt)])) if counts else None
-        if path is not None:
-            before = sum(count for of, count in counts.items() if of < epoch)
-            yield from islice(_lines(path), before, before + counts.get(epoch, 0))
-            return
-    for held in held_parts(folder):
-        if held.epoch == epoch:
-            yield from _lines(held.path)
+    # First what is held: it goes only after the file that it was merged into is there.
+    held: list[bytes] = []
+    gone: SinkError | None = None
+    try:
+        held = [line for part in held_parts(folder) if part.epoch == epoch for line in _lines(part.path)]
+    except SinkError as error:
+        gone = error
+    for first, last, path in _rolled(folder):
+        if first <= epoch <= last:
+            for receipt in receipts_of(last):
+                counts = dict(receipt.get("rolled", ()))
+                if counts and (min(counts), _SUFFIXES[_format_of(receipt)]) == (first, path.suffix):
+                    before = sum(count for of, count in counts.items() if of < epoch)
+                    yield from islice(_lines(path), before, before + counts.get(epoch, 0))
+                    return
+    if gone is not None:
+        raise gone
+    yield from held
 
 
 def _lines(part: Path) -> Iterator[bytes]:

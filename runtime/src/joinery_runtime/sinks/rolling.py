@@ -10,6 +10,7 @@ store, which fences drivers, decides which rows are in which file: what a replac
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -58,7 +59,11 @@ class Part:
 
 def held_parts(directory: Path) -> list[Part]:
     """In the order of their epochs."""
-    return sorted(Part.held(path) for path in (directory / HELD).glob("epoch-*-rows-*"))
+    found = []
+    for path in (directory / HELD).glob("epoch-*-rows-*"):
+        with suppress(FileNotFoundError):  # a driver that runs has merged it
+            found.append(Part.held(path))
+    return sorted(found)
 
 
 def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
