@@ -128,7 +128,7 @@ def test_every_pair_comes_once(
     assert drill.last.stop() == 0, drill.last.last_words
     assert drill.died == DEATHS
     rows = written(target, database, files)
-    assert any(files.glob("epoch-*-to-*")) == (target == "held")
+    assert any(files.glob("epoch-*-since-*")) == (target == "held")
     verdict = judge(load_job(drill.path), job.bootstrap, drill.log.entries(), rows, json_rows(dead_letters))
     assert verdict.dropped["late"] > 0
     assert verdict.dead_letters > 0

@@ -91,7 +91,7 @@ def test_a_bounded_job_leaves_one_file_instead_of_one_for_each_epoch(
     assert len(list((tmp_path / "plain").glob("*.jsonl"))) > 4
     seen = run(write("out", ROLLING))
     (only,) = (tmp_path / "out").glob("*.jsonl")
-    assert "-to-" in only.name
+    assert "-since-" in only.name
     assert users(tmp_path / "out") == users(tmp_path / "plain") == EVERYBODY
     assert [progress.report.held for progress in seen][-2:] == [USERS, 0], "an epoch without rows shows them"
     assert not any((tmp_path / "out" / ".held").iterdir())

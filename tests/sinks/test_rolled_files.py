@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -117,7 +118,7 @@ def test_small_files_wait_until_they_are_large_together(store: Store) -> None:
     store.drive(sink, until=1)
     assert (names(store.folder), sink.held, sink.due(last=False), sink.due(last=True)) == ([], 6, False, True)
     store.epoch(sink, store.generation, 2, range(2))
-    assert names(store.folder) == [f"epoch-000000000001-to-000000000002{SUFFIX[store.file_format]}"]
+    assert names(store.folder) == [f"epoch-000000000002-since-000000000001{SUFFIX[store.file_format]}"]
     assert sorted(read(store.folder)) == [100, 101, 102, 110, 111, 112, 200, 201, 202, 210, 211, 212]
     assert (sink.held, list((store.folder / ".held").iterdir()), list((store.folder / ".staging").iterdir())) == (
         0,
@@ -139,7 +140,7 @@ def test_an_old_one_does_not_wait_for_more(store: Store) -> None:
     store.now = 1_060.0
     assert sink.due(last=False)
     store.epoch(sink, store.generation, 2, range(0))
-    assert names(store.folder) == [f"epoch-000000000001-to-000000000002{SUFFIX[store.file_format]}"]
+    assert names(store.folder) == [f"epoch-000000000002-since-000000000001{SUFFIX[store.file_format]}"]
     assert not sink.due(last=True)
 
 
@@ -149,6 +150,20 @@ def test_a_large_file_is_not_held(store: Store) -> None:
     store.drive(sink, until=1)
     assert names(store.folder) == [f"epoch-000000000001-shard-0000{n}{SUFFIX[store.file_format]}" for n in (0, 1)]
     assert sink.held == 0
+
+
+def test_a_file_s_name_is_behind_those_that_are_there(store: Store) -> None:
+    """So that another job may watch the folder: a large file has appeared, and what was held longer comes after it."""
+    store.size = 4096
+    sink = store.sink()
+    store.drive(sink, until=1)
+    large = pa.table({"a": np.random.default_rng(1).permutation(10_000) + 1_000})
+    written = [sink.writer().write(attempt(2, shard), each) for shard, each in enumerate((large, rows(2, 1)))]
+    sink.publish(2, [*written, *sink.seal(1, 2, written, last=False)])
+    (first,) = names(store.folder)
+    sink.publish(3, sink.seal(1, 3, [], last=True))
+    assert names(store.folder) == [first, f"epoch-000000000003-since-000000000001{SUFFIX[store.file_format]}"]
+    assert read(store.folder).total() == 10_009
 
 
 def test_without_rolling_each_epoch_is_visible_at_once(tmp_path: Path) -> None:
@@ -192,7 +207,7 @@ def test_each_epoch_s_rows_are_found_wherever_they_are(store: Store) -> None:
     store.drive(sink, until=3)
     assert [values_of(store, epoch) for epoch in (1, 2, 3)] == [expected_of(1), expected_of(2), []], "held"
     store.drive(sink)
-    assert names(store.folder) == [f"epoch-000000000001-to-000000000006{SUFFIX[store.file_format]}"]
+    assert names(store.folder) == [f"epoch-000000000006-since-000000000001{SUFFIX[store.file_format]}"]
     assert [values_of(store, e) for e in (1, 3, 4, 5)] == [expected_of(1), [], expected_of(4), expected_of(5)], "merged"
 
 
@@ -227,6 +242,19 @@ def test_a_folder_that_holds_another_job_s_rows_is_refused(store: Store) -> None
     store.drive(store.sink())
     with pytest.raises(SinkError, match="output of another job"):
         store.sink().recover(takeover(9, 4))
+
+
+def test_what_was_merged_is_not_merged_again_by_a_job_that_is_started_anew(store: Store) -> None:
+    """It died between the name of the merged file and the removal; without its signature nothing is published again."""
+    sink = store.sink()
+    store.drive(sink, until=2)
+    held = {path: path.read_bytes() for path in (store.folder / ".held").iterdir()}
+    store.epoch(sink, store.generation, 3, range(0), last=True)
+    for path, data in held.items():
+        path.write_bytes(data)
+    anew = store.sink()
+    anew.recover(takeover(9, 3))
+    assert (anew.held, anew.due(last=True), len(names(store.folder))) == (0, False, 1)
 
 
 def test_a_held_file_that_is_gone_or_torn_is_named(store: Store) -> None:

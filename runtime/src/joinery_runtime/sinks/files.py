@@ -9,6 +9,7 @@ whose format was edited still publishes what was staged in the one before.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 import uuid
@@ -29,6 +30,7 @@ from joinery_runtime.sinks.encode import json_lines, rows_to_json
 from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_parts, merge
 
 _STAGING = ".staging"
+_NAME = re.compile(r"epoch-(\d+)-(?:shard-\d+|since-(\d+))")
 _SUFFIXES: dict[FileFormat, str] = {"json": ".jsonl", "parquet": ".parquet"}
 
 
@@ -206,7 +208,7 @@ class FileSink(Unsigned):
         staged, suffix = _staged(self._directory, receipt["attempt"], of), _SUFFIXES[of]
         if "rolled" in receipt:
             first, _ = receipt["rolled"][0]
-            part = self._directory / f"epoch-{first:012d}-to-{epoch:012d}{suffix}"
+            part = self._directory / f"epoch-{epoch:012d}-since-{first:012d}{suffix}"
         else:
             part = self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{suffix}"
         try:
@@ -233,8 +235,16 @@ class FileSink(Unsigned):
 
     def _drop_held(self, epoch: int) -> None:
         """Up to this epoch: a file with their rows has its name."""
+        self._drop(lambda of: of <= epoch)
+
+    def _drop_merged(self) -> None:
+        """What a driver that died had no time for, of a job that was started anew meanwhile (without a `publish`)."""
+        rolled = _rolled(self._directory)
+        self._drop(lambda of: any(first <= of <= last for first, last, _ in rolled))
+
+    def _drop(self, merged: Callable[[int], bool]) -> None:
         for part in held_parts(self._directory):
-            if part.epoch <= epoch:
+            if merged(part.epoch):
                 part.path.unlink(missing_ok=True)
         self._held = None
 
@@ -245,7 +255,7 @@ class FileSink(Unsigned):
 
         Parts of later epochs than the committed one are not this job's: it would overwrite them one by one.
         """
-        self._held = None
+        self._drop_merged()
         self._refuse_foreign(takeover.committed_epoch)
         self._sweep(lambda generation, of: generation < takeover.generation and of != takeover.committed_epoch)
         return False
@@ -258,8 +268,7 @@ class FileSink(Unsigned):
                 staged.unlink(missing_ok=True)
 
     def _refuse_foreign(self, committed_epoch: int) -> None:
-        found = [(int(path.name.split("-")[1]), path) for path in _with_suffix(self._directory.glob("epoch-*-shard-*"))]
-        found += [(last, path) for _, last, path in _rolled(self._directory)]
+        found = [(last, path) for _, last, path in _files(self._directory)]
         found += [(part.epoch, part.path) for part in self._parts().values()]
         newest, path = max(found, default=(0, self._directory))
         if newest > committed_epoch:
@@ -315,13 +324,15 @@ def _lines(part: Path) -> Iterator[bytes]:
         ) from error
 
 
+def _files(directory: Path) -> list[tuple[int, int, Path]]:
+    """Those that are visible: the first and the last epoch of each, and where it is."""
+    named = [(_NAME.fullmatch(path.stem), path) for path in _with_suffix(directory.glob("epoch-*"))]
+    return [(int(name[2] or name[1]), int(name[1]), path) for name, path in named if name is not None]
+
+
 def _rolled(directory: Path) -> list[tuple[int, int, Path]]:
-    """Files of several epochs: the first one, the last one, and where it is."""
-    found = []
-    for path in _with_suffix(directory.glob("epoch-*-to-*")):
-        _, first, _, last = path.stem.split("-")
-        found.append((int(first), int(last), path))
-    return found
+    """Those of them that were merged."""
+    return [each for each in _files(directory) if "-since-" in each[2].stem]
 
 
 def _format_of(receipt: Receipt) -> FileFormat:

@@ -2,9 +2,9 @@
 
 After an epoch's commit its small files are *held*: durable, and not visible. Once held files are large or old enough,
 the driver merges them, and the staged ones of the epoch that it is about to commit, into one staged file. The commit
-names that file. After the commit the file gets its name, `epoch-<first>-to-<last>`, and what was merged goes. So the
-store, which fences drivers, decides which rows are in which file: what a replaced driver merges is named by no commit
-(docs/decisions/0055).
+names that file. After the commit the file gets its name, `epoch-<this one>-since-<first>`, which is behind the names of
+all files that are there, and what was merged goes. So the store, which fences drivers, decides which rows are in which
+file: what a replaced driver merges is named by no commit (docs/decisions/0055).
 """
 
 from __future__ import annotations
