@@ -143,6 +143,18 @@ ACCEPTED = [
     (after(OUTPUT, "  select: [{expression: orders.amount * 2, as: twice}]\n"),),
     (after(OUTPUT, "  stateStore: {postgres: {dsnSecretRef: {name: db, key: dsn}}, checkpointInterval: 5s}\n"),),
     ((OUTPUT, "    file: {path: x}\n  stateStore: {memory: {}}\n"),),
+    (
+        (
+            OUTPUT,
+            "    file: {path: x, rollSize: 64Mi, rollInterval: 5m}\n  deadLetter: {file: {path: y, rollSize: 1024}}\n",
+        ),
+    ),
+    (
+        (
+            OUTPUT,
+            "    kafka: {bootstrapServers: b, topic: t}\n    format: protobuf\n    schemaRegistry: {url: 'http://r'}\n",
+        ),
+    ),
     (after(OUTPUT, "  spark: {image: x, executor: {instances: 2, cores: 1, memory: 2g}, conf: {a: 1}}\n"),),
     (
         after(
@@ -240,6 +252,8 @@ REFUSED = [
     (after(OUTPUT, "  shards: '8'\n"), ".shards"),
     (after(OUTPUT, "  select: []\n"), ".select"),
     (after(OUTPUT, "  stateStore: {checkpointInterval: 0}\n"), ".stateStore.checkpointInterval"),
+    ((OUTPUT, "    file: {path: x, rollSize: 64 MB}\n"), ".output.file.rollSize"),
+    ((OUTPUT, "    file: {path: x, rollInterval: soon}\n"), ".output.file.rollInterval"),
     (after(OUTPUT, "  spark: {executer: {}}\n"), ".spark.executer"),
     (after(OUTPUT, "  autoscale: {minInstances: 1}\n"), ".autoscale.maxInstances"),
 ]
