@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from joinery_runtime.errors import SinkError
@@ -20,6 +22,7 @@ from joinery_runtime.sinks.postgres import PostgresSink
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.protobuf import ProtobufOutput
+from sinks.rows import attempt
 
 
 @dataclass(frozen=True)
@@ -168,3 +171,14 @@ def test_a_database_that_has_gone_keeps_no_job_from_being_deleted(postgres_dsn: 
     assert left is not None
     assert "are left in the database of output.postgres: " in left
     assert forget_output(job(output={"postgres": {"table": "t", "dsn": postgres_dsn}}), Store(postgres_dsn)) is None
+
+
+@pytest.mark.services
+def test_rows_that_were_held_are_named_when_the_job_is_deleted(postgres_dsn: str, tmp_path: Path) -> None:
+    made = job(output={"file": {"path": str(tmp_path), "rollInterval": "1m"}})
+    assert forget_output(made, Store(postgres_dsn)) is None
+    sink = sink_for(made, None)
+    sink.prepare(pa.schema({"a": pa.int64()}))
+    sink.publish(1, [sink.writer().write(attempt(), pa.table({"a": [1, 2]}))])
+    left = forget_output(made, Store(postgres_dsn))
+    assert left == f"2 rows that were not visible yet are left in {tmp_path / '.held'}: remove it"

@@ -116,10 +116,13 @@ def forget_output(job: Job, store: StoreDatabase) -> str | None:
     words: a database that is away for ever must not keep a job from being deleted. Raises SinkError and
     StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
-    output, file = job.spec.output.postgres, job.spec.output.file
-    if file is not None and (held := held_parts(Path(file.path))):
-        rows = sum(part.rows for part in held)
-        return f"{rows:,} rows that were not visible yet are left in {held[0].path.parent}: remove it, or keep them"
+    dead = job.spec.dead_letter
+    files = (job.spec.output.file, dead.file if dead is not None else None)
+    held = [part for file in files if file is not None for part in held_parts(Path(file.path))]
+    if held:
+        folders = " and ".join(sorted({str(part.path.parent) for part in held}))
+        return f"{sum(part.rows for part in held):,} rows that were not visible yet are left in {folders}: remove it"
+    output = job.spec.output.postgres
     if output is None or output.dsn is None or output.dsn == store.dsn:
         return None
     try:
