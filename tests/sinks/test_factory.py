@@ -182,3 +182,7 @@ def test_rows_that_were_held_are_named_when_the_job_is_deleted(postgres_dsn: str
     sink.publish(1, [sink.writer().write(attempt(), pa.table({"a": [1, 2]}))])
     left = forget_output(made, Store(postgres_dsn))
     assert left == f"2 rows that were not visible yet are left in {tmp_path / '.held'}: remove it"
+    apart = {"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}}
+    both = forget_output(job(output=apart, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn))
+    assert both is not None
+    assert both.startswith(f"{left}; Staging tables of job j are left in the database of output.postgres: ")

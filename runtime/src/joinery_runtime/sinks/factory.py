@@ -112,25 +112,25 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
 
 
 def forget_output(job: Job, store: StoreDatabase) -> str | None:
-    """Drops the staged output of a job whose state has been deleted, and marks of it. What could not be dropped, in
-    words: a database that is away for ever must not keep a job from being deleted. Raises SinkError and
-    StoreUnavailable for the state's own database."""
+    """Drops the staged output of a job whose state has been deleted, and marks of it. What is left, in words: rows in
+    files that nobody has seen yet, and what could not be dropped, since a database that is away for ever must not keep
+    a job from being deleted. Raises SinkError and StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
-    dead = job.spec.dead_letter
-    files = (job.spec.output.file, dead.file if dead is not None else None)
+    left = []
+    output, dead = job.spec.output, job.spec.dead_letter
+    files = (output.file, dead.file if dead is not None else None)
     held = [part for file in files if file is not None for part in held_parts(Path(file.path))]
     if held:
         folders = " and ".join(sorted({str(part.path.parent) for part in held}))
-        return f"{sum(part.rows for part in held):,} rows that were not visible yet are left in {folders}: remove it"
-    output = job.spec.output.postgres
-    if output is None or output.dsn is None or output.dsn == store.dsn:
-        return None
-    try:
-        drop_staging(output.dsn, store.schema, job.name, apart=True)
-        drop_marks(output.dsn, store.schema, job.name)
-    except SinkError as error:
-        return f"Staging tables of job {job.name} are left in the database of output.postgres: {error}"
-    return None
+        rows = sum(part.rows for part in held)
+        left.append(f"{rows:,} rows that were not visible yet are left in {folders}: remove it")
+    if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
+        try:
+            drop_staging(output.postgres.dsn, store.schema, job.name, apart=True)
+            drop_marks(output.postgres.dsn, store.schema, job.name)
+        except SinkError as error:
+            left.append(f"Staging tables of job {job.name} are left in the database of output.postgres: {error}")
+    return "; ".join(left) or None
 
 
 def dead_letter_sink(job: Job) -> Sink | None:
