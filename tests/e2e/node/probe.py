@@ -10,7 +10,7 @@ from joinery_devkit.kubernetes.kubectl import pod
 from joinery_operator.manifests.spark import BLOCK_MANAGER_PORT, DRIVER_PORT, UI_PORT
 from joinery_runtime.job.crd import STATUS_PORT
 
-RPC, BLOCKS, UI, STATUS, EXECUTOR_BLOCKS = "RPC", "blocks", "Spark's page", "status", "an executor's blocks"
+STATUS = "status"
 _STRANGER = "stranger"
 _CONNECT = """
 import json, socket, sys
@@ -37,11 +37,11 @@ def ports(job: ClusterJob) -> Mapping[str, str]:
     """Addresses of its driver, and of one executor, by what they are for."""
     driver, executor = (each["status"]["podIP"] for each in (job.driver(), job.running("executor")[0]))
     return {
-        RPC: f"{driver}:{DRIVER_PORT}",
-        BLOCKS: f"{driver}:{BLOCK_MANAGER_PORT}",
-        UI: f"{driver}:{UI_PORT}",
+        "RPC": f"{driver}:{DRIVER_PORT}",
+        "blocks": f"{driver}:{BLOCK_MANAGER_PORT}",
+        "Spark's page": f"{driver}:{UI_PORT}",
         STATUS: f"{driver}:{STATUS_PORT}",
-        EXECUTOR_BLOCKS: f"{executor}:{BLOCK_MANAGER_PORT}",
+        "an executor's blocks": f"{executor}:{BLOCK_MANAGER_PORT}",
     }
 
 

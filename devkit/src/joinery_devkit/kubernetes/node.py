@@ -1,5 +1,5 @@
-"""The whole node: a Kubernetes of one node on this machine, with containerd, kubelet, kube-proxy,
-kube-router and CoreDNS.
+"""The whole node: a Kubernetes of one node on this machine, with containerd, kubelet, kube-proxy, kube-router
+and CoreDNS.
 
 It runs in namespaces of its own (sandbox.py) and needs root, Linux and Debian's packages. One per machine.
 """
