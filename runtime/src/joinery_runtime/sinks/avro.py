@@ -10,22 +10,26 @@ import functools
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import Schema, SchemaRegistryError
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
 
-from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.errors import JoineryError, OutputUnavailable, SinkError
 from joinery_runtime.registry_client import registry_client
+from joinery_runtime.sinks.encode import rows_to_json
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What this process has registered; drivers do so before their workers.
 _REGISTERED: dict[tuple[str, str, str], AvroRows] = {}
-_REFUSED, _INVALID, _DENIED = 409, 422, (401, 403)  # of HTTP
+# Schemas of records that were read, "" where there is none.
+_READ: dict[tuple[str, int], str] = {}
+_REFUSED, _INVALID, _MISSING, _DENIED = 409, 422, 404, (401, 403)  # of HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +79,24 @@ class AvroOutput:
 
     def _register(self, text: str) -> int:
         subject = f"{self.topic}-value"
+        with self._asking(f"subject {subject}"):
+            number: int = self._client().register_schema(subject, Schema(text, "AVRO"))
+        return number
+
+    def _client(self) -> SchemaRegistryClient:
         try:
-            client = registry_client(self.url, self.properties)
+            return registry_client(self.url, self.properties)
         except (ValueError, TypeError) as error:
             todo = "Use the names and values of confluent-kafka's SchemaRegistryClient"
             raise self._problem("output.schemaRegistry.properties are not valid", str(error), todo) from error
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """Errors of the registry as ours."""
         try:
-            number: int = client.register_schema(subject, Schema(text, "AVRO"))
+            yield
         except SchemaRegistryError as error:
-            facts = f"{self.url}, subject {subject}: {error}"
+            facts = f"{self.url}, {what}: {error}"
             if error.http_status_code in (_REFUSED, _INVALID):
                 todo = "Leave columns' types as they were, write another topic, or change the subject's compatibility"
                 raise self._problem("the registry refuses the schema of its rows", facts, todo) from error
@@ -91,9 +104,40 @@ class AvroOutput:
                 todo = "Check basic.auth.user.info in output.schemaRegistry.propertiesSecretRef"
                 raise self._problem("the schema registry refuses access", facts, todo) from error
             raise self._away(facts) from error
+        except JoineryError:
+            raise
         except Exception as error:  # of whatever the client uses for HTTP
             raise self._away(f"{self.url}: {error}") from error
-        return number
+
+    def _written_under(self, number: int) -> str:
+        """The schema that the registry has under this number. Raises KeyError where it has none."""
+        if (self.url, number) not in _READ:
+            with self._asking(f"schema {number}"):
+                try:
+                    _READ[self.url, number] = self._client().get_schema(number).schema_str or ""
+                except SchemaRegistryError as error:
+                    if error.http_status_code != _MISSING:
+                        raise
+                    _READ[self.url, number] = ""
+        if not (text := _READ[self.url, number]):
+            raise KeyError(number)
+        return text
+
+    def lines(self, records: Sequence[bytes]) -> list[bytes]:
+        """Framed records as lines of JSON with the rows' columns; one that is none of the rows' stays as it is. Raises
+        SinkError and OutputUnavailable as `registered` does."""
+        rows: list[dict[str, Any]] = []
+        other = {}
+        for place, record in enumerate(records):
+            try:
+                number, written = int.from_bytes(record[1:5]), io.BytesIO(record[5:])
+                row: Any = fastavro.schemaless_reader(written, _parsed(self._written_under(number)), None)
+                pa.Table.from_pylist([row], schema=self.rows)
+            except (ValueError, TypeError, LookupError, EOFError, pa.ArrowException):
+                row, other[place] = {}, record
+            rows.append(row)
+        lines = rows_to_json(pa.Table.from_pylist(rows, schema=self.rows))
+        return [other.get(place, line) for place, line in enumerate(lines)]
 
     def schema(self) -> str:
         """The schema of the rows in Avro, as JSON. Raises SinkError for names that Avro does not have."""
