@@ -56,6 +56,15 @@ class Written:
             if replayed.dead:
                 self.dead[entry.epoch] = pa.concat_tables(replayed.dead)
 
+    def epoch_of(self, left_ts: int) -> int:
+        """That has put out the row whose left side has this event time."""
+        (epoch,) = (
+            epoch
+            for epoch, rows in self.rows.items()
+            if left_ts in rows["left_ts"].cast(pa.timestamp("ms")).cast(pa.int64()).to_pylist()
+        )
+        return epoch
+
     def publish(self, last: int | None = None) -> None:
         output, dead = sink_for(self.job, self.database), dead_letter_sink(self.job)
         self._publish(output, self.rows, last)

@@ -90,18 +90,25 @@ class KafkaContent:
         }  # fmt: skip
         self._refuse_compacted()
         self._consumer: Consumer = target.connect(Consumer, settings, self._errors)
-        self.heads: dict[int, list[bytes]] = {}
-        with _asking(target, self._errors):
-            found = self._consumer.list_topics(target.topic, ANSWER_SECONDS).topics[target.topic]
+        try:
+            self._ranges = self._asked_ranges()
+        except BaseException:
+            self._consumer.close()
+            raise
+        self.heads: dict[int, list[bytes]] = {partition: [] for partition, (low, _) in self._ranges.items() if low > 0}
+
+    def _asked_ranges(self) -> dict[int, tuple[int, int]]:
+        """By partition its first offset, and the one after what can be read now."""
+        topic = self._target.topic
+        with _asking(self._target, self._errors):
+            found = self._consumer.list_topics(topic, ANSWER_SECONDS).topics[topic]
             if found.error is not None:
                 raise KafkaException(found.error)
-            self._ranges: dict[int, tuple[int, int]] = {
-                partition: self._consumer.get_watermark_offsets(
-                    TopicPartition(target.topic, partition), ANSWER_SECONDS, cached=False
-                )
-                for partition in found.partitions
+            asked = {partition: TopicPartition(topic, partition) for partition in found.partitions}
+            return {
+                partition: self._consumer.get_watermark_offsets(at, ANSWER_SECONDS, cached=False)
+                for partition, at in asked.items()
             }
-        self.heads = {partition: [] for partition, (low, _) in self._ranges.items() if low > 0}
 
     def _refuse_compacted(self) -> None:
         admin: Any = self._target.connect(AdminClient, self._target.client_settings(), self._errors)

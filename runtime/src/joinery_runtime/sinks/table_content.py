@@ -46,9 +46,13 @@ class PostgresContent:
         self.upsert_key, self.retracted = table.upsert_key, table.retracted
         with self._problems():
             self._connection = psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10)
-            self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            self._connection.read_only = True
-            self.complete_to = self._begin(committed, published)
+            try:
+                self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                self._connection.read_only = True
+                self.complete_to = self._begin(committed, published)
+            except BaseException:
+                self._connection.close()
+                raise
 
     def _begin(self, committed: Callable[[], int], published: Callable[[psycopg.Connection[Any]], int] | None) -> int:
         """Takes the snapshot, and returns up to which epoch it has all rows."""
