@@ -195,27 +195,29 @@ class WholeOutput:
             )
 
     def _report(self, into: RowComparison, first: int, last: int) -> None:
+        """A row that is there once too often is no changed one, so only rows that nothing has put out are paired."""
         asked = f"BETWEEN {first} AND {last}"
-        lost, unpaired = self._first("missing"), [(_shown(row["text"]), row) for row in self._first("extra")]
-        pairs = pairs_asked = 0
-        for row in lost:
-            expected, inside = _shown(row["text"]), first <= row["epoch"] <= last
-            at = most_like(expected, [shown for shown, _ in unpaired])
-            other = None if at is None else unpaired.pop(at)
-            if other is not None:
-                pairs += other[1]["twin"] is None or first <= other[1]["twin"] <= last
-                pairs_asked += inside
-            if inside:
+        strange = [(_shown(row["text"]), row) for row in self._first("extra WHERE twin IS NULL")]
+        pairs = different = 0
+        for row in self._first("missing"):
+            expected, other = _shown(row["text"]), None
+            at = most_like(expected, [shown for shown, _ in strange])
+            if at is not None:
+                other, pairs = strange.pop(at), pairs + 1
+            if first <= row["epoch"] <= last:
+                different += other is not None
                 what: What = "missing" if other is None else "different"
                 found, place = (None, "") if other is None else (other[0], other[1]["place"])
                 into.show(Difference(row["epoch"], self.name, what, expected, found, self._made_of(row), place))
-        for shown, row in unpaired:
-            if row["twin"] is None or first <= row["twin"] <= last:
-                into.show(Difference(row["twin"], self.name, "extra", None, shown, "", row["place"]))
-        into.counted["different"] += pairs_asked
-        into.counted["missing"] += self._one(f"SELECT count(*) FROM missing WHERE epoch {asked}") - pairs_asked
-        into.counted["extra"] += self._one(f"SELECT count(*) FROM extra WHERE twin IS NULL OR twin {asked}") - pairs
-        into.counted += type(into.counted)()  # none is none
+        for row in self._first(f"extra WHERE twin {asked}"):
+            into.show(Difference(row["twin"], self.name, "extra", None, _shown(row["text"]), "", row["place"]))
+        for shown, row in strange:
+            into.show(Difference(None, self.name, "extra", None, shown, "", row["place"]))
+        missing = self._one(f"SELECT count(*) FROM missing WHERE epoch {asked}") - different
+        extra = self._one(f"SELECT count(*) FROM extra WHERE twin IS NULL OR twin {asked}") - pairs
+        for what, count in (("missing", missing), ("extra", extra), ("different", different)):
+            if count:
+                into.counted[what] += count
 
     def _first(self, name: str) -> list[dict[str, Any]]:
         query = f"SELECT * FROM {name} ORDER BY number, text LIMIT {_PAIRED}"

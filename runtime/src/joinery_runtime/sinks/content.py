@@ -7,6 +7,7 @@ snapshot, of which the state store or the table's own mark says which epoch is t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, as_m
 
 SEPARATOR = b"\t"
 """Between a record's value and its key and headers; in JSON a tab is escaped."""
-_AT_ONCE = 10_000  # records
+_AT_ONCE, _TURN_SECONDS = 10_000, 0.1  # records, and how long they are waited for
 _HEAD = 100  # records of a partition that has lost its beginning
 _NULL = b"\\N"
 
@@ -147,10 +148,13 @@ class KafkaContent:
         topic = self._target.topic
         waiting = {partition: high for partition, (low, high) in self._ranges.items() if low < high}
         self._consumer.assign([TopicPartition(topic, partition, self._ranges[partition][0]) for partition in waiting])
+        deadline = time.monotonic() + ANSWER_SECONDS
         while waiting:
             with _asking(self._target, self._errors):
-                came = self._consumer.consume(_AT_ONCE, ANSWER_SECONDS)
-            if not came:
+                came = self._consumer.consume(_AT_ONCE, _TURN_SECONDS)  # waits so long for so many
+            if came:
+                deadline = time.monotonic() + ANSWER_SECONDS
+            elif time.monotonic() > deadline:
                 raise self._target.silent(f"no record for {ANSWER_SECONDS:.0f} s; {self._errors}")
             messages = []
             for message in came:
