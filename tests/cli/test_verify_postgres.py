@@ -91,10 +91,10 @@ def connection(postgres_dsn: str) -> Iterator[psycopg.Connection[Any]]:
 def write(table: str, database: Database, tmp_path: Path) -> Any:
     """Runs a job into the table; `apart`: it is in another database than the state, or taken to be."""
 
-    def write(job: str, steps: Any, key: str = "", *, apart: bool = False) -> Written:
+    def write(job: str, steps: Any, key: str = "", *, apart: bool = False, store: Any = None) -> Written:
         dsn = f"{database.dsn}&application_name=apart" if apart else database.dsn
         text = job.replace("TABLE", table).replace("DSN", dsn).replace("STATE", database.dsn).replace("KEY", key)
-        return Written(parse_job(text, "job.yaml"), steps, tmp_path / "cache", database)
+        return Written(parse_job(text, "job.yaml"), steps, tmp_path / "cache", database, store)
 
     return write
 
@@ -153,6 +153,38 @@ def test_rows_that_replace_others(write: Any, table: str, connection: psycopg.Co
     assert (found["missing"].expected["left_k"], found["extra"].found["left_k"]) == ("k8", "new")
     assert (found["different"].expected["left_k"], found["different"].found["left_ts"]) == ("", 0)
     assert found["extra"].epoch is None
+
+
+def test_of_several_rows_of_a_key_in_one_epoch_any_may_be_there(
+    write: Any, table: str, connection: psycopg.Connection[Any]
+) -> None:
+    steps = [{"rows": {"l": [row("a", 1, 100)], "r": [row("a", 10, 100), row("a", 20, 101)]}}]
+    written = write(JOIN, steps, "left_k")
+    written.publish()
+    for value, right in ((10, True), (20, True), (30, False)):
+        connection.execute(f"UPDATE {table} SET right_v = {value}, right_ts = timestamptz 'epoch' + interval '101 ms'")
+        if value == 10:
+            connection.execute(f"UPDATE {table} SET right_ts = timestamptz 'epoch' + interval '100 ms'")
+        connection.execute(f"UPDATE {table} SET right_raw = '\\xff00' WHERE right_v % 3 = 0")
+        connection.execute(f"UPDATE {table} SET right_raw = NULL WHERE right_v % 3 <> 0")
+        verdict = written.verdict()
+        assert (verdict.right, verdict.compared.rows) == (right, 1)
+
+
+def test_rows_of_an_earlier_life_make_nothing_wrong(
+    write: Any, table: str, connection: psycopg.Connection[Any]
+) -> None:
+    first = write(JOIN, STEPS)
+    first.publish()
+    first.store.delete_job(first.job.name)
+    second = write(JOIN, STEPS, store=first.store)
+    assert min(second.rows) > max(first.rows)
+    second.publish()
+    verdict, rows = second.verdict(), sum(rows.num_rows for rows in second.rows.values())
+    assert (verdict.right, verdict.compared.rows) == (True, rows)
+    assert verdict.notes[0].startswith(f"output: {rows} rows are there that these epochs have not put out")
+    connection.execute(f"DELETE FROM {table} WHERE left_k = 'k8' AND left_ts < timestamptz 'epoch' + interval '99 ms'")
+    assert dict(second.verdict().compared.counted) == {"missing": 1}
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])

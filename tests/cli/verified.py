@@ -35,9 +35,14 @@ class Written:
     of epochs after `published` stay unpublished."""
 
     def __init__(
-        self, job: Job, steps: Sequence[Mapping[str, Any]], cache: Path, database: StoreDatabase | None = None
+        self,
+        job: Job,
+        steps: Sequence[Mapping[str, Any]],
+        cache: Path,
+        database: StoreDatabase | None = None,
+        store: MemoryStore | None = None,
     ) -> None:
-        self.job, self.database, self.store = job, database, MemoryStore()
+        self.job, self.database, self.store = job, database, store or MemoryStore()
         for _ in run_trace(job, steps, self.store, 2):
             """The rows go out below."""
         logs = {side.name: StepLog(side) for side in job.inputs}
