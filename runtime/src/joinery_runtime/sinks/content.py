@@ -21,8 +21,8 @@ from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, as_messages
 
-SEPARATOR = b"\t"
-"""Between a record's value and its key and headers; in JSON a tab is escaped."""
+SEPARATOR = b"\0"
+"""Between a record's value and its key and headers; JSON has no such byte."""
 _AT_ONCE, _TURN_SECONDS = 10_000, 0.1  # records, and how long they are waited for
 _HEAD = 100  # records of a partition that has lost its beginning
 _NULL = b"\\N"
