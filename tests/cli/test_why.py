@@ -157,3 +157,46 @@ def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path:
     assert reasons == +meant
     due = {row for each in explained for rows in each.made.values() for row in rows}
     assert due >= {json.dumps(row) for line in lines for row in line["output"]}
+
+
+def _answer(name: str, tmp_path: Path, *question: Any) -> Answer:
+    (trace,) = [each for each in load_traces() if each.name == name]
+    steps = tmp_path / "steps.jsonl"
+    steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
+    return why_command(parse_job(json.dumps(trace.job), "job.yaml"), *question, None, steps)
+
+
+def _said(answer: Answer) -> dict[str, tuple[list[Any], list[Any]]]:
+    """By record: values of the rows that it made, and of those that it prevented."""
+    told = {}
+    for each in answer.records:
+        made, prevented = (
+            [tuple(json.loads(row).values()) for counted in rows.values() for row in counted]
+            for rows in (each.made, each.prevented)
+        )
+        told[str(each.record.place)] = (made, prevented)
+    return told
+
+
+def test_which_version_of_a_table_each_row_met(tmp_path: Path) -> None:
+    said = _said(_answer("asof/a1-version-of-its-time", tmp_path, ("k=a",), None))
+    assert said == {
+        "r:0=0": ([("s10", "v10"), ("s19", "v10")], [("s10", None), ("s19", None)]),
+        "r:0=1": ([("s20", "v20"), ("s99", "v20")], [("s20", "v10"), ("s99", "v10")]),
+        "l:0=0": ([("s9", None)], []), "l:0=1": ([("s10", "v10")], []), "l:0=2": ([("s19", "v10")], []),
+        "l:0=3": ([("s20", "v20")], []), "l:0=4": ([("s99", "v20")], []),
+    }  # fmt: skip
+
+
+def test_a_join_on_time_only_is_asked_for_a_record(tmp_path: Path) -> None:
+    (said,) = _said(_answer("join/j9-broadcast-predicate", tmp_path, (), "l:0=0")).values()
+    assert said == ([("A", "a"), ("A", "b")], [])
+
+
+def test_a_record_names_its_group_by_what_the_job_computes(tmp_path: Path) -> None:
+    answer = _answer("sessions/compute", tmp_path, (), "c:0=0")
+    assert answer.kept is not None
+    ((made, prevented),) = _said(answer).values()
+    assert [row[0] for row in made] == ["ann"]
+    assert made[0][-2:] == (16, 5)
+    assert prevented[0][-2:] == (4, 5)  # the session would have begun later, without 3 * 4
