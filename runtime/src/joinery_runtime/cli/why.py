@@ -38,6 +38,7 @@ _RULES = {
     "closed": "s2",
     "failed": "j1",
     "future": "t11",
+    "history": "t12",
     "late": "t10",
     "dead letter": "t8",
 }

@@ -69,11 +69,12 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class SourceSnapshot:
-    """The inputs at one moment: what can be read of each partition, partitions that were `deleted`, unread records per
-    input, idle partitions per input, inputs that have been read to their final end, and where each input stands in
-    event time because of that."""
+    """The inputs at one moment: what can be read of each partition, partitions that wait for others of their input,
+    those that were `deleted`, unread records per input, idle partitions per input, inputs that have been read to their
+    final end, and where each input stands in event time because of that."""
 
     bounds: tuple[Bounds, ...]
+    waiting: tuple[Bounds, ...]
     deleted: tuple[Bounds, ...]
     backlog: Mapping[str, int]
     idle: Mapping[str, Collection[str]]
@@ -153,7 +154,7 @@ class Planner:
         # While all records of an input are in partitions that others hold, the rest of the inputs waits for it: their
         # rows would only fill the state.
         if {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
-            self._history = self._history.saw(snapshot.bounds)
+            self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
             first_ends, paused = self._history.first_ends, self.status.paused
             shares = read_shares(
                 state.inputs, snapshot, self._settings, first_ends, paused, self._densities, self._sizes
@@ -185,16 +186,18 @@ class Planner:
 
     def _observe(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
-        there = tuple(_unless_ended(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
-        self._idleness.observe(there, now_ms)
+        known = tuple(_unless_ended(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
+        self._idleness.observe((bound for bound in known if not bound.waits), now_ms)
         if self._once:
-            there = self._up_to_now(there, inputs)
+            known = self._up_to_now(known, inputs)
+        there = tuple(bound for bound in known if not bound.waits)
         idle, ended = self._idleness.idle(), _ended(there, self._sources)
         backlog = dict.fromkeys(self._sources, 0)
-        for bound in there:
+        for bound in known:
             backlog[bound.partition.input] += bound.end_exclusive - bound.start
         return SourceSnapshot(
             bounds=there,
+            waiting=tuple(bound for bound in known if bound.waits),
             deleted=tuple(bound for bound in bounds if bound.deleted),
             backlog=backlog,
             idle=idle,
@@ -321,7 +324,7 @@ def read_shares(
     """How many records the next epoch reads of which partitions; 0 fixes where a partition starts that was never
     planned."""
     held = [bound for bound in snapshot.bounds if bound.held]
-    waiting = _wait_for_tables(snapshot.bounds, inputs, settings.tables, first_ends)
+    waiting = _wait_for_tables((*snapshot.bounds, *snapshot.waiting), inputs, settings.tables, first_ends)
     backlogs = [
         Backlog(
             partition=bound.partition,
@@ -372,6 +375,7 @@ def next_plan(
     LimitReached where the state is over a limit and no plan can help: a checkpoint may, which merges segments and drops
     rows of them that nothing needs any longer, and is tried once."""
     inputs, bounds = state.inputs, snapshot.bounds
+    known = (*bounds, *snapshot.waiting)
     now = _times(inputs, snapshot.progress)
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
@@ -401,11 +405,11 @@ def next_plan(
         checkpoint=checkpoint,
         fingerprint=settings.fingerprint,
         lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
-        stops=_new_stops(bounds, inputs),
-        topic_ids=_new_topic_ids([*bounds, *snapshot.deleted], inputs),
+        stops=_new_stops(known, inputs),
+        topic_ids=_new_topic_ids([*known, *snapshot.deleted], inputs),
         horizons=horizons,
         highest={name: time.highest for name, time in now.items()},
-        tables_read=_tables_read(bounds, ranges, inputs, settings.tables, history.first_ends),
+        tables_read=_tables_read(known, ranges, inputs, settings.tables, history.first_ends),
         max_future=settings.max_future,
         pace={
             name: (value.idle_from, value.idle_ms)

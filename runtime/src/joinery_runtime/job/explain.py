@@ -10,7 +10,7 @@ from joinery_runtime.job.join.row_sizes import assumed_columns
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
 from joinery_runtime.job.kinds.session.resource import SessionWindow
-from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.inputs import AtTimestamp, FileInput, Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
@@ -115,6 +115,12 @@ def _steps(job: Job, stored: Mapping[str, Sequence[str]] | None) -> tuple[StepPl
 
 def _input_plan(side: Input) -> InputPlan:
     source = _kafka(side.kafka) if side.kafka else _files(side.file) if side.file else ""
+    if side.history is not None:
+        end = format_time(side.history.until)
+        source = (
+            f"history, then live: {side.history.format} rows of {side.history.path} with event times before {end}; when "
+            f"these have been read, {source}, of which rows with event times before that are skipped (`history`)"
+        )
     decoding = f"{side.format} rows; event time is {side.event_time}; {'bounded' if side.bounded else 'unbounded'}"
     if side.table is not None:
         decoding += f"; a table: each row is a version of its {listed(side.table.key)}"

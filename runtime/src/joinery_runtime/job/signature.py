@@ -35,7 +35,12 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         "version": SIGNATURE_VERSION,
         "kind": job.kind,
         "inputs": [
-            {"name": side.name, "eventTime": side.event_time, "table": list(side.table.key) if side.table else None}
+            {
+                "name": side.name,
+                "eventTime": side.event_time,
+                "table": list(side.table.key) if side.table else None,
+                **({"history": side.history.until} if side.history else {}),
+            }
             for side in job.inputs
         ],
         **_of_kind(job, stored),

@@ -7,7 +7,7 @@ from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.session.signature import session_refusals, session_warnings
-from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.wording import listed
 
 Signed = Mapping[str, Any]
@@ -73,10 +73,18 @@ def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
             yield f"the event time of {now['name']} was {was['eventTime']}, it is now {now['eventTime']}"
         if was["table"] != now["table"]:
             yield f"the table key of {now['name']} was {_key(was['table'])}, it is now {_key(now['table'])}"
+        if was.get("history") != now.get("history"):
+            before, after = (_history(side.get("history")) for side in (was, now))
+            facts = f"the history of {now['name']} {before} before, and {after} now"
+            yield f"{facts}: rows between its files and its topic would be missing or come twice"
 
 
 def _key(columns: list[str] | None) -> str:
     return listed(columns) if columns is not None else "none"
+
+
+def _history(until: int | None) -> str:
+    return "was none" if until is None else f"ended at {format_time(until)}"
 
 
 def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
