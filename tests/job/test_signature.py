@@ -55,6 +55,20 @@ def test_signature_is_lasting_json() -> None:
     }
 
 
+def test_where_a_history_ends_belongs_to_the_state() -> None:
+    def ending(until: int) -> dict[str, Any]:
+        return sign(("topic: orders\n", f"topic: orders\n      history: {{path: in, format: json, until: {until}}}\n"))
+
+    assert compare(ending(5), ending(5)) == Comparison((), ())
+    for old, new, facts in (
+        (sign(), ending(5), "was none, it is now one until 1970-01-01T00:00:00.005Z"),
+        (ending(5), sign(), "was one until 1970-01-01T00:00:00.005Z, it is now none"),
+        (ending(5), ending(6), "was one until 1970-01-01T00:00:00.005Z, it is now one until 1970-01-01T00:00:00.006Z"),
+    ):
+        (refused,) = compare(old, new).refused
+        assert refused.startswith(f"the history of orders {facts}: ")
+
+
 def test_a_chain_signs_every_step_and_columns_by_their_inputs() -> None:
     stored = {"left": ["id"], "right": ["method"], "left.2": ["orders.id", "payments.ts"], "right.2": ["n"]}
     first, second = of(step(type="left"), step("items"), stored=stored)["steps"]

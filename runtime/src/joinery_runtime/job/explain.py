@@ -116,11 +116,9 @@ def _steps(job: Job, stored: Mapping[str, Sequence[str]] | None) -> tuple[StepPl
 def _input_plan(side: Input) -> InputPlan:
     source = _kafka(side.kafka) if side.kafka else _files(side.file) if side.file else ""
     if side.history is not None:
-        end = format_time(side.history.until)
-        source = (
-            f"history, then live: {side.history.format} rows of {side.history.path} with event times before {end}; when "
-            f"these have been read, {source}, of which rows with event times before that are skipped (`history`)"
-        )
+        history, end = side.history, format_time(side.history.until)
+        first = f"first {history.format} rows of {history.path} with event times before {end}"
+        source = f"{first}, then {source}, without rows from before that time"
     decoding = f"{side.format} rows; event time is {side.event_time}; {'bounded' if side.bounded else 'unbounded'}"
     if side.table is not None:
         decoding += f"; a table: each row is a version of its {listed(side.table.key)}"

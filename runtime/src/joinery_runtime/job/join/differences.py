@@ -75,8 +75,8 @@ def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
             yield f"the table key of {now['name']} was {_key(was['table'])}, it is now {_key(now['table'])}"
         if was.get("history") != now.get("history"):
             before, after = (_history(side.get("history")) for side in (was, now))
-            facts = f"the history of {now['name']} {before} before, and {after} now"
-            yield f"{facts}: rows between its files and its topic would be missing or come twice"
+            facts = f"the history of {now['name']} was {before}, it is now {after}"
+            yield f"{facts}: rows that the files or the topic have would be missing or come twice"
 
 
 def _key(columns: list[str] | None) -> str:
@@ -84,7 +84,7 @@ def _key(columns: list[str] | None) -> str:
 
 
 def _history(until: int | None) -> str:
-    return "was none" if until is None else f"ended at {format_time(until)}"
+    return "none" if until is None else f"one until {format_time(until)}"
 
 
 def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
