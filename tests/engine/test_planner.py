@@ -32,12 +32,13 @@ class Source(Exclusive):
     final: bool = False
     lost: int = 0
     away: bool = False
+    waiting: frozenset[PartitionRef] = frozenset()
 
     def bounds(self, known: StoredOffsets) -> list[Bounds]:
         if self.away:
             raise SourceError("the broker is away")
         return [
-            Bounds(ref, known.offsets.get(ref, start), end, self.final, self.lost)
+            Bounds(ref, known.offsets.get(ref, start), end, self.final, self.lost, waits=ref in self.waiting)
             for ref, (start, end) in self.ends.items()
         ]
 
@@ -296,6 +297,19 @@ def test_at_the_very_first_start_a_table_is_read_to_its_end_before_its_stream() 
     job.restart()
     assert records(job.epoch({PAYMENTS[0]: 70})) == {PAYMENTS[0]: (100, 150)}
     assert records(job.epoch({ORDERS[0]: 10})) == {ORDERS[0]: (0, 10), ORDERS[1]: (0, 10)}
+
+
+@pytest.mark.parametrize("size", [5, 0])
+def test_a_table_s_partitions_that_wait_for_others_belong_to_its_first_read(size: int) -> None:
+    first, then = PartitionRef("payments", "before", 0), PAYMENTS[0]
+    job = with_table()
+    job.payments = Source({first: (0, size), then: (0, 3)}, waiting=frozenset({then}))
+    job.restart()
+    assert records(job.epoch({})) == ({first: (0, size)} if size else {})
+    del job.payments.ends[first]
+    job.payments.waiting = frozenset()
+    assert records(job.epoch({then: 60})) == {then: (0, 3)}
+    assert records(job.epoch({})).keys() == set(ORDERS)
 
 
 def test_a_table_that_grows_all_the_time_does_not_keep_its_stream_out() -> None:

@@ -45,6 +45,7 @@ class Topic(Exclusive):
     begin: int = 0
     others: set[int] = field(default_factory=set)
     final: bool = False
+    stop: int | None = None
     starts: dict[PartitionRef, int] = field(default_factory=dict)
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
@@ -55,7 +56,7 @@ class Topic(Exclusive):
             start = stored.offsets[ref] if ref in stored.offsets else self.starts.setdefault(ref, self.begin)
             assert start >= self.begin, "records are gone that were to be read"
             held = number not in self.others
-            found.append(Bounds(ref, start, len(records), self.final, held=held, topic_id="id"))
+            found.append(Bounds(ref, start, len(records), self.final, held=held, stop=self.stop, topic_id="id"))
         return found
 
     def forget_starts(self) -> None:
@@ -120,6 +121,7 @@ class Job:
         """The ids of the rows that count; checks that all others are counted as skipped."""
         found: list[str] = []
         highest: dict[str, int | None] = {}
+        reads = []
         for planned in plan.ranges:
             counter = ReadCounter(planned)
             for raw in self.reader.read(planned):
@@ -131,8 +133,10 @@ class Job:
             read = counter.report().read
             assert read.rows + read.dropped.get("history", 0) == read.records
             self.skipped += read.dropped.get("history", 0)
+            reads.append(read)
             if read.highest is not None:
                 highest[partition_id(planned.partition)] = read.highest
+        self.planner.learn(reads, {"in": self.state})
         self.state = self.state.after(plan, "in", highest, self.clocks["in"])
         self.number += 1
         return found
@@ -227,10 +231,11 @@ def test_a_file_that_has_been_read_holds_no_watermark_back(tmp_path) -> None:
     assert plan.watermarks["in"] > 10
 
 
-def test_the_input_does_not_end_with_its_history(tmp_path) -> None:
+@pytest.mark.parametrize("times", [[10], []])
+def test_the_input_does_not_end_with_its_history(tmp_path, times: list[int]) -> None:
     job = Job(tmp_path / "in", Topic([[]]))
-    job.add("1.jsonl", 10)
-    job.read()
+    job.add("1.jsonl", *times)
+    assert len(job.read()) == len(times)
     assert not job.state.progress.ended
     assert not job.planner.status.finished
     bounded = Job(tmp_path / "bounded", Topic([[100]], final=True))
@@ -283,6 +288,22 @@ def test_a_run_once_reads_both_and_the_next_one_goes_on(tmp_path) -> None:
     assert job.read() == ["live-101"]
 
 
+def test_where_the_topic_stops_is_stored_before_it_is_read(tmp_path) -> None:
+    job = Job(tmp_path / "in", Topic([[100]], stop=7), records=1)
+    job.add("1.jsonl", 10, 20)
+    job.commit(job.plan())
+    assert job.state.stops == {PartitionRef("in", "live", 0): 7}
+
+
+def test_what_is_skipped_takes_no_more_epochs_than_what_is_read(tmp_path) -> None:
+    """The first epoch learns how close in time the records are; skipped ones tell, too."""
+    job = Job(tmp_path / "in", Topic([[number // 2_000 for number in range(100_000)]]), records=100_000)
+    job.add("1.jsonl", 10)
+    job.read()
+    assert job.skipped == 100_000
+    assert job.number <= 4
+
+
 def test_other_files_than_before_stop_the_job(tmp_path) -> None:
     job = Job(tmp_path / "in", Topic([[100]]), records=1)
     job.add("1.jsonl", 10, 20)
@@ -327,11 +348,15 @@ def test_what_else_a_kafka_record_has_is_a_field_of_the_files(tmp_path) -> None:
 
 # --- any cut, any restart ---------------------------------------------------------------------------------------------
 
-times = st.lists(st.integers(90, 110), max_size=12)
+event_times = st.lists(st.integers(90, 110), max_size=12)
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(data=st.data(), files=st.lists(times, min_size=1, max_size=3), topic=st.lists(times, min_size=1, max_size=3))
+@given(
+    data=st.data(),
+    files=st.lists(event_times, min_size=1, max_size=3),
+    topic=st.lists(event_times, min_size=1, max_size=3),
+)
 def test_each_row_comes_once_wherever_epochs_end_and_drivers_die(data, files, topic) -> None:
     with tempfile.TemporaryDirectory() as folder:
         live = Topic([[] for _ in topic])
