@@ -75,6 +75,20 @@ def test_one_record_and_what_went_out_when_it_had_waited(asked: Any) -> None:
     assert only["made"] == [{"epoch": 3, "row": {"l": "B", "r": None}}]
 
 
+def test_a_record_that_the_other_part_of_a_history_has(joinery: Joinery, tmp_path: Path) -> None:
+    of_topic = 'kafka: {bootstrapServers: "k:9092", topic: l}, history: {path: h, format: json, until: 100}'
+    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
+    job.write_text(JOB.replace("file: {path: l.jsonl}", of_topic))
+    rows = [{"k": "a", "v": "A", "ts": 90, "$history": True}, {"k": "a", "v": "A", "ts": 90}]
+    steps.write_text("".join(json.dumps({"input": "l", "rows": [row]}) + "\n" for row in rows))
+    ((taken,), (skipped,)) = (
+        joinery("why", job, "--steps", steps, "--record", record).lines[0]["records"]
+        for record in ("/history:0=0", "l:0=0")
+    )
+    assert (taken["dropped"], taken["columns"]["v"]) == (None, "A")
+    assert (skipped["dropped"], skipped["rule"]) == ("history", "docs/semantics.md#t12")
+
+
 def test_the_answer_as_text(tmp_path: Path) -> None:
     steps = tmp_path / "steps.jsonl"
     steps.write_text("".join(json.dumps(step) + "\n" for step in STEPS))

@@ -290,7 +290,21 @@ def test_json_is_what_a_trace_prints(block: Block) -> None:
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 # What every system has, or a page says to install.
-PROGRAMS = {".", "cat", "cd", "cp", "echo", "export", "git", "kafka-consumer-groups", "mkdir", "mv", "psql", "sed"}
+PROGRAMS = {
+    ".",
+    "cat",
+    "cd",
+    "cp",
+    "echo",
+    "export",
+    "git",
+    "kafka-consumer-groups",
+    "kafka-get-offsets",
+    "mkdir",
+    "mv",
+    "psql",
+    "sed",
+}
 # Files that a page has its reader write.
 READERS = {"savepoint.yaml"}
 BUILT_IN = {"serviceaccount", "role", "rolebinding", "namespace", "configmap", "pods", "ns", "secret"}

@@ -29,8 +29,8 @@ _FILES = "/history"  # stands for them
 
 
 def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
-    """Raises JoineryError when it is not a step, names an input that the job does not have, or deletes in a way that
-    no table of the job's understands."""
+    """Raises JoineryError when it is not a step, names an input or a history that the job does not have, or deletes in
+    a way that no table of the job's understands."""
     kind = _KINDS.get(frozenset(step))
     if kind is None:
         todo = f"A step has {', '.join('input and rows' if 'input' in keys else min(keys) for keys in _KINDS)}"
@@ -45,10 +45,9 @@ def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
     for name, rows in rows_by_input(step).items():
         for at, row in enumerate(rows):
             if row.get(HISTORY) and by_name[name].history is None:
+                what = f"step {number}: row {at} of {name!r} has {HISTORY}, and the input has no history"
                 todo = f"Give the input a history, or leave {HISTORY} out"
-                raise JoineryError(
-                    f"step {number}: row {at} of {name!r} has {HISTORY}, and the input has none", json.dumps(row), todo
-                )
+                raise JoineryError(what, facts=json.dumps(row), todo=todo)
             if DELETE in row:
                 _check_deletion(f"step {number}: row {at} of {name!r}", row, by_name[name].table)
 
