@@ -114,6 +114,10 @@ def kafka(text: str) -> tuple[str, str]:
     return after(TOPIC, f"        {text}\n")
 
 
+def history(text: str) -> tuple[str, str]:
+    return after(TOPIC, f"      history: {{path: /in, {text}}}\n")
+
+
 # Accepted by the models; the plain one first.
 ACCEPTED = [
     (),
@@ -128,18 +132,8 @@ ACCEPTED = [
     (kafka("startFrom: {timestamp: '2026-01-15T10:00:00.250+01:00'}"),),
     (kafka("startFrom: {offsets: {'0': 5, '1': 0}}"),),
     (kafka("stopAt: {}"),),
-    (
-        (
-            "      format: json\n",
-            "      history: {path: /in, format: parquet, until: 1700000000000}\n      format: json\n",
-        ),
-    ),
-    (
-        (
-            "      format: json\n",
-            "      history: {path: /in, format: csv, until: '2026-01-15T10:00:00Z', csv: {header: false}}\n      format: json\n",
-        ),
-    ),
+    (history("format: parquet, until: 1700000000000"),),
+    (history("format: csv, until: '2026-01-15T10:00:00Z', csv: {header: false}"),),
     (kafka("stopAt: latest"),),
     (kafka("stopAt: {offsets: {'0': 5}}"),),
     (kafka("stopAt: null"),),

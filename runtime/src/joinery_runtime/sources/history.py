@@ -131,13 +131,10 @@ class HistoryReader:
         self._files, self._topics = files, topics
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        of_files_, of_topics = (
-            [each for each in planned if of_files(each.partition) is wanted] for wanted in (True, False)
-        )
-        if of_files_:
-            yield from self._files.read(*of_files_)
-        if of_topics:
-            yield from self._topics.read(*of_topics)
+        for part, reader in ((True, self._files), (False, self._topics)):
+            ranges = [each for each in planned if of_files(each.partition) is part]
+            if ranges:
+                yield from reader.read(*ranges)
 
     def close(self) -> None:
         self._files.close()

@@ -170,7 +170,7 @@ class CsvDialect(Model):
 
 class History(Model):
     """Files with what came before the records of a topic: a row of the files counts if its event time is before
-    `until`, a record of the topic if its is not (rule T12). The files are read first."""
+    `until`, a record of the topic if its event time is not (rule T12). The files are read first."""
 
     path: FilePath
     """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
