@@ -28,6 +28,7 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.stored_rows import decoded, flags, marked_in
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
 from joinery_runtime.sinks import lake_table
 from joinery_runtime.sinks.postgres_table import TargetTable
@@ -58,6 +59,16 @@ def run_query(job: Job, text: str) -> pl.DataFrame:
             raise JoineryError("The query cannot be run", facts=str(error)) from error
     assert isinstance(found, pl.DataFrame), "the context is eager"
     return found
+
+
+def read_output(job: Job) -> pl.DataFrame:
+    """All rows of the job's output, of earlier runs too. Raises JoineryError where they cannot be read back."""
+    output = job.spec.output
+    if output.postgres is None or output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None:
+        return _output(with_secrets(job), "")
+    job = durable(job)
+    with open_anyway(job) as store:
+        return _output(job, store.dsn)
 
 
 def shown(found: pl.DataFrame, rows: int) -> str:

@@ -100,7 +100,7 @@ class SparkHost:
             return [result for _, result in self._in_stages(task, executors).collect()]
         except (Py4JError, ConnectionError) as error:
             raise JoineryError(
-                f"Spark gave up on epoch {work.plan.epoch}", facts=_cause(error), todo=_todo(error)
+                f"Spark gave up on epoch {work.plan.epoch}", facts=cause(error), todo=_todo(error)
             ) from error
 
     def _in_stages(self, task: PeerTask, executors: Sequence[str]) -> RDD[Any]:
@@ -132,7 +132,7 @@ def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
     return Peers(count, math.ceil(each / processes))
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """The last line of the Python traceback inside a Spark failure, or the failure's first line."""
     if not isinstance(error, Py4JJavaError):
         return "the driver's Java process is gone"
@@ -274,7 +274,7 @@ def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentPr
         java = require_java() or "its Java"
     except EnvironmentProblem as missing:
         return missing
-    reason = _cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
+    reason = cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
     return EnvironmentProblem(
         f"Spark does not start with master {master}",
         facts=reason,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from joinery_runtime.job.join.explain import step_plans
 from joinery_runtime.job.join.row_sizes import assumed_columns
@@ -55,6 +56,13 @@ class Explanation:
     def render(self) -> str:
         """Plain text, one fact a line; warnings come last and in capitals, so that they are not scrolled away."""
         return "\n".join([*self._plan_lines(), *self._state_lines(), *(f"WARNING: {text}" for text in self.warnings)])
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{escape(self.render())}</pre>"
 
     def _plan_lines(self) -> Iterator[str]:
         chain = len(self.steps) > 1
