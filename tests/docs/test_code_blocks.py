@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -101,12 +102,17 @@ def test_the_page_about_python_prints_what_it_says(tmp_path: Path) -> None:
     for name in ("JOINERY_WAIT_FOR_SPARK", "PYSPARK_PYTHON"):
         environment.pop(name, None)
     ran = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path / "examples", env=environment, capture_output=True, text=True
+        [sys.executable, "-c", script],
+        check=False,
+        cwd=tmp_path / "examples",
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr
     printed = ran.stdout.split(end_of_cell)
     assert len(printed) == len(cells) >= 6
-    for before, block in zip(blocks, blocks[1:], strict=False):
+    for before, block in pairwise(blocks):
         if block.language == "text":
             shown = printed[cells.index(before)]
             for line in block.text.splitlines():

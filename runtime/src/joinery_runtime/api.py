@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from os import PathLike
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,12 +42,11 @@ class _Tabular(ABC):
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame. Raises EnvironmentProblem without pandas, which Joinery does not bring."""
-        try:
-            return self.to_arrow().to_pandas()
-        except ModuleNotFoundError as error:
+        if find_spec("pandas") is None:
             raise EnvironmentProblem(
-                "There is no pandas to make a data frame with", facts=str(error), todo="Install it, or call to_polars()"
-            ) from error
+                "There is no pandas to make a data frame with", todo="Install pandas, or call to_polars()"
+            )
+        return self.to_arrow().to_pandas()
 
     def to_polars(self) -> pl.DataFrame:
         import polars as pl  # noqa: PLC0415 - this module stays light to import
@@ -130,10 +130,11 @@ class RunResult:
         from joinery_runtime.cli.progress import WHY_ENDED  # noqa: PLC0415
 
         dropped = sum(sum(counts.values()) for counts in self.dropped.values())
-        counts = [f"{sum(self.rows_in.values()):,} rows in", f"{self.rows_out:,} out"]
+        counts = [f"{self.epochs:,} epoch{'s' * (self.epochs != 1)}"]
+        counts += [f"{sum(self.rows_in.values()):,} rows in", f"{self.rows_out:,} out"]
         counts += [f"{dropped:,} dropped"] if dropped else []
         counts += [f"{sum(self.dead_letters.values()):,} dead letters"] if any(self.dead_letters.values()) else []
-        text = f"{self.job.name}: {WHY_ENDED[self.ended_by]}; {self.epochs:,} epochs, {', '.join(counts)}"
+        text = f"{self.job.name}: {WHY_ENDED[self.ended_by]}; {', '.join(counts)}"
         return f"{text}\n{self.where}" if self.rows_out else text
 
 

@@ -44,9 +44,9 @@ def job_from(data: Mapping[str, Any]) -> Job:
     and `${NAME}` in it is the environment variable. Raises JobError."""
     source = "the dictionary"
     try:
-        text = json.dumps(data)
+        text = json.dumps(data, default=os.fspath)
     except (TypeError, ValueError) as error:
-        problem = Problem("(dictionary)", f"{error}; write numbers, text, lists and dictionaries, as a file has them")
+        problem = Problem("(dictionary)", f"{error}; write numbers, text, paths, lists and dictionaries")
         raise JobError(source, [problem]) from error
     try:
         return parse_job(text, source, base=Path.cwd(), environment=os.environ)
