@@ -11,7 +11,9 @@ import pytest
 
 from cli.commands import Joinery
 from joinery_runtime.cli.replay_commands import why_command
-from joinery_runtime.cli.why import Answer, whole_topic
+from joinery_runtime.cli.why import Answer, Explained, whole_topic
+from joinery_runtime.cli.why_records import FoundRecord, Place
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import PARTITION, rows_by_input
@@ -49,6 +51,12 @@ def asked(joinery: Joinery, tmp_path: Path) -> Any:
     job.write_text(JOB)
     steps.write_text("".join(json.dumps(step) + "\n" for step in STEPS))
     return lambda *question: joinery("why", job, "--steps", steps, *question)
+
+
+def test_the_end_of_an_input_is_no_huge_number() -> None:
+    record = FoundRecord(Place(PartitionRef("l", "l", 0), 0), 1, {}, 5)
+    found = Explained(record, {"l": END_OF_TIME, "r": None, "s": 7}, None, "", {}, {}).document()
+    assert found["watermarks"] == {"l": "end", "r": None, "s": 7}
 
 
 def test_what_each_record_of_a_key_did(asked: Any) -> None:

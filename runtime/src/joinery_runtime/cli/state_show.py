@@ -24,7 +24,7 @@ from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import MARK
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.stored_rows import flags, marked_in
-from joinery_runtime.job import Job
+from joinery_runtime.job import Job, time_value
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.store import JobRecord, StateReader
 
@@ -61,7 +61,7 @@ class ShownKey:
         return {
             "job": self.job,
             "epoch": self.epoch,
-            "watermarks": dict(self.watermarks),
+            "watermarks": {name: time_value(at) for name, at in self.watermarks.items()},
             "steps": [step.document() for step in self.steps],
         }
 

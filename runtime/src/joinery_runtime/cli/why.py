@@ -25,7 +25,7 @@ from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, replayable
 from joinery_runtime.hosts.trace_environment import in_order
-from joinery_runtime.job import Job, StreamJoin, format_time
+from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.state.store import StateReader
 
 MAX_EXPLAINED = 100
@@ -75,7 +75,7 @@ class Explained:
             "ts": record.ts,
             "columns": record.columns,
             "epoch": record.epoch,
-            "watermarks": dict(self.watermarks),
+            "watermarks": {name: time_value(at) for name, at in self.watermarks.items()},
             "dropped": self.reason,
             "rule": self.rule,
             "detail": self.detail,
