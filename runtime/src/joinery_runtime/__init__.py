@@ -6,8 +6,14 @@ trace("join.yaml", [{"input": "orders", "rows": [...]}, {"end": True}]).to_polar
 run("join.yaml").output().to_polars()
 """
 
-from joinery_runtime.api import Rows, RunResult, Trace, explain, run, trace
-from joinery_runtime.job import Job, SessionWindow, StreamJoin, load_job, parse_job
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from joinery_runtime.api import Rows, RunResult, Trace, explain, run, trace
+    from joinery_runtime.job import Job, SessionWindow, StreamJoin, load_job, parse_job
 
 __all__ = [
     "Job",
@@ -22,3 +28,13 @@ __all__ = [
     "run",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for: half a second, which neither the command nor each worker is to wait for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for module in ("joinery_runtime.api", "joinery_runtime.job"):
+        if hasattr(found := import_module(module), name):
+            return getattr(found, name)
+    raise AssertionError(f"{name} is in __all__ and in no module")
