@@ -13,6 +13,7 @@ from types import FrameType
 from joinery_runtime.cli.ending import Outcome, Stopped
 from joinery_runtime.cli.progress import open_progress
 from joinery_runtime.engine.driver import Driver
+from joinery_runtime.hosts.java_process import kill_starts
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import Liveness
@@ -92,6 +93,7 @@ class Signals:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.stop.is_set():
+            kill_starts()
             self._again(number)
         self.stop.set()
         if self._starting:
