@@ -154,6 +154,27 @@ def test_a_run_says_what_it_did_and_reads_its_output(tmp_path: Path, monkeypatch
     assert len(result.output()) == 2
 
 
+@pytest.mark.filterwarnings("ignore:stateStore is memory")
+def test_ids_of_sessions_are_read_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOINERY_WAIT_FOR_SPARK")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"k": str(n), "v": "x", "ts": 1_000} for n in range(20)]
+    (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = job()["spec"]
+    sessions = {
+        "input": spec["inputs"][0],
+        "groupBy": ["k"],
+        "gap": "30s",
+        "maxDuration": "2h",
+        "aggregates": [{"function": "count", "as": "n"}],
+        "output": spec["output"],
+        "stateStore": {"memory": {}},
+    }
+    ids = run({**job(), "kind": "SessionWindow", "spec": sessions}).output().to_polars()["session_id"]
+    assert ids.n_unique() == 20
+    assert max(ids) >= 2**63, "as every other one is"
+
+
 Body = Callable[[JobListener, Event], None]
 
 

@@ -144,7 +144,11 @@ def _output(job: Job, dsn: str) -> pl.DataFrame:
     files = sorted(Path(output.file.path).glob("*.parquet" if parquet else "*.jsonl"))
     if not files:
         raise JoineryError(f"There is no output of job {job.name} yet", facts=f"no file is in {output.file.path}")
-    return pl.read_parquet(files) if parquet else pl.read_ndjson(files, infer_schema_length=None)
+    if parquet:
+        return pl.read_parquet(files)
+    # JSON's numbers are taken for int64, which ids of sessions are too large for.
+    unsigned = {field.name: pl.UInt64 for field in compile_job(job).output_schema() if pa.types.is_uint64(field.type)}
+    return pl.read_ndjson(files, infer_schema_length=None, schema_overrides=unsigned)
 
 
 def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
