@@ -58,8 +58,8 @@ every_trace = pytest.mark.parametrize("trace", RUNNING, ids=lambda trace: trace.
 def what_is_stored_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every segment of every kind is packed as one with many rows is, and looked at."""
 
-    def looked_at(rows: pa.RecordBatch, keys: Sequence[str]) -> bytes:
-        stored = to_blob(rows, keys)
+    def looked_at(rows: pa.RecordBatch, keys: Sequence[str], co_partitions: int) -> bytes:
+        stored = to_blob(rows, keys, co_partitions)
         again = from_blob(stored)
         assert again.schema.equals(rows.schema)
         # A NaN equals nothing, and is printed.

@@ -25,7 +25,6 @@ def after(place: str, text: str) -> tuple[str, str]:
 
 
 NOT_YET = [
-    (after(STEP, "      coPartitioned: true\n"), "joins[0].coPartitioned", "coPartitioned: true", 35),
     ((OUTPUT, "    file: {path: x}\n    format: csv\n"), "output.format", "output format csv", 37),
 ]
 

@@ -95,6 +95,30 @@ def test_every_kind_of_step_signs_its_times(said: Any, times: dict[str, Any]) ->
     assert {name: signed[name] for name in times} == times
 
 
+def test_a_co_partitioned_step_signs_its_partitioner() -> None:
+    """Under a version of its own: earlier releases, which know 1 and 2, would look for its rows elsewhere."""
+    signed = sign((STEP, STEP + "\n      coPartitioned: true"))
+    assert signed["version"] == 3
+    assert signed["steps"] == [{**sign()["steps"][0], "coPartitioned": "murmur2"}]
+    assert compare(signed, signed) == compare(sign(), sign())
+
+
+CO_PARTITIONED = STEP + "\n      coPartitioned: true"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (STEP, CO_PARTITIONED, "coPartitioned was off, it is now murmur2"),
+        (CO_PARTITIONED, STEP, "coPartitioned was murmur2, it is now off"),
+        (CO_PARTITIONED, CO_PARTITIONED + "\n      partitioner: crc32", "coPartitioned was murmur2, it is now crc32"),
+    ],
+)
+def test_rows_stay_where_they_are(before: str, after: str, words: str) -> None:
+    (refused,) = compare(sign((STEP, before)), sign((STEP, after))).refused
+    assert refused == f"{words}, and it says where rows are in the state"
+
+
 # --- goes on ------------------------------------------------------------------------------------------------------
 
 
@@ -286,7 +310,7 @@ def test_refuses_another_kind_of_job() -> None:
     assert compare(sign(), other).refused == ("the kind of job was StreamJoin, it is now SessionWindow",)
 
 
-@pytest.mark.parametrize("version", [None, 0, 3])
+@pytest.mark.parametrize("version", [None, 0, 4])
 def test_refuses_a_signature_of_another_layout(version: int | None) -> None:
     assert f"version {version}, this release writes version 2" in compare({"version": version}, sign()).refused[0]
 

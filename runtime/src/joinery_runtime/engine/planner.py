@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +19,7 @@ from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
+from joinery_runtime.errors import SourceError
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
 from joinery_runtime.store_identity import StoreIdentity
 
@@ -33,6 +36,7 @@ class PlanSettings:
     max_future: Mapping[str, int] = field(default_factory=dict)  # by input, ms (T11)
     limits: StateLimits = field(default_factory=StateLimits)
     interval_ms: int = 0  # between the beginnings of two epochs, at least
+    co_partitioned: bool = False
 
 
 Inputs = Mapping[str, InputState]
@@ -416,8 +420,33 @@ def next_plan(
             for name, value in snapshot.progress.items()
             if value.idle_from is not None
         },
+        co_partitions=common_partitions(bounds, state.co_partitions) if settings.co_partitioned else 0,
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
+
+
+def common_partitions(bounds: Iterable[Bounds], known: int) -> int:
+    """How many partitions co-partitioned inputs have in common: the greatest number that divides those of each topic,
+    or what is `known` from an earlier plan (0: nothing). Raises SourceError where none above 1 does, or a topic has a
+    number by now that `known` does not divide."""
+    counts = Counter((bound.partition.input, bound.partition.topic) for bound in bounds)
+    common = known or math.gcd(*counts.values())
+    facts = ", ".join(f"topic {topic} of input {name} has {n}" for (name, topic), n in sorted(counts.items()))
+    if any(n % common for n in counts.values()):
+        raise SourceError(
+            "coPartitioned: a topic's number of partitions has changed",
+            facts=f"rows are in the state by {common} partitions, which must divide the number of each topic: {facts}",
+            todo=f"Add partitions until each topic has a multiple of {common}, or start the job with new state "
+            "(joinery state migrate --anew)",
+        )
+    if not known and common == 1 and max(counts.values(), default=1) > 1:
+        raise SourceError(
+            "coPartitioned: the topics' numbers of partitions have no divisor in common",
+            facts=f"equal keys are in no partitions that belong together: {facts}",
+            todo="Give the topics the same number of partitions, or one a multiple of the other's, or leave "
+            "coPartitioned out",
+        )
+    return common
 
 
 def _activity(snapshot: SourceSnapshot) -> InputActivity:

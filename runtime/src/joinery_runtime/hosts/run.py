@@ -259,7 +259,7 @@ class _JobRun:
             context = self._spark(job, java)
             build = self._builder(referring, context, stack)
             setup = WorkerSetup(build.digest, build, len(pipeline.steps), pipeline.finds_late_records)
-            return SparkHost(context, setup, job.name)
+            return SparkHost(context, setup, job.name, self._caller.warn)
 
         def warm_on_spark() -> Host:
             host = on_spark()

@@ -138,7 +138,12 @@ class _Trace:
 
     def _restart(self) -> None:
         who = identity(self._job, self._pipeline, lambda _: None)
-        settings = replace(plan_settings(self._job, who), shards=self._shards, budget=Budget(2**62, 2**62))
+        settings = replace(
+            plan_settings(self._job, who),
+            shards=self._shards,
+            budget=Budget(2**62, 2**62),
+            co_partitioned=False,  # the rows of a trace come from no topic
+        )
         self._planner = Planner(settings, self._logs, input_clocks(self._job), self._idleness)
         host = self._environment.host(self._job, self._logs)
         dead = self._environment.dead_letters if self._job.spec.dead_letter else None

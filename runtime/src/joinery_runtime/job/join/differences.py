@@ -104,6 +104,9 @@ def _matching(was: Signed, now: Signed) -> Iterator[str]:
         yield f"{facts}, and of the rows that are kept nobody wrote down which had a match"
     if was["broadcast"] != now["broadcast"]:
         yield f"the broadcast side was {was['broadcast'] or 'none'}, it is now {now['broadcast'] or 'none'}"
+    if was.get("coPartitioned") != now.get("coPartitioned"):
+        before, after = (step.get("coPartitioned", "off") for step in (was, now))
+        yield f"coPartitioned was {before}, it is now {after}, and it says where rows are in the state"
     if was.get("of") != now.get("of"):
         yield f"the bounds counted from {was['of']}, they now count from {now['of']}"
     for field, words in _FIXED.items():
