@@ -132,6 +132,17 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
         "is for topics of Kafka, and 'payments' is none; leave it out",
     ),
     (
+        [step(coPartitioned=True)],
+        {
+            "inputs": [
+                {**TOPICS[0], "history": {"path": "old/", "format": "json", "until": "2026-01-01T00:00:00Z"}},
+                TOPICS[1],
+            ]
+        },
+        "joins[0].coPartitioned",
+        "is for topics alone, and 'orders' has a history, whose files are in no partition; leave it out",
+    ),
+    (
         [step(), step("items", coPartitioned=True)],
         {"inputs": TOPICS[:3]},
         "joins[1].coPartitioned",

@@ -168,6 +168,8 @@ def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
         for source in (*step.left, step.right):
             if source is not None and source.data.get("kafka") is None:
                 yield f"is for topics of Kafka, and {source.name!r} is none; leave it out"
+            elif source is not None and source.data.get("history") is not None:
+                yield f"is for topics alone, and {source.name!r} has a history, whose files are in no partition; leave it out"
         pair = next(iter(keys.items()), (None, None)) if isinstance(keys, Mapping) else (None, None)
         for found in filter(None, map(reference, pair)):
             side = step.side_of(found.input)
