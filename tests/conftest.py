@@ -88,6 +88,13 @@ def postgres_dsn(worker_id: str) -> str:
     return server.replace("/postgres?", f"/{worker_id}?")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Who takes one of these is a test on services, whether it says so or not: fast tests wait for no server."""
+    fixtures: list[str] = getattr(item, "fixturenames", [])
+    if {"kafka_broker", "postgres_dsn"} & set(fixtures):
+        item.add_marker(pytest.mark.services)
+
+
 # --- order ------------------------------------------------------------------------------------------------------------
 
 # Files of a minute and more, by how long they take.

@@ -32,7 +32,7 @@ from traces.corpus import Expected, Row, Step, Trace, load_traces
 
 # M1 to M3 and T6's `onIdle: advance` need another release, an edited job or a clock, which no trace has.
 COVERED = (
-    *(f"T{n}" for n in range(1, 12)),
+    *(f"T{n}" for n in range(1, 13)),
     *(f"J{n}" for n in range(1, 11)),
     *(f"O{n}" for n in range(1, 3)),
     *(f"{letter}{n}" for letter in "WNA" for n in range(1, 5)),
@@ -58,8 +58,8 @@ every_trace = pytest.mark.parametrize("trace", RUNNING, ids=lambda trace: trace.
 def what_is_stored_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every segment of every kind is packed as one with many rows is, and looked at."""
 
-    def looked_at(rows: pa.RecordBatch, keys: Sequence[str]) -> bytes:
-        stored = to_blob(rows, keys)
+    def looked_at(rows: pa.RecordBatch, keys: Sequence[str], co_partitions: int) -> bytes:
+        stored = to_blob(rows, keys, co_partitions)
         again = from_blob(stored)
         assert again.schema.equals(rows.schema)
         # A NaN equals nothing, and is printed.

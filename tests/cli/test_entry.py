@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -24,3 +25,21 @@ def test_a_shell_completes_commands_once_it_is_told_to(tmp_path: Path) -> None:
     words = f"source {script}; COMP_WORDS=(joinery val); COMP_CWORD=1; _joinery; echo ${{COMPREPLY[@]}}"
     shown = subprocess.run(["bash", "-c", words], env=environment, capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["validate"]
+
+
+def test_ctrl_c_while_the_command_is_being_loaded_leaves_no_trace_of_python() -> None:
+    code = """
+import os, signal, sys
+from joinery_runtime.cli import main
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "cyclopts":
+            os.kill(os.getpid(), signal.SIGINT)
+
+assert "pydantic" not in sys.modules, "more is loaded before the command begins than need be"
+sys.meta_path.insert(0, Interrupts())
+main(["--version"])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

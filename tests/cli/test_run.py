@@ -14,6 +14,7 @@ import pytest
 
 from cli.commands import Joinery
 from joinery_devkit.processes import free_port
+from joinery_runtime.cli.ending import Stopped
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.job_state import JobState
@@ -38,6 +39,28 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[JobListener,
         monkeypatch.setattr("joinery_runtime.cli.run.run_job", run_job)
 
     return replace
+
+
+def test_a_second_signal_leaves_no_java_that_is_being_started(
+    joinery: Joinery, job_file: Path, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("joinery_runtime.cli.run.kill_starts", lambda: told.append("Java is killed"))
+    monkeypatch.setattr("joinery_runtime.cli.run._end_at_once", lambda number: told.append(f"ended by {number}"))
+
+    def body(listener: JobListener, stop: Event) -> None:
+        with pytest.raises(Stopped):
+            interrupted()
+        assert told == []
+        interrupted()
+
+    def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        Event().wait(10)
+
+    running(body)
+    assert joinery("run", job_file).code == 0
+    assert told == ["Java is killed", f"ended by {signal.SIGTERM.value}"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from cli.commands import Joinery
 from job.resources import edited
-from joinery_runtime.cli.state import record_lines
+from joinery_runtime.cli.state import epoch_line, record_lines
+from joinery_runtime.cli.state_show import show
+from joinery_runtime.cli.state_stats import stats
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import parse_job
@@ -66,7 +69,13 @@ def test_an_input_that_has_ended_is_at_the_end_and_not_at_a_huge_number() -> Non
     assert [line.split(",")[0] for line in lines if line.startswith("input ")] == [
         f"input {name}: watermark the end" for name in sorted(names)
     ]
-    assert str(END_OF_TIME)[:10] not in "\n".join(lines)
+    (epoch,) = map(epoch_line, store.epochs(job.name))
+    counted, kept = stats(job, store).document(), show(job, store, ["order_id=x"]).document()
+    for found in (epoch["plan"], counted, kept):
+        assert found["watermarks"] == dict.fromkeys(names, "end")
+    assert list(epoch["plan"]["horizons"].values()) == [[None, "end"]] * 2
+    assert [side["keep_from"] for side in counted["sides"]] == ["end"] * 2
+    assert str(END_OF_TIME)[:10] not in json.dumps([lines, epoch, counted, kept])
 
 
 @pytest.mark.services

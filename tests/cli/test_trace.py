@@ -152,7 +152,7 @@ def test_python_gets_what_the_command_prints(joinery: Joinery, job: Path, tmp_pa
     steps = tmp_path / "steps.jsonl"
     steps.write_text("\n".join(map(json.dumps, STEPS)))
     loaded = load_job(job)
-    assert trace(loaded, STEPS) == joinery("trace", job, steps).lines
-    assert explain(loaded) == joinery("explain", job).out.rstrip("\n")
+    assert list(trace(loaded, STEPS)) == joinery("trace", job, steps).lines
+    assert str(explain(loaded)) == joinery("explain", job).out.rstrip("\n")
     with pytest.raises(JoineryError, match="step 2 names input 'x'"):
         trace(loaded, [STEPS[0], {"input": "x", "rows": []}])

@@ -11,7 +11,9 @@ import pytest
 
 from cli.commands import Joinery
 from joinery_runtime.cli.replay_commands import why_command
-from joinery_runtime.cli.why import Answer, whole_topic
+from joinery_runtime.cli.why import Answer, Explained, whole_topic
+from joinery_runtime.cli.why_records import FoundRecord, Place
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import PARTITION, rows_by_input
@@ -51,6 +53,12 @@ def asked(joinery: Joinery, tmp_path: Path) -> Any:
     return lambda *question: joinery("why", job, "--steps", steps, *question)
 
 
+def test_the_end_of_an_input_is_no_huge_number() -> None:
+    record = FoundRecord(Place(PartitionRef("l", "l", 0), 0), 1, {}, 5)
+    found = Explained(record, {"l": END_OF_TIME, "r": None, "s": 7}, None, "", {}, {}).document()
+    assert found["watermarks"] == {"l": "end", "r": None, "s": 7}
+
+
 def test_what_each_record_of_a_key_did(asked: Any) -> None:
     answer = asked("--key", "k=a").lines[0]
     assert answer["epochs"] == [1, 4]
@@ -73,6 +81,20 @@ def test_one_record_and_what_went_out_when_it_had_waited(asked: Any) -> None:
     (only,) = asked("--record", "l:0=1").lines[0]["records"]
     assert only["columns"]["k"] == "b"
     assert only["made"] == [{"epoch": 3, "row": {"l": "B", "r": None}}]
+
+
+def test_a_record_that_the_other_part_of_a_history_has(joinery: Joinery, tmp_path: Path) -> None:
+    of_topic = 'kafka: {bootstrapServers: "k:9092", topic: l}, history: {path: h, format: json, until: 100}'
+    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
+    job.write_text(JOB.replace("file: {path: l.jsonl}", of_topic))
+    rows = [{"k": "a", "v": "A", "ts": 90, "$history": True}, {"k": "a", "v": "A", "ts": 90}]
+    steps.write_text("".join(json.dumps({"input": "l", "rows": [row]}) + "\n" for row in rows))
+    ((taken,), (skipped,)) = (
+        joinery("why", job, "--steps", steps, "--record", record).lines[0]["records"]
+        for record in ("/history:0=0", "l:0=0")
+    )
+    assert (taken["dropped"], taken["columns"]["v"]) == (None, "A")
+    assert (skipped["dropped"], skipped["rule"]) == ("history", "docs/semantics.md#t12")
 
 
 def test_the_answer_as_text(tmp_path: Path) -> None:
@@ -137,7 +159,9 @@ def _places(trace: Trace) -> list[str]:
     [
         "time/t10-counts", "join/j4-null-key", "join/j6-dlq", "window/w3-full-tumbling", "seed002/buffered",
         "seed004/two-inputs-left", "kafka-streams/outer-left-expired-by-the-left", "sessions/s2-row-inside-a-mark",
-        "sessions/s5-late-edge", "sessions/s6-retraction-of-a-merge",
+        "sessions/s5-late-edge", "sessions/s6-retraction-of-a-merge", "sessions/compute", "sessions/s1-nan-groups",
+        "sessions/sql-exact", "join/j9-broadcast-predicate", "outer/broadcast-left", "asof/a1-out-of-order-versions",
+        "asof/t10-conditions-that-fail", "asof/a1-deletion", "window/w2-session-closes", "nway/n1-full-full",
     ],
 )  # fmt: skip
 def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path: Path) -> None:
@@ -155,3 +179,46 @@ def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path:
     assert reasons == +meant
     due = {row for each in explained for rows in each.made.values() for row in rows}
     assert due >= {json.dumps(row) for line in lines for row in line["output"]}
+
+
+def _answer(name: str, tmp_path: Path, *question: Any) -> Answer:
+    (trace,) = [each for each in load_traces() if each.name == name]
+    steps = tmp_path / "steps.jsonl"
+    steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
+    return why_command(parse_job(json.dumps(trace.job), "job.yaml"), *question, None, steps)
+
+
+def _said(answer: Answer) -> dict[str, tuple[list[Any], list[Any]]]:
+    """By record: values of the rows that it made, and of those that it prevented."""
+    told = {}
+    for each in answer.records:
+        made, prevented = (
+            [tuple(json.loads(row).values()) for counted in rows.values() for row in counted]
+            for rows in (each.made, each.prevented)
+        )
+        told[str(each.record.place)] = (made, prevented)
+    return told
+
+
+def test_which_version_of_a_table_each_row_met(tmp_path: Path) -> None:
+    said = _said(_answer("asof/a1-version-of-its-time", tmp_path, ("k=a",), None))
+    assert said == {
+        "r:0=0": ([("s10", "v10"), ("s19", "v10")], [("s10", None), ("s19", None)]),
+        "r:0=1": ([("s20", "v20"), ("s99", "v20")], [("s20", "v10"), ("s99", "v10")]),
+        "l:0=0": ([("s9", None)], []), "l:0=1": ([("s10", "v10")], []), "l:0=2": ([("s19", "v10")], []),
+        "l:0=3": ([("s20", "v20")], []), "l:0=4": ([("s99", "v20")], []),
+    }  # fmt: skip
+
+
+def test_a_join_on_time_only_is_asked_for_a_record(tmp_path: Path) -> None:
+    (said,) = _said(_answer("join/j9-broadcast-predicate", tmp_path, (), "l:0=0")).values()
+    assert said == ([("A", "a"), ("A", "b")], [])
+
+
+def test_a_record_names_its_group_by_what_the_job_computes(tmp_path: Path) -> None:
+    answer = _answer("sessions/compute", tmp_path, (), "c:0=0")
+    assert answer.kept is not None
+    ((made, prevented),) = _said(answer).values()
+    assert [row[0] for row in made] == ["ann"]
+    assert made[0][-2:] == (16, 5)
+    assert prevented[0][-2:] == (4, 5)  # the session would have begun later, without 3 * 4

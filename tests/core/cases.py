@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -86,10 +86,10 @@ def some_partitions(draw: Any, job: Job) -> dict[str, tuple[int, ...]]:
 
 
 @st.composite
-def cases(draw: Any, kind: str, longest: int = 6) -> Case:
+def cases(draw: Any, kind: str, longest: int = 6, wanted: Callable[[Job], bool] = lambda _: True) -> Case:
     """Anything goes: disorder, late rows, idle partitions, inputs that end early, restarts, other shard counts; up to
-    `longest` epochs with rows."""
-    job = draw(jobs(kind))
+    `longest` epochs with rows. Of a job that is `wanted`."""
+    job = draw(jobs(kind).filter(wanted))
     partitions = draw(some_partitions(job))
     offsets = dict.fromkeys([(name, p) for name, known in partitions.items() for p in known], 0)
     epochs: list[Epoch] = []

@@ -23,10 +23,13 @@ from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.engine.tasks import Peers, Threads, outcome, ranges_by_peer, run_epoch, run_share
+from joinery_runtime.engine.worker import Block, Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
 from joinery_runtime.hosts.trace_steps import StepLog, TraceRecord
@@ -108,11 +111,36 @@ class Result:
     expected: EpochExpectation
 
 
+@dataclass
+class PeersHost:
+    """Peers of co-partitioned inputs, as on Spark: each reads its own partitions and sees no row of another one. What
+    they report is pickled. `apart` counts the epochs that were run so; the others are run by one of them."""
+
+    workers: Sequence[Worker]
+    apart: int = 0
+    attempts: int = 0
+
+    def run(self, work: EpochWork) -> EpochOutcome:
+        shards, self.attempts = work.plan.shards, self.attempts + 1
+        peers = Peers(len(self.workers)).without_exchange(work.plan.co_partitions, shards)
+        if not peers.co_partitions:
+            return run_epoch(self.workers[0], work, f"whole-{self.attempts}", Threads())
+        self.apart += 1
+        made: list[Block] = []
+        for peer, (worker, ranges) in enumerate(zip(self.workers, ranges_by_peer(work, peers), strict=True)):
+            attempt = f"peer-{peer}-{self.attempts}"
+            given = run_share(worker, work, ranges, peers.shards_of(peer, shards), attempt, Threads())
+            made += pickle.loads(pickle.dumps(list(given)))
+        reports = [block for block in made if isinstance(block, ReadReport | LateRecords)]
+        read = self.workers[0].collect(work, reports, f"collect-{self.attempts}")
+        return outcome(read, made, self.workers[0].steps, shards)
+
+
 class Engine:
     """A job between epochs: its store and its inputs outlive its drivers."""
 
-    def __init__(self, case: Case, cache: Path, hasher: KeyHash, threads: int = 1) -> None:
-        self._job, self._hasher, self._cache = case.job.job, hasher, cache
+    def __init__(self, case: Case, cache: Path, hasher: KeyHash, threads: int = 1, peers: int = 1) -> None:
+        self._job, self._hasher, self._cache, self._peers = case.job.job, hasher, cache, peers
         self._store, self._told, self._output = MemoryStore(), Told(), LocalCapture()
         self._dead = LocalCapture()
         self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.inputs}
@@ -134,13 +162,17 @@ class Engine:
         settings = replace(plan_settings(self._job, who), shards=self._shards, budget=Budget(2**62, 2**62))
         self._planner = Planner(settings, self.logs, input_clocks(self._job), self._told)
         inputs = RowInputs(self._job, self.logs)
-        worker = Worker(
-            WorkerParts(
-                self._job.name, self._pipeline, inputs, self._store, self._output, self._dead, self._cache,
-                hasher=self._hasher,
+        workers = [
+            Worker(
+                WorkerParts(
+                    self._job.name, self._pipeline, inputs, self._store, self._output, self._dead,
+                    self._cache / str(peer), hasher=self._hasher,
+                )
             )
-        )  # fmt: skip
-        parts = DriverParts(self._store, self._planner, LocalHost(worker, self._threads), self._output, self._dead)
+            for peer in range(self._peers)
+        ]  # fmt: skip
+        self.host = LocalHost(workers[0], self._threads) if self._peers == 1 else PeersHost(workers)
+        parts = DriverParts(self._store, self._planner, self.host, self._output, self._dead)
         self.driver = Driver(who, self._pipeline, parts, now_ms=lambda: self._now_ms)
         self.driver.recover()
 
@@ -245,10 +277,10 @@ def run(case: Case, hasher: KeyHash = key_hash) -> list[Result]:
         return list(Check(case, engine).history())
 
 
-def check_against_oracle(case: Case, hasher: KeyHash = key_hash, threads: int = 1) -> list[Result]:
+def check_against_oracle(case: Case, hasher: KeyHash = key_hash, threads: int = 1, peers: int = 1) -> list[Result]:
     """Every epoch: the watermarks, rows and drops that the oracle says; nothing is left for another epoch to emit."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as cache:
-        engine = Engine(case, Path(cache), hasher, threads)
+        engine = Engine(case, Path(cache), hasher, threads, peers)
         results = []
         for result in Check(case, engine).history():
             _compare(case, result)

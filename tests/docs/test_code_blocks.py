@@ -1,14 +1,17 @@
-"""The commands of quickstart and tutorial print what the page says they print."""
+"""The commands of quickstart and tutorial print what the page says they print, and so do the blocks of Python."""
 
 from __future__ import annotations
 
+import ast
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -77,3 +80,41 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
         playground.terminate()
         assert playground.wait() == 0
     assert not addresses.exists()
+
+
+def as_in_a_notebook(text: str) -> str:
+    """The code, with what its last line yields printed."""
+    tree = ast.parse(text)
+    last = tree.body[-1]
+    if isinstance(last, ast.Expr):
+        tree.body[-1:] = ast.parse(f"if (_ := {ast.unparse(last)}) is not None:\n    print(repr(_))").body
+    return ast.unparse(tree)
+
+
+@pytest.mark.services
+def test_the_page_about_python_prints_what_it_says(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    blocks = list(blocks_of(ROOT / "docs/python.md"))
+    cells = [block for block in blocks if block.language == "python"]
+    end_of_cell = "~ the next cell ~"
+    script = f"\nprint({end_of_cell!r})\n".join(as_in_a_notebook(cell.text) for cell in cells)
+    environment = {**os.environ, "JOINERY_HOME": str(tmp_path / "home"), "POLARS_FMT_MAX_COLS": "20"}
+    for name in ("JOINERY_WAIT_FOR_SPARK", "PYSPARK_PYTHON"):
+        environment.pop(name, None)
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        cwd=tmp_path / "examples",
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    printed = ran.stdout.split(end_of_cell)
+    assert len(printed) == len(cells) >= 6
+    for before, block in pairwise(blocks):
+        if block.language == "text":
+            shown = printed[cells.index(before)]
+            for line in block.text.splitlines():
+                assert re.search(expected(line), in_one_line(shown)), f"{line}\n\nwas not printed:\n\n{shown}"
+    assert "Traceback" not in ran.stderr

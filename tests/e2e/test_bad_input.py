@@ -6,15 +6,19 @@ Jobs run one after the other in this process, through the command line, so that 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -266,6 +270,34 @@ def test_a_watched_directory_and_a_topic_exactly_once(run: Any, job: Job, tmp_pa
         ended = run(path, "--once")
         assert (ended.code, ended.lines[-1]["reason"]) == (0, "read to the ends of now"), ended.err
         assert table_rows(database) == joined(*range(1, number + 1))
+
+
+@pytest.mark.services
+def test_a_history_of_parquet_and_then_its_topic_exactly_once(
+    run: Any, job: Job, tmp_path: Path, database: str
+) -> None:
+    """Both have some orders of the other's time. The second run finds the history read, and its files gone."""
+    path, folder = job.write(tmp_path, stop_at="{}"), tmp_path / "orders"
+    folder.mkdir()
+    for number in (1, 3):
+        rows = [order(n, ts=datetime.fromtimestamp(n, UTC)) for n in (number, number + 1)]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{number}.parquet")
+    history = f"      history: {{path: {folder}, format: parquet, until: 1970-01-01T00:00:03.500Z}}\n"
+    path.write_text(path.read_text().replace("      format: json\n", f"{history}      format: json\n", 1))
+    fill(job, *range(2, 7))
+    produce(job.bootstrap, f"{job.name}.payments", [payment(1)])
+    ended = run(path, "--once")
+    assert (ended.code, ended.lines[-1]["reason"]) == (0, "read to the ends of now"), ended.err
+    assert table_rows(database) == joined(*range(1, 7))
+    dropped = [epoch["dropped"] for epoch in epochs(ended) if epoch["dropped"]]
+    assert dropped == [{"orders": {"history": 1}}, {"orders": {"history": 2}}]
+    shutil.rmtree(folder)
+    produce(job.bootstrap, f"{job.name}.orders", [order(3)])
+    fill(job, 7)
+    ended = run(path, "--once")
+    assert (ended.code, ended.lines[-1]["reason"]) == (0, "read to the ends of now"), ended.err
+    assert table_rows(database) == joined(*range(1, 8))
+    assert _added(ended, "dropped") == {"orders": {"history": 1}}
 
 
 def _added(ended: Ended, field: str) -> Any:

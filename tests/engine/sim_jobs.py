@@ -60,6 +60,9 @@ def _resource(kind: str, **spec: Any) -> str:
 
 INNER = _job(_step("payments", "inner", interval=_within(-40, 80)))
 FULL = _job(_step("payments", "full", interval=_within(-10, 20)))
+CO_PARTITIONED = _job(
+    _step("payments", "full", interval=_within(-10, 20), coPartitioned=True, partitioner="crc32"),
+)
 # What the first step closes the second one keeps, to close it in a later epoch; it pads its own right side too.
 CHAIN = _job(_step("payments", "left", interval=_within(-20, 30)), _step("refunds", "full", interval=_within(-20, 40)))
 HOPPING = _job(_step("payments", "full", window={"hopping": {"size": 30, "slide": 10}}))

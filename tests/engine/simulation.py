@@ -8,14 +8,16 @@ same choices give the same run. A process that is left alone is a zombie that ma
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import ClassVar
 
 from engine.sim_host import SimHost
-from engine.sim_jobs import AGGREGATED, AS_OF, CHAIN, FULL, HOPPING, INNER, PARTITIONS, SESSIONS, parsed
+from engine.sim_jobs import AGGREGATED, AS_OF, CHAIN, CO_PARTITIONED, FULL, HOPPING, INNER, PARTITIONS, SESSIONS, parsed
 from engine.sim_process import CRASHES, Crash, Fault, Process, TaskLost, call
 from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
@@ -104,6 +106,7 @@ class World:
     process_type: type[DriverProcess] = DriverProcess
     worker_type: type[Worker] = Worker
     job_text: str = INNER
+    partitions: ClassVar[Mapping[str, int]] = PARTITIONS
     pace_ms: float = 0.5  # event time from record to record
     every_call = False  # whether each fault is tried at every call of a run, and a driver sleeps at each
     pace_of_zombies = 10  # or at one call of so many
@@ -115,7 +118,7 @@ class World:
         self.job = parsed(self.job_text)
         self.pipeline = compile_job(self.job)
         names = [side.name for side in self.job.inputs]
-        self.topics = {n: Topic(n, [[] for _ in range(PARTITIONS[n])], from_latest) for n in names}
+        self.topics = {n: Topic(n, [[] for _ in range(self.partitions[n])], from_latest) for n in names}
         self.store = self.store_type(self.spawn)
         self.output, self.dead = self.sink_type("output", self.spawn), self.sink_type("dead", self.spawn)
         self.drivers: list[DriverProcess] = []
@@ -254,6 +257,17 @@ class FullWorld(World):
     pace_ms = 4
     pace_of_zombies = 20
     pace_of_faults = 2
+
+
+class CoPartitionedWorld(FullWorld):
+    """A key's records are in the partition where the partitioner puts it."""
+
+    job_text = CO_PARTITIONED
+    partitions: ClassVar[Mapping[str, int]] = {"orders": 4, "payments": 2}
+
+    def append(self, name: str, partition: int, key: str | None, ts: int, *, identifier: int) -> None:
+        place = partition if key is None else zlib.crc32(key.encode()) % self.partitions[name]
+        super().append(name, place, key, ts, identifier=identifier)
 
 
 class ChainWorld(World):

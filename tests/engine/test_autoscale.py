@@ -108,6 +108,12 @@ def test_it_waits_for_a_whole_window() -> None:
     assert next(at for at, _ in job.decisions if at > ended) - ended >= 600 - 30  # seconds over which arrivals count
 
 
+def test_a_window_may_be_shorter_than_a_second() -> None:
+    job = Job(wish=Autoscale(min_instances=1, max_instances=8, up_after=1, down_after=1))
+    assert job.under(25_000, 120)[-1] == 4
+    assert job.under(2_000, 120)[-1] == 1
+
+
 def test_a_slow_epoch_now_and_then_changes_nothing() -> None:
     job = Job(running=2)
     for _ in range(20):

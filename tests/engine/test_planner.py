@@ -32,12 +32,13 @@ class Source(Exclusive):
     final: bool = False
     lost: int = 0
     away: bool = False
+    waiting: frozenset[PartitionRef] = frozenset()
 
     def bounds(self, known: StoredOffsets) -> list[Bounds]:
         if self.away:
             raise SourceError("the broker is away")
         return [
-            Bounds(ref, known.offsets.get(ref, start), end, self.final, self.lost)
+            Bounds(ref, known.offsets.get(ref, start), end, self.final, self.lost, waits=ref in self.waiting)
             for ref, (start, end) in self.ends.items()
         ]
 
@@ -59,6 +60,8 @@ class Job:
     tables: frozenset[str] = frozenset()
     once: bool = False
     interval_ms: int = 0
+    co_partitioned: bool = False
+    co_partitions: int = 0  # that are stored
     inputs: dict[str, InputState] = field(default_factory=lambda: {"orders": InputState(), "payments": InputState()})
     number: int = 0
 
@@ -71,6 +74,7 @@ class Job:
                 *(4, Budget(self.max_records, self.max_bytes), CHECKPOINT_MS, "f"),
                 tables=self.tables,
                 interval_ms=self.interval_ms,
+                co_partitioned=self.co_partitioned,
             ),
             {"orders": self.orders, "payments": self.payments},
             {"orders": InputClock(delay_ms=5), "payments": InputClock(delay_ms=3)},
@@ -81,7 +85,7 @@ class Job:
     @property
     def state(self) -> JobState:
         """Without segments: what plans say of kept rows is in test_follow_ups.py."""
-        return JobState(Pipeline((), ()), self.inputs, epoch=self.number)
+        return JobState(Pipeline((), ()), self.inputs, epoch=self.number, co_partitions=self.co_partitions)
 
     def plan(self, now_ms: int = 0, *, always: bool = False) -> EpochPlan | None:
         return self.planner.plan(self.state, now_ms, always=always)
@@ -296,6 +300,19 @@ def test_at_the_very_first_start_a_table_is_read_to_its_end_before_its_stream() 
     job.restart()
     assert records(job.epoch({PAYMENTS[0]: 70})) == {PAYMENTS[0]: (100, 150)}
     assert records(job.epoch({ORDERS[0]: 10})) == {ORDERS[0]: (0, 10), ORDERS[1]: (0, 10)}
+
+
+@pytest.mark.parametrize("size", [5, 0])
+def test_a_table_s_partitions_that_wait_for_others_belong_to_its_first_read(size: int) -> None:
+    first, then = PartitionRef("payments", "before", 0), PAYMENTS[0]
+    job = with_table()
+    job.payments = Source({first: (0, size), then: (0, 3)}, waiting=frozenset({then}))
+    job.restart()
+    assert records(job.epoch({})) == ({first: (0, size)} if size else {})
+    del job.payments.ends[first]
+    job.payments.waiting = frozenset()
+    assert records(job.epoch({then: 60})) == {then: (0, 3)}
+    assert records(job.epoch({})).keys() == set(ORDERS)
 
 
 def test_a_table_that_grows_all_the_time_does_not_keep_its_stream_out() -> None:
@@ -616,3 +633,57 @@ def test_a_run_once_leaves_an_ended_input_ended() -> None:
     job.orders.ends[ORDERS[0]] = (0, 12)
     assert run_once(job) == []
     assert job.inputs["orders"].progress.watermark == END_OF_TIME
+
+
+# --- co-partitioned inputs --------------------------------------------------------------------------------------------
+
+
+def of_partitions(orders: int, payments: int, known: int = 0) -> Job:
+    sources = [
+        Source({PartitionRef(name, name, p): (0, 5) for p in range(count)})
+        for name, count in (("orders", orders), ("payments", payments))
+    ]
+    return Job(*sources, co_partitioned=True, co_partitions=known)
+
+
+@pytest.mark.parametrize(
+    ("orders", "payments", "known", "common"),
+    [(6, 6, 0, 6), (12, 6, 0, 6), (12, 8, 0, 4), (1, 1, 0, 1), (12, 6, 6, 6), (12, 12, 6, 6), (4, 4, 1, 1)],
+)
+def test_a_plan_says_how_many_partitions_inputs_have_in_common(
+    orders: int, payments: int, known: int, common: int
+) -> None:
+    plan = of_partitions(orders, payments, known).plan()
+    assert plan is not None
+    assert plan.co_partitions == common
+    assert EpochPlan.from_json(plan.to_json()) == plan
+
+
+def test_a_plan_of_other_inputs_says_nothing_of_it() -> None:
+    plan = with_records().plan()
+    assert plan is not None
+    assert plan.co_partitions == 0
+    assert "co_partitions" not in plan.to_json(), "releases before it wrote the same"
+
+
+@pytest.mark.parametrize(
+    ("orders", "payments", "known", "words"),
+    [
+        (7, 4, 0, "no divisor in common: equal keys are in no partitions that belong together: topic orders of input "),
+        (
+            1,
+            4,
+            0,
+            "topic orders of input orders has 1, topic payments of input payments has 4. Give the topics the same",
+        ),
+        (8, 6, 6, "has changed: rows are in the state by 6 partitions"),
+        (6, 3, 6, "Add partitions until each topic has a multiple of 6, or start the job with new state"),
+    ],
+)
+def test_topics_that_are_not_partitioned_alike_are_refused_by_name(
+    orders: int, payments: int, known: int, words: str
+) -> None:
+    job = of_partitions(orders, payments, known)
+    with pytest.raises(SourceError) as raised:
+        job.plan()
+    assert words in str(raised.value)

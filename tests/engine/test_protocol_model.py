@@ -33,6 +33,7 @@ from engine.simulation import (
     AggregateWorld,
     AsOfWorld,
     ChainWorld,
+    CoPartitionedWorld,
     FullWorld,
     PatientProcess,
     SessionWorld,
@@ -136,7 +137,9 @@ def test_any_mixture_of_faults_and_zombies() -> None:
     assert seen["shrunk"] > 3
 
 
-@pytest.mark.parametrize("world_type", [FullWorld, ChainWorld, WindowWorld, SessionWorld, AsOfWorld])
+@pytest.mark.parametrize(
+    "world_type", [FullWorld, CoPartitionedWorld, ChainWorld, WindowWorld, SessionWorld, AsOfWorld]
+)
 def test_any_mixture_where_rows_are_closed(world_type: type[World]) -> None:
     seen = mixture(world_type, 25 if LARGE else 8)
     assert min(seen[what] for what in ("epochs", "padded")) > 50

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from joinery_runtime.core.pipeline.sides import LEFT
-from joinery_runtime.engine.tasks import Peers, Threads
-from joinery_runtime.engine.worker import RowBlock
+from joinery_runtime.core.table.keyhash import shard_starts
+from joinery_runtime.core.table.partitioning import partition_addresses
+from joinery_runtime.engine.messages import EpochWork, ReadSummary, ShardSummary
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.tasks import Peers, Threads, run_share
+from joinery_runtime.engine.worker import Block, RowBlock, Sent
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.sources.base import PartitionRef, Range
 
 PATIENCE_S = 60
 
@@ -133,3 +141,62 @@ def test_a_block_is_encoded_only_to_leave_its_process() -> None:
     again = pickle.loads(pickled)
     assert (again.step, again.side, again.read) == (1, LEFT, False)
     assert again.rows.equals(rows)
+
+
+# --- peers ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 40))
+def test_every_shard_has_one_owner_and_shards_stay_together(count: int, shards: int, co_partitions: int) -> None:
+    peers = Peers(count).without_exchange(co_partitions, shards)
+    owners = [peers.owner(shard, shards) for shard in range(shards)]
+    assert owners == sorted(owners)
+    assert set(owners) <= set(range(count))
+    assert [shard for peer in range(count) for shard in peers.shards_of(peer, shards)] == list(range(shards))
+
+
+@given(st.integers(2, 9), st.integers(1, 40), st.integers(1, 40))
+def test_peers_exchange_nothing_where_each_has_whole_shards_and_whole_partitions(
+    count: int, shards: int, co_partitions: int
+) -> None:
+    peers = Peers(count).without_exchange(co_partitions, shards)
+    if not peers.co_partitions:
+        assert math.gcd(shards, co_partitions) < count, "else they can"
+        return
+    edges = np.array([0, 2**63, 2**64 - 1], dtype=np.uint64)
+    for partition in range(3 * co_partitions):  # a topic may have a multiple of the partitions that both have
+        places = np.full(len(edges), partition, dtype=np.int32)
+        addresses = partition_addresses(places, edges, co_partitions)
+        found = np.searchsorted(shard_starts(shards), addresses, side="right") - 1
+        assert {peers.owner(int(shard), shards) for shard in found} == {peers.reader(partition, shards)}
+    assert {peers.reader(partition, shards) for partition in range(co_partitions)} == set(range(count)), "all read"
+
+
+def test_one_peer_has_nobody_to_exchange_rows_with() -> None:
+    assert Peers(1).without_exchange(4, 8) == Peers(1)
+    assert Peers(2).without_exchange(0, 8) == Peers(2)
+    assert Peers(2, 3).without_exchange(4, 8) == Peers(2, 3, 4)
+
+
+class _Lost:
+    """A worker that reads a row of shard 1."""
+
+    steps = 1
+
+    def read(self, work: EpochWork, ranges: Iterable[Range], lane: int = 0) -> Iterator[Sent]:
+        yield 1, RowBlock(0, LEFT, pa.record_batch({"n": [1]}))
+
+    def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
+        yield work.plan.shards, ShardSummary(number, shard, rows_in=len(list(blocks)))
+
+    def collect(self, work: EpochWork, reports: Iterable[object], attempt: str) -> ReadSummary:
+        raise AssertionError("nothing is collected here")
+
+
+def test_a_row_that_another_peer_should_have_read_is_not_lost_in_silence() -> None:
+    places = [Range(PartitionRef("l", "t", 0), 0, 1)]
+    work = EpochWork(1, EpochPlan(7, 2, tuple(places), {}, co_partitions=2), ())
+    with pytest.raises(JoineryError, match=r"Epoch 7: rows of shards \[1\] were read by the peer of \[0\]"):
+        run_share(_Lost(), work, places, [0], "a", Threads())
+    (summary,) = run_share(_Lost(), work, places, [1], "a", Threads())
+    assert summary == ShardSummary(0, 1, rows_in=1)

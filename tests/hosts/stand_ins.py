@@ -41,7 +41,8 @@ class FailingWorker:
 
     def read(self, work: EpochWork, ranges: Sequence[Range], lane: int = 0) -> Iterator[tuple[int, Any]]:
         for planned in ranges:
-            yield 0, RowBlock(0, LEFT, ROWS)
+            shards = work.plan.shards if work.plan.co_partitions else 1
+            yield planned.partition.partition % shards, RowBlock(0, LEFT, ROWS)
             yield work.plan.shards, ReadReport(PartitionRead(planned.partition), None)
         self._reach("read")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from pyspark import java_gateway
 
 from joinery_runtime.errors import EnvironmentProblem
-from joinery_runtime.hosts.java_process import _WITHOUT_MODULE, JavaStart
+from joinery_runtime.hosts.java_process import _WITHOUT_MODULE, JavaStart, _under_way, kill_starts
 
 Waits = Callable[[subprocess.Popen[bytes]], Any]
 
@@ -59,6 +60,20 @@ def test_a_start_that_is_given_up_ends_its_process(launching: Any) -> None:
     thread.join(60)
     assert made[0].poll() is not None
     assert [str(error) for error in raised] == ["JAVA_GATEWAY_EXITED"]
+
+
+def test_who_ends_at_once_ends_what_is_being_started(launching: Any) -> None:
+    """As a second signal does: the first one is still waiting for the process to end."""
+
+    def waits(process: subprocess.Popen[bytes]) -> None:
+        kill_starts()
+        assert process.wait(60) == -signal.SIGKILL
+
+    made = launching(waits)
+    with pytest.raises(RuntimeError), JavaStart().made_here():
+        java_gateway.launch_gateway()
+    assert len(made) == 1
+    assert _under_way == set()
 
 
 def test_a_start_that_was_given_up_makes_no_process(launching: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,26 @@ def test_an_epoch_without_errors(context: SparkContext) -> None:
         1,
         2,
     ]
+
+
+CO_PARTITIONED = replace(WORK, plan=replace(WORK.plan, co_partitions=2))
+
+
+def test_peers_that_exchange_no_rows(context: SparkContext) -> None:
+    worker = FailingWorker("never", RuntimeError(), steps=1)
+    outcome = SparkHost(context, WorkerSetup("co-partitioned", worker, worker.steps), "job").run(CO_PARTITIONED)
+    rows = {task: summary.rows_out for task, summary in outcome.shards.items()}
+    assert rows == {(0, 0): 2, (0, 1): 1}, "partitions 0 and 2 are of the first shard"
+    assert sorted(read.partition.partition for read in outcome.read.partitions) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at", ["read", "step 0", "collect"])
+def test_an_error_of_a_peer_that_exchanges_no_rows_arrives_as_it_was_raised(context: SparkContext, at: str) -> None:
+    error = DataLoss("what happened", facts="at t/0 offset 5", todo="Mend it")
+    worker = FailingWorker(at, error, steps=1)
+    with pytest.raises(DataLoss) as raised:
+        SparkHost(context, WorkerSetup(f"co-partitioned {at}", worker, worker.steps), "job").run(CO_PARTITIONED)
+    assert str(raised.value) == str(error)
 
 
 def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> None:

@@ -1,7 +1,8 @@
-"""Deletions in the steps of a trace: which are refused, and what the others decode to."""
+"""Deletions, and rows of a history, in the steps of a trace: which are refused, and what the others decode to."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -50,6 +51,19 @@ EUR = {"currency": "EUR", "region": 1, "ts": 5, "$delete": True}
 def test_a_deletion_that_cannot_be_meant_is_refused(step: dict[str, Any], words: str) -> None:
     with pytest.raises(JoineryError, match=words):
         check_step(3, step, INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"ts": 1, "$history": True}, r"row 0 of 'orders' has \$history, and the input has no history"),
+        ({"ts": 1, "$history": "true"}, "one input's rows"),
+    ],
+)
+def test_a_row_of_a_history_that_is_not_there_is_refused(row: dict[str, Any], words: str) -> None:
+    with pytest.raises(JoineryError) as raised:
+        check_step(3, {"input": "orders", "rows": [row]}, INPUTS)
+    assert re.search(words, str(raised.value))
 
 
 def test_deletions_of_a_table_decode_with_their_own_event_time() -> None:

@@ -68,6 +68,16 @@ def test_input_files_are_named_and_whether_they_are_watched(watch, source, ends)
     assert found.decoding.endswith(ends)
 
 
+def test_a_history_comes_before_its_topic():
+    history = "topic: orders\n      history: {path: /in, format: parquet, until: 2026-01-15T10:00:00Z}\n"
+    found = explain(job(("topic: orders\n", history))).inputs[0]
+    assert found.source == (
+        "first parquet rows of /in with event times before 2026-01-15T10:00:00.000Z, then Kafka topic orders at "
+        "kafka:9092, starts at earliest where no offset is stored, without rows from before that time"
+    )
+    assert found.decoding.endswith("unbounded")
+
+
 def test_output_files_are_named_with_their_format():
     files = "    file: {path: /out}"
     assert explain(job((OUTPUT, files))).output.startswith("JSON lines under /out, exactly once; columns ")

@@ -16,6 +16,7 @@ KEYS = "{orders.order_id: payments.order_id}"
 INTERVAL = "{of: orders, lower: -1m, upper: 1h}"
 PATTERN = "        topicPattern: orders-.*\n"
 OUTPUT = "    postgres: {table: joined}\n"
+HISTORY = "{path: in, format: json, until: 2026-01-15T10:00:00Z}"
 SCHEMA = "{name: country, type: int32}"
 
 
@@ -24,7 +25,6 @@ def after(place: str, text: str) -> tuple[str, str]:
 
 
 NOT_YET = [
-    (after(STEP, "      coPartitioned: true\n"), "joins[0].coPartitioned", "coPartitioned: true", 35),
     ((OUTPUT, "    file: {path: x}\n    format: csv\n"), "output.format", "output format csv", 37),
 ]
 
@@ -80,6 +80,50 @@ BAD = [
         "spec.inputs[0].file.watch",
         "csv: {header: false}",
         8,
+    ),
+    # A history, then live
+    (
+        (OF_TOPIC, f"      file: {{path: in}}\n      history: {HISTORY}\n"),
+        "spec.inputs[0].history",
+        "what comes before a topic; name kafka",
+        9,
+    ),
+    (after(OF_TOPIC, "      history: {path: in, format: json}\n"), "spec.inputs[0].history.until", "is missing", 11),
+    (
+        after(OF_TOPIC, "      history: {path: in, format: json, until: 2026-01-15T10:00:00}\n"),
+        "spec.inputs[0].history.until",
+        "RFC 3339 text with its offset",
+        11,
+    ),
+    (
+        after(OF_TOPIC, "      history: {path: in, format: json, until: 5, watch: true}\n"),
+        "spec.inputs[0].history.watch",
+        "is not a field",
+        11,
+    ),
+    (
+        after(OF_TOPIC, "      history: {path: in, format: avro, until: 5}\n"),
+        "spec.inputs[0].history.format",
+        "write json, csv, parquet or debezium-json",
+        11,
+    ),
+    (
+        after(OF_TOPIC, "      history: {path: in, format: json, until: 5, csv: {header: false}}\n"),
+        "spec.inputs[0].history.csv",
+        "csv says how CSV is written",
+        11,
+    ),
+    (
+        after(OF_TOPIC, f"        startFrom: latest\n      history: {HISTORY}\n"),
+        "spec.inputs[0].kafka.startFrom",
+        "not later than `until`",
+        11,
+    ),
+    (
+        after(OF_TOPIC, f"        startFrom: {{timestamp: 2026-01-15T10:00:00.001Z}}\n      history: {HISTORY}\n"),
+        "spec.inputs[0].kafka.startFrom",
+        "would be missing",
+        11,
     ),
     # Avro
     (("format: json", "format: parquet"), "spec.inputs[0].format", "parquet is a format of files", 11),

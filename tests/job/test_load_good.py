@@ -122,7 +122,16 @@ OUTPUT = "    postgres: {table: joined}"
         (("lateData: drop", "lateData: reopen"), lambda j: j.joins[0].late_data, "reopen"),
         ((STEP, STEP + "\n      allowedLateness: 90s"), lambda j: j.joins[0].allowed_lateness, 90_000),
         ((STEP, STEP + '\n      where: "orders.amount > 10"'), lambda j: j.joins[0].where, "orders.amount > 10"),
-        ((STEP, STEP + "\n      coPartitioned: false"), lambda j: j.joins[0].co_partitioned, False),
+        (
+            (STEP, STEP + "\n      coPartitioned: true"),
+            lambda j: (j.joins[0].co_partitioned, j.joins[0].partitioner),
+            (True, "murmur2"),
+        ),
+        (
+            (STEP, STEP + "\n      coPartitioned: true\n      partitioner: crc32"),
+            lambda j: j.joins[0].partitioner,
+            "crc32",
+        ),
         (("upper: 1h", "upper: 500"), lambda j: j.joins[0].interval.upper, 500),
         (
             ("lower: -1m, upper: 1h", "lower: 0s, upper: 0s"),

@@ -55,6 +55,20 @@ def test_signature_is_lasting_json() -> None:
     }
 
 
+def test_where_a_history_ends_belongs_to_the_state() -> None:
+    def ending(until: int) -> dict[str, Any]:
+        return sign(("topic: orders\n", f"topic: orders\n      history: {{path: in, format: json, until: {until}}}\n"))
+
+    assert compare(ending(5), ending(5)) == Comparison((), ())
+    for old, new, facts in (
+        (sign(), ending(5), "was none, it is now one until 1970-01-01T00:00:00.005Z"),
+        (ending(5), sign(), "was one until 1970-01-01T00:00:00.005Z, it is now none"),
+        (ending(5), ending(6), "was one until 1970-01-01T00:00:00.005Z, it is now one until 1970-01-01T00:00:00.006Z"),
+    ):
+        (refused,) = compare(old, new).refused
+        assert refused.startswith(f"the history of orders {facts}: ")
+
+
 def test_a_chain_signs_every_step_and_columns_by_their_inputs() -> None:
     stored = {"left": ["id"], "right": ["method"], "left.2": ["orders.id", "payments.ts"], "right.2": ["n"]}
     first, second = of(step(type="left"), step("items"), stored=stored)["steps"]
@@ -79,6 +93,30 @@ def test_a_chain_signs_every_step_and_columns_by_their_inputs() -> None:
 def test_every_kind_of_step_signs_its_times(said: Any, times: dict[str, Any]) -> None:
     (signed,) = of(said)["steps"]
     assert {name: signed[name] for name in times} == times
+
+
+def test_a_co_partitioned_step_signs_its_partitioner() -> None:
+    """Under a version of its own: earlier releases, which know 1 and 2, would look for its rows elsewhere."""
+    signed = sign((STEP, STEP + "\n      coPartitioned: true"))
+    assert signed["version"] == 3
+    assert signed["steps"] == [{**sign()["steps"][0], "coPartitioned": "murmur2"}]
+    assert compare(signed, signed) == compare(sign(), sign())
+
+
+CO_PARTITIONED = STEP + "\n      coPartitioned: true"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (STEP, CO_PARTITIONED, "coPartitioned was off, it is now murmur2"),
+        (CO_PARTITIONED, STEP, "coPartitioned was murmur2, it is now off"),
+        (CO_PARTITIONED, CO_PARTITIONED + "\n      partitioner: crc32", "coPartitioned was murmur2, it is now crc32"),
+    ],
+)
+def test_rows_stay_where_they_are(before: str, after: str, words: str) -> None:
+    (refused,) = compare(sign((STEP, before)), sign((STEP, after))).refused
+    assert refused == f"{words}, and it says where rows are in the state"
 
 
 # --- goes on ------------------------------------------------------------------------------------------------------
@@ -272,7 +310,7 @@ def test_refuses_another_kind_of_job() -> None:
     assert compare(sign(), other).refused == ("the kind of job was StreamJoin, it is now SessionWindow",)
 
 
-@pytest.mark.parametrize("version", [None, 0, 3])
+@pytest.mark.parametrize("version", [None, 0, 4])
 def test_refuses_a_signature_of_another_layout(version: int | None) -> None:
     assert f"version {version}, this release writes version 2" in compare({"version": version}, sign()).refused[0]
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from joinery_operator.manifests import ManifestError
-from joinery_operator.revision import resolved_image, revision_hash
+from joinery_operator.revision import resolved_image
 from joinery_operator.settings import Settings
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.crd import KINDS
-from simulated_cluster.resources import BY_NAME, resource_of
+from simulated_cluster.resources import BY_NAME, hash_of, resource_of
 
 KIND = BY_NAME["StreamJoin"]
 SESSIONS = BY_NAME["SessionWindow"]
@@ -36,7 +36,7 @@ def edited(path="", value=None):
 
 
 def of(resource, image=IMAGE):
-    return revision_hash(KIND, resource, image)
+    return hash_of(KIND, resource, image)
 
 
 BASE = of(RESOURCE)
@@ -47,7 +47,7 @@ def test_it_is_ten_hex_digits_and_the_same_for_every_release():
     assert int(BASE, 16) >= 0
     # Another value here restarts every job of every installation that upgrades.
     assert BASE == "47948d63c9"
-    assert revision_hash(SESSIONS, SESSION_RESOURCE, IMAGE) == "328ee8f680"
+    assert hash_of(SESSIONS, SESSION_RESOURCE, IMAGE) == "328ee8f680"
 
 
 @pytest.mark.parametrize(
@@ -114,20 +114,20 @@ def test_all_defaults_filled_in_as_the_api_server_does_change_nothing():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_jobs_of_every_kind_have_revisions(kind):
-    base = revision_hash(kind, resource_of(kind), IMAGE)
+    base = hash_of(kind, resource_of(kind), IMAGE)
     filled = kind.model.model_validate(resource_of(kind)).model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert revision_hash(kind, {**resource_of(kind), "spec": filled["spec"]}, IMAGE) == base
+    assert hash_of(kind, {**resource_of(kind), "spec": filled["spec"]}, IMAGE) == base
     same = (
         *({"suspend": True}, {"cleanup": "deleteState"}, {"upgrade": {"mode": "stateless"}}),
         *({"autoscale": {"maxInstances": 5}}, {"shards": 5}, {"spark": {"executor": {"instances": 3}}}),
     )
-    assert {revision_hash(kind, resource_of(kind, **spec), IMAGE) for spec in same} == {base}
+    assert {hash_of(kind, resource_of(kind, **spec), IMAGE) for spec in same} == {base}
     both = {"autoscale": {"maxInstances": 5}, "spark": {"executor": {"instances": 4}}}
-    assert revision_hash(kind, resource_of(kind, **both), IMAGE) == base
+    assert hash_of(kind, resource_of(kind, **both), IMAGE) == base
     executor = {"instances": 3, "maxInstances": 5}
     other = ({"spark": {"executor": executor}}, {"trigger": {"maxRecordsPerEpoch": 1}})
-    assert len({base, *(revision_hash(kind, resource_of(kind, **spec), IMAGE) for spec in other)}) == 3
-    earlier = {revision_hash(kind, resource_of(kind, **spec), IMAGE, with_scale=True) for spec in (*same[-2:], {})}
+    assert len({base, *(hash_of(kind, resource_of(kind, **spec), IMAGE) for spec in other)}) == 3
+    earlier = {hash_of(kind, resource_of(kind, **spec), IMAGE, with_scale=True) for spec in (*same[-2:], {})}
     assert len(earlier) == 3
 
 
@@ -146,8 +146,8 @@ def test_jobs_of_every_kind_have_revisions(kind):
     ],
 )
 def test_what_a_session_windows_driver_sees_makes_another_revision(spec, same):
-    base = revision_hash(SESSIONS, resource_of(SESSIONS), IMAGE)
-    assert (revision_hash(SESSIONS, resource_of(SESSIONS, **spec), IMAGE) == base) == same
+    base = hash_of(SESSIONS, resource_of(SESSIONS), IMAGE)
+    assert (hash_of(SESSIONS, resource_of(SESSIONS, **spec), IMAGE) == base) == same
 
 
 def test_another_image_is_another_revision():

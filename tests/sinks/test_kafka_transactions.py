@@ -352,6 +352,8 @@ def test_a_commit_whose_outcome_is_unknown(monkeypatch) -> None:
                 monkeypatch.setattr("joinery_runtime.sinks.kafka_target.DELIVERY_SECONDS", 0.5)
                 monkeypatch.setattr("joinery_runtime.sinks.kafka_producers._CALL_SECONDS", 0.5)
                 os.kill(broker.pid, signal.SIGSTOP)
+                # On a busy machine its threads go on for a moment, and one of them might answer.
+                os.waitid(os.P_PID, broker.pid, os.WSTOPPED)
 
         try:
             with pytest.raises(OutputUnavailable, match="it is not known whether the rows were written"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from joinery_runtime.sources import (
     reader_for,
 )
 from joinery_runtime.sources.base import RawBatch, SourcePlanner, StoredOffsets
+from joinery_runtime.sources.kafka_planner import KafkaPlanner
+from sources.kafka_bench import send as send_at
 from stores import STORE
 
 pytestmark = pytest.mark.services
@@ -354,6 +357,39 @@ def test_retention_of_everything(broker, ten) -> None:
     assert extent(kafka_input(broker, ten)) == (10, 10, 0)
     assert extent(kafka_input(broker, ten), 10) == (10, 10, 0)
     assert extent(kafka_input(broker, ten, onDataLoss="continue"), 3) == (10, 10, 7)
+
+
+@pytest.mark.parametrize("policy", ["fail", "continue"])
+def test_retention_between_a_history_and_its_topic(broker, topic, policy: str, caplog) -> None:
+    """Record n is of second n. As long as one from before the history's end is there, all that come after it are."""
+    broker.create_topic(topic)
+    for second in range(10):
+        send_at(broker.bootstrap, topic, [b"{}"], timestamp=1_000 * second)
+    model = kafka_input(broker, topic, onDataLoss=policy)
+    assert model.kafka is not None
+    planner = KafkaPlanner("in", model.kafka, topic, STORE, since=5_500)
+
+    def start(deleted: int) -> int:
+        broker.delete_records(topic, 0, deleted)
+        planner.forget_starts()
+        (bound,) = planner.bounds(StoredOffsets())
+        return bound.start
+
+    try:
+        assert [start(0), start(5)] == [0, 5]
+        assert not caplog.messages
+        for deleted, left in ((6, "no older record"), (10, "no record")):
+            said = f"records of {topic}-0 may be gone that no file.*offsets before {deleted} are deleted, and {left} is"
+            if policy == "fail":
+                with pytest.raises(DataLoss, match=said):
+                    start(deleted)
+            else:
+                assert start(deleted) == start(deleted) == deleted
+                (message,) = caplog.messages
+                assert re.search(said, message)
+                caplog.clear()
+    finally:
+        planner.close()
 
 
 # --- codecs and sizes ---------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def postgres(dsn: str) -> Iterator[PostgresStore]:
     store.close()
 
 
-@pytest.fixture(params=["memory", "postgres"])
+@pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.services)])
 def driver(request: pytest.FixtureRequest) -> Iterator[Callable[[], StateStore]]:
     """Opens one driver's view of the store; call it again for another driver's."""
     if request.param == "memory":

@@ -18,6 +18,8 @@ from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
 from state.values import live_keys, run_epoch
 
+pytestmark = pytest.mark.services
+
 USER = """
 import sys, pathlib
 from joinery_runtime.state.embedded import embedded_postgres

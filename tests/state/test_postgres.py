@@ -310,6 +310,7 @@ def test_making_a_segment_live_does_not_rewrite_its_blob(postgres: PostgresStore
         assert stored == (size,)  # not compressed a second time
 
 
+@pytest.mark.services
 def test_an_unchanged_definition_is_not_written_again(job: str) -> None:
     """On a server of its own: its log has the writes of all its databases."""
     with (

@@ -16,6 +16,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from joinery_devkit.datagen import GeneratedRecord
+from joinery_devkit.oracle.rows import END
 from joinery_devkit.processes import ChildProcess
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 
@@ -129,4 +130,8 @@ def epoch_log(job_file: Path) -> list[Mapping[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise JoineryError("the epoch log cannot be read", facts=done.stderr.strip())
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    log = [json.loads(line) for line in done.stdout.splitlines()]
+    for entry in log:
+        at = entry["plan"]["watermarks"]
+        entry["plan"]["watermarks"] = {name: END if value == "end" else value for name, value in at.items()}
+    return log

@@ -17,7 +17,7 @@ from joinery_operator.decision import Manifest
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
-from joinery_runtime.job.crd import ResourceKind, Scale
+from joinery_runtime.job.crd import Scale
 from joinery_runtime.job.crd.status import Mode
 
 RESTARTED_AT = "joinery.dev/restartedAt"
@@ -56,11 +56,9 @@ class JobRevision:
         return self.job.spec.upgrade.mode
 
 
-def revision_hash(kind: ResourceKind, resource: Manifest, image: str, *, with_scale: bool = False) -> str:
-    """The hash of what a driver of this resource with this image would see at its start and cannot follow later.
-    `with_scale`: as earlier releases made it, whose drivers followed nothing. Raises pydantic's ValidationError for a
-    resource that is no valid job."""
-    job: Any = kind.model.model_validate(resource, by_alias=True, by_name=False)
+def revision_hash(job: Job, resource: Manifest, image: str, *, with_scale: bool = False) -> str:
+    """The hash of what a driver of this resource, whose job it is, with this image would see at its start and cannot
+    follow later. `with_scale`: as earlier releases made it, whose drivers followed nothing."""
     spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     spec = _without(spec, *_NOT_FOR_DRIVERS)
     # The resolved image stands for it: naming the image that runs already changes nothing.

@@ -7,12 +7,17 @@ for without end.
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 from collections.abc import Mapping
 from typing import ClassVar
 
 from confluent_kafka import KafkaError
+
+# Even at log_level 0 librdkafka prints that a client was fenced. Who takes a client's errors has heard of that.
+SILENT = logging.Logger("librdkafka")
+SILENT.addHandler(logging.NullHandler())
 
 LOGIN_REFUSED = {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION}
 DENIED = LOGIN_REFUSED | {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -160,3 +161,67 @@ def test_a_tables_rows_say_which_of_them_delete() -> None:
         {"$offset": 0, "$deleted": False},
         {"$offset": 2, "$deleted": True},
     ]
+
+
+# --- co-partitioned inputs --------------------------------------------------------------------------------------------
+
+
+def co_partitioned(rows: list[dict[str, Any]], partition: int, count: int, *, preserved: bool = False) -> Prepared:
+    """Of an input whose producers put `k` into a partition by crc32."""
+    of = replace(intake(), partitioner="crc32", preserved=preserved)
+    batch = pa.RecordBatch.from_pylist([{"k": 1, "x": 0.5, "ts": 100, "v": "a", **row} for row in rows], schema=SCHEMA)
+    return prepare(of, batch, partition, np.arange(40, 40 + len(rows)), co_partitions=count)
+
+
+@given(st.lists(st.integers(-50, 50), max_size=20), st.integers(1, 6), st.integers(0, 11))
+def test_a_row_of_a_co_partitioned_input_lives_in_its_partition_or_is_a_bad_record(
+    keys: list[int], count: int, partition: int
+) -> None:
+    """The topic may have a multiple of the partitions that both inputs have in common."""
+    found = co_partitioned([{"k": key} for key in keys], partition, count)
+    wanted = [crc32(str(key).encode()) % count for key in keys]
+    here = [n for n, of in enumerate(wanted) if of == partition % count]
+    assert found.rows.column("$offset").to_pylist() == [40 + n for n in here]
+    owned = shard_range(partition % count, count)
+    assert all(owned.contains(at, at) for at in found.rows.column("$hash").to_pylist())
+    assert sorted(found.bad) == [n for n in range(len(keys)) if n not in here]
+    for n, reason in found.bad.items():
+        assert (
+            f"partitioner crc32 put k {keys[n]} into partition {wanted[n]} of {count}, not into {partition}" in reason
+        )
+        assert "check that its producer keys records by k" in reason
+
+
+def test_equal_keys_of_one_partition_have_one_address_and_the_hash_decides_in_it() -> None:
+    rows = co_partitioned([{"k": 5, "v": "a"}, {"k": 6}, {"k": 5, "v": "b"}], 0, 1).rows
+    first, second, third = rows.column("$hash").to_pylist()
+    assert first == third != second
+    assert [first, second] == key_hash([pa.array([5, 6])]).tolist(), "one partition is all of the space"
+
+
+def test_rows_that_match_nothing_stay_in_their_partition_whatever_their_key() -> None:
+    found = co_partitioned([{"k": None}], 2, 3, preserved=True)
+    assert found.bad == {}
+    (address,) = found.rows.column("$hash").to_pylist()
+    assert shard_range(2, 3).contains(address, address)
+    assert co_partitioned([{"k": None}], 2, 3).dropped == {"null_key": 1}
+
+
+def test_partitions_mean_nothing_where_the_plan_has_none_in_common() -> None:
+    """Rows of a trace come from no topic."""
+    found = co_partitioned([{"k": key} for key in range(20)], 1, 0)
+    assert found.bad == {}
+    assert found.rows.column("$hash").to_pylist() == key_hash([pa.array(range(20))]).tolist()
+
+
+def test_a_long_key_is_cut_short_in_the_reason() -> None:
+    schema = pa.schema([("k", pa.string()), ("ts", pa.int64())])
+    of = Intake(schema, "ts", ("k",), ("k",), partitioner="murmur2")
+    batch = pa.record_batch({"k": ["x" * 1_000, "y" * 1_000], "ts": [1, 2]}, schema=schema)
+    reasons = [
+        reason
+        for partition in range(2)
+        for reason in prepare(of, batch, partition, np.arange(2), co_partitions=2).bad.values()
+    ]
+    assert len(reasons) == 2
+    assert all(len(reason) < 400 for reason in reasons)

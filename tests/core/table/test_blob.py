@@ -16,8 +16,9 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.sides import MARKS
 from joinery_runtime.core.table import blob as module
 from joinery_runtime.core.table.blob import FEW_ROWS, from_blob, to_blob
-from joinery_runtime.core.table.columns import ENGINE_FIELDS, HASH, MARKS_SCHEMA
+from joinery_runtime.core.table.columns import ENGINE_FIELDS, HASH, MARKS_SCHEMA, PARTITION
 from joinery_runtime.core.table.keyhash import key_hash
+from joinery_runtime.core.table.partitioning import partition_addresses
 from joinery_runtime.core.table.segment import Run, encode
 from joinery_runtime.job import parse_job
 from state.stored_jobs import JOBS
@@ -113,6 +114,15 @@ def test_a_hash_that_follows_from_the_key_is_not_stored(packed: None) -> None:
     assert from_blob(blob, lambda keys: key_hash(keys) ^ np.uint64(1)).column(HASH).to_pylist() == [
         value ^ 1 for value in batch.column(HASH).to_pylist()
     ]
+
+
+def test_an_address_of_co_partitioned_inputs_is_not_stored_either(packed: None) -> None:
+    batch = rows(["b", "a", None, "c"])
+    addresses = partition_addresses(batch.column(PARTITION).to_numpy(), batch.column(HASH).to_numpy(), 3)
+    batch = batch.set_column(0, batch.schema.field(0), pa.array(addresses))
+    blob = to_blob(batch, ["user"], 3)
+    assert HASH not in pa.ipc.open_stream(blob).schema.names
+    assert from_blob(blob).equals(batch)
 
 
 def test_few_rows_are_stored_as_they_are() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from joinery_devkit.images.archive import oci_archive
 from joinery_devkit.kubernetes import packages
-from joinery_devkit.kubernetes.kubectl import Kubectl, log_of, phase, pod, wait_until
+from joinery_devkit.kubernetes.kubectl import Kubectl, KubectlFailed, log_of, phase, pod, wait_until
 from joinery_devkit.kubernetes.providers import Cluster
 
 pytestmark = pytest.mark.node
@@ -95,6 +95,40 @@ def test_a_service_is_reached_from_a_pod_and_through_the_api_server(busybox: Clu
     assert log_of(busybox.kubectl, "client", cluster_namespace) == "served\n"
     proxy = f"/api/v1/namespaces/{cluster_namespace}/services/web:80/proxy/"
     assert busybox.kubectl("get", "--raw", proxy) == "served\n"
+
+
+def test_whom_a_network_policy_does_not_name_is_kept_out(busybox: Cluster, cluster_namespace: str) -> None:
+    kubectl = busybox.kubectl
+    kubectl.apply(
+        [
+            pod("web", IMAGE, "httpd", "-f", "-p", "8000", "-h", "/etc", labels={"app": "web"}),
+            *(pod(name, IMAGE, "sleep", "3600", labels={"app": name}) for name in ("named", "stranger")),
+        ],
+        cluster_namespace,
+    )
+    for name in ("web", "named", "stranger"):
+        ready(kubectl, name, cluster_namespace)
+    found = kubectl.get("pod", "web", cluster_namespace)
+    assert found is not None
+    url = f"http://{found['status']['podIP']}:8000/hostname"
+    fetch = ("busybox", "timeout", "3", "wget", "-qO-")
+
+    def reached_from(name: str) -> bool:
+        try:
+            return kubectl("exec", name, "-n", cluster_namespace, "--", *fetch, url) == "web\n"
+        except KubectlFailed:
+            return False
+
+    wait_until("the server answers", lambda: reached_from("stranger"))
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "web"}}
+    ingress = [{"from": [{"podSelector": {"matchLabels": {"app": "named"}}}]}]
+    spec = {"podSelector": {"matchLabels": {"app": "web"}}, "ingress": ingress}
+    kubectl.apply({**policy, "spec": spec}, cluster_namespace)
+
+    wait_until("the policy is enforced", lambda: not reached_from("stranger"))
+    assert reached_from("named")
+    kubectl("delete", "networkpolicy", "web", "-n", cluster_namespace)
+    wait_until("nothing is left of the policy", lambda: reached_from("stranger"))
 
 
 def test_a_container_beyond_its_memory_limit_is_killed(busybox: Cluster, cluster_namespace: str) -> None:

@@ -46,6 +46,13 @@ def installed_operator() -> Iterator[str]:
         _helm(cluster, "uninstall", "joinery", "--wait")
 
 
+def jobs_policies(cluster: Cluster, *, enabled: bool) -> None:
+    """Upgrades the installation to one that makes NetworkPolicies for jobs, or none."""
+    setting = f"networkPolicy.jobs.enabled={str(enabled).lower()}"
+    options = ("--reset-then-reuse-values", "--set", setting, "--wait", f"--timeout={_INSTALL_S}s")
+    _helm(cluster, "upgrade", "joinery", str(CHART), *options)
+
+
 def _delete_jobs(cluster: Cluster, namespace: str) -> None:
     """What tests that failed have left. Their database may be gone by now, so nothing can delete their state."""
     retained = {SAVEPOINT.plural: "retain", **{kind.plural: "retainState" for kind in KINDS}}

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from e2e.node import probe
 from e2e.node.cluster_job import PATIENCE_S, ClusterJob
 from e2e.node.conftest import MakeJob
-from e2e.node.installation import OPERATOR_NAMESPACE
+from e2e.node.installation import OPERATOR_NAMESPACE, jobs_policies
 from e2e.node.works import Pairs, Sessions
+from joinery_devkit.kubernetes.providers import Cluster
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.job.model.resource import API_VERSION
 
@@ -52,6 +54,30 @@ def test_its_executors_belong_to_its_driver(job: ClusterJob) -> None:
         assert (owner["kind"], owner["uid"]) == ("Pod", driver["metadata"]["uid"])
     (owner,) = driver["metadata"]["ownerReferences"]
     assert owner["uid"] == job.resource["metadata"]["uid"]
+
+
+def test_strangers_reach_no_port_of_its_pods(job: ClusterJob) -> None:
+    (operator,) = job.kubectl.names("pods", OPERATOR_NAMESPACE, "app.kubernetes.io/name=joinery-operator")
+    executor = job.running("executor")[1]["metadata"]["name"]
+    with job.feeder:
+        job.wait("strangers are kept out", lambda: not probe.reached_by_stranger(job), 60)
+        assert probe.reached_from(job, operator, OPERATOR_NAMESPACE) == {probe.STATUS}
+        assert probe.reached_from(job, executor, job.namespace) == set(probe.ports(job))
+        seen = job.status["epoch"]
+        job.wait("the operator reads its status", lambda: job.status["epoch"] > seen)
+        job.wait_for_more_epochs(3)
+        assert not probe.reached_by_stranger(job)
+
+
+def test_strangers_reach_every_port_where_the_chart_wants_no_policies(cluster: Cluster, job: ClusterJob) -> None:
+    driver = job.driver()["metadata"]["uid"]
+    jobs_policies(cluster, enabled=False)
+    try:
+        job.wait("strangers come in", lambda: probe.reached_by_stranger(job) == set(probe.ports(job)), 60)
+    finally:
+        jobs_policies(cluster, enabled=True)
+    job.wait("strangers are kept out again", lambda: not probe.reached_by_stranger(job), 60)
+    assert job.driver()["metadata"]["uid"] == driver
 
 
 def test_its_driver_is_deleted(job: ClusterJob) -> None:

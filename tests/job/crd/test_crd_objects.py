@@ -114,6 +114,10 @@ def kafka(text: str) -> tuple[str, str]:
     return after(TOPIC, f"        {text}\n")
 
 
+def history(text: str) -> tuple[str, str]:
+    return after(TOPIC, f"      history: {{path: /in, {text}}}\n")
+
+
 # Accepted by the models; the plain one first.
 ACCEPTED = [
     (),
@@ -128,6 +132,8 @@ ACCEPTED = [
     (kafka("startFrom: {timestamp: '2026-01-15T10:00:00.250+01:00'}"),),
     (kafka("startFrom: {offsets: {'0': 5, '1': 0}}"),),
     (kafka("stopAt: {}"),),
+    (history("format: parquet, until: 1700000000000"),),
+    (history("format: csv, until: '2026-01-15T10:00:00Z', csv: {header: false}"),),
     (kafka("stopAt: latest"),),
     (kafka("stopAt: {offsets: {'0': 5}}"),),
     (kafka("stopAt: null"),),
@@ -135,7 +141,12 @@ ACCEPTED = [
     (kafka("propertiesSecretRef: {name: kafka-client}"),),
     ((TOPIC, "        topicPattern: orders-.*\n"),),
     (("decimal(12,2)", "decimal( 38 , 0 )"),),
-    (after(STEP, "      coPartitioned: false\n      window: null\n      where: orders.amount > 1\n"),),
+    (
+        after(
+            STEP,
+            "      coPartitioned: true\n      partitioner: crc32\n      window: null\n      where: orders.amount > 1\n",
+        ),
+    ),
     (after(OUTPUT, "  select: [{column: orders.order_id, as: id}, {column: payments.ts}]\n"),),
     (("type: inner", "type: full"),),
     (after(STEP, "      limits: {maxStateBytes: 10Gi, maxRecords: 5, onLimit: pause, hotKeyWarning: 7}\n"),),
@@ -247,7 +258,8 @@ REFUSED = [
     (kafka("properties: {a: {}}"), ".inputs[0].kafka.properties.a"),
     (kafka("properties: {a: [b]}"), ".inputs[0].kafka.properties.a"),
     (kafka("propertiesSecretRef: {name: ../etc}"), ".inputs[0].kafka.propertiesSecretRef.name"),
-    (after(STEP, "      coPartitioned: true\n"), ".joins[0].coPartitioned"),
+    (after(STEP, "      coPartitioned: 1\n"), ".joins[0].coPartitioned"),
+    (after(STEP, "      coPartitioned: true\n      partitioner: random\n"), ".joins[0].partitioner"),
     (after(OUTPUT, "  shards: 0\n"), ".shards"),
     (after(OUTPUT, "  shards: '8'\n"), ".shards"),
     (after(OUTPUT, "  select: []\n"), ".select"),

@@ -77,6 +77,8 @@ LOADER_ONLY = (
     *("must be a column of 'orders'", "has no column", "key types differ", "whose table key is", "the keys name"),
     *("write <input>.amount", "did you mean 'orders'?", "is not an SQL expression"),
     *("two output columns are named", "two output columns would be named", "write <input>.window_start"),
+    *("is none; leave it out", "is for a job of one step", "is for one key column", "(orders.amount) are not known"),
+    "is for coPartitioned: true",
 )
 
 

@@ -33,6 +33,11 @@ BY_METHOD = {"orders.id": "items.order_id", "payments.method": "items.payment_me
 TWO_KEYS = {**RATES, "table": {"key": ["currency", "region"]}}
 TWO_KEYS["schema"] = [*RATES["schema"], {"name": "region", "type": "string"}]
 
+TOPICS = [
+    {**{k: v for k, v in each.items() if k != "file"}, "kafka": {"bootstrapServers": "k:9092", "topic": each["name"]}}
+    for each in (ORDERS, PAYMENTS, ITEMS, RATES)
+]
+
 
 GOOD_STEPS: list[tuple[list[Any], dict[str, Any]]] = [
     *[([step(type=kind)], {}) for kind in ("inner", "left", "right", "full")],
@@ -53,6 +58,10 @@ GOOD_STEPS: list[tuple[list[Any], dict[str, Any]]] = [
     ([step(limits={"maxStateBytes": "10Gi", "maxRecords": 5, "onLimit": "pause"})], {}),
     ([step()], {"select": [{"expression": "orders.amount * 2", "as": "twice"}, {"column": "payments.ts"}]}),
     ([window(tumbling="1h")], {"select": [{"expression": "1", "as": "one"}]}),
+    ([step(coPartitioned=True)], {"inputs": TOPICS[:2]}),
+    ([{**window(session={"gap": "30s"}), "coPartitioned": True, "partitioner": "crc32"}], {"inputs": TOPICS[:2]}),
+    ([as_of(coPartitioned=True)], {"inputs": [TOPICS[0], TOPICS[3]]}),
+    ([step(coPartitioned=False, partitioner="murmur2")], {}),
 ]
 
 
@@ -114,6 +123,50 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ),
     ([step(keys={})], {}, "joins[0].keys", "(rule J9); name at least one, or for a join on time only"),
     ([{**window(tumbling="1h"), "keys": {}}], {}, "joins[0].keys", "(rule J9); name at least one"),
+    # co-partitioned
+    ([step(coPartitioned=True)], {}, "joins[0].coPartitioned", "'orders' is none; leave it out"),
+    (
+        [step(coPartitioned=True)],
+        {"inputs": [TOPICS[0], PAYMENTS]},
+        "joins[0].coPartitioned",
+        "is for topics of Kafka, and 'payments' is none; leave it out",
+    ),
+    (
+        [step(coPartitioned=True)],
+        {
+            "inputs": [
+                {**TOPICS[0], "history": {"path": "old/", "format": "json", "until": "2026-01-01T00:00:00Z"}},
+                TOPICS[1],
+            ]
+        },
+        "joins[0].coPartitioned",
+        "is for topics alone, and 'orders' has a history, whose files are in no partition; leave it out",
+    ),
+    (
+        [step(), step("items", coPartitioned=True)],
+        {"inputs": TOPICS[:3]},
+        "joins[1].coPartitioned",
+        "is for a job of one step, and there are 2; leave it out",
+    ),
+    (
+        [step(keys={"orders.id": "payments.order_id", "orders.currency": "payments.method"}, coPartitioned=True)],
+        {"inputs": TOPICS[:2]},
+        "joins[0].coPartitioned",
+        "is for one key column, whose bytes are the record's key, and there are 2; leave it out",
+    ),
+    (
+        [time_only(coPartitioned=True)],
+        {"inputs": TOPICS[:2]},
+        "joins[0].coPartitioned",
+        "is for one key column, whose bytes are the record's key, and there are 0; leave it out",
+    ),
+    (
+        [as_of(keys={"orders.amount": "rates.rate"}, coPartitioned=True)],
+        {"inputs": [TOPICS[0], {**TOPICS[3], "table": {"key": ["rate"]}}]},
+        "joins[0].coPartitioned",
+        "makes of a double (orders.amount) are not known; key by string, binary, int32 or int64, or leave it out",
+    ),
+    ([step(partitioner="crc32")], {}, "joins[0].partitioner", "is for coPartitioned: true, which is not set"),
     # broadcast
     ([step(broadcast="payments")], {}, "joins[0].broadcast", "is for a join without keys (rule J9), and this has 1"),
     ([time_only(broadcast="paymets")], {}, "joins[0].broadcast", "did you mean 'payments'?"),

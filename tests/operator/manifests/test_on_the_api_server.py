@@ -12,7 +12,7 @@ import yaml
 from joinery_devkit.kubernetes.kubectl import KubectlFailed
 from joinery_operator.manifests import drifted, service
 from joinery_operator.manifests.yaml import from_yaml
-from joinery_operator.revision import revision_hash
+from simulated_cluster.resources import hash_of
 
 pytestmark = pytest.mark.services
 
@@ -107,7 +107,7 @@ def test_what_others_changed_is_repaired_by_the_patch(kubectl, stored, api_names
 def test_defaults_of_the_crd_make_no_other_revision(job, stored, kind):
     written = job.with_spark(**SPARK).resource
     assert stored.resource["spec"] != written["spec"]
-    assert revision_hash(kind, stored.resource, "i") == revision_hash(kind, written, "i")
+    assert hash_of(kind, stored.resource, "i") == hash_of(kind, written, "i")
 
 
 def test_the_jobs_file_says_what_the_api_server_keeps(stored):

@@ -11,8 +11,8 @@ import pytest
 
 from joinery_operator.decision import Create, Delete, Patch
 from joinery_operator.reconcile.context import read_status
-from joinery_operator.revision import revision_hash
 from joinery_runtime.job.crd import KINDS, DriverStatus, HotKey, InputStatus, Waiting
+from simulated_cluster.resources import hash_of
 from simulated_cluster.simulation import START, Killed, SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
@@ -294,7 +294,7 @@ def test_a_driver_of_an_earlier_operator_goes_on_until_it_is_to_be_scaled(cluste
     cluster.started(1)
     given = cluster.resource
     assert given is not None
-    earlier = revision_hash(KINDS[0], given, str(cluster.status.image), with_scale=True)
+    earlier = hash_of(KINDS[0], given, str(cluster.status.image), with_scale=True)
     renamed = json.loads(json.dumps(given).replace(str(cluster.status.revision), earlier))
     given["status"] = renamed["status"]
     pod = cluster.pods[FIRST]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from joinery_operator.revision import revision_hash
 from joinery_runtime.job.crd import KINDS, ResourceKind
 from joinery_runtime.job.model.resource import API_VERSION
 
@@ -46,3 +47,9 @@ def resource_of(kind: ResourceKind, name: str = "orders", namespace: str = "shop
         "metadata": {"name": name, "namespace": namespace},
         "spec": copy.deepcopy({**_SPECS[kind.name], **_ALL, **spec}),
     }
+
+
+def hash_of(kind: ResourceKind, resource: Manifest, image: str, *, with_scale: bool = False) -> str:
+    """The name of the revision that this resource is, with this image."""
+    job: Any = kind.model.model_validate(resource, by_alias=True, by_name=False)
+    return revision_hash(job, resource, image, with_scale=with_scale)

@@ -37,6 +37,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
         "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
         "kubelet": "k8s.io/kubernetes/cmd/kubelet",
         "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+        "kube-router": "./kube-router",
         "coredns": "./coredns",
         "pause": "./pause",
     }

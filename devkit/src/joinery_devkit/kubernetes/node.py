@@ -1,4 +1,5 @@
-"""The whole node: a Kubernetes of one node on this machine, with containerd, kubelet, kube-proxy and CoreDNS.
+"""The whole node: a Kubernetes of one node on this machine, with containerd, kubelet, kube-proxy, kube-router
+and CoreDNS.
 
 It runs in namespaces of its own (sandbox.py) and needs root, Linux and Debian's packages. One per machine.
 """
@@ -99,8 +100,11 @@ class Node:
         context = admin_context(self._plan.plane)
         self._wait("kube-apiserver", lambda: is_ready(self._plan.plane.url, context))
         self._spawn(self._plan.second_services())
-        self.kubectl.apply(self._plan.coredns)
+        for manifest in (self._plan.coredns, self._plan.kube_router):
+            self.kubectl.apply(manifest)
         self._wait("kubelet", self._node_is_ready)
+        self._spawn(self._plan.third_services())
+        self._wait("kube-router", self._policies_are_enforced)
         self._wait("kubelet", self._dns_is_ready)
 
     def _spawn(self, services: Mapping[str, list[str]]) -> None:
@@ -118,6 +122,10 @@ class Node:
         node = self.kubectl.get("node", NODE_NAME)
         conditions = node["status"].get("conditions", []) if node else []
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def _policies_are_enforced(self) -> bool:
+        """Whether packets between pods go through the chain of the NetworkPolicy controller."""
+        return "-j KUBE-ROUTER-FORWARD" in self._sandbox.run(["iptables", "--list-rules", "FORWARD"])
 
     def _dns_is_ready(self) -> bool:
         deployment = self.kubectl.get("deployment", "coredns", "kube-system")

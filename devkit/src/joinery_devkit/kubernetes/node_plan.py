@@ -11,7 +11,7 @@ from pathlib import Path
 from joinery_devkit.images.archive import oci_archive
 from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.kubernetes.certificates import Authority
-from joinery_devkit.kubernetes.control_plane import ControlPlane
+from joinery_devkit.kubernetes.control_plane import SERVICE_NETWORK, ControlPlane
 from joinery_devkit.kubernetes.packages import CNI_PROGRAMS
 
 NODE_NAME = "node1"
@@ -21,7 +21,7 @@ POD_NETWORK = "10.244.0.0/24"
 _DNS_ADDRESS = "10.96.0.10"  # of the service network
 _API_PORT, _ETCD_PORT, _ETCD_PEER_PORT = 6443, 2379, 2380  # nobody else is in the node's network
 _TEMPLATES = Path(__file__).with_name("node_config")
-_KUBELET, _KUBE_PROXY, _TO_KUBELET = "kubelet", "kube-proxy", "apiserver-to-kubelet"
+_KUBELET, _KUBE_PROXY, _KUBE_ROUTER, _TO_KUBELET = "kubelet", "kube-proxy", "kube-router", "apiserver-to-kubelet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,11 @@ class NodePlan:
     def coredns(self) -> Path:
         """The manifest of the cluster's DNS."""
         return self._settings / "coredns.yaml"
+
+    @property
+    def kube_router(self) -> Path:
+        """The manifest of what the NetworkPolicy controller may read."""
+        return self._settings / "kube-router.yaml"
 
     def write(self) -> None:
         """The logins and settings that the services read."""
@@ -89,6 +94,17 @@ class NodePlan:
             "kube-proxy": [str(program("kube-proxy")), f"--config={self._settings / 'kube-proxy.yaml'}"],
         }
 
+    def third_services(self) -> dict[str, list[str]]:
+        """Those that want a node."""
+        return {
+            "kube-router": [
+                str(program("kube-router")),
+                f"--kubeconfig={self.plane.kubeconfig(_KUBE_ROUTER)}",
+                f"--hostname-override={NODE_NAME}",
+                f"--service-cluster-ip-range={SERVICE_NETWORK}",
+            ],
+        }
+
     @property
     def _settings(self) -> Path:
         return self.directory / "settings"
@@ -98,8 +114,9 @@ class NodePlan:
         authority.server("kubelet-serving", f"/O=system:nodes/CN={user}", [f"DNS:{NODE_NAME}", f"IP:{NODE_ADDRESS}"])
         authority.client(_KUBELET, user, ["system:nodes"])
         authority.client(_KUBE_PROXY, "system:kube-proxy")
+        authority.client(_KUBE_ROUTER, "kube-router")
         authority.client(_TO_KUBELET, "apiserver-to-kubelet", ["system:masters"])
-        for client in (_KUBELET, _KUBE_PROXY):
+        for client in (_KUBELET, _KUBE_PROXY, _KUBE_ROUTER):
             authority.kubeconfig(client, self.plane.url, self.plane.kubeconfig(client))
 
 

@@ -23,6 +23,7 @@ NODE_PACKAGES: Mapping[str, str] = MappingProxyType(
         str(CNI_PROGRAMS / "bridge"): "containernetworking-plugins",
         "conntrack": "conntrack",
         "ip": "iproute2",
+        "ipset": "ipset",
         "iptables": "iptables",
         "nsenter": "util-linux",
         "openssl": "openssl",

@@ -52,7 +52,7 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
         return DesiredJob(None, problems=(conflict,), reason="StateTaken")
     try:
         image = _image(observed, job, status)
-        revision = _revision(observed, job, resource, _name(observed, image, status), image)
+        revision = _revision(observed, job, resource, _name(job, resource, image, status), image)
         check_manifests(revision)
     except ManifestError as error:
         return DesiredJob(None, problems=(str(error),), reason="Incomplete")
@@ -79,17 +79,16 @@ def _revision(observed: Observed, job: Job, resource: Manifest, name: str, image
     return JobRevision(job, resource, name, image, observed.settings, observed.templates)
 
 
-def _name(observed: Observed, image: str, status: Status) -> str:
+def _name(job: Job, resource: Manifest, image: str, status: Status) -> str:
     """Another release of the operator restarts nothing: a revision keeps the name that an earlier one gave it, until
     the resource asks for another scale, which that one's driver does not follow."""
-    names = _names(observed, image)
+    names = _names(job, resource, image)
     in_use = {status.revision, *([status.rollout.revision] if status.rollout else [])}
     return next((name for name in names if name in in_use), names[0])
 
 
-def _names(observed: Observed, image: str) -> tuple[str, str]:
-    kind, resource = observed.kind, observed.resource
-    return revision_hash(kind, resource, image), revision_hash(kind, resource, image, with_scale=True)
+def _names(job: Job, resource: Manifest, image: str) -> tuple[str, str]:
+    return revision_hash(job, resource, image), revision_hash(job, resource, image, with_scale=True)
 
 
 def _image(observed: Observed, job: Job, status: Status) -> str:
@@ -99,7 +98,7 @@ def _image(observed: Observed, job: Job, status: Status) -> str:
     decided = [(status.revision, status.image), *([(rollout.revision, rollout.image)] if rollout else [])]
     for name, its_image in decided:
         image = job.spec.spark.image or its_image
-        if name and image and name in _names(observed, image):
+        if name and image and name in _names(job, observed.resource, image):
             return image
     return resolved_image(job, observed.settings, status.image, changed=True)
 

@@ -59,13 +59,18 @@ def load(job_file: Path) -> Job:
 
 
 def checked(job_file: Path) -> tuple[Job, Stored]:
-    """The job, and what its segments keep: to know that, `where` is compiled. Without the engine neither is done."""
+    """The job, and what its segments keep."""
     job = load_job(job_file)
+    try:
+        return job, stored(job)
+    except JobError as error:
+        raise located(error, job_file) from error
+
+
+def stored(job: Job) -> Stored:
+    """What its segments keep: to know that, `where` is compiled. Without the engine neither is done."""
     try:
         from joinery_runtime.core.compile import compile_job, stored_columns  # noqa: PLC0415
     except ModuleNotFoundError:
-        return job, None
-    try:
-        return job, stored_columns(compile_job(job))
-    except JobError as error:
-        raise located(error, job_file) from error
+        return None
+    return stored_columns(compile_job(job))

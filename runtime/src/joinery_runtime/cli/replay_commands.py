@@ -12,6 +12,7 @@ from joinery_runtime.cli.trace import read_steps
 from joinery_runtime.cli.verify import Verdict, verify
 from joinery_runtime.cli.why import Answer, why
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_environment import StepInputs
 from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
@@ -44,9 +45,9 @@ def verify_command(job: Job, epochs: str | None) -> Verdict:
     if found is None or (first is not None and last is not None and first > last):
         raise JoineryError(f"--epochs {epochs} are no epochs", todo="Give FIRST..LAST, FIRST.. or ..LAST")
     job = durable(job)
-    with open_durable(job) as store, closing(JobInputs(job)) as inputs:
-        known(job, store)
-        return verify(job, store, inputs, first, last)
+    with open_store(job, lambda _: None) as opened, closing(JobInputs(job)) as inputs:
+        known(job, opened.store)
+        return verify(job, opened.store, inputs, first, last, opened.address)
 
 
 def _why_in_trace(

@@ -29,18 +29,23 @@ Rows = Counter[bytes]
 @dataclass(frozen=True, slots=True)
 class Difference:
     """`expected` and `found` are rows by column name (None: there is none); `place` says which records make the
-    expected row: input, partition and offset of the one that came last, then of its partner."""
+    expected row: input, partition and offset of the one that came last, then of its partner. `epoch` is None where the
+    output does not tell it. `found_at` is where the found row is: a record, a data file; "" where a row has no
+    place."""
 
-    epoch: int
+    epoch: int | None
     output: str
     what: What
     expected: Mapping[str, Any] | None
     found: Mapping[str, Any] | None
     place: str
+    found_at: str = ""
 
     def line(self) -> str:
-        of = f"epoch {self.epoch}, {self.output}{f', {self.place}' if self.place else ''}"
-        rows = [("expected", self.expected), ("found", self.found)]
+        of = ", ".join(
+            each for each in ("" if self.epoch is None else f"epoch {self.epoch}", self.output, self.place) if each
+        )
+        rows = [("expected", self.expected), (f"found{f' at {self.found_at}' if self.found_at else ''}", self.found)]
         return f"{of}: {self.what}; " + ", ".join(f"{name} {json.dumps(row)}" for name, row in rows if row is not None)
 
 
@@ -66,7 +71,6 @@ class RowComparison:
         """Output rows: those of the epoch as it was `replayed`, against those that are `found`, which have timestamps
         so. `columns`: only these are compared."""
         expected = output_rows(replayed, columns, timestamps)
-        self.epochs += 1
         self.rows += expected.total()
         self._compare(replayed.epoch, "output", expected, found, lambda: _places(job, replayed, columns, timestamps))
 
@@ -99,21 +103,30 @@ class RowComparison:
         lost, surplus = _parsed(missing), _parsed(extra)
         missing, extra = lost - surplus, surplus - lost
         at = places()
-        unpaired = list(extra.elements())
+        unpaired: list[Mapping[str, Any]] = [json.loads(row) for row in extra.elements()]
         for row in missing.elements():
-            other = _most_like(json.loads(row), unpaired)
-            if other is not None:
-                unpaired.remove(other)
-            self._note(epoch, output, row, other, at.get(row, ""))
-        for row in unpaired:
-            self._note(epoch, output, None, row, "")
+            lost_row = json.loads(row)
+            like = most_like(lost_row, unpaired)
+            self._note(epoch, output, lost_row, None if like is None else unpaired.pop(like), at.get(row, ""))
+        for other in unpaired:
+            self._note(epoch, output, None, other, "")
 
-    def _note(self, epoch: int, output: str, expected: bytes | None, found: bytes | None, place: str) -> None:
+    def _note(
+        self,
+        epoch: int,
+        output: str,
+        expected: Mapping[str, Any] | None,
+        found: Mapping[str, Any] | None,
+        place: str,
+    ) -> None:
         what: What = "extra" if expected is None else "missing" if found is None else "different"
         self.counted[what] += 1
+        self.show(Difference(epoch, output, what, expected, found, place))
+
+    def show(self, difference: Difference) -> None:
+        """Lists it, if there is room; it is counted elsewhere."""
         if len(self.differences) < SHOWN:
-            rows = [None if each is None else json.loads(each) for each in (expected, found)]
-            self.differences.append(Difference(epoch, output, what, rows[0], rows[1], place))
+            self.differences.append(difference)
 
 
 def output_rows(
@@ -142,15 +155,14 @@ def _parsed(rows: Rows) -> Rows:
     return found
 
 
-def _most_like(row: Mapping[str, Any], others: Sequence[bytes]) -> bytes | None:
-    """The row that has most columns in common with it, at least half of them; of the first ones, since all that is
+def most_like(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> int | None:
+    """Which one has most columns in common with it, at least half of them; of the first ones, since all that is
     decided by it is what a difference is called."""
     best, most = None, (len(row) + 1) // 2
-    for other in others[:1000]:
-        parsed = json.loads(other)
-        same = sum(parsed.get(name, _NOTHING) == value for name, value in row.items())
+    for at, other in enumerate(others[:1000]):
+        same = sum(other.get(name, _NOTHING) == value for name, value in row.items())
         if same >= most and (best is None or same > most):
-            best, most = other, same
+            best, most = at, same
     return best
 
 
@@ -166,9 +178,14 @@ def _places(
     for table in replayed.rows:
         rows = rows_to_json(_visible(table, columns), timestamps)
         for line, at in zip(rows, table.select(list(ORDER_COLUMNS)).to_pylist(), strict=True):
-            side = at["$order_side"]
-            place = f"{sides[side]} {at['$order_partition']}/{at['$order_offset']}"
-            if len(sides) > 1 and at["$partner_offset"] >= 0:
-                place += f" with {sides[1 - side]} {at['$partner_partition']}/{at['$partner_offset']}"
-            found[json.dumps(json.loads(line)).encode()] = place
+            last = (at["$order_partition"], at["$order_offset"])
+            partner = (at["$partner_partition"], at["$partner_offset"])
+            found[json.dumps(json.loads(line)).encode()] = place_of(sides, at["$order_side"], last, partner)
     return found
+
+
+def place_of(sides: Sequence[str], side: int, last: tuple[int, int], partner: tuple[int, int]) -> str:
+    """Of an output row: the record that came last (partition, offset), and its partner's. A session has none."""
+    place = f"{sides[side]} {last[0]}/{last[1]}"
+    with_partner = len(sides) > 1 and partner[1] >= 0
+    return f"{place} with {sides[1 - side]} {partner[0]}/{partner[1]}" if with_partner else place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event
@@ -13,6 +13,7 @@ from types import FrameType
 from joinery_runtime.cli.ending import Outcome, Stopped
 from joinery_runtime.cli.progress import open_progress
 from joinery_runtime.engine.driver import Driver
+from joinery_runtime.hosts.java_process import kill_starts
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import Liveness
@@ -25,7 +26,7 @@ def run_command(
     job: Job, master: str | None, status_port: int | None, status_host: str, stalled_after_ms: int, *, once: bool
 ) -> Outcome:
     """`status_port` None: nothing is served."""
-    signals = _Signals()
+    signals = Signals(Event(), (signal.SIGTERM, signal.SIGINT), _end_at_once)
     with open_progress(job, sys.stdout) as progress, _served(job, status_port, status_host, stalled_after_ms) as board:
         listener = progress.listener
 
@@ -54,12 +55,17 @@ def _served(job: Job, port: int | None, host: str, stalled_after_ms: int) -> Ite
         yield board
 
 
-class _Signals:
-    """SIGTERM and Ctrl-C end a start at once, where nothing is to be finished, and later the job after the running
-    epoch; the second one ends it at once."""
+def _end_at_once(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
-    def __init__(self) -> None:
-        self.stop = Event()
+
+class Signals:
+    """The first of the signals `numbers` sets `stop`: it ends a start at once, where nothing is to be finished, and
+    later the job after the running epoch. The next one is for `again`, which ends it at once."""
+
+    def __init__(self, stop: Event, numbers: Sequence[int], again: Callable[[int], None]) -> None:
+        self.stop, self._numbers, self._again = stop, numbers, again
         self._starting = False
 
     @contextmanager
@@ -82,13 +88,13 @@ class _Signals:
         self._catch()
 
     def _catch(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._numbers:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.stop.is_set():
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            kill_starts()
+            self._again(number)
         self.stop.set()
         if self._starting:
             raise Stopped

@@ -28,6 +28,7 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.stored_rows import decoded, flags, marked_in
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
 from joinery_runtime.sinks import lake_table
 from joinery_runtime.sinks.postgres_table import TargetTable
@@ -59,6 +60,16 @@ def run_query(job: Job, text: str) -> pl.DataFrame:
             raise JoineryError("The query cannot be run", facts=str(error)) from error
     assert isinstance(found, pl.DataFrame), "the context is eager"
     return found
+
+
+def read_output(job: Job) -> pl.DataFrame:
+    """All rows of the job's output, of earlier runs too. Raises JoineryError where they cannot be read back."""
+    output = job.spec.output
+    if output.postgres is None or output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None:
+        return _output(with_secrets(job), "")
+    job = durable(job)
+    with open_anyway(job) as store:
+        return _output(job, store.dsn)
 
 
 def held_words(job: Job) -> str | None:
@@ -146,7 +157,11 @@ def _output(job: Job, dsn: str) -> pl.DataFrame:
         facts = f"no file is in {output.file.path}"
         held = held_words(job)
         raise JoineryError(f"There is no output of job {job.name} yet", facts=f"{facts}; {held}" if held else facts)
-    return pl.read_parquet(files) if parquet else pl.read_ndjson(files, infer_schema_length=None)
+    if parquet:
+        return pl.read_parquet(files)
+    # JSON's numbers are taken for int64, which ids of sessions are too large for.
+    unsigned = {field.name: pl.UInt64 for field in compile_job(job).output_schema() if pa.types.is_uint64(field.type)}
+    return pl.read_ndjson(files, infer_schema_length=None, schema_overrides=unsigned)
 
 
 def _epochs(store: StateReader, job: Job) -> pl.DataFrame:

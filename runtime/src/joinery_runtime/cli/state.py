@@ -11,24 +11,31 @@ from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import embedded_directory, open_store
-from joinery_runtime.job import Job, format_time
+from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import JobReader, JobRecord, StateStore
+from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateStore
 
 
 def epoch_lines(job: Job, after: int, limit: int) -> Iterator[dict[str, Any]]:
     """The epoch log after epoch `after`, oldest first."""
     with open_durable(durable(job)) as store:
         known(job, store)
-        for entry in store.epochs(job.name, after, limit):
-            yield {
-                "epoch": entry.epoch,
-                "generation": entry.generation,
-                "committed_at": entry.committed_at,
-                "plan": entry.plan,
-                "result": entry.result,
-            }
+        yield from map(epoch_line, store.epochs(job.name, after, limit))
+
+
+def epoch_line(entry: EpochRecord) -> dict[str, Any]:
+    """An epoch of the log as JSON."""
+    plan = dict(entry.plan)
+    plan["watermarks"] = {name: time_value(at) for name, at in plan.get("watermarks", {}).items()}
+    plan["horizons"] = {part: [time_value(at) for at in times] for part, times in plan.get("horizons", {}).items()}
+    return {
+        "epoch": entry.epoch,
+        "generation": entry.generation,
+        "committed_at": entry.committed_at,
+        "plan": plan,
+        "result": entry.result,
+    }
 
 
 def listing(job: Job) -> str:

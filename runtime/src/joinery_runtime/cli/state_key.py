@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import key_hash
+from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, KeyPair, Reference, StreamJoin
 from joinery_runtime.sinks.encode import rows_to_json
@@ -33,12 +35,22 @@ class StepKey:
     shown: Mapping[str, Any]
 
 
-def keys_of(job: Job, pipeline: Pipeline, texts: Sequence[str], number: int | None) -> list[StepKey]:
-    """The keys that these COLUMN=VALUE texts are; `number` (1 is the first) asks for one step. Raises JoineryError that
-    says what is wrong with the texts."""
+def keys_of(
+    job: Job, pipeline: Pipeline, texts: Sequence[str], number: int | None, co_partitions: int = 0
+) -> list[StepKey]:
+    """The keys that these COLUMN=VALUE texts are; `number` (1 is the first) asks for one step; `co_partitions` is how
+    many partitions the job's inputs have in common in its state. Raises JoineryError that says what is wrong with the
+    texts."""
     if isinstance(job, StreamJoin):
-        return step_keys(job, texts, number)
+        keys = step_keys(job, texts, number)
+        return [_co_partitioned(job, key, co_partitions) for key in keys] if co_partitions else keys
     return [group_key(job, pipeline.last.sides[0].intake, texts, number)]
+
+
+def _co_partitioned(job: StreamJoin, key: StepKey, co_partitions: int) -> StepKey:
+    partition = key_partitions(key.values[0][0], job.joins[key.step].partitioner, co_partitions)
+    address = partition_addresses(partition, np.array([key.hash], dtype=np.uint64), co_partitions)
+    return replace(key, hash=int(address[0]))
 
 
 def step_keys(job: StreamJoin, texts: Sequence[str], number: int | None) -> list[StepKey]:

@@ -102,6 +102,7 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
             expected, edited = replays[0].run(plan), replays[1].run(replace(plan, horizons={}))
             check_records(entry, expected.result["rows_in"])
             found.release += wrong_counts(entry, expected)
+            found.compared.epochs += 1
             found.compared.output(running, expected, output_rows(edited, columns), columns)
             found.compared.dead_letters(expected, json_lines(edited.dead))
     return found

@@ -23,8 +23,9 @@ from joinery_runtime.core.pipeline.sides import stored_rows
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import MARK
 from joinery_runtime.core.table.segment import Run
+from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.engine.stored_rows import flags, marked_in
-from joinery_runtime.job import Job
+from joinery_runtime.job import Job, time_value
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.store import JobRecord, StateReader
 
@@ -61,7 +62,7 @@ class ShownKey:
         return {
             "job": self.job,
             "epoch": self.epoch,
-            "watermarks": dict(self.watermarks),
+            "watermarks": {name: time_value(at) for name, at in self.watermarks.items()},
             "steps": [step.document() for step in self.steps],
         }
 
@@ -77,9 +78,10 @@ class ShownKey:
 def show(job: Job, store: StateReader, texts: Sequence[str], step: int | None = None) -> ShownKey:
     """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
     JoineryError naming what is wrong with them."""
-    pipeline = compile_job(job)
-    wanted = [Wanted(pipeline, key) for key in keys_of(job, pipeline, texts, step)]
-    record, segments = read_key(store, known(job, store), wanted)
+    pipeline, record = compile_job(job), known(job, store)
+    keys = keys_of(job, pipeline, texts, step, stored_co_partitions(record))
+    wanted = [Wanted(pipeline, key) for key in keys]
+    record, segments = read_key(store, record, wanted)
     after = NextEpoch.of(pipeline, record)
     shown = [_shown(after, record, segments, each) for each in wanted]
     return ShownKey(job.name, record.committed, after.watermarks, shown)

@@ -21,7 +21,7 @@ from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import Cap
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
-from joinery_runtime.job import Job, format_time
+from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, Savepoint, StateStore
@@ -112,9 +112,9 @@ class Stats:
             "epoch": record.epoch,
             "committed": record.committed,
             "planned": planned,
-            "watermarks": dict(self.watermarks),
+            "watermarks": {name: time_value(at) for name, at in self.watermarks.items()},
             "after_eviction": dict(self.after_eviction),
-            "sides": [asdict(side) for side in self.sides],
+            "sides": [{**asdict(side), "keep_from": time_value(side.keep_from)} for side in self.sides],
             **({} if self.summary is None else self.summary.document()),
             "savepoints": [savepoint_document(savepoint) for savepoint in self.savepoints],
             "store": {"place": self.store, "schema_version": self.schema_version},

@@ -2,40 +2,48 @@
 
 What is expected comes from the epoch log and the inputs alone (`hosts.replay`): no segment, no sink, no Spark and no
 retry of the run that is judged has a part in it. The joins and sessions are the job's own core
-(docs/decisions/0038).
+(docs/decisions/0038). Files say which epoch a row is of, and are compared epoch by epoch; topics and tables are
+compared as a whole (docs/decisions/0052).
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from joinery_runtime.cli.row_differences import RowComparison
+from joinery_runtime.cli.whole_output import WholeOutput
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, replayable, wrong_counts
-from joinery_runtime.job import Job
+from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, fingerprint_of, replayable, wrong_counts
+from joinery_runtime.job import Job, StreamJoin
+from joinery_runtime.sinks import StoreDatabase, dead_letter_content, output_content
 from joinery_runtime.sinks.base import Receipt
+from joinery_runtime.sinks.content import Content
 from joinery_runtime.sinks.files import published
-from joinery_runtime.state.store import EpochRecord, JobReader
+from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord
 
 
 @dataclass(slots=True)
 class Verdict:
     """What was compared of epochs `first` to `last`; `log`: sentences on epochs whose log counts something else than
-    was computed."""
+    was computed; `notes`: what could not be judged. `by_key`: a table holds the newest row of each key only."""
 
     job: str
     first: int
     last: int
     compared: RowComparison = field(default_factory=RowComparison)
     log: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    by_key: bool = False
 
     @property
     def right(self) -> bool:
@@ -43,45 +51,123 @@ class Verdict:
 
     def document(self) -> dict[str, Any]:
         about = {"job": self.job, "epochs": [self.first, self.last], "verified": self.right}
-        return {**about, **self.compared.document(), "log": self.log}
+        return {**about, **self.compared.document(), "log": self.log, "notes": self.notes}
 
     def lines(self) -> Iterator[str]:
         compared, what = self.compared, f"job {self.job}, epochs {self.first} to {self.last}"
-        held = f"{compared.rows:,} rows and {compared.dead:,} dead letters of {compared.epochs:,} epochs"
+        rows = f"{compared.rows:,} rows{', the newest of each key,' if self.by_key else ''}"
+        held = f"{rows} and {compared.dead:,} dead letters of {compared.epochs:,} epochs"
         if self.right:
             yield f"{what}: VERIFIED, {held} are in the output, each exactly once"
-            return
-        yield f"{what}: NOT VERIFIED, {compared.counts() or 'the log is wrong'}; expected were {held}"
-        yield from compared.lines()
-        yield from self.log
+        else:
+            yield f"{what}: NOT VERIFIED, {compared.counts() or 'the log is wrong'}; expected were {held}"
+            yield from compared.lines()
+            yield from self.log
+        yield from self.notes
 
 
-def verify(job: Job, store: JobReader, inputs: InputAccess, first: int | None, last: int | None) -> Verdict:
-    """Of epochs `first` (None: the first that can be computed again) to `last` (None: the newest one). Raises
-    JoineryError where an epoch cannot be computed again, or the output does not tell which rows are of which epoch."""
-    if job.spec.output.file is None:
-        raise JoineryError(
-            f"The output of job {job.name} cannot be verified",
-            facts="only output files say which epoch a row is of; a topic or a table does not",
-            todo="`joinery why JOB --key COLUMN=VALUE` says which rows a key has to have there",
-        )
-    entries = replayable(job, store, first, last)
-    since = entries[0].epoch if first is None else first
-    verdict = Verdict(job.name, since, entries[-1].epoch)
+def verify(
+    job: Job,
+    store: JobReader,
+    inputs: InputAccess,
+    first: int | None,
+    last: int | None,
+    database: StoreDatabase | None = None,
+) -> Verdict:
+    """Of epochs `first` (None: the first that can be computed again) to `last` (None: the newest one). `database` is
+    the state's, None where that is not in Postgres. Raises JoineryError where an epoch cannot be computed again, and
+    what reading the output raises."""
+    if job.spec.output.console is not None:
+        raise JoineryError(f"The output of job {job.name} cannot be verified", facts="the console keeps no rows")
 
     @lru_cache(maxsize=2)
     def receipts(kind: str, epoch: int) -> list[Receipt]:
         """Also of an epoch that the job commits meanwhile: its file may have rows of earlier ones."""
         return [each for entry in store.epochs(job.name, epoch - 1, 1) for each in entry.result.get(kind, ())]
 
-    with tempfile.TemporaryDirectory(prefix="joinery-verify-") as cache:
-        replay = Replay(job, inputs, Path(cache))
+    record = store.record(job.name)
+    assert record is not None, "the caller has looked"
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-verify-")))
+        contents = _contents(job, store, record, database)
+        wholes = [
+            stack.enter_context(closing(_whole(job, name, content, folder / name.replace(" ", "-"))))
+            for name, content in contents
+        ]
+        # Read after the outputs: all that is in them is of epochs of the log, or of the plan that is pending.
+        record = store.record(job.name)
+        assert record is not None, "it was there before"
+        entries = replayable(job, store, *((None, None) if wholes else (first, last)))
+        verdict = _asked(job, entries, first, last, wholes)
+        replay = Replay(job, inputs, folder / "cache")
         for entry in entries:
             replayed = replay.run(EpochPlan.from_json(entry.plan))
             check_records(entry, replayed.result["rows_in"])
-            if entry.epoch >= since:
+            _expect(wholes, replayed)
+            if verdict.first <= entry.epoch <= verdict.last:
                 _judge(job, entry, receipts, replayed, verdict)
+        if any(not whole.content.exact for whole in wholes) and (plan := _pending(job, record, entries)) is not None:
+            _expect(wholes, replay.run(plan))
+        _compare(job, wholes, verdict, alone=entries[0].epoch == 1)
     return verdict
+
+
+def _contents(
+    job: Job, store: JobReader, record: JobRecord, database: StoreDatabase | None
+) -> list[tuple[str, Content]]:
+    """Of the outputs that do not say which epoch a row is of, by their names in differences."""
+    newest = store.newest_epoch(job.name)
+    committed = 0 if newest is None else newest.epoch
+    # What an epoch has for a table with commits of its own is published right after the state's commit, before the
+    # next epoch's.
+    certain = committed - 1 if newest is not None and newest.result.get("rows_out", 0) else committed
+
+    def now() -> int:
+        found = store.newest_epoch(job.name)
+        return 0 if found is None else found.epoch
+
+    output = output_content(job, database, record.lineage, now, certain)
+    dead = dead_letter_content(job, now)
+    return [(name, each) for name, each in (("output", output), ("dead letters", dead)) if each is not None]
+
+
+def _whole(job: Job, name: str, content: Content, folder: Path) -> WholeOutput:
+    folder.mkdir()
+    sides = [side.time for side in compile_job(job).last.sides]
+    return WholeOutput(name, content, folder, sides, in_order=not isinstance(job, StreamJoin))
+
+
+def _asked(
+    job: Job, entries: Sequence[EpochRecord], first: int | None, last: int | None, wholes: Sequence[WholeOutput]
+) -> Verdict:
+    """Which epochs are judged."""
+    newest = min([entries[-1].epoch, *(whole.content.complete_to for whole in wholes)])
+    since, until = entries[0].epoch if first is None else first, newest if last is None else min(last, newest)
+    if since < entries[0].epoch:
+        raise JoineryError(
+            f"Epochs before {entries[0].epoch} of job {job.name} cannot be verified",
+            facts="the job began anew with that one, and its output does not say which rows are older",
+            todo=f"Ask for --epochs {entries[0].epoch}..",
+        )
+    if since > until:
+        raise JoineryError(
+            f"The output of job {job.name} has no such epoch yet", facts=f"it has rows up to epoch {newest}"
+        )
+    by_key = any(whole.content.upsert_key for whole in wholes)
+    return Verdict(job.name, since, until, by_key=by_key)
+
+
+def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> EpochPlan | None:
+    """The plan of which some rows may be visible already; None too where the job was edited since it was made."""
+    if record.plan is None:
+        return None
+    plan = EpochPlan.from_json(record.plan)
+    return plan if plan.epoch > entries[-1].epoch and plan.fingerprint in ("", fingerprint_of(job)) else None
+
+
+def _expect(wholes: Sequence[WholeOutput], replayed: ReplayedEpoch) -> None:
+    for whole in wholes:
+        whole.expect(replayed.epoch, replayed.rows if whole.name == "output" else replayed.dead)
 
 
 def _judge(
@@ -91,11 +177,24 @@ def _judge(
     replayed: ReplayedEpoch,
     verdict: Verdict,
 ) -> None:
+    """By what the epoch log and the files of the epoch say."""
     verdict.log += wrong_counts(entry, replayed)
+    verdict.compared.epochs += 1
     output, dead = job.spec.output.file, job.spec.dead_letter
-    assert output is not None, "`verify` has refused other outputs"
-    found = Counter(published(output.path, entry.epoch, partial(receipts, "output")))
-    verdict.compared.output(job, replayed, found, timestamps=job.spec.output.timestamps)
+    if output is not None:
+        found = Counter(published(output.path, entry.epoch, partial(receipts, "output")))
+        verdict.compared.output(job, replayed, found, timestamps=job.spec.output.timestamps)
     if dead is not None and dead.file is not None:
         letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters")))
         verdict.compared.dead_letters(replayed, letters)
+
+
+def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, *, alone: bool) -> None:
+    for whole in wholes:
+        may_repeat = not whole.content.exact and job.spec.delivery != "exactlyOnce"
+        rows = whole.compare(verdict.compared, verdict.first, verdict.last, alone=alone, may_repeat=may_repeat)
+        if whole.name == "output":
+            verdict.compared.rows += rows
+        else:
+            verdict.compared.dead += rows
+        verdict.notes += whole.notes

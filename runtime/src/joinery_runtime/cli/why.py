@@ -25,7 +25,7 @@ from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, replayable
 from joinery_runtime.hosts.trace_environment import in_order
-from joinery_runtime.job import Job, StreamJoin, format_time
+from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.state.store import StateReader
 
 MAX_EXPLAINED = 100
@@ -38,6 +38,7 @@ _RULES = {
     "closed": "s2",
     "failed": "j1",
     "future": "t11",
+    "history": "t12",
     "late": "t10",
     "dead letter": "t8",
 }
@@ -74,7 +75,7 @@ class Explained:
             "ts": record.ts,
             "columns": record.columns,
             "epoch": record.epoch,
-            "watermarks": dict(self.watermarks),
+            "watermarks": {name: time_value(at) for name, at in self.watermarks.items()},
             "dropped": self.reason,
             "rule": self.rule,
             "detail": self.detail,
@@ -143,13 +144,16 @@ def why(
     `last` do not count. Raises JoineryError where the epochs cannot be run again, or no record is found."""
     pipeline, entries = compile_job(job), replayable(job, store, last=last)
     plans = [EpochPlan.from_json(entry.plan) for entry in entries]
-    texts = list(key)
+    texts, alone = list(key), False
     if at is not None:
         at = (whole_topic(at[0], plans), *at[1:])
-        texts = _key_at(Gathering(job, pipeline, inputs, {}, at, alone=True), plans, at)
+        record = _record_at(Gathering(job, pipeline, inputs, {}, at, alone=True), plans, at)
+        texts = _texts(job, record)
+        # Where the record's input joins on time only, all others may meet it.
+        alone = not texts and (record.columns is None or bool(record.key))
     steps = keys_of(job, pipeline, texts, None) if texts else []
     names = [side.name for side in job.inputs]
-    gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, alone=not steps)
+    gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, alone=alone)
     for entry, plan in zip(entries, plans, strict=True):
         check_records(entry, gathered.take(plan))
     wanted = [each for each in gathered.found if at is None or _place(each) == at]
@@ -177,9 +181,8 @@ def _place(record: FoundRecord) -> tuple[str, int, int]:
     return place.partition.topic, place.partition.partition, place.offset
 
 
-def _key_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, int, int]) -> list[str]:
-    """The COLUMN=VALUE texts of a record's key; none where the record has no key, or cannot be decoded. Raises
-    JoineryError if no epoch has read it."""
+def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, int, int]) -> FoundRecord:
+    """The record at a place. Raises JoineryError if no epoch has read it."""
     topic, partition, offset = at
     for plan in plans:
         ranges = [
@@ -195,25 +198,15 @@ def _key_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, int
             facts=f"of epochs {plans[0].epoch} to {plans[-1].epoch}",
             todo="Give TOPIC:PARTITION=OFFSET; of a file, its path, 0, and the byte at which the record begins",
         )
-    record = gathering.found[0]
-    job, name, columns = gathering.job, record.place.partition.input, record.columns
-    if columns is None:
-        return []
-    return _texts(gathering, job, name, columns)
+    return gathering.found[0]
 
 
-def _texts(gathering: Gathering, job: Job, name: str, columns: Mapping[str, Any]) -> list[str]:
-    place = gathering.pipeline.input(name)
-    keys = gathering.pipeline.steps[place.step].sides[place.side].intake.keys
+def _texts(job: Job, record: FoundRecord) -> list[str]:
+    """The COLUMN=VALUE texts of a record's key; none where the record has no key, or cannot be decoded."""
+    name, key = record.place.partition.input, record.key
     if not isinstance(job, StreamJoin):
-        return [f"{each}={_text(columns[each])}" if columns.get(each) is not None else each for each in keys]
-    if any(columns.get(each) is None for each in keys):
-        return []
-    return [f"{name}.{each}={_text(columns[each])}" for each in keys]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+        return [each if value is None else f"{each}={value}" for each, value in key.items()]
+    return [] if None in key.values() else [f"{name}.{each}={value}" for each, value in key.items()]
 
 
 # --- what each record did ---------------------------------------------------------------------------------------------
@@ -245,9 +238,16 @@ class _Told:
         detail = [row["reason"] for row in letters if _is_at(row, place)]
         moved = _counts(self._with[epoch]) - (_counts(without[epoch]) if epoch in without else Counter())
         reasons = sorted(reason for name, reason in moved if name == place.partition.input)
+        name = place.partition.input
+        if not reasons and _failed(self._with, name) > _failed(without, name):
+            reasons = ["failed"]  # with a partner that came later
         if reasons:
             return reasons[0], "".join(detail[:1])
         return ("dead letter", detail[0]) if detail else (None, "")
+
+
+def _failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:
+    return sum(_counts(epoch)[name, "failed"] for epoch in epochs.values())
 
 
 def _is_at(letter: Mapping[str, Any], place: Place) -> bool:

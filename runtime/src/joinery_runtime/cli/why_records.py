@@ -42,12 +42,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:
-    """A record of the key. `columns` is None where it cannot be decoded; `ts` in ms, None where it has none."""
+    """A record of the key. `columns` is None where it cannot be decoded; `ts` in ms, None where it has none. `key` are
+    the columns of its input's key, computed ones too, as COLUMN=VALUE gives them (None: NULL)."""
 
     place: Place
     epoch: int
     columns: Mapping[str, Any] | None
     ts: int | None
+    key: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,10 @@ class Gathering:
             place = Place(raw.partition, int(raw.offsets[at]))
             row = decoded.rows.slice(row_of[at], 1) if at in row_of else None
             columns = None if row is None else json.loads(rows_to_json(row)[0])
-            ts = None if row is None else row[self.pipeline.intake(name).event_time].cast(pa.int64())[0].as_py()
-            yield FoundRecord(place, epoch, columns, ts)
+            intake = self.pipeline.intake(name)
+            ts = None if row is None else row[intake.event_time].cast(pa.int64())[0].as_py()
+            key = {} if row is None else {each: _key_text(_column(intake, row, each)) for each in intake.keys}
+            yield FoundRecord(place, epoch, columns, ts, key)
 
 
 def _column(intake: Intake, rows: pa.Table, name: str) -> pa.Array:
@@ -163,6 +167,14 @@ def _column(intake: Intake, rows: pa.Table, name: str) -> pa.Array:
         return made.values.cast(intake.schema.field(name).type)
     found = rows[name].combine_chunks()
     return found.chunk(0) if isinstance(found, pa.ChunkedArray) and found.num_chunks else found
+
+
+def _key_text(value: pa.Array) -> str | None:
+    """The one value of an array, as `--key COLUMN=VALUE` takes it."""
+    if pa.types.is_floating(value.type) and value.is_nan()[0].as_py():
+        return "NaN"
+    read = json.loads(rows_to_json(pa.table({"value": value}))[0])["value"]
+    return read if read is None or isinstance(read, str) else json.dumps(read)
 
 
 def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collection[str]) -> dict[str, list[Key]]:

@@ -44,6 +44,16 @@ class Load:
         return words if not self.cost else f"{words}; an executor can read {1 / self.cost:,.0f}/s"
 
 
+@dataclass(slots=True)
+class _Second:
+    """The least and the most executors that were needed within a second from `at`. Small epochs follow each other
+    many times a second, and each looks through the windows, of minutes."""
+
+    at: float
+    least: int
+    most: int
+
+
 class Autoscaler:
     """`executors` are to run, as decided last, because of `why`. Times are seconds of a clock that never goes back."""
 
@@ -54,7 +64,7 @@ class Autoscaler:
         self._least: deque[float] = deque(maxlen=_EPOCHS)
         self._shortest = math.inf  # epoch, in seconds
         self._arrived: deque[tuple[float, int]] = deque()  # time, records that had arrived by then
-        self._wanted: deque[tuple[float, int]] = deque()
+        self._wanted: deque[_Second] = deque()
         self._waiting = 0
 
     def epoch(self, records: int, seconds: float, executors: int) -> None:
@@ -81,15 +91,23 @@ class Autoscaler:
         if within != self.executors:
             self._become(within, load)
         elif load.cost is not None and executors:
-            self._wanted.append((now, self._needed(load, wish)))
+            self._want(now, self._needed(load, wish))
             self._by_windows(now, load, wish.up_after / 1000, wish.down_after / 1000)
 
+    def _want(self, now: float, executors: int) -> None:
+        if self._wanted and now - self._wanted[-1].at < 1:
+            same = self._wanted[-1]
+            same.least, same.most = min(same.least, executors), max(same.most, executors)
+        else:
+            self._wanted.append(_Second(now, executors, executors))
+
     def _by_windows(self, now: float, load: Load, up: float, down: float) -> None:
-        since = self._wanted[0][0]
-        while self._wanted[0][0] < now - max(up, down):
+        since = self._wanted[0].at
+        while self._wanted[0].at < now - max(up, down) - 1:
             self._wanted.popleft()
-        least = min(count for at, count in self._wanted if at >= now - up)
-        most = max(count for at, count in self._wanted if at >= now - down)
+        # A window begins within a second, all of which counts.
+        least = min(second.least for second in self._wanted if second.at >= now - up - 1)
+        most = max(second.most for second in self._wanted if second.at >= now - down - 1)
         if least > self.executors and now - since >= up:
             self._become(least, load)
         elif most < self.executors and now - since >= down:

@@ -67,8 +67,9 @@ class JobState:
 
     `lineage` names the job's life in the store. `segments` are the live ones, by key. `floors` say, by part of the
     state, up to where committed epochs have closed it. `removed` counts, by `first_key`, rows of live segments that
-    are no longer part of the state. `committed_at_ms` is when the epoch was committed, by the store's clock, as far as
-    a recovery has asked for it.
+    are no longer part of the state. `co_partitions` is how many partitions the inputs have in common, where they are
+    co-partitioned and something was read. `committed_at_ms` is when the epoch was committed, by the store's clock, as
+    far as a recovery has asked for it.
     """
 
     pipeline: Pipeline
@@ -78,6 +79,7 @@ class JobState:
     segments: Mapping[str, SegmentMeta] = field(default_factory=dict)
     floors: Floors = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
+    co_partitions: int = 0
     totals: Totals = field(default_factory=Totals)
     pending: EpochPlan | None = None
     committed_at_ms: int | None = None
@@ -94,6 +96,7 @@ class JobState:
             segments={meta.key: meta for meta in record.segments},
             floors=floors,
             removed=stored_removed(record),
+            co_partitions=stored_co_partitions(record),
             totals=Totals() if newest is None else Totals.of(newest.result),
             pending=_pending(pipeline, record, floors),
             committed_at_ms=None if newest is None else newest.committed_at,
@@ -157,6 +160,7 @@ class JobState:
             segments=segments,
             floors={**self.floors, **times.floors_after(plan.horizons)},
             removed=self._removed_after(outcome, segments),
+            co_partitions=plan.co_partitions,
             pending=None,
             committed_at_ms=None,
         )
@@ -190,7 +194,8 @@ class JobState:
     def offsets(self) -> dict[str, bytes]:
         """By source id, as `of` finds them again."""
         removed = {"left": dict(self.removed)} if self.removed else {}
-        closed = {"format": FORMAT, "horizons": dict(self.floors)} | removed
+        partitions = {"co_partitions": self.co_partitions} if self.co_partitions else {}
+        closed = {"format": FORMAT, "horizons": dict(self.floors)} | removed | partitions
         return {name: one.to_bytes() for name, one in self.inputs.items()} | {HORIZONS: json.dumps(closed).encode()}
 
 
@@ -231,6 +236,12 @@ def stored_floors(record: JobRecord | None) -> dict[str, int]:
 def stored_removed(record: JobRecord | None) -> dict[str, int]:
     """By segment (`first_key`), the rows that are no longer part of the state."""
     return dict(_closed(record).get("left", {}))
+
+
+def stored_co_partitions(record: JobRecord | None) -> int:
+    """How many partitions co-partitioned inputs have in common, for where their rows are; 0: they are not, or nothing
+    was read."""
+    return int(_closed(record).get("co_partitions", 0))
 
 
 def without_removed(segments: Iterable[SegmentMeta], removed: Mapping[str, int]) -> list[SegmentMeta]:

@@ -23,7 +23,7 @@ from joinery_runtime.core.pipeline.watermark import InputTime
 from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.columns import MARK
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, first_key
-from joinery_runtime.engine.job_state import HORIZONS, live_segments, stored_floors
+from joinery_runtime.engine.job_state import HORIZONS, live_segments, stored_co_partitions, stored_floors
 from joinery_runtime.engine.plan import InputState, input_states
 from joinery_runtime.engine.stored_rows import decoded, flags, marked_in
 from joinery_runtime.errors import JoineryError
@@ -119,7 +119,7 @@ class _Rewriting:
             return
         run = left.run if left.marked is None else with_marks(left.run, left.marked)
         key = f"{meta.part}/lowered-{self._record.generation}/{number}"
-        blob = to_blob(run.batch, spec.hashed_by)
+        blob = to_blob(run.batch, spec.hashed_by, stored_co_partitions(self._record))
         yield describe(run, key=key, part=meta.part, epoch=meta.epoch, blob=blob), blob
 
     def _read(self, meta: SegmentMeta, marks_part: str | None) -> KeptRun:

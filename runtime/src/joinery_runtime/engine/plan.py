@@ -34,8 +34,9 @@ class EpochPlan:
     say, per part of the state, what the epoch closes; `highest` is the highest event time per input that earlier epochs
     have read; `tables_read` names the tables that have been read to their first end with this epoch (A4). `max_future`
     is by input how far ahead an event time may be (ms, T11); inputs that are not named take any. `pace` is, by input
-    that goes on while all are idle (T6), from which watermark and for how many milliseconds. `format` is that of the
-    release that made the plan."""
+    that goes on while all are idle (T6), from which watermark and for how many milliseconds. `co_partitions` is how
+    many partitions the inputs have in common, where they are co-partitioned (else 0). `format` is that of the release
+    that made the plan."""
 
     epoch: int
     shards: int
@@ -53,6 +54,7 @@ class EpochPlan:
     tables_read: tuple[str, ...] = ()
     max_future: Mapping[str, int] = field(default_factory=dict)
     pace: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    co_partitions: int = 0
     format: int = PLAN_FORMAT
 
     @property
@@ -85,6 +87,7 @@ class EpochPlan:
             "tables_read": list(self.tables_read),
             "max_future": dict(self.max_future),
             "pace": {name: list(pace) for name, pace in self.pace.items()},
+            **({"co_partitions": self.co_partitions} if self.co_partitions else {}),
         }
 
     @classmethod
@@ -108,6 +111,7 @@ class EpochPlan:
             tables_read=tuple(doc.get("tables_read", [])),
             max_future=dict(doc.get("max_future", {})),
             pace={name: (start, idle_ms) for name, (start, idle_ms) in doc.get("pace", {}).items()},
+            co_partitions=doc.get("co_partitions", 0),
         )
 
 

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +19,7 @@ from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
+from joinery_runtime.errors import SourceError
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
 from joinery_runtime.store_identity import StoreIdentity
 
@@ -33,6 +36,7 @@ class PlanSettings:
     max_future: Mapping[str, int] = field(default_factory=dict)  # by input, ms (T11)
     limits: StateLimits = field(default_factory=StateLimits)
     interval_ms: int = 0  # between the beginnings of two epochs, at least
+    co_partitioned: bool = False
 
 
 Inputs = Mapping[str, InputState]
@@ -69,11 +73,12 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class SourceSnapshot:
-    """The inputs at one moment: what can be read of each partition, partitions that were `deleted`, unread records per
-    input, idle partitions per input, inputs that have been read to their final end, and where each input stands in
-    event time because of that."""
+    """The inputs at one moment: what can be read of each partition, partitions that wait for others of their input,
+    those that were `deleted`, unread records per input, idle partitions per input, inputs that have been read to their
+    final end, and where each input stands in event time because of that."""
 
     bounds: tuple[Bounds, ...]
+    waiting: tuple[Bounds, ...]
     deleted: tuple[Bounds, ...]
     backlog: Mapping[str, int]
     idle: Mapping[str, Collection[str]]
@@ -156,7 +161,7 @@ class Planner:
             # What is lost is counted by the plan that reads on behind it.
             snapshot = replace(snapshot, bounds=tuple(replace(bound, lost=0) for bound in snapshot.bounds))
         elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
-            self._history = self._history.saw(snapshot.bounds)
+            self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
             first_ends, paused = self._history.first_ends, self.status.paused
             shares = read_shares(
                 state.inputs, snapshot, self._settings, first_ends, paused, self._densities, self._sizes
@@ -188,16 +193,18 @@ class Planner:
 
     def _observe(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
         bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
-        there = tuple(_unless_ended(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
-        self._idleness.observe(there, now_ms)
+        known = tuple(_unless_ended(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
+        self._idleness.observe((bound for bound in known if not bound.waits), now_ms)
         if self._once:
-            there = self._up_to_now(there, inputs)
+            known = self._up_to_now(known, inputs)
+        there = tuple(bound for bound in known if not bound.waits)
         idle, ended = self._idleness.idle(), _ended(there, self._sources)
         backlog = dict.fromkeys(self._sources, 0)
-        for bound in there:
+        for bound in known:
             backlog[bound.partition.input] += bound.end_exclusive - bound.start
         return SourceSnapshot(
             bounds=there,
+            waiting=tuple(bound for bound in known if bound.waits),
             deleted=tuple(bound for bound in bounds if bound.deleted),
             backlog=backlog,
             idle=idle,
@@ -324,7 +331,7 @@ def read_shares(
     """How many records the next epoch reads of which partitions; 0 fixes where a partition starts that was never
     planned."""
     held = [bound for bound in snapshot.bounds if bound.held]
-    waiting = _wait_for_tables(snapshot.bounds, inputs, settings.tables, first_ends)
+    waiting = _wait_for_tables((*snapshot.bounds, *snapshot.waiting), inputs, settings.tables, first_ends)
     backlogs = [
         Backlog(
             partition=bound.partition,
@@ -375,6 +382,7 @@ def next_plan(
     LimitReached where the state is over a limit and no plan can help: a checkpoint may, which merges segments and drops
     rows of them that nothing needs any longer, and is tried once."""
     inputs, bounds = state.inputs, snapshot.bounds
+    known = (*bounds, *snapshot.waiting)
     now = _times(inputs, snapshot.progress)
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
@@ -404,19 +412,44 @@ def next_plan(
         checkpoint=checkpoint,
         fingerprint=settings.fingerprint,
         lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
-        stops=_new_stops(bounds, inputs),
-        topic_ids=_new_topic_ids([*bounds, *snapshot.deleted], inputs),
+        stops=_new_stops(known, inputs),
+        topic_ids=_new_topic_ids([*known, *snapshot.deleted], inputs),
         horizons=horizons,
         highest={name: time.highest for name, time in now.items()},
-        tables_read=_tables_read(bounds, ranges, inputs, settings.tables, history.first_ends),
+        tables_read=_tables_read(known, ranges, inputs, settings.tables, history.first_ends),
         max_future=settings.max_future,
         pace={
             name: (value.idle_from, value.idle_ms)
             for name, value in snapshot.progress.items()
             if value.idle_from is not None
         },
+        co_partitions=common_partitions(bounds, state.co_partitions) if settings.co_partitioned else 0,
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
+
+
+def common_partitions(bounds: Iterable[Bounds], known: int) -> int:
+    """How many partitions co-partitioned inputs have in common: the greatest number that divides those of each topic,
+    or what is `known` from an earlier plan (0: nothing). Raises SourceError where none above 1 does, or a topic has a
+    number by now that `known` does not divide."""
+    counts = Counter((bound.partition.input, bound.partition.topic) for bound in bounds)
+    common = known or math.gcd(*counts.values())
+    facts = ", ".join(f"topic {topic} of input {name} has {n}" for (name, topic), n in sorted(counts.items()))
+    if any(n % common for n in counts.values()):
+        raise SourceError(
+            "coPartitioned: a topic's number of partitions has changed",
+            facts=f"rows are in the state by {common} partitions, which must divide the number of each topic: {facts}",
+            todo=f"Add partitions until each topic has a multiple of {common}, or start the job with new state "
+            "(joinery state migrate --anew)",
+        )
+    if not known and common == 1 and max(counts.values(), default=1) > 1:
+        raise SourceError(
+            "coPartitioned: the topics' numbers of partitions have no divisor in common",
+            facts=f"equal keys are in no partitions that belong together: {facts}",
+            todo="Give the topics the same number of partitions, or one a multiple of the other's, or leave "
+            "coPartitioned out",
+        )
+    return common
 
 
 def _activity(snapshot: SourceSnapshot) -> InputActivity:

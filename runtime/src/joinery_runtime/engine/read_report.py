@@ -114,9 +114,10 @@ class ReadCounter:
         self._rows += prepared.rows.num_rows
         self._dropped.update(prepared.dropped)
         self._dropped.update(decoded.dropped)
-        if prepared.highest is not None and prepared.lowest is not None:
-            self._highest = prepared.highest if self._highest is None else max(self._highest, prepared.highest)
-            self._lowest = prepared.lowest if self._lowest is None else min(self._lowest, prepared.lowest)
+        for lowest, highest in ((prepared.lowest, prepared.highest), decoded.passed or (None, None)):
+            if lowest is not None and highest is not None:
+                self._highest = highest if self._highest is None else max(self._highest, highest)
+                self._lowest = lowest if self._lowest is None else min(self._lowest, lowest)
         if dead is not None:
             self._dead.append(dead)
         rows = decoded.rows

@@ -2,7 +2,8 @@
 
 A peer reads its share of the planned ranges and runs every step of its share of the shards. What it makes for a shard
 of its own stays in its memory; what another peer's shard needs is the host's to carry. Where there is one peer, nothing
-is carried, and `run_epoch` is the whole epoch.
+is carried, and `run_epoch` is the whole epoch. Where inputs are co-partitioned, no peer needs what another one reads:
+`run_share` is all of its part.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import math
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Queue
 from threading import Event
 from typing import Generic, Protocol, TypeVar
@@ -21,6 +22,7 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.protocol import choose_attempts
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.worker import Block, Sent
+from joinery_runtime.errors import JoineryError
 from joinery_runtime.sources.base import Range
 
 MAX_THREADS = 8
@@ -113,14 +115,29 @@ def _run(part: Iterator[T], ready: Queue[_Given[T]], stopped: Event) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """`count` peers of a job, with `threads` threads each."""
+    """`count` peers of a job, with `threads` threads each. With `co_partitions` they exchange no rows: each reads the
+    partitions whose rows live in its own shards. 0: the inputs are not partitioned so, or there are too many peers."""
 
     count: int = 1
     threads: int = 1
+    co_partitions: int = 0
+
+    def without_exchange(self, co_partitions: int, shards: int) -> Peers:
+        """The same, with as many co-partitions, if every peer can have whole shards and whole partitions."""
+        apart = self.count > 1 and bool(co_partitions) and math.gcd(co_partitions, shards) >= self.count
+        return replace(self, co_partitions=co_partitions if apart else 0)
 
     def owner(self, shard: int, shards: int) -> int:
         """Which peer has a shard. Number `shards` stands for the reports of reading and of the steps."""
-        return 0 if shard == shards else shard * self.count // shards
+        if shard == shards:
+            return 0
+        groups = math.gcd(self.co_partitions, shards)  # all shards, where the inputs are not co-partitioned
+        return (shard * groups // shards) * self.count // groups
+
+    def reader(self, partition: int, shards: int) -> int:
+        """Which peer has the shards of a partition of co-partitioned inputs (see `core.table.partitioning`)."""
+        groups = math.gcd(self.co_partitions, shards)
+        return (partition % self.co_partitions * groups // self.co_partitions) * self.count // groups
 
     def shards_of(self, peer: int, shards: int) -> list[int]:
         return [shard for shard in range(shards) if self.owner(shard, shards) == peer]
@@ -144,17 +161,46 @@ def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
     return readers
 
 
+def ranges_by_peer(work: EpochWork, peers: Peers) -> list[list[Range]]:
+    """The ranges of each peer of co-partitioned inputs."""
+    found: list[list[Range]] = [[] for _ in range(peers.count)]
+    for planned in work.plan.ranges:
+        found[peers.reader(planned.partition.partition, work.plan.shards)].append(planned)
+    return found
+
+
 # --- a peer's part ----------------------------------------------------------------------------------------------------
 
 
 def run_epoch(worker: TaskWorker, work: EpochWork, attempt: str, threads: Threads) -> EpochOutcome:
     """All of an epoch, by its only peer."""
+    made = run_share(worker, work, work.plan.ranges, range(work.plan.shards), attempt, threads)
+    reports = [block for block in made if isinstance(block, ReadReport | LateRecords)]
+    return outcome(worker.collect(work, reports, attempt), made, worker.steps, work.plan.shards)
+
+
+def run_share(
+    worker: TaskWorker,
+    work: EpochWork,
+    ranges: Sequence[Range],
+    own: Collection[int],
+    attempt: str,
+    threads: Threads,
+) -> Collection[Block]:
+    """Reads these ranges and runs all steps of its own shards; gives the reports. Raises JoineryError where a row
+    belongs to another shard: who runs that one would never see it."""
     shards = work.plan.shards
-    inbox = sorted_by_shard(read_ranges(worker, work, work.plan.ranges, threads))
+    inbox = sorted_by_shard(read_ranges(worker, work, ranges, threads))
     for step in range(worker.steps):
-        inbox = sorted_by_shard(run_step(worker, work, step, range(shards), inbox, attempt, threads))
-    reports = [block for block in inbox[shards] if isinstance(block, ReadReport | LateRecords)]
-    return outcome(worker.collect(work, reports, attempt), inbox[shards], worker.steps, shards)
+        strange = inbox.keys() - {*own, shards}
+        if strange:
+            raise JoineryError(
+                f"Epoch {work.plan.epoch}: rows of shards {sorted(strange)} were read by the peer of {sorted(own)}",
+                facts=f"{shards} shards, inputs co-partitioned by {work.plan.co_partitions}",
+                todo="Nothing of it was committed. Leave coPartitioned out, with new state, and report this",
+            )
+        inbox = sorted_by_shard(run_step(worker, work, step, own, inbox, attempt, threads))
+    return inbox[shards]
 
 
 def outcome(read: ReadSummary, reports: Iterable[object], steps: int, shards: int) -> EpochOutcome:

@@ -134,7 +134,7 @@ class Worker:
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
                 ref, counter = raw.partition, counters[raw.partition]
-                rows = self._prepare(name, decoder, raw, counter, future.get(ref), late)
+                rows = self._prepare(name, decoder, raw, counter, future.get(ref), late, plan.co_partitions)
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
                 if late is not None and not late.certain:
@@ -155,6 +155,7 @@ class Worker:
         counter: ReadCounter,
         future: FutureRows | None,
         late: LateRows | None,
+        co_partitions: int,
     ) -> pa.RecordBatch:
         intake = self._pipeline.intake(name)
         decoded = decoder.decode_batch(raw)
@@ -173,6 +174,7 @@ class Worker:
             future,
             timestamps,
             late,
+            co_partitions,
         )
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         bad = [*decoded.bad, *unusable]
@@ -225,7 +227,7 @@ class Worker:
             if done is None:
                 return None
             if not staged:
-                staged.append(self._stage(attempt_id, done.runs))
+                staged.append(self._stage(attempt_id, done.runs, work.plan.co_partitions))
                 work.reach("staged")
             return _Ended(done, staged[0])
 
@@ -313,7 +315,9 @@ class Worker:
             handed += prepared.num_rows
         return handed
 
-    def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run]]) -> tuple[SegmentMeta, ...]:
+    def _stage(
+        self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int
+    ) -> tuple[SegmentMeta, ...]:
         """One call of the store for all, or for each STAGED_BYTES of them."""
         staged: list[SegmentMeta] = []
         waiting: list[tuple[SegmentMeta, bytes]] = []
@@ -321,7 +325,7 @@ class Worker:
         for part, run in runs:
             key = f"{part}/{attempt}/{len(staged)}"
             side = sides.get(part)  # marks have none
-            blob = to_blob(run.batch, side.hashed_by if side is not None else ())
+            blob = to_blob(run.batch, side.hashed_by if side is not None else (), co_partitions)
             self._cache.put(key, attempt.epoch, run.batch)
             staged.append(describe(run, key=key, part=part, epoch=attempt.epoch, blob=blob))
             waiting.append((staged[-1], blob))

@@ -16,6 +16,7 @@ from joinery_runtime.errors import EnvironmentProblem
 
 _PATIENCE_S = 10.0  # Spark's hooks remove its temporary folders within one
 _launching = threading.Lock()
+_under_way: set[subprocess.Popen[bytes]] = set()
 
 # Spark's launcher adds an incubating module for the linear algebra of MLlib, and a JVM with one prints a warning that
 # no option takes away. Its scripts end in `exec java ...`: bash prefers a function to its builtin of that name.
@@ -26,6 +27,14 @@ _WITHOUT_MODULE = """() {
   done
   builtin exec "${kept[@]}"
 }"""
+
+
+def kill_starts() -> None:
+    """Ends the Java processes that are being started, at once. For who ends this process, or leaves the start, without
+    `give_up`: PySpark has then removed the folder that Java writes its address to, and a Java that cannot write there
+    stays for ever."""
+    for process in list(_under_way):
+        process.kill()
 
 
 class JavaStart:
@@ -51,6 +60,7 @@ class JavaStart:
                 raise
             finally:
                 java_gateway.Popen = original
+                _under_way.difference_update({self._process})
 
     def give_up(self) -> None:
         """Ends the process if this start has made one; calls into it fail."""
@@ -78,4 +88,5 @@ class JavaStart:
             if self._given_up:
                 raise EnvironmentProblem("The start of Spark was given up", facts="the job has ended")
             self._process = subprocess.Popen(command, **options)
+            _under_way.add(self._process)
             return self._process

@@ -164,9 +164,14 @@ def _state_is_empty(plan: EpochPlan) -> bool:
     return unread and all(horizon.before is None for horizon in plan.horizons.values())
 
 
+def fingerprint_of(job: Job) -> str:
+    """What plans that were made under the job as it is now have."""
+    return fingerprint(identity(job, compile_job(job), lambda _: None).signature)
+
+
 def _check(job: Job, plans: Sequence[EpochPlan]) -> None:
     """That each epoch goes on where the one before ended, under the job as it is now."""
-    today = fingerprint(identity(job, compile_job(job), lambda _: None).signature)
+    today = fingerprint_of(job)
     ends: dict[PartitionRef, int] = {}
     floors: dict[str, int] = {}
     for plan in plans:

@@ -12,6 +12,7 @@ from typing import cast
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -26,6 +27,7 @@ from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.engine.tasks import MAX_THREADS
 from joinery_runtime.errors import (
     AggregateError,
+    EnvironmentProblem,
     ExpressionError,
     IncompatibleState,
     JoineryError,
@@ -42,6 +44,7 @@ from joinery_runtime.hosts.driver_epochs import (
     may_run_here,
     spark_starts_after,
 )
+from joinery_runtime.hosts.given_spark import given_context
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.scale import Rescaler
@@ -86,10 +89,12 @@ def run_job(
     warn: Callable[[str], None],
     board: Board | None = None,
     once: bool = False,
+    session: SparkSession | SparkContext | None = None,
 ) -> None:
     """Returns when `stop` is set (after the running epoch) or all inputs have ended; with `once`, when all has been
     read that is there at the start, without ending an input. `master` is a Spark master URL;
-    None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. An outside system that goes away is waited
+    None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a `session` every epoch runs on that
+    one, which goes on after the job. An outside system that goes away is waited
     for. One that is away at the start is waited for where `board` is given: nobody sits in front of the job then. To
     who does, it is more likely a wrong address, and an error. Raises JoineryError.
     """
@@ -98,25 +103,37 @@ def run_job(
         listener = board.told_of_outages(listener)
     caller = _Caller(listener, stop, Outages(listener, stop), warn, board, once)
     with ExitStack() as stack:
-        if may_run_here(master_of(filled.spec.spark.conf, master)):
+        context = None
+        if session is not None:
+            context = stack.enter_context(given_context(session, filled.spec.spark.conf))
+        elif SparkContext._active_spark_context is not None:
+            raise EnvironmentProblem(
+                "A Spark context runs in this process already",
+                facts="there can be one",
+                todo="Have the job run on it, with run(job, spark=session), or stop it",
+            )
+        if context is None and may_run_here(master_of(filled.spec.spark.conf, master)):
             # While a Postgres starts, and not in the first epoch.
             stack.callback(Start(lambda: _load_kernels(filled)).join)
         if board is None:
-            _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller).start(job)
+            _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
             return
         opened = caller.outages.until_there(lambda: stack.enter_context(open_store(filled, warn)))
         if opened is not None:
-            run = _JobRun(opened, stack, master, caller)
+            run = _JobRun(opened, stack, master, caller, context)
             caller.outages.until_there(lambda: run.start(job))
 
 
 class _JobRun:
     """What lasts from one definition of a job to the next: the store, and Spark once it has started."""
 
-    def __init__(self, opened: OpenStore, stack: ExitStack, master: str | None, caller: _Caller) -> None:
+    def __init__(
+        self, opened: OpenStore, stack: ExitStack, master: str | None, caller: _Caller, context: SparkContext | None
+    ) -> None:
+        """`context` is one that somebody else stops."""
         self.store = opened.store
         self._address, self._stack, self._master, self._caller = opened.address, stack, master, caller
-        self._context: SparkContext | None = None
+        self._context = context
         self._memory: MemoryStoreAddress | None = None
         self._watch: SparkWatch | None = None
 
@@ -243,7 +260,7 @@ class _JobRun:
             context = self._spark(job, java)
             build = self._builder(referring, context, stack)
             setup = WorkerSetup(build.digest, build, len(pipeline.steps), pipeline.finds_late_records)
-            return SparkHost(context, setup, job.name)
+            return SparkHost(context, setup, job.name, self._caller.warn)
 
         def warm_on_spark() -> Host:
             host = on_spark()

@@ -62,8 +62,9 @@ def _key(secret: str | None) -> bytes:
         raise EnvironmentProblem(
             "Workers cannot reach the state in the driver's memory",
             facts=f"only who knows Spark's secret is let in, and there is none in {ENV_SECRET}: spark.authenticate is "
-            "off, or spark-submit has started a driver whose tasks run in its own processes",
-            todo="Leave spark.authenticate on and start the job with `joinery run`, or name stateStore.postgres",
+            "off, or somebody else (spark-submit, a notebook's session) has started a Spark whose tasks run in its own "
+            "processes",
+            todo="Leave spark.authenticate on and start the job with `joinery run`, or leave stateStore.memory out",
         )
     return hmac.digest(secret.encode(), b"joinery memory store", "sha256")
 

@@ -2,6 +2,7 @@
 
     one peer:       parallelize([0]) -> mapPartitions(whole) -> collect
     several peers:  placed(ranges) -> mapPartitions(read) -> [partitionBy(peer) -> mapPartitions(step)] -> collect
+    co-partitioned: placed(ranges) -> mapPartitions(share) -> partitionBy(0) -> mapPartitions(collect) -> collect
 
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
 docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step.
@@ -15,7 +16,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
-from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome
+from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.class_archive import java_options
 from joinery_runtime.hosts.java_process import JavaStart
@@ -66,10 +67,14 @@ _LOG = Path(__file__).with_name("log4j2.properties")
 
 
 class SparkHost:
-    """Implements `engine.driver.Host` on a Spark context."""
+    """Implements `engine.driver.Host` on a Spark context. `warn` is told, once, when rows of co-partitioned inputs go
+    from peer to peer all the same."""
 
-    def __init__(self, context: SparkContext, setup: WorkerSetup, job: str) -> None:
-        self._context, self._setup, self._job = context, setup, job
+    def __init__(
+        self, context: SparkContext, setup: WorkerSetup, job: str, warn: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._context, self._setup, self._job, self._warn = context, setup, job, warn
+        self._warned = False
 
     def run(self, work: EpochWork) -> EpochOutcome:
         results = self._results(work)
@@ -95,16 +100,33 @@ class SparkHost:
             self._context.setJobDescription(f"{self._job}: epoch {work.plan.epoch}")
             executors = executors_of(self._context)
             task = PeerTask(self._setup, work, share_out(work, self._context.defaultParallelism, len(executors)))
+            self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
                 return list(self._context.parallelize([0], 1).mapPartitions(task.whole).collect())
             return [result for _, result in self._in_stages(task, executors).collect()]
         except (Py4JError, ConnectionError) as error:
             raise JoineryError(
-                f"Spark gave up on epoch {work.plan.epoch}", facts=_cause(error), todo=_todo(error)
+                f"Spark gave up on epoch {work.plan.epoch}", facts=cause(error), todo=_todo(error)
             ) from error
+
+    def _warn_of_exchange(self, work: EpochWork, peers: Peers) -> None:
+        shards, partitions = work.plan.shards, work.plan.co_partitions
+        if self._warned or peers.count == 1 or not partitions or peers.co_partitions:
+            return
+        self._warned = True
+        self._warn(
+            f"coPartitioned: executors exchange rows all the same. {shards} shards and {partitions} partitions have "
+            f"{math.gcd(shards, partitions)} as their greatest common divisor, and {peers.count} processes need one of "
+            f"{peers.count} or more. Set shards to a multiple of {partitions}, if there are as many partitions as "
+            "processes (docs/joins.md#co-partitioned-topics)"
+        )
 
     def _in_stages(self, task: PeerTask, executors: Sequence[str]) -> RDD[Any]:
         count = task.peers.count
+        if task.peers.co_partitions:
+            reports = self._given(ranges_by_peer(task.work, task.peers), executors)
+            made = reports.mapPartitionsWithIndex(task.share).partitionBy(1, _to_peer)
+            return made.mapPartitionsWithIndex(partial(task.stage, self._setup.stages))
         shares = deal_ranges(task.work.plan.ranges, count)
         carried = self._given(shares, executors).mapPartitions(task.read)
         for number in range(self._setup.stages):
@@ -129,10 +151,11 @@ def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
     each = math.ceil(cores / executors)
     processes = math.ceil(each / MAX_THREADS)
     count = min(executors * processes, max(work.plan.shards, len(work.plan.ranges)))
-    return Peers(count, math.ceil(each / processes))
+    peers = Peers(count, math.ceil(each / processes))
+    return peers.without_exchange(work.plan.co_partitions, work.plan.shards)
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """The last line of the Python traceback inside a Spark failure, or the failure's first line."""
     if not isinstance(error, Py4JJavaError):
         return "the driver's Java process is gone"
@@ -274,7 +297,7 @@ def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentPr
         java = require_java() or "its Java"
     except EnvironmentProblem as missing:
         return missing
-    reason = _cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
+    reason = cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
     return EnvironmentProblem(
         f"Spark does not start with master {master}",
         facts=reason,

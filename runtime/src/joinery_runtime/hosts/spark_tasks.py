@@ -1,7 +1,8 @@
 """The part of a Spark task that runs in an executor's Python process: a peer's share of an epoch.
 
-Where there is one peer, its task is the whole epoch. Else a task reads, and a task per step follows; what they send
-each other goes through Spark's shuffle as (peer, (shard, block)). A task takes all that it is given, also when it
+Where there is one peer, its task is the whole epoch. Where inputs are co-partitioned, a peer's task is all of its part,
+and only reports go on. Else a task reads, and a task per step follows; what they send each other goes through Spark's
+shuffle as (peer, (shard, block)). A task takes all that it is given, also when it
 fails: PySpark ends a process that has not read its input to the end, and with it consumers, connections and caches.
 """
 
@@ -20,7 +21,16 @@ from pyspark import SparkFiles, TaskContext
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary, TaskFailure
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
-from joinery_runtime.engine.tasks import Peers, TaskWorker, Threads, read_ranges, run_epoch, run_step, sorted_by_shard
+from joinery_runtime.engine.tasks import (
+    Peers,
+    TaskWorker,
+    Threads,
+    read_ranges,
+    run_epoch,
+    run_share,
+    run_step,
+    sorted_by_shard,
+)
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
 from joinery_runtime.sources.base import Range
@@ -73,6 +83,19 @@ class PeerTask:
                 yield from self._carried(read_ranges(process.worker, self.work, ranges, process.threads))
         except JoineryError as error:
             yield from self._to_everybody(error)
+
+    def share(self, peer: int, given: Iterable[Sequence[Range]]) -> Iterator[Carried]:
+        """A peer's part of an epoch with co-partitioned inputs; its reports go to the first peer, which collects."""
+        shards, shares = self.work.plan.shards, list(given)
+        try:
+            process, own = process_for(self.setup, self.peers.threads), self.peers.shards_of(peer, shards)
+            ranges = [planned for share in shares for planned in share]
+            made = run_share(process.worker, self.work, ranges, own, _attempt(), process.threads)
+            yield from ((0, (shards, report)) for report in made)
+        except Superseded:
+            raise
+        except JoineryError as error:
+            yield 0, TaskFailure(error)
 
     def stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
         """A step of a peer's shards; in the last stage, who gets the reports also ends the epoch."""

@@ -8,10 +8,12 @@ process, or on another `TraceEnvironment`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+
+import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.times import watermarks_out
@@ -22,7 +24,7 @@ from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.lowering import lower_watermarks
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.hosts.trace_environment import TraceEnvironment, in_order, local_environment
+from joinery_runtime.hosts.trace_environment import TraceEnvironment, in_order, local_environment, ordered
 from joinery_runtime.hosts.trace_steps import ScriptedIdleness, Step, StepLog, check_step, rows_by_input
 from joinery_runtime.job import Job
 from joinery_runtime.state.store import StateStore
@@ -38,14 +40,19 @@ def run_trace(
     environment: TraceEnvironment | None = None,
     *,
     verbose: bool = False,
+    rows: Callable[[int, pa.Table], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """One result per step. Raises JoineryError naming the step that is not one. `store` must not know the job yet.
-    `verbose` adds the watermarks that each join step hands on (rule N3)."""
+    `verbose` adds the watermarks that each join step hands on (rule N3); `rows` hears the output of each step that has
+    some, as a table."""
     with local_environment(store) if environment is None else nullcontext(environment) as opened:
         trace = _Trace(job, store, shards or job.spec.shards, opened)
         for number, step in enumerate(steps, start=1):
             check_step(number, step, job.inputs)
-            yield {"step": number, **trace.step(step)} | ({"stepWatermarks": trace.handed_on()} if verbose else {})
+            line = trace.step(step)
+            if rows is not None and trace.rows:
+                rows(number, ordered(trace.rows))
+            yield {"step": number, **line} | ({"stepWatermarks": trace.handed_on()} if verbose else {})
 
 
 class _Trace:
@@ -54,6 +61,8 @@ class _Trace:
         self._pipeline = compile_job(job)
         self._logs = {side.name: StepLog(side) for side in job.inputs}
         self._idleness = ScriptedIdleness(self._logs)
+        self.rows: list[pa.Table] = []
+        """What the last step has put out."""
         self._restart()
 
     def step(self, step: Step) -> dict[str, Any]:
@@ -69,7 +78,8 @@ class _Trace:
             for name, counts in report.dropped.items():
                 late[name] += counts.get("late", 0)
                 dropped.setdefault(name, Counter()).update({r: n for r, n in counts.items() if r != "late"})
-        line = {"output": in_order(self._environment.output.take()), "watermarks": self._watermarks()}
+        self.rows = self._environment.output.take()
+        line = {"output": in_order(self.rows), "watermarks": self._watermarks()}
         found = {name: dict(counts) for name, counts in dropped.items() if counts}
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
@@ -128,7 +138,12 @@ class _Trace:
 
     def _restart(self) -> None:
         who = identity(self._job, self._pipeline, lambda _: None)
-        settings = replace(plan_settings(self._job, who), shards=self._shards, budget=Budget(2**62, 2**62))
+        settings = replace(
+            plan_settings(self._job, who),
+            shards=self._shards,
+            budget=Budget(2**62, 2**62),
+            co_partitioned=False,  # the rows of a trace come from no topic
+        )
         self._planner = Planner(settings, self._logs, input_clocks(self._job), self._idleness)
         host = self._environment.host(self._job, self._logs)
         dead = self._environment.dead_letters if self._job.spec.dead_letter else None

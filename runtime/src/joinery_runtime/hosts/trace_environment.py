@@ -45,13 +45,16 @@ class TraceEnvironment(Protocol):
 
 def in_order(tables: Sequence[pa.Table]) -> list[dict[str, Any]]:
     """Rows of a step as JSON values, in the defined order."""
-    if not tables:
-        return []
-    rows = pa.concat_tables(tables)
-    lines = rows_to_json(rows.drop_columns(list(ORDER_COLUMNS)))
-    places = zip(*(rows.column(name).to_pylist() for name in ORDER_COLUMNS), strict=True)
+    return [json.loads(line) for line in rows_to_json(ordered(tables))] if tables else []
+
+
+def ordered(tables: Sequence[pa.Table]) -> pa.Table:
+    """Rows of a step in the defined order, without what tells it. There is a table at least."""
+    found = pa.concat_tables(tables)
+    rows = found.drop_columns(list(ORDER_COLUMNS))
     # Rows of a chain may share a place: the same row that arrived last. Then their values decide.
-    return [json.loads(line) for _, line in sorted(zip(places, lines, strict=True))]
+    keys = list(zip(*(found.column(name).to_pylist() for name in ORDER_COLUMNS), rows_to_json(rows), strict=True))
+    return rows.take(sorted(range(len(keys)), key=keys.__getitem__))
 
 
 class StepInputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from joinery_runtime.job import Input
 from joinery_runtime.job.model.inputs import Table
 from joinery_runtime.sources import DELETE
 from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
+from joinery_runtime.sources.history import READ, of_files
 
 Step = Mapping[str, Any]
 MAX_SHARDS = 4096
@@ -23,11 +24,13 @@ PARTITION = "$partition"
 TIMESTAMP = "$timestamp"  # of the Kafka record
 KEY = "$key"  # the Kafka record's: text as it is, anything else as JSON
 HEADERS = "$headers"  # the Kafka record's: texts by name
+HISTORY = "$history"  # true: the row is of the files before the topic (T12)
+_FILES = "/history"  # stands for them
 
 
 def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
-    """Raises JoineryError when it is not a step, names an input that the job does not have, or deletes in a way that
-    no table of the job's understands."""
+    """Raises JoineryError when it is not a step, names an input or a history that the job does not have, or deletes in
+    a way that no table of the job's understands."""
     kind = _KINDS.get(frozenset(step))
     if kind is None:
         todo = f"A step has {', '.join('input and rows' if 'input' in keys else min(keys) for keys in _KINDS)}"
@@ -41,6 +44,10 @@ def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
             raise JoineryError(f"step {number} names input {name!r}", facts=f"the job has {sorted(by_name)}")
     for name, rows in rows_by_input(step).items():
         for at, row in enumerate(rows):
+            if row.get(HISTORY) and by_name[name].history is None:
+                what = f"step {number}: row {at} of {name!r} has {HISTORY}, and the input has no history"
+                todo = f"Give the input a history, or leave {HISTORY} out"
+                raise JoineryError(what, facts=json.dumps(row), todo=todo)
             if DELETE in row:
                 _check_deletion(f"step {number}: row {at} of {name!r}", row, by_name[name].table)
 
@@ -72,6 +79,7 @@ def _has_place(row: Mapping[str, Any]) -> bool:
     return (
         _count(row.get(PARTITION, 0))
         and _count(row.get(TIMESTAMP, 0), most=2**63 - 1)
+        and isinstance(row.get(HISTORY, False), bool)
         and _mapping(headers, lambda value: isinstance(value, str))
     )
 
@@ -141,29 +149,42 @@ class TraceRecord:
 
 
 class StepLog(Exclusive):
-    """The records of one input as the steps gave them: the trace's Kafka topic, planner and reader in one."""
+    """The records of one input as the steps gave them: the trace's Kafka topic, planner and reader in one. Of an input
+    with a history, the files end where the topic's first record comes."""
 
     def __init__(self, side: Input) -> None:
         self.name, self._keyed, self._headers = side.name, side.keyed, side.headers
         self.final = False
         self.partitions: dict[int, list[TraceRecord]] = {}
+        self._files: list[TraceRecord] | None = None if side.history is None else []
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
-            value = {key: v for key, v in row.items() if key not in (PARTITION, TIMESTAMP, KEY, HEADERS)}
+            value = {key: v for key, v in row.items() if key not in (PARTITION, TIMESTAMP, KEY, HEADERS, HISTORY)}
             key = row.get(KEY)
             written = key if key is None or isinstance(key, str) else json.dumps(key)
             record = TraceRecord(json.dumps(value).encode(), row.get(TIMESTAMP, -1), written, row.get(HEADERS, {}))
-            self.partitions.setdefault(row.get(PARTITION, 0), []).append(record)
+            if row.get(HISTORY) and self._files is not None:
+                self._files.append(record)
+            else:
+                self.partitions.setdefault(row.get(PARTITION, 0), []).append(record)
 
     def refs(self) -> list[PartitionRef]:
         return [PartitionRef(self.name, self.name, p) for p in sorted(self.partitions) or [0]]
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        return [
+        topic = [
             Bounds(ref, stored.offsets.get(ref, 0), len(self.partitions.get(ref.partition, [])), final=self.final)
             for ref in self.refs()
         ]
+        if self._files is None or READ in stored.topic_ids:
+            return topic
+        files = PartitionRef(self.name, _FILES, 0)
+        at, begun = stored.offsets.get(files, 0), self.final or bool(self.partitions)
+        if at < len(self._files) or not begun:
+            return [Bounds(files, at, len(self._files)), *(replace(bound, waits=True) for bound in topic)]
+        mark = Bounds(PartitionRef(self.name, READ, 0), 0, 0, topic_id=_FILES, waits=True)
+        return [Bounds(files, at, at, final=True, held=False, deleted=True), mark, *topic]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
@@ -172,7 +193,8 @@ class StepLog(Exclusive):
         return map(self._read, planned)
 
     def _read(self, planned: Range) -> RawBatch:
-        records = self.partitions.get(planned.partition.partition, [])[planned.start : planned.end_exclusive]
+        topic = self.partitions.get(planned.partition.partition, [])
+        records = (self._files or [] if of_files(planned.partition) else topic)[planned.start : planned.end_exclusive]
         offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
         values = pa.array([record.value for record in records], pa.binary())
         timestamps = np.array([record.timestamp for record in records], dtype=np.int64)

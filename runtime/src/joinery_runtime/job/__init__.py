@@ -15,9 +15,9 @@ from joinery_runtime.job.kinds.interval import Interval
 from joinery_runtime.job.kinds.session.resource import SessionWindow, SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, Sessions
 from joinery_runtime.job.kinds.window import Hopping, Session, Window
-from joinery_runtime.job.load import load_job, located, parse_job
+from joinery_runtime.job.load import job_from, load_job, located, parse_job
 from joinery_runtime.job.model.base import Limits
-from joinery_runtime.job.model.duration import format_duration, format_time, parse_duration
+from joinery_runtime.job.model.duration import format_duration, format_time, parse_duration, time_value
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
 from joinery_runtime.job.model.outputs import (
     DeadLetter,
@@ -99,6 +99,7 @@ __all__ = [
     "expression_problems",
     "format_duration",
     "format_time",
+    "job_from",
     "load_job",
     "located",
     "parse_duration",
@@ -106,5 +107,6 @@ __all__ = [
     "parse_type",
     "same_rows",
     "signature",
+    "time_value",
     "under_definition",
 ]

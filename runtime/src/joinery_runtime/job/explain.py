@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from joinery_runtime.job.join.explain import step_plans
 from joinery_runtime.job.join.row_sizes import assumed_columns
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
 from joinery_runtime.job.kinds.session.resource import SessionWindow
-from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.inputs import AtTimestamp, FileInput, Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
@@ -56,6 +57,13 @@ class Explanation:
     def render(self) -> str:
         """Plain text, one fact a line; warnings come last and in capitals, so that they are not scrolled away."""
         return "\n".join([*self._plan_lines(), *self._state_lines(), *(f"WARNING: {text}" for text in self.warnings)])
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{escape(self.render())}</pre>"
 
     def _plan_lines(self) -> Iterator[str]:
         chain = len(self.steps) > 1
@@ -116,6 +124,10 @@ def _steps(job: Job, stored: Mapping[str, Sequence[str]] | None) -> tuple[StepPl
 
 def _input_plan(side: Input) -> InputPlan:
     source = _kafka(side.kafka) if side.kafka else _files(side.file) if side.file else ""
+    if side.history is not None:
+        history, end = side.history, format_time(side.history.until)
+        first = f"first {history.format} rows of {history.path} with event times before {end}"
+        source = f"{first}, then {source}, without rows from before that time"
     decoding = f"{side.format} rows; event time is {side.event_time}; {'bounded' if side.bounded else 'unbounded'}"
     if side.table is not None:
         decoding += f"; a table: each row is a version of its {listed(side.table.key)}"

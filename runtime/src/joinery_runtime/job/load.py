@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,7 +24,7 @@ from joinery_runtime.job.model.wording import either, linked, suggestion
 _MODELS: Mapping[str, type[Job]] = {model.__name__: model for model in (StreamJoin, SessionWindow)}
 
 
-def load_job(path: str | Path) -> Job:
+def load_job(path: str | PathLike[str]) -> Job:
     """The job in a YAML or JSON file; relative file paths in it count from its folder, and `${NAME}` in it is the
     environment variable. Raises JobError."""
     path = Path(path)
@@ -34,6 +37,21 @@ def load_job(path: str | Path) -> Job:
         message = f"is not UTF-8 text (byte {error.start}); save it as UTF-8"
         raise JobError(str(path), [Problem("(file)", message)]) from error
     return parse_job(text, str(path), base=path.absolute().parent, environment=os.environ)
+
+
+def job_from(data: Mapping[str, Any]) -> Job:
+    """The job in a dictionary that holds what a file would; relative file paths in it count from the working folder,
+    and `${NAME}` in it is the environment variable. Raises JobError."""
+    source = "the dictionary"
+    try:
+        text = json.dumps(data, default=os.fspath)
+    except (TypeError, ValueError) as error:
+        problem = Problem("(dictionary)", f"{error}; write numbers, text, paths, lists and dictionaries")
+        raise JobError(source, [problem]) from error
+    try:
+        return parse_job(text, source, base=Path.cwd(), environment=os.environ)
+    except JobError as error:
+        raise JobError(source, [replace(problem, line=None) for problem in error.problems]) from None
 
 
 def located(error: JobError, path: str | Path) -> JobError:

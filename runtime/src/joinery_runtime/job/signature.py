@@ -18,6 +18,9 @@ from joinery_runtime.job.kinds.session.signature import session_fields
 from joinery_runtime.job.model.resource import Job
 
 SIGNATURE_VERSION = 2
+CO_PARTITIONED_VERSION = 3
+"""Of a job with co-partitioned inputs: releases that would look for its rows elsewhere refuse it. The layout is that of
+version 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +35,23 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """What the job's state depends on. `stored` names, per part of the state, the columns that segments keep (in
     `left.2` and later as `<input>.<column>`, of sessions as `session_fields` says); durations are milliseconds."""
     return {
-        "version": SIGNATURE_VERSION,
+        "version": CO_PARTITIONED_VERSION if _is_co_partitioned(job) else SIGNATURE_VERSION,
         "kind": job.kind,
         "inputs": [
-            {"name": side.name, "eventTime": side.event_time, "table": list(side.table.key) if side.table else None}
+            {
+                "name": side.name,
+                "eventTime": side.event_time,
+                "table": list(side.table.key) if side.table else None,
+                **({"history": side.history.until} if side.history else {}),
+            }
             for side in job.inputs
         ],
         **_of_kind(job, stored),
     }
+
+
+def _is_co_partitioned(job: Job) -> bool:
+    return isinstance(job, StreamJoin) and any(step.co_partitioned for step in job.joins)
 
 
 def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -61,6 +73,7 @@ def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequ
         "type": step.type,
         "keys": [[str(pair.left), str(pair.right), kind] for pair, kind in zip(keys, types, strict=True)],
         "broadcast": step.broadcast,
+        **({"coPartitioned": step.partitioner} if step.co_partitioned else {}),
         **_times(step),
         "stored": {
             side: {name: str(stored_type(job, index, side, name)) for name in stored[part]}
@@ -80,7 +93,7 @@ def _times(step: JoinStep) -> dict[str, Any]:
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
     """Whether state written under `old`, of any version up to this release's, can go on under `new`."""
-    if old.get("version") not in {1, SIGNATURE_VERSION}:
+    if old.get("version") not in {1, SIGNATURE_VERSION, CO_PARTITIONED_VERSION}:
         facts = f"version {old.get('version')}, this release writes version {new['version']}"
         return Comparison((f"the state's signature has another layout: {facts}",), ())
     known = _lifted(old) if old["version"] == 1 else old

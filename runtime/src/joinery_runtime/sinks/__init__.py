@@ -3,7 +3,15 @@
 from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Sink, SinkWriter, Takeover
 from joinery_runtime.sinks.dead_letters import DEAD_LETTER_SCHEMA, dead_letter_rows
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
-from joinery_runtime.sinks.factory import StoreDatabase, dead_letter_sink, forget_output, lake_table, sink_for
+from joinery_runtime.sinks.factory import (
+    StoreDatabase,
+    dead_letter_content,
+    dead_letter_sink,
+    forget_output,
+    lake_table,
+    output_content,
+    sink_for,
+)
 
 __all__ = [
     "DEAD_LETTER_SCHEMA",
@@ -14,11 +22,13 @@ __all__ = [
     "SinkWriter",
     "StoreDatabase",
     "Takeover",
+    "dead_letter_content",
     "dead_letter_rows",
     "dead_letter_sink",
     "forget_output",
     "json_lines",
     "lake_table",
+    "output_content",
     "rows_to_json",
     "sink_for",
 ]

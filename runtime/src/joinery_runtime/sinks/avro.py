@@ -16,6 +16,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
+from confluent_kafka.schema_registry import Schema
 
 from joinery_runtime.sinks.schema_output import SchemaOutput, framed
 
@@ -58,6 +59,11 @@ class AvroOutput(SchemaOutput):
     def _register(self) -> AvroRows:
         text = self.schema()
         return AvroRows(text, self.register(self.client(), text, "AVRO"))
+
+    def _row(self, schema: Schema, record: bytes) -> dict[str, Any]:
+        row: Any = fastavro.schemaless_reader(io.BytesIO(record), _parsed(schema.schema_str or ""), None)
+        unsigned = [each.name for each in self.rows if each.type == pa.uint64() and row.get(each.name) is not None]
+        return {**row, **{name: int(row[name]) for name in unsigned}}
 
     def schema(self) -> str:
         """The schema of the rows in Avro, as JSON. Raises SinkError for names that Avro does not have."""

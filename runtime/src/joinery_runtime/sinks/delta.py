@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,6 +105,13 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
     def read(self) -> pa.Table:
         with self._problems("cannot be read"):
             return (self._fresh()).to_pyarrow_table()
+
+    def files(self) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
+        table = self._table()
+        with self._problems("cannot be read"):
+            dataset = table.to_pyarrow_dataset()
+            for fragment in dataset.get_fragments():
+                yield fragment.path, self._read(fragment.to_batches(schema=dataset.schema))
 
     def _find(self) -> DeltaTable | None:
         with self._problems("cannot be opened"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import EnvironmentProblem, SinkError
@@ -28,11 +29,14 @@ from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
 from joinery_runtime.sinks.lake import LakeSink, LakeTable
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
-from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks
+from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks, published_epoch
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.protobuf import ProtobufOutput
 from joinery_runtime.sinks.rolling import Rolling, held_parts
 from joinery_runtime.sinks.schema_output import SchemaOutput
+
+if TYPE_CHECKING:
+    from joinery_runtime.sinks.content import Content
 
 
 class StoreDatabase(Protocol):
@@ -48,9 +52,7 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
     """The sink of the job's output; `store` None: the state is not in Postgres."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
-            of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
-            target = KafkaTarget(*of, job.spec.output.timestamps, _schema_output(job, kafka))
-            return _kafka(job, target, PartNames(job.name))
+            return _kafka(job, _output_topic(job, kafka), PartNames(job.name))
         case Output(postgres=PostgresOutput() as postgres):
             return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
@@ -66,6 +68,11 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
 
 def _rolling(file: FileOutput) -> Rolling | None:
     return Rolling(*file.rolling) if file.rolling is not None else None
+
+
+def _output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
+    of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
+    return KafkaTarget(*of, job.spec.output.timestamps, _schema_output(job, kafka))
 
 
 def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:
@@ -139,15 +146,53 @@ def dead_letter_sink(job: Job) -> Sink | None:
         case None:
             return None
         case DeadLetter(kafka=DeadLetterKafka()):
-            kafka = job.dead_letter_kafka
-            assert kafka is not None, "the dead letters name Kafka"
-            assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
-            target = KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {})
-            return _kafka(job, target, PartNames(job.name, dead_letters=True))
+            return _kafka(job, _dead_letter_topic(job), PartNames(job.name, dead_letters=True))
         case DeadLetter(file=FileOutput() as file):
             return FileSink(file.path, rolling=_rolling(file))
         case unknown:
             raise _no_sink("deadLetter", unknown)
+
+
+def _dead_letter_topic(job: Job) -> KafkaTarget:
+    kafka = job.dead_letter_kafka
+    assert kafka is not None, "the dead letters name Kafka"
+    assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
+    return KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {})
+
+
+def output_content(
+    job: Job, store: StoreDatabase | None, lineage: str, committed: Callable[[], int], certain: int
+) -> Content | None:
+    """What is in the job's output now; None: files, which say which epoch a row is of. `committed` says which epoch the
+    state store has committed last; rows up to `certain` have been published. Raises SinkError and what waits for it."""
+    # No worker needs these, and its start waits for what is imported.
+    from joinery_runtime.sinks.content import KafkaContent  # noqa: PLC0415
+    from joinery_runtime.sinks.table_content import LakeContent, PostgresContent  # noqa: PLC0415
+
+    output, schema = job.spec.output, compile_job(job).output_schema()
+    if output.kafka is not None:
+        return KafkaContent(_output_topic(job, output.kafka), committed())
+    if output.postgres is not None:
+        assert store is not None, "the job's validation sees to it"
+        table = TargetTable(output.postgres.table, job.upsert_key, job.retracted)
+        if output.postgres.dsn in (None, store.dsn):
+            return PostgresContent(store.dsn, table, schema, committed, None)
+        assert output.postgres.dsn is not None, "the line above"
+        of = (store.schema, job.name, lineage, table.name)
+        return PostgresContent(
+            output.postgres.dsn, table, schema, committed, lambda here: max(published_epoch(here, *of), certain)
+        )
+    if output.iceberg is not None or output.delta is not None:
+        return LakeContent(lake_table(job), job.name, lineage, schema, certain)
+    return None
+
+
+def dead_letter_content(job: Job, committed: Callable[[], int]) -> Content | None:
+    """The same of its dead letters; None: files, or nowhere."""
+    from joinery_runtime.sinks.content import KafkaContent  # noqa: PLC0415
+
+    dead = job.spec.dead_letter
+    return None if dead is None or dead.kafka is None else KafkaContent(_dead_letter_topic(job), committed())
 
 
 def _kafka(job: Job, target: KafkaTarget, ids: PartNames) -> Sink:

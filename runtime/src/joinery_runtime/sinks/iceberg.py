@@ -4,7 +4,7 @@ that it outlives snapshots that expire."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from pyiceberg.exceptions import (
     ServiceUnavailableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.io.pyarrow import ArrowScan, PyArrowFileIO
 from pyiceberg.table import Table, TableProperties
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
@@ -120,6 +120,14 @@ class IcebergTable(OpenedTable[Table]):
         table = self._fresh()
         with self._problems("cannot be read"):
             return table.scan().to_arrow()
+
+    def files(self) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
+        table = self._table()
+        with self._problems("cannot be read"):
+            scan = table.scan()
+            rows = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
+            for task in scan.plan_files():
+                yield task.file.file_path, self._read(rows.to_record_batches([task]))
 
     def _connected(self) -> Catalog:
         if self._catalog is None:

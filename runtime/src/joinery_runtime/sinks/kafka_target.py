@@ -7,7 +7,6 @@ its single string column is null.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.outputs import Timestamps
-from joinery_runtime.kafka_errors import LastError, is_away, tls_port
+from joinery_runtime.kafka_errors import SILENT, LastError, is_away, tls_port
 from joinery_runtime.sinks.encode import as_texts, rows_to_json
 from joinery_runtime.sinks.schema_output import SchemaOutput
 
@@ -45,9 +44,6 @@ _OWNED = {
     "transactional.id": "it is made of the job's name and the shard",
     "delivery.report.only.error": "the sink needs it",
 }
-# Even at log_level 0 librdkafka prints to standard error that it was fenced, which is an exception here anyway.
-_SILENT = logging.Logger("librdkafka")
-_SILENT.addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,7 @@ class KafkaTarget:
     ) -> Client:
         """Makes a client, which connects later, by itself; a property that librdkafka refuses is a SinkError."""
         try:
-            return client({**settings, "error_cb": errors, "log_level": 0, "logger": _SILENT})
+            return client({**settings, "error_cb": errors, "log_level": 0, "logger": SILENT})
         except KafkaException as error:
             raise self.problem("kafka.properties are not valid", error.args[0].str()) from error
 

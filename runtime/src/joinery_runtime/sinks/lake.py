@@ -94,6 +94,10 @@ class LakeTable(Protocol):
 
     def read(self) -> pa.Table: ...
 
+    def files(self) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
+        """The rows of each data file of the table, as it was read last, with the file's path."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -126,6 +130,10 @@ class OpenedTable(ABC, Generic[Opened]):
         """The table as it was read last. Raises SinkError where it is missing."""
         return self._fresh() if self._opened is None else self._opened
 
+    def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with self._problems("cannot be read"):
+            yield from batches
+
     @contextmanager
     def _problems(self, what: str) -> Iterator[None]:
         try:
@@ -145,7 +153,7 @@ class LakeWriter:
 
     def write(self, attempt: Attempt, rows: Rows) -> Receipt:
         fs, root = self.storage.open()
-        folder = _folder(self.job, life_of(attempt.lineage), attempt.id.epoch)
+        folder = folder_of(self.job, life_of(attempt.lineage), attempt.id.epoch)
         path = f"{folder}/{attempt.id}.parquet"
         whole = f"{root}/{path}"
         try:
@@ -288,7 +296,7 @@ class LakeSink(Unsigned):
     ) -> None:
         """Deletes files of an epoch's attempts that no commit names."""
         fs, root = self.table.storage().open()
-        folder = _folder(self._job, life, epoch)
+        folder = folder_of(self._job, life, epoch)
         for info in fs.get_file_info(pafs.FileSelector(f"{root}/{folder}", allow_not_found=True)):
             if info.is_file and f"{folder}/{info.base_name}" not in named:
                 generation = int(info.base_name.split("-")[0])
@@ -334,7 +342,8 @@ def is_away(error: Exception) -> bool:
     )
 
 
-def _folder(job: str, life: str, epoch: int) -> str:
+def folder_of(job: str, life: str, epoch: int) -> str:
+    """Where the epoch's files are, from the table's location."""
     return f"{_FOLDER}/{job}-{life}/{epoch:012d}"
 
 

@@ -260,10 +260,10 @@ def _csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
         (pl.lit("\\x") + cs.binary().bin.encode("hex")).name.keep(),
     )
     text = plain.write_csv(include_header=False, quote_style="necessary").encode()
-    return text.replace(b"\0", _REPLACEMENT) if b"\0" in text else text
+    return text.replace(b"\0", REPLACEMENT) if b"\0" in text else text
 
 
-_REPLACEMENT = "\ufffd".encode()
+REPLACEMENT = "\ufffd".encode()
 
 
 def problem_of(what: str, error: psycopg.Error, *, apart: bool = False) -> SinkError | StoreUnavailable:

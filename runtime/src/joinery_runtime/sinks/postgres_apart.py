@@ -131,6 +131,16 @@ class ApartPostgresSink(PostgresSink):
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, NAMED), attempts)
 
 
+def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, lineage: str, output: str) -> int:
+    """The newest epoch with rows that is in the table, as this transaction sees it; 0: none. Raises psycopg.Error."""
+    if connection.execute("SELECT to_regclass(%s)", (_quoted(schema, _MARKS),)).fetchone() == (None,):
+        return 0
+    marks = sql.Identifier(schema, _MARKS)
+    of = {"job": job, "lineage": lineage, "output": output}
+    mark = connection.execute(sql.SQL(_MARK.removesuffix(" FOR UPDATE")).format(marks), of).fetchone()
+    return 0 if mark is None else int(mark[1])
+
+
 def drop_marks(dsn: str, schema: str, job: str) -> None:
     """Deletes the marks of all outputs that the job has had in this database. Raises SinkError, OutputUnavailable."""
     try:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from google.protobuf import message_factory
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
 
 from joinery_runtime.protobuf_schemas import InvalidSchema, compiled, imports_of
 from joinery_runtime.sinks.schema_output import SchemaOutput, framed
@@ -57,9 +58,8 @@ class ProtobufRows:
 
 
 @functools.lru_cache(maxsize=16)
-def _message(schema: str, imports: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
-    made: Callable[..., Any] = message_factory.GetMessageClass(compiled(schema, dict(imports)).at([0]))
-    return made
+def _message(schema: str, imports: tuple[tuple[str, str], ...]) -> Any:
+    return message_factory.GetMessageClass(compiled(schema, dict(imports)).at([0]))
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -71,6 +71,19 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         column = pc.cast(column, pa.string())
     values: list[Any] = column.to_pylist()
     return values
+
+
+def _read(message: Any, column: pa.Field) -> Any:
+    """What `_plain` has made of a column's value. Raises LookupError where the message has no such field."""
+    field = message.DESCRIPTOR.fields_by_name[column.name]
+    if field.has_presence and not message.HasField(column.name):
+        return None
+    value = getattr(message, column.name)
+    if pa.types.is_timestamp(column.type):
+        return value.ToMilliseconds()
+    if pa.types.is_decimal(column.type) or pa.types.is_date(column.type):
+        return pa.scalar(value).cast(column.type).as_py()
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ class ProtobufOutput(SchemaOutput):
             todo = "Write another topic, or in the format that this one has"
             raise self.problem(what, f"{self.url}, subject {self.subject}, version {newest.version}", todo)
         where = f"version {newest.version} of {self.subject}"
-        imports = imports_of(newest.schema, lambda found: self._referenced(client, found))
+        imports = imports_of(newest.schema, self._referenced)
         message = self._compiled(newest.schema.schema_str, imports, where)
         self._check_types(message, where)
         known = {field.name: field for field in message.fields}
@@ -100,9 +113,19 @@ class ProtobufOutput(SchemaOutput):
         self._compiled(text, {}, "the schema of the job's columns")
         return ProtobufRows(text, (), self.register(client, text, "PROTOBUF"))
 
-    def _referenced(self, client: SchemaRegistryClient, found: Any) -> Iterator[tuple[str, Any]]:
+    def _row(self, schema: Schema, record: bytes) -> dict[str, Any]:
+        imports = imports_of(schema, self._referenced)
+        if not record.startswith(_FIRST_MESSAGE):
+            raise ValueError("not the schema's first message")
+        try:
+            message = _message(schema.schema_str or "", tuple(sorted(imports.items()))).FromString(record[1:])
+        except (InvalidSchema, DecodeError) as error:
+            raise ValueError(str(error)) from error
+        return {column.name: _read(message, column) for column in self.rows}
+
+    def _referenced(self, found: Any) -> Iterator[tuple[str, Any]]:
         for reference in found.references or ():
-            version = self.ask(functools.partial(client.get_version, reference.subject, reference.version))
+            version = self.ask(functools.partial(self.client().get_version, reference.subject, reference.version))
             if version is not None:
                 yield reference.name, version.schema
 

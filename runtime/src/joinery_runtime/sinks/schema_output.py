@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.registry_client import registry_client
+from joinery_runtime.sinks.encode import rows_to_json
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MISSING, _REFUSED, _INVALID, _DENIED = 404, 409, 422, (401, 403)  # of HTTP
@@ -30,6 +31,8 @@ class EncodedRows(Protocol):
 
 # What this process has registered; drivers do so before their workers.
 _REGISTERED: dict[tuple[type, str, str, pa.Schema], EncodedRows] = {}
+# Schemas of records that were read, None where there is none.
+_READ: dict[tuple[str, int], Schema | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,36 @@ class SchemaOutput(ABC):
             raise self._away(facts) from error
         except Exception as error:  # of whatever the client uses for HTTP
             raise self._away(f"{self.url}: {error}") from error
+
+    def lines(self, records: Sequence[bytes]) -> list[bytes]:
+        """Framed records as lines of JSON with the rows' columns; one that is none of the rows' stays as it is. Raises
+        SinkError and OutputUnavailable as `registered` does."""
+        rows: list[dict[str, Any]] = []
+        other = {}
+        for place, record in enumerate(records):
+            try:
+                row = self._row(self._written_under(int.from_bytes(record[1:5])), record[5:])
+                pa.Table.from_pylist([row], schema=self.rows)
+            except (ValueError, TypeError, LookupError, EOFError, pa.ArrowException):
+                row, other[place] = {}, record
+            rows.append(row)
+        lines = rows_to_json(pa.Table.from_pylist(rows, schema=self.rows))
+        return [other.get(place, line) for place, line in enumerate(lines)]
+
+    @abstractmethod
+    def _row(self, schema: Schema, record: bytes) -> dict[str, Any]:
+        """The values of a record that was written with this schema, by column. Raises ValueError, TypeError,
+        LookupError or EOFError for one that is none of the rows'."""
+
+    def _written_under(self, number: int) -> Schema:
+        """Raises LookupError where the registry has no schema of this number."""
+        if (self.url, number) not in _READ:
+            client = self.client()
+            _READ[self.url, number] = self.ask(lambda: client.get_schema(number))
+        schema = _READ[self.url, number]
+        if schema is None:
+            raise LookupError(f"no schema {number}")
+        return schema
 
     def problem(self, what: str, facts: str, todo: str) -> SinkError:
         return SinkError(f"Output topic {self.topic}: {what}", facts=facts, todo=todo)

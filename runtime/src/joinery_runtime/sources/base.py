@@ -38,7 +38,9 @@ class Bounds:
     or nobody yet; it is not read, and it is not idle. `stop` is where a bounded partition ends, and `topic_id` which
     topic of this name it is of ("" where that is not known): both are stored with the plan that is made of these
     bounds. `deleted` says that the topic is no more and was read to its end: what is stored of it is to be forgotten.
-    `record_bytes` is about how long a record is, where offsets count bytes (None: they count records).
+    `record_bytes` is about how long a record is, where offsets count bytes (None: they count records). `waits`: other
+    partitions of the input are read to their ends before it; until then it is not read, and neither it nor its absence
+    moves the watermark.
     """
 
     partition: PartitionRef
@@ -52,6 +54,7 @@ class Bounds:
     deleted: bool = False
     undecided: int = 0
     record_bytes: float | None = None
+    waits: bool = False
 
     @property
     def at_end(self) -> bool:

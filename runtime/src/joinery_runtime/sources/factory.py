@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pathlib
+from functools import partial
+
 import pyarrow as pa
 
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import SourceError
-from joinery_runtime.job.model.inputs import FileInput, Input, KafkaInput
+from joinery_runtime.job.model.inputs import FileInput, History, Input, KafkaInput
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.base import SourcePlanner, SourceReader
 from joinery_runtime.sources.files import FilePlanner, FileReader, ListedFiles
 from joinery_runtime.sources.formats import format_of
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.history import HistoryDecoder, HistoryPlanner, HistoryReader
 from joinery_runtime.sources.kafka_planner import KafkaPlanner
 from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.metadata import MetadataDecoder
@@ -32,27 +36,35 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool
     """The driver half of an input of that job, which has that state store; `once` for a run that ends with what is
     there at its start. Nothing is contacted or opened before its first use."""
     match model:
+        case Input(kafka=KafkaInput() as kafka, history=History() as history):
+            topics = KafkaPlanner(model.name, kafka, job_name, store, since=history.until)
+            files = _file_planner(_history(model, history))
+            return HistoryPlanner(model.name, history.until, files, topics)
         case Input(kafka=KafkaInput() as kafka):
             return KafkaPlanner(model.name, kafka, job_name, store)
         case Input(file=FileInput(watch=True) as file):
             window = MOST_FILES if once else WINDOW
-            return WatchedFiles(model.name, file.path, _file_planner(model, file), window)
-        case Input(file=FileInput() as file):
-            return _file_planner(model, file)
+            return WatchedFiles(model.name, file.path, _file_planner(model), window)
+        case Input(file=FileInput()):
+            return _file_planner(model)
         case _:
             raise _no_source(model)
 
 
-def _file_planner(model: Input, file: FileInput) -> ListedFiles:
+def _file_planner(model: Input) -> ListedFiles:
+    assert model.file is not None, "an input of files"
+    path = model.file.path
     if format_of(model).columnar:
-        return ParquetPlanner(model.name, file.path, *_as_written(model), model.event_time)
+        return ParquetPlanner(model.name, path, *_as_written(model), model.event_time)
     columns = [column.name for column in model.columns]
-    return FilePlanner(model.name, file.path, cut=format_of(model).cut(model), columns=columns)
+    return FilePlanner(model.name, path, cut=format_of(model).cut(model), columns=columns)
 
 
 def reader_for(model: Input) -> SourceReader:
     """The task half of an input: one per process, kept from epoch to epoch."""
     match model:
+        case Input(kafka=KafkaInput(), history=History() as history):
+            return HistoryReader(reader_for(_history(model, history)), reader_for(_topics(model)))
         case Input(kafka=KafkaInput() as kafka):
             return KafkaReader(model.name, kafka, keyed=model.keyed, headers=model.headers)
         case Input(file=FileInput()) if format_of(model).columnar:
@@ -65,13 +77,48 @@ def reader_for(model: Input) -> SourceReader:
 
 def decoder_for(model: Input) -> Decoder:
     """A decoder of the input's records. The header of a CSV file is read here: SourceError if it does not fit."""
-    return _decoder(model, format_of(model))
+    history = model.history
+    if history is None:
+        return _decoder(model, format_of(model))
+    parts = [partial(decoder_for, part) for part in (_history(model, history), _topics(model))]
+    return HistoryDecoder(model.event_time, history.until, *parts)
 
 
 def json_decoder_for(model: Input) -> Decoder:
     """A decoder of the input's rows or change events as JSON, whatever its format: so steps of a trace give them."""
     events = model.format.startswith("debezium")
-    return _decoder(model.model_copy(update={"schema_registry": None}), DebeziumJsonDecoder if events else JsonDecoder)
+    plain = model.model_copy(update={"schema_registry": None})
+    decoder = _decoder(plain, DebeziumJsonDecoder if events else JsonDecoder)
+    if model.history is None:
+        return decoder
+    return HistoryDecoder(model.event_time, model.history.until, lambda: decoder, lambda: decoder)
+
+
+def _history(model: Input, history: History) -> Input:
+    """The history as an input of its own. What else a Kafka record has is a field of its files."""
+    events = history.format.startswith("debezium")
+    return model.model_copy(
+        update={
+            "kafka": None,
+            "history": None,
+            # A file is told from a topic by a slash in its name.
+            "file": FileInput(path=str(pathlib.Path(history.path).absolute())),
+            "format": history.format,
+            "csv": history.csv,
+            "schema_registry": None,
+            "columns": tuple(
+                column
+                if column.origin is None or (events and column.origin == "envelope")
+                else column.model_copy(update={"origin": None, "path": None})
+                for column in model.columns
+            ),
+        }
+    )
+
+
+def _topics(model: Input) -> Input:
+    """What comes after the history."""
+    return model.model_copy(update={"history": None})
 
 
 def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import KafkaInput
-from joinery_runtime.kafka_errors import DENIED, MISSING, LastError, is_away
+from joinery_runtime.kafka_errors import DENIED, MISSING, SILENT, LastError, is_away
 
 logger = logging.getLogger("joinery.kafka")
 
@@ -168,8 +168,7 @@ def member_settings(cluster: Cluster, group: str, errors: LoggedErrors) -> dict[
         **cluster.properties,
         "queued.min.messages": 1,
         "enable.partition.eof": False,
-        # What librdkafka would print to standard error in spite of its log_level: that the member was replaced.
-        "logger": logger,
+        "logger": SILENT,
     }
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from confluent_kafka.admin import OffsetSpec
+
 from joinery_runtime.errors import DataLoss
+from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets
 from joinery_runtime.sources.kafka_admin import KafkaAdmin, Topic
@@ -17,10 +20,15 @@ from joinery_runtime.store_identity import StoreIdentity
 
 class KafkaPlanner:
     """Bounds are fresh at every call; what `latest` and a timestamp mean is fixed when a partition is first seen. The
-    job is a member of the consumer group `<job>.<input>` from the first call on, which never waits for it."""
+    job is a member of the consumer group `<job>.<input>` from the first call on, which never waits for it.
 
-    def __init__(self, name: str, kafka: KafkaInput, job_name: str, store: StoreIdentity) -> None:
-        self._kafka = kafka
+    `since` (ms, None: any time): records from this event time on are needed, and those that are earlier by their Kafka
+    timestamps may be gone."""
+
+    def __init__(
+        self, name: str, kafka: KafkaInput, job_name: str, store: StoreIdentity, since: int | None = None
+    ) -> None:
+        self._kafka, self._since = kafka, since
         self._cluster = Cluster.of(name, kafka)
         self._admin = KafkaAdmin(self._cluster)
         self._member = GroupMember(self._cluster, f"{job_name}.{name}", store)
@@ -47,6 +55,10 @@ class KafkaPlanner:
         stops = self._positions.stops(valid.stops, found)
         self._member.follow(topics, starts)
         held = self._member.assigned()
+        if self._since is not None:
+            fresh = found.keys() - valid.offsets.keys()
+            begun = {ref for ref in (fresh & held if ours else fresh) if starts[ref] <= found[ref].earliest}
+            self._check_since(self._since, {ref: found[ref] for ref in begun if found[ref].earliest})
         return [
             *(
                 Bounds(ref, at, at, final=True, held=False, deleted=True)
@@ -58,6 +70,10 @@ class KafkaPlanner:
                 for ref, offsets in found.items()
             ),
         ]
+
+    def forget_starts(self) -> None:
+        """Before anything of the input has been read: where its partitions start is asked for anew."""
+        self._positions.forget_starts()
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
@@ -109,6 +125,30 @@ class KafkaPlanner:
         final = stop is not None and stop <= max(offsets.stable, start)
         last = offsets.high if stop is None else min(stop, offsets.high)
         return Bounds(ref, start, end, final, lost, held, stop, topic.id, undecided=max(0, last - end))
+
+    def _check_since(self, since: int, found: Mapping[PartitionRef, LogOffsets]) -> None:
+        """Of partitions whose first records are gone, and that are read from their earliest one: whether those from
+        `since` on are there, as far as Kafka's timestamps tell."""
+        (first,) = self._admin.offsets(found, OffsetSpec.for_timestamp(since)) if found else ({},)
+        for ref, offset in first.items():
+            offsets = found[ref]
+            if offset > offsets.earliest or (offset < 0 and offsets.earliest < offsets.stable):
+                continue  # an older record is still there
+            there = "no record is left" if offset < 0 else "no older record is left"
+            what = f"records of {ref.topic}-{ref.partition} may be gone that no file of the history has"
+            facts = (
+                f"the history ends at {format_time(since)}, offsets before {offsets.earliest} are deleted, and {there}"
+            )
+            if self._kafka.on_data_loss == "fail":
+                raise DataLoss(
+                    f"Input {self._cluster.input}: {what}",
+                    facts=f"{facts} ({self._cluster.at(ref.topic)})",
+                    todo="Add files up to a time that the topic still reaches back to, and write that as `until`. Or "
+                    "set onDataLoss: continue to go on with what there is",
+                )
+            if (ref, offsets.earliest) not in self._reported:
+                logger.warning("input %s: %s: %s", self._cluster.input, what, facts)
+                self._reported.add((ref, offsets.earliest))
 
     def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets) -> tuple[int, int]:
         """Where to go on, and how many offsets are gone. Retention takes records that were not read: what is left of

@@ -49,6 +49,10 @@ class Positions:
             self._starts.pop(ref, None)
             self._stops.pop(ref, None)
 
+    def forget_starts(self) -> None:
+        """Nothing has been read yet: where partitions start is asked for anew."""
+        self._seen, self._starts = False, {}
+
     def starts(
         self, stored: Mapping[PartitionRef, int], found: LogOffsetsByPartition, *, later: bool
     ) -> dict[PartitionRef, int]:

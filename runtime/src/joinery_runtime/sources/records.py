@@ -42,7 +42,8 @@ class Decoded:
     """`rows` has the input's schema; `index[i]` is the position in the batch of the record that row i comes from.
 
     `index` ascends, and together with `bad` (ascending too) it names every record of the batch exactly once, but for
-    those that stand for no row: `dropped` counts them by reason (T10). `deleted` (None: the input is no table) says
+    those that stand for no row: `dropped` counts them by reason (T10), and `passed` is the lowest and the highest event
+    time (ms) that the input has come to with them (None: they have none). `deleted` (None: the input is no table) says
     which rows are deletions: of these only key and event time count, the other columns are null.
     """
 
@@ -51,6 +52,7 @@ class Decoded:
     bad: Sequence[BadRecord]
     deleted: BoolArray | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
+    passed: tuple[int, int] | None = None
 
     def at(self, places: IntArray) -> Decoded:
         """The same of a larger batch, in which the records have these places (ascending)."""

@@ -177,6 +177,7 @@ class _JoinCompiler:
             chained=chained,
             checked=() if chained or table else self._checked(time),
             compared=() if chained or table else self._compared(of.number, time),
+            partitioner=of.step.partitioner if of.step.co_partitioned else None,
         )
 
     def _checked(self, name: str) -> tuple[Expression, ...]:

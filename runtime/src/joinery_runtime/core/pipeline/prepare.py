@@ -2,9 +2,10 @@
 
 What does not go on is counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4),
 `future` (T11), `late` where late records go to the dead letters (J6, W2, S4). Rows whose event time is null, out of
-range or too far ahead (T11), late ones, and rows on which an expression fails, are reported for the dead-letter output
-(T8). What the step before made goes through `prepare_joined`: it is nobody's record any more, a NULL time there only
-matches nothing (N4), and a predicate that fails there is not true (J1).
+range or too far ahead (T11), late ones, rows on which an expression fails, and those of co-partitioned inputs that are
+not in their key's partition, are reported for the dead-letter output (T8). What the step before made goes through
+`prepare_joined`: it is nobody's record any more, a NULL time there only matches nothing (N4), and a predicate that
+fails there is not true (J1).
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_M
 from joinery_runtime.core.pipeline.sides import Intake, Placement
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash, shard_starts, spread_hash
+from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
+
+_SHOWN = 60  # characters of a key in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,13 @@ def prepare(
     future: FutureRows | None = None,
     timestamps: Timestamps | None = None,
     late: LateRows | None = None,
+    co_partitions: int = 0,
 ) -> Prepared:
     """`rows` are n decoded rows of the input's schema, `offsets` int64[n] their places in `partition`; `deleted` is
     bool[n] for a table (None: none of them deletes). `future` finds those that are too far ahead (None: none is), also
     of their Kafka `timestamps`, if they have any. `late` names those that are too late for the step (None, or not
-    certain: the step itself drops them)."""
+    certain: the step itself drops them). `co_partitions` is how many partitions a co-partitioned input has in common
+    with the other one; 0: its partitions mean nothing."""
     times = rows.column(intake.event_time).cast(pa.int64())
     values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
     usable = np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
@@ -90,7 +96,7 @@ def prepare(
     span = pc.min_max(read.times).as_py()
     reason = f"event time {intake.event_time!r} is null or outside the years 0001 to 9999"
     bad = dict.fromkeys(np.flatnonzero(~usable).tolist(), reason) | ahead
-    prepared, dropped = _prepared(intake, read, hasher, bad, late)
+    prepared, dropped = _prepared(intake, read, hasher, bad, late, co_partitions if intake.partitioner else 0)
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
     return Prepared(prepared, span["min"], span["max"], counted, bad)
 
@@ -113,8 +119,16 @@ def prepare_joined(
     return _prepared(intake, joined, hasher, None)[0]
 
 
+def _addresses(
+    intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash, co_partitions: int
+) -> np.ndarray:
+    """uint64[n]: where each row lives, which says which shard gets it."""
+    hashes = _hashes(intake, rows, joinable, hasher)
+    return partition_addresses(rows.partitions, hashes, co_partitions) if co_partitions else hashes
+
+
 def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
-    """uint64[n]: which shard gets each row. One that cannot match goes anywhere: no key's shard is to get them all."""
+    """uint64[n]: by its key. A row that cannot match goes anywhere: no key's shard is to get them all."""
     if intake.placement is Placement.EVERYWHERE:
         return np.zeros(len(rows.offsets), dtype=np.uint64)
     if intake.placement is Placement.SPREAD:
@@ -129,10 +143,15 @@ def _prepared(
     hasher: KeyHash,
     bad: dict[int, str] | None,
     late: LateRows | None = None,
+    co_partitions: int = 0,
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
-    """`bad` takes in the rows on which an expression fails; None: they are nobody's records."""
+    """`bad` takes in the rows on which an expression fails, or that are in another partition than their key's; None:
+    they are nobody's records."""
     rows, passes = _passing(intake, rows, bad)
     joinable, counted = _joinable(intake, rows, passes)
+    if bad is not None and co_partitions:
+        in_place = _in_place(intake, rows, joinable, co_partitions, bad)
+        rows, joinable = rows.where(in_place), joinable[in_place]
     dropped = {} if intake.preserved else counted
     if not intake.preserved:
         rows = rows.where(joinable)
@@ -145,7 +164,7 @@ def _prepared(
         dropped = dropped | ({} if on_time.all() else {"late": int((~on_time).sum())})
         rows, joinable = rows.where(on_time), joinable[on_time]
     columns = [
-        pa.array(_hashes(intake, rows, joinable, hasher)),
+        pa.array(_addresses(intake, rows, joinable, hasher, co_partitions)),
         pc.fill_null(rows.times, 0),
         pa.array(rows.partitions),
         pa.array(rows.offsets),
@@ -154,6 +173,31 @@ def _prepared(
         *(rows.user.column(name) for name in intake.stored),
     ]
     return pa.record_batch(columns, schema=intake.prepared_schema()), dropped
+
+
+def _in_place(
+    intake: Intake, rows: _DecodedRows, joinable: np.ndarray, co_partitions: int, bad: dict[int, str]
+) -> np.ndarray:
+    """bool[n]: the rows that are in their key's partition, and those that match nothing; adds the others to `bad`. The
+    verdict on a row needs no other row, so every attempt gives the same one, wherever it runs."""
+    assert intake.partitioner is not None
+    (name,) = intake.keys
+    key = rows.user.column(name)
+    wanted = key_partitions(key, intake.partitioner, co_partitions)
+    fine = (wanted == rows.partitions % co_partitions) | ~joinable
+    for row in np.flatnonzero(~fine):
+        bad[int(rows.positions[row])] = (
+            f"not in the partition of its key: coPartitioned and partitioner {intake.partitioner} put {name} "
+            f"{_short(key[int(row)].as_py())} into partition {wanted[row]} of {co_partitions}, not into "
+            f"{rows.partitions[row]}; check that its producer keys records by {name} and uses this partitioner, or run "
+            "the job without coPartitioned, with new state"
+        )
+    return np.asarray(fine)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _on_time(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, str]) -> np.ndarray:

@@ -49,7 +49,8 @@ class Intake:
     ones, that expressions make of the others. `checked` are parts of the output's expressions that read nothing but
     this input, `compared` likewise of the conditions of matches: a record for which one cannot be computed is told
     here, where it still is one record. `grouped`: keys are groups,
-    where NULL and NaN are values like others.
+    where NULL and NaN are values like others. `partitioner`: the input is partitioned by its only key with this one,
+    like the other side's.
     """
 
     schema: pa.Schema
@@ -65,6 +66,7 @@ class Intake:
     checked: tuple[Expression, ...] = ()
     compared: tuple[Expression, ...] = ()
     grouped: bool = False
+    partitioner: str | None = None
 
     def name_of(self, ref: ColumnRef) -> str:
         """How an input's column is called in batches of this side."""

@@ -8,7 +8,9 @@ Version 2 is two Arrow streams, one after the other, every buffer compressed wit
 * one batch of one row with the bytes of all texts, a column for each, under its name.
 
 `$hash` is not stored where it follows from the key columns, which the schema's metadata name (`keys`): it is eight
-bytes a row that no compression makes fewer. Rows stand in the order of the run, so a row has one number for ever.
+bytes a row that no compression makes fewer. Of co-partitioned inputs it follows from `$partition` too, and from how
+many partitions they have in common (`partitions`). Rows stand in the order of the run, so a row has one number for
+ever.
 
 Version 1 is one Arrow file with the columns as they are, compressed with lz4. So are the smallest segments of
 version 2; the first bytes tell.
@@ -23,23 +25,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.table.columns import HASH, SCALARS, type_name
+from joinery_runtime.core.table.columns import HASH, PARTITION, SCALARS, type_name
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
+from joinery_runtime.core.table.partitioning import partition_addresses
 from joinery_runtime.core.table.segment import decode, encode
 
 FEW_ROWS = 4_096
 """Fewer rows than this are stored as version 1 did: what it costs to pack a segment, however small, is 0.6 ms."""
 
 _FILE = b"ARROW1"
-_TYPE, _FROM, _KEYS = b"type", b"from", b"keys"
+_TYPE, _FROM, _KEYS, _PARTITIONS = b"type", b"from", b"keys", b"partitions"
 _ZSTD_LEVEL = 1
 _TEXTS = {"string", "binary"}
 _NUMBERS = {"int32", "int64", "timestamp"}
 _NARROW: tuple[tuple[int, pa.DataType], ...] = ((1 << 8, pa.uint8()), (1 << 16, pa.uint16()), (1 << 32, pa.uint32()))
 
 
-def to_blob(rows: pa.RecordBatch, keys: Sequence[str] = ()) -> bytes:
-    """The rows of a run. `keys` are the columns that its hash is of (rule V1); none: it is stored."""
+def to_blob(rows: pa.RecordBatch, keys: Sequence[str] = (), co_partitions: int = 0) -> bytes:
+    """The rows of a run. `keys` are the columns that its hash is of (rule V1); none: it is stored. Of co-partitioned
+    inputs, `co_partitions` is how many partitions they have in common."""
     if rows.num_rows < FEW_ROWS:
         return encode(rows)
     texts: dict[str, pa.Array] = {}
@@ -48,7 +52,9 @@ def to_blob(rows: pa.RecordBatch, keys: Sequence[str] = ()) -> bytes:
         for field, column in zip(rows.schema, rows.columns, strict=True)
         if not keys or field.name != HASH
     ]
-    metadata = {_KEYS: json.dumps(list(keys))} if keys else None
+    metadata = {_KEYS: json.dumps(list(keys))} if keys else {}
+    if keys and co_partitions:
+        metadata[_PARTITIONS] = str(co_partitions)
     schema = pa.schema([field for field, _ in stored], metadata=metadata)
     sink = pa.BufferOutputStream()
     _write(sink, pa.record_batch([column for _, column in stored], schema=schema))
@@ -67,8 +73,13 @@ def from_blob(blob: bytes | pa.Buffer, hasher: KeyHash = key_hash) -> pa.RecordB
     }
     fields = [pa.field(field.name, columns[field.name].type, field.nullable) for field in stored.schema]
     rows = pa.record_batch(list(columns.values()), schema=pa.schema(fields))
-    keys = (stored.schema.metadata or {}).get(_KEYS)
-    return rows if keys is None else _with_hash(rows, hasher([columns[name] for name in json.loads(keys)]))
+    metadata = stored.schema.metadata or {}
+    if _KEYS not in metadata:
+        return rows
+    hashes = hasher([columns[name] for name in json.loads(metadata[_KEYS])])
+    if _PARTITIONS in metadata:
+        hashes = partition_addresses(columns[PARTITION].to_numpy(), hashes, int(metadata[_PARTITIONS]))
+    return _with_hash(rows, hashes)
 
 
 def _stored(field: pa.Field, column: pa.Array, texts: dict[str, pa.Array]) -> tuple[pa.Field, pa.Array]:

@@ -16,7 +16,7 @@ from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectI
 from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.session.cel import SESSION_RULES
 from joinery_runtime.job.model.cel import TARGETS, Rule, exactly_one, positive
-from joinery_runtime.job.model.inputs import Input, KafkaInput
+from joinery_runtime.job.model.inputs import History, Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, Output, PeriodicSavepoints, PostgresStoreSpec, StoreSpec
 from joinery_runtime.job.model.pods import Autoscale
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
@@ -122,6 +122,11 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     Input: (
         exactly_one("kafka", "file"),
         Rule(
+            "!has(self.history) || has(self.kafka)",
+            "a history is what comes before a topic; name kafka, or leave the history out",
+            ".history",
+        ),
+        Rule(
             "self.format != 'parquet' || !has(self.kafka)",
             "parquet is a format of files; name file: {path: ...} instead of kafka",
             ".format",
@@ -138,6 +143,13 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         ),
     ),
     KafkaInput: (exactly_one("topic", "topicPattern"),),
+    History: (
+        Rule(
+            "!has(self.csv) || self.format == 'csv'",
+            "csv says how CSV is written, and the format is another one; leave it out",
+            ".csv",
+        ),
+    ),
     JoinStep: (
         Rule(
             " || ".join(_FIELDS),

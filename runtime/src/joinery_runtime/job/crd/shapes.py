@@ -14,7 +14,7 @@ from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Limits
-from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, Input, KafkaInput, Watermark
+from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, History, Input, KafkaInput, Watermark
 from joinery_runtime.job.model.outputs import FileOutput
 from joinery_runtime.job.model.resource import Trigger
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
@@ -89,6 +89,7 @@ FIELDS: Mapping[Place, Schema] = {
     (Column, "name"): {"maxLength": 1024},
     (Column, "type"): {"pattern": f"^({'|'.join(SIMPLE_TYPES)}|{_DECIMAL})$", "maxLength": 64},
     (AtTimestamp, "timestamp"): {"pattern": f"^{_RFC_3339}$"},
+    (History, "until"): {"pattern": f"^{_RFC_3339}$"},
     (AtOffsets, "offsets"): {"maxProperties": 10_000},
     (JoinStep, "where"): {"maxLength": _LONG_TEXT},
     (JoinStep, "right"): {"maxLength": 253},

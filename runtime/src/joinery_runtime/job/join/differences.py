@@ -7,7 +7,7 @@ from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.session.signature import session_refusals, session_warnings
-from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.wording import listed
 
 Signed = Mapping[str, Any]
@@ -73,10 +73,18 @@ def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
             yield f"the event time of {now['name']} was {was['eventTime']}, it is now {now['eventTime']}"
         if was["table"] != now["table"]:
             yield f"the table key of {now['name']} was {_key(was['table'])}, it is now {_key(now['table'])}"
+        if was.get("history") != now.get("history"):
+            before, after = (_history(side.get("history")) for side in (was, now))
+            facts = f"the history of {now['name']} was {before}, it is now {after}"
+            yield f"{facts}: rows that the files or the topic have would be missing or come twice"
 
 
 def _key(columns: list[str] | None) -> str:
     return listed(columns) if columns is not None else "none"
+
+
+def _history(until: int | None) -> str:
+    return "none" if until is None else f"one until {format_time(until)}"
 
 
 def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
@@ -96,6 +104,9 @@ def _matching(was: Signed, now: Signed) -> Iterator[str]:
         yield f"{facts}, and of the rows that are kept nobody wrote down which had a match"
     if was["broadcast"] != now["broadcast"]:
         yield f"the broadcast side was {was['broadcast'] or 'none'}, it is now {now['broadcast'] or 'none'}"
+    if was.get("coPartitioned") != now.get("coPartitioned"):
+        before, after = (step.get("coPartitioned", "off") for step in (was, now))
+        yield f"coPartitioned was {before}, it is now {after}, and it says where rows are in the state"
     if was.get("of") != now.get("of"):
         yield f"the bounds counted from {was['of']}, they now count from {now['of']}"
     for field, words in _FIXED.items():

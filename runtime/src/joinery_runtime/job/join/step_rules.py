@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS
+from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep
 from joinery_runtime.job.kinds.base import Rules
 from joinery_runtime.job.model.draft import (
     Finding,
@@ -21,6 +21,8 @@ from joinery_runtime.job.model.draft import (
 from joinery_runtime.job.model.output_rules import late_without_dead_letters
 from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.wording import either, listed, suggestion
+
+_PARTITIONED_BY = ("string", "binary", "int32", "int64")
 
 
 def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
@@ -145,6 +147,39 @@ def _preserved(name: str, kind: str, step: StepDraft) -> str:
     return f"{facts}; write broadcast: {others[0]}, or type: inner"
 
 
+# --- co-partitioned ---------------------------------------------------------------------------------------------------
+
+
+def _co_partitioned(draft: JobDraft) -> Iterator[Finding]:
+    for step in draft.steps:
+        if step.data.get("coPartitioned") is True:
+            yield from (((*step.at, "coPartitioned"), text) for text in _not_co_partitioned(draft, step))
+        elif step.data.get("partitioner") not in {None, JoinStep.model_fields["partitioner"].default}:
+            yield (*step.at, "partitioner"), "is for coPartitioned: true, which is not set; set it, or leave this out"
+
+
+def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
+    keys = step.data.get("keys")
+    if len(draft.steps) > 1:
+        yield f"is for a job of one step, and there are {len(draft.steps)}; leave it out"
+    elif isinstance(keys, Mapping) and len(keys) != 1:
+        yield f"is for one key column, whose bytes are the record's key, and there are {len(keys)}; leave it out"
+    elif step.sides_known:
+        for source in (*step.left, step.right):
+            if source is not None and source.data.get("kafka") is None:
+                yield f"is for topics of Kafka, and {source.name!r} is none; leave it out"
+            elif source is not None and source.data.get("history") is not None:
+                facts = f"{source.name!r} has a history, whose files are in no partition"
+                yield f"is for topics alone, and {facts}; leave it out"
+        pair = next(iter(keys.items()), (None, None)) if isinstance(keys, Mapping) else (None, None)
+        for found in filter(None, map(reference, pair)):
+            side = step.side_of(found.input)
+            kind = side.types.get(found.column) if side is not None and side.types is not None else None
+            if kind is not None and kind.name not in _PARTITIONED_BY:
+                facts = f"the bytes that a producer makes of a {kind} ({found}) are not known"
+                yield f"{facts}; key by {either(_PARTITIONED_BY)}, or leave it out"
+
+
 # --- how a step matches rows in time ----------------------------------------------------------------------------------
 
 
@@ -185,6 +220,6 @@ def _lateness(draft: JobDraft) -> Iterator[Finding]:
 
 
 RULES: Rules = (
-    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _one_way, _alone, _lateness),
+    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _co_partitioned, _one_way, _alone, _lateness),
     *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.rules),
 )

@@ -10,10 +10,11 @@ from joinery_runtime.job.kinds.as_of import AsOf
 from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.interval import Interval
 from joinery_runtime.job.kinds.window import Window
-from joinery_runtime.job.model.base import Limits, Model, PositiveDuration, Text, not_yet
+from joinery_runtime.job.model.base import Bool, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.references import KeyPair, parse_reference
 
 JoinType = Literal["inner", "left", "right", "full"]
+Partitioner = Literal["murmur2", "crc32"]
 
 STEP_KINDS: tuple[type[StepKind], ...] = (Interval, *Window.kinds, AsOf)
 FIELDS: tuple[str, ...] = tuple(dict.fromkeys(kind.field for kind in STEP_KINDS))
@@ -45,8 +46,12 @@ class JoinStep(Model):
     """How much longer state is kept for rows behind the watermark, a duration."""
     broadcast: Text | None = None
     """Without keys: the side that every shard gets whole."""
-    co_partitioned: Annotated[Literal[False], not_yet("coPartitioned: true", True, todo="leave it out")] = False
-    """Not supported yet."""
+    co_partitioned: Bool = False
+    """Whether both topics are partitioned by the join key alike, so that executors exchange no rows. Every record is
+    checked: one in another partition than its key's is a bad record. For a job of one step with one key."""
+    partitioner: Partitioner = "murmur2"
+    """With `coPartitioned`: how the producers of both topics choose a key's partition. `murmur2` is the default of
+    Kafka's Java client (and librdkafka's `murmur2_random`), `crc32` that of librdkafka (`consistent_random`)."""
     limits: Limits | None = None
     """Caps on the state of each side, and what happens at one."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from joinery_runtime.job.model.base import TypeField
+from joinery_runtime.job.model.base import EpochMs, TypeField
 from joinery_runtime.job.model.references import Reference, parse_reference
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -22,6 +22,7 @@ Finding = tuple[Loc, str]
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TYPE: TypeAdapter[ColumnType] = TypeAdapter(TypeField)
+_TIME: TypeAdapter[int] = TypeAdapter(EpochMs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,14 @@ def _types(columns: Sequence[object]) -> Mapping[str, ColumnType | None] | None:
 def _type(raw: object) -> ColumnType | None:
     try:
         return _TYPE.validate_python(raw)
+    except ValidationError:
+        return None
+
+
+def moment(raw: object) -> int | None:
+    """A time in milliseconds, None where it is none."""
+    try:
+        return _TIME.validate_python(raw)
     except ValidationError:
         return None
 

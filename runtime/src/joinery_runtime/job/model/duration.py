@@ -44,6 +44,9 @@ def format_duration(ms: int) -> str:
     return text
 
 
+_END = 2**63 - 1  # the watermark of an input that has ended
+
+
 def format_time(ms: int | None) -> str:
     """Event time for people. What no calendar holds, such as the watermark of an input that has ended, is a number."""
     if ms is None:
@@ -51,7 +54,12 @@ def format_time(ms: int | None) -> str:
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError):
-        return "the end" if ms == 2**63 - 1 else f"{ms} ms"
+        return "the end" if ms == _END else f"{ms} ms"
+
+
+def time_value(ms: int | None) -> int | str | None:
+    """Event time in JSON: milliseconds, "end" where an input has ended, None where it is not known yet."""
+    return "end" if ms is not None and ms >= _END else ms
 
 
 def _parse_text(text: str) -> int:

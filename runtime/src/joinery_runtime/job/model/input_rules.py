@@ -12,6 +12,7 @@ from joinery_runtime.job.model.draft import (
     dig,
     exactly_one,
     items,
+    moment,
     repeats,
     unknown_column,
 )
@@ -129,6 +130,23 @@ def _watched(draft: JobDraft) -> Iterator[Finding]:
             )
 
 
+def _history(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        history, at = source.data.get("history"), (*source.at, "history")
+        if history is None:
+            continue
+        if source.data.get("kafka") is None:
+            yield at, "a history is what comes before a topic; name kafka, or leave the history out"
+        if dig(history, "csv") is not None and dig(history, "format") != "csv":
+            yield (*at, "csv"), "csv says how CSV is written, and the format is another one; leave it out"
+        start, until = dig(source.data, "kafka", "startFrom"), moment(dig(history, "until"))
+        begin = moment(dig(start, "timestamp"))
+        if start == "latest" or (begin is not None and until is not None and begin > until):
+            todo = "name a time that is not later than `until`, or leave startFrom out"
+            facts = "what comes between the end of the history and this would be missing"
+            yield (*source.at, "kafka", "startFrom"), f"{facts}; {todo}"
+
+
 def _type_of(source: InputDraft, column: object) -> ColumnType | None:
     name = dig(column, "name")
     return (source.types or {}).get(name) if isinstance(name, str) else None
@@ -238,6 +256,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _parquet,
     _dialect,
     _watched,
+    _history,
     _metadata,
     _formats,
     _one_source,

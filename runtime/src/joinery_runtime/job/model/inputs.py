@@ -168,6 +168,23 @@ class CsvDialect(Model):
     """The first line of a file names its columns. Without it, and from Kafka, fields come in the schema's order."""
 
 
+class History(Model):
+    """Files with what came before the records of a topic: a row of the files counts if its event time is before
+    `until`, a record of the topic if its event time is not (rule T12). The files are read first."""
+
+    path: FilePath
+    """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
+    path counts from the job file's folder."""
+    format: Literal["json", "csv", "parquet", "debezium-json"]
+    """How the files are encoded. They have the columns of the input's `schema`; a column `from` something else of a
+    Kafka record is a field of its name there."""
+    until: EpochMs
+    """The event time up to which the files are complete, as RFC 3339 text with its offset or as milliseconds since
+    1970: rows of the files from this time on are not counted, nor are records of the topic from before it."""
+    csv: CsvDialect | None = None
+    """How CSV is written, for `format: csv`. Default: with commas, double quotes and a header."""
+
+
 class SchemaRegistry(Model):
     """Confluent's Schema Registry, or one with its interface: records begin with the number of their schema.
     `hosts/secrets.py` merges the settings of `properties_secret_ref` into `properties`."""
@@ -242,7 +259,7 @@ class Table(Model):
 
 
 class Input(Model):
-    """One input: exactly one of `kafka` and `file`."""
+    """One input: exactly one of `kafka` and `file`; before `kafka` there may be a `history`."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
     """What the rest of the job calls the input."""
@@ -250,6 +267,9 @@ class Input(Model):
     """Reads topics of Kafka: exactly one of `topic` and `topic_pattern`."""
     file: FileInput | None = None
     """Reads files from start to end: a bounded input, or a directory that is watched for new ones."""
+    history: History | None = None
+    """Files to read before the topics of `kafka`: rows up to a time come from these, and from there on from Kafka, each
+    once."""
     format: Literal["json", "csv", "avro", "protobuf", "debezium-json", "debezium-avro", "parquet"]
     """How records are encoded: `json` (an object each), `csv`, `avro` and `protobuf` (a record, or message, each),
     `debezium-json` and `debezium-avro` (change events, of which the columns are the row's), or `parquet` (files)."""

@@ -1,0 +1,273 @@
+"""What a Python program or a notebook calls. Without the `engine` extra, `explain` works."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from os import PathLike
+from threading import Event
+from typing import TYPE_CHECKING, Any, Literal
+
+from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.job import Explanation, Job, job_from, load_job
+from joinery_runtime.job import explain as _explain
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from joinery_runtime.cli.run import Signals
+    from joinery_runtime.engine.driver import Driver
+    from joinery_runtime.engine.loop import Outage, Progress
+
+JobLike = Job | str | PathLike[str] | Mapping[str, Any]
+"""A job, the path of its file, or a dictionary that holds what its file would."""
+
+
+class _Tabular(ABC):
+    """What libraries of data frames take as it is, by Arrow's interface for streams: `polars.DataFrame(it)`,
+    `pyarrow.table(it)`."""
+
+    @abstractmethod
+    def to_arrow(self) -> pa.Table: ...
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame. Raises EnvironmentProblem without pandas, which Joinery does not bring."""
+        if find_spec("pandas") is None:
+            raise EnvironmentProblem(
+                "There is no pandas to make a data frame with", todo="Install pandas, or call to_polars()"
+            )
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        import polars as pl  # noqa: PLC0415 - this module stays light to import
+
+        return pl.DataFrame(self.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return repr(self.to_polars())
+
+    def _repr_html_(self) -> str:
+        return self.to_polars()._repr_html_()
+
+
+class Rows(_Tabular):
+    """Rows of an output."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def to_arrow(self) -> pa.Table:
+        return self._table
+
+
+class Trace(_Tabular):
+    """What a job did with the steps of a trace. As a list: one dictionary for each step, as `joinery trace` prints it,
+    with `output`, `watermarks`, `late`, `dead` (docs/trace.md). As a table: the rows that went out, with the columns of
+    the output after the number of their step, from 1 on, in the column `step` (`_step`, if an output's column has that
+    name)."""
+
+    def __init__(self, results: list[dict[str, Any]], table: pa.Table) -> None:
+        self._results, self._table = results, table
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self._results[number]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._results)
+
+    def to_arrow(self) -> pa.Table:
+        return self._table
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RunResult:
+    """What a run has done. The counts are of this run: `epochs` that it committed, `rows_in` and `dead_letters` per
+    input, `dropped` per input and reason, `rows_out`."""
+
+    job: Job
+    ended_by: Literal["stopped", "once", "inputs"]
+    """`stopped`: `stop` or an interrupt; `once`: it has read to the ends of then; `inputs`: all of them have ended."""
+    epochs: int
+    rows_in: Mapping[str, int]
+    rows_out: int
+    dropped: Mapping[str, Mapping[str, int]]
+    dead_letters: Mapping[str, int]
+
+    @property
+    def where(self) -> str:
+        """Where the rows are, and how to look at some."""
+        from joinery_runtime.cli.progress import where_rows_are  # noqa: PLC0415
+
+        return where_rows_are(self.job)
+
+    def output(self) -> Rows:
+        """All rows of the output, those of earlier runs too, read into memory: of files, tables of Postgres, Iceberg
+        and Delta. Raises JoineryError where they cannot be read, as of a topic."""
+        from joinery_runtime.cli.sql import read_output  # noqa: PLC0415
+
+        return Rows(read_output(self.job).to_arrow())
+
+    def __repr__(self) -> str:
+        from joinery_runtime.cli.progress import WHY_ENDED  # noqa: PLC0415
+
+        dropped = sum(sum(counts.values()) for counts in self.dropped.values())
+        counts = [f"{self.epochs:,} epoch{'s' * (self.epochs != 1)}"]
+        counts += [f"{sum(self.rows_in.values()):,} rows in", f"{self.rows_out:,} out"]
+        counts += [f"{dropped:,} dropped"] if dropped else []
+        counts += [f"{sum(self.dead_letters.values()):,} dead letters"] if any(self.dead_letters.values()) else []
+        text = f"{self.job.name}: {WHY_ENDED[self.ended_by]}; {', '.join(counts)}"
+        return f"{text}\n{self.where}" if self.rows_out else text
+
+
+class _Counts:
+    """Of the epochs of one run."""
+
+    def __init__(self, stop: Event, on_epoch: Callable[[Progress], None] | None) -> None:
+        self._stop, self._on_epoch = stop, on_epoch
+        self._epochs = self._rows_out = 0
+        self._rows_in: Counter[str] = Counter()
+        self._dead: Counter[str] = Counter()
+        self._dropped: dict[str, Counter[str]] = {}
+
+    def committed(self, progress: Progress) -> None:
+        report = progress.report
+        self._epochs += 1
+        self._rows_out += report.rows_out
+        self._rows_in.update(report.rows_in)
+        self._dead.update(report.dead)
+        for name, counts in report.dropped.items():
+            self._dropped.setdefault(name, Counter()).update(counts)
+        if self._on_epoch is not None:
+            self._on_epoch(progress)
+
+    def result(self, job: Job, *, once: bool) -> RunResult:
+        ended_by: Literal["stopped", "once", "inputs"] = "once" if once else "inputs"
+        dropped = {name: dict(counts) for name, counts in self._dropped.items()}
+        return RunResult(
+            job,
+            "stopped" if self._stop.is_set() else ended_by,
+            self._epochs,
+            dict(self._rows_in),
+            self._rows_out,
+            dropped,
+            dict(self._dead),
+        )
+
+
+def explain(job: JobLike) -> Explanation:
+    """The plan of a job: `print` shows what `joinery explain` prints, and so does a notebook. Raises JobError."""
+    from joinery_runtime.cli.common import stored  # noqa: PLC0415
+
+    job = _job(job)
+    return _explain(job, stored(job))
+
+
+def trace(job: JobLike, steps: Iterable[Mapping[str, Any]], *, shards: int | None = None) -> Trace:
+    """Plays rows through a job, as `joinery trace` does. Nothing of the job's own state, inputs and output is touched.
+
+    `shards` is how many; None takes the job's. Raises JoineryError naming the number, from 1 on, of a step that is not
+    one.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - this module stays light to import
+
+    from joinery_runtime.core.compile import compile_job  # noqa: PLC0415
+    from joinery_runtime.hosts.trace import run_trace  # noqa: PLC0415
+    from joinery_runtime.state.memory import MemoryStore  # noqa: PLC0415
+
+    job = _job(job)
+    tables: list[pa.Table] = []
+    schema = compile_job(job).output_schema()
+    number = "_step" if "step" in schema.names else "step"
+
+    def keep(step: int, rows: pa.Table) -> None:
+        tables.append(rows.add_column(0, number, pa.repeat(pa.scalar(step, pa.int64()), len(rows))))
+
+    results = list(run_trace(job, steps, MemoryStore(), shards, rows=keep))
+    none = pa.schema([pa.field(number, pa.int64()), *schema]).empty_table()
+    return Trace(results, pa.concat_tables(tables) if tables else none)
+
+
+def run(
+    job: JobLike,
+    *,
+    spark: SparkSession | SparkContext | None = None,
+    master: str | None = None,
+    stop: Event | None = None,
+    on_epoch: Callable[[Progress], None] | None = None,
+    once: bool = False,
+) -> RunResult:
+    """Runs a job until all its inputs have ended or `stop` is set (then after the running epoch); with `once`, to where
+    the inputs end now, without ending one (docs/schedule.md). An interrupt (Ctrl-C, a notebook's stop button) is as
+    `stop`; a second one raises KeyboardInterrupt at once, and the next run replays the epoch.
+
+    `spark` is a session that all epochs run on and that goes on after the job; None starts one if the job needs it.
+    `master` is a Spark master URL for that; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`.
+    `on_epoch` hears of every committed epoch. Warnings go to the `warnings` module. Raises JoineryError.
+    """
+    from joinery_runtime.cli.run import Signals  # noqa: PLC0415
+    from joinery_runtime.engine.loop import JobListener  # noqa: PLC0415
+    from joinery_runtime.hosts.run import run_job  # noqa: PLC0415
+
+    if spark is not None and master is not None:
+        raise EnvironmentProblem("run(job) was given spark and master", todo="Leave master out: the session has one")
+    job = _job(job)
+    stop = stop or Event()
+    counts = _Counts(stop, on_epoch)
+    # Only the main thread may set handlers, and only there Python runs them.
+    interrupted = threading.current_thread() is threading.main_thread()
+    signals = Signals(stop, (signal.SIGINT,), _interrupt) if interrupted else None
+
+    def warn(text: str) -> None:
+        warnings.warn(text, stacklevel=2)
+
+    def started(_: Driver) -> None:
+        if signals is not None:
+            signals.end_the_epoch()
+
+    def waiting(outage: Outage) -> None:
+        warn(f"Waiting for the {outage.error.system}: {outage.error}")
+
+    listener = JobListener(started, counts.committed, lambda error, _: warn(str(error)), noticed=warn, waiting=waiting)
+    with nullcontext() if signals is None else _caught(signals):
+        run_job(job, listener, stop, master=master, warn=warn, once=once, session=spark)
+    return counts.result(job, once=once)
+
+
+@contextmanager
+def _caught(signals: Signals) -> Iterator[None]:
+    """Interrupts are the job's in the block, and afterwards whose they were before."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with signals.end_a_start():
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+
+
+def _interrupt(_: int) -> None:
+    raise KeyboardInterrupt
+
+
+def _job(job: JobLike) -> Job:
+    if isinstance(job, Job):
+        return job
+    return job_from(job) if isinstance(job, Mapping) else load_job(job)

@@ -1,0 +1,257 @@
+"""A topic or a table against all that the epochs have put out: both as counts per row, in DuckDB, which goes to disk
+where they do not fit into memory. Only rows whose counts differ are looked at one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from joinery_runtime.cli.row_differences import Difference, RowComparison, What, most_like, place_of
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.sinks.content import SEPARATOR, Content
+from joinery_runtime.sinks.encode import rows_to_json
+
+_MEMORY = "512MB"
+_PAIRED = 1000  # rows of each side that are looked at to find those that differ only in some columns
+_PIECE = 10_000  # rows
+_PLACE = ("$order_side", "$order_partition", "$order_offset", "$partner_partition", "$partner_offset")
+_EPOCH = 1 << 32  # numbers count rows within an epoch
+
+_TABLES = """
+CREATE TABLE expected (text BLOB, key BLOB, epoch BIGINT, number BIGINT, required BOOLEAN, gone BOOLEAN,
+    side BIGINT, part BIGINT, "offset" BIGINT, partner_part BIGINT, partner_offset BIGINT);
+CREATE TABLE held (text BLOB, place VARCHAR, number BIGINT, ours BOOLEAN);
+"""
+# Of each key the row of its newest epoch, of several one that is there: which of them came last, sorting decided.
+_NEWEST = """
+CREATE TABLE newest AS SELECT expected.* FROM expected
+JOIN (SELECT key, max(number) AS number FROM expected GROUP BY key) AS last
+    ON expected.key = last.key AND expected.number = last.number
+WHERE NOT gone
+QUALIFY row_number() OVER (PARTITION BY expected.key
+    ORDER BY (hash(text) IN (SELECT hash(text) FROM held)) DESC) = 1;
+DROP TABLE expected;
+ALTER TABLE newest RENAME TO expected;
+"""
+# `required` and `optional` are how often the epochs have put a row out, `held` how often it is there, `ours` how often
+# in what nobody else writes; `twin` is the first epoch that has put it out.
+_COUNTS = """
+CREATE OR REPLACE TABLE differing AS SELECT * FROM (
+    SELECT hash, sum(required) AS required, sum(optional) AS optional, sum(held) AS held, sum(ours) AS ours,
+        min(epoch) AS twin
+    FROM (
+        SELECT hash(text) AS hash, required::INT AS required, (NOT required)::INT AS optional, 0 AS held, 0 AS ours,
+            epoch
+        FROM expected
+        UNION ALL SELECT hash(text), 0, 0, 1, ours::INT, NULL FROM held
+    ) GROUP BY hash
+) WHERE required > held OR held > required + optional
+"""
+_MISSING = """
+CREATE TABLE missing AS SELECT * EXCLUDE (nth, hash, held) FROM (
+    SELECT expected.*, differing.hash, differing.held,
+        row_number() OVER (PARTITION BY differing.hash ORDER BY expected.number) AS nth
+    FROM expected JOIN differing ON hash(text) = differing.hash WHERE expected.required
+) WHERE nth > held
+"""
+_EXTRA = """
+CREATE TABLE extra AS SELECT text, place, number, twin FROM (
+    SELECT here.*, differing.required + differing.optional AS wanted,
+        differing.twin,
+        row_number() OVER (PARTITION BY differing.hash ORDER BY here.number, here.place) AS nth
+    FROM held AS here JOIN differing ON hash(here.text) = differing.hash WHERE here.ours
+) WHERE nth > wanted
+"""
+
+
+@dataclass(slots=True)
+class WholeOutput:
+    """`name` is that of the output in differences. `folder` is an empty directory, for as much as the output is long;
+    `sides` are names of inputs, for the places of rows; `in_order`: of several rows of an epoch with one key the last
+    one counts (of sessions, whose rows go out in a defined order)."""
+
+    name: str
+    content: Content
+    folder: Path
+    sides: Sequence[str]
+    in_order: bool = False
+    notes: list[str] = field(default_factory=list)
+    _db: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        settings: dict[str, Any] = {"memory_limit": _MEMORY, "temp_directory": str(self.folder / "spilt"), "threads": 2}
+        self._db = duckdb.connect(str(self.folder / "rows.db"), config=settings)
+        self._db.execute(_TABLES)
+
+    def expect(self, epoch: int, tables: Sequence[pa.Table]) -> None:
+        """Rows that an epoch puts out."""
+        if self.content.exact and epoch > self.content.complete_to:
+            return
+        for table in tables:
+            self._expect(epoch, table)
+
+    def _expect(self, epoch: int, table: pa.Table) -> None:
+        places = [
+            table[name] if name in table.schema.names else pa.nulls(table.num_rows, pa.int64()) for name in _PLACE
+        ]
+        rows = table.drop_columns([name for name in ORDER_COLUMNS if name in table.schema.names])
+        content, count = self.content, table.num_rows
+        numbers = range(epoch * _EPOCH, epoch * _EPOCH + count) if self.in_order else [epoch * _EPOCH] * count
+        keys = rows_to_json(rows.select(content.upsert_key)) if content.upsert_key else [None] * count
+        gone = pa.repeat(pa.scalar(False), count) if content.retracted is None else rows[content.retracted]
+        if content.retracted is not None:
+            rows = rows.drop_columns([content.retracted])
+        self._insert(
+            "expected",
+            [
+                pa.array(content.texts(rows), pa.binary()), pa.array(keys, pa.binary()),
+                pa.repeat(pa.scalar(epoch), count), pa.array(numbers, pa.int64()),
+                pa.repeat(pa.scalar(epoch <= content.complete_to), count), gone, *places,
+            ],
+        )  # fmt: skip
+
+    def _insert(self, name: str, columns: Sequence[Any]) -> None:
+        self._db.register("piece", pa.table(list(columns), [f"c{number}" for number in range(len(columns))]))
+        self._db.execute(f"INSERT INTO {name} SELECT * FROM piece")
+        self._db.unregister("piece")
+
+    def compare(
+        self, into: RowComparison, first: int, last: int, *, alone: bool = True, may_repeat: bool = False
+    ) -> int:
+        """Reads the output, and adds how it differs in epochs `first` to `last`; returns how many rows are expected of
+        these. Not `alone`: rows of an earlier life of the job may be there too. `may_repeat`: rows may be there more
+        often than they should."""
+        for held in self.content.held():
+            ours = pa.repeat(pa.scalar(held.ours and alone), len(held.texts))
+            texts = pa.array(held.texts, pa.binary())
+            self._insert("held", [texts, pa.array(held.places), pa.array(held.numbers, pa.int64()), ours])
+        self._forget_what_is_cut_off()
+        if self.content.upsert_key:
+            self._db.execute(_NEWEST)
+        self._db.execute(_COUNTS)
+        if self._one("SELECT count(*) FROM differing WHERE required > held"):
+            # Another program may have written the same row with other blanks.
+            self._write_plainly()
+            self._db.execute(_COUNTS)
+        self._note_others(may_repeat=may_repeat)
+        self._db.execute(_MISSING)
+        self._db.execute(_EXTRA)
+        self._report(into, first, last)
+        return self._one(f"SELECT count(*) FROM expected WHERE required AND epoch BETWEEN {first} AND {last}")
+
+    def _one(self, query: str, *values: Any) -> int:
+        return int(self._db.execute(query, values).fetchone()[0] or 0)
+
+    def _forget_what_is_cut_off(self) -> None:
+        """Rows of a partition are in the order of their epochs: where retention has deleted its beginning, it has all
+        rows of the epochs after the first one of which there is a row."""
+        known = 0
+        for head in self.content.heads.values():
+            epochs = (
+                self._one("SELECT max(epoch) FROM expected WHERE hash(text) = hash(?::BLOB)", text) for text in head
+            )
+            known = max(known, next((epoch for epoch in epochs if epoch), self.content.complete_to))
+        if known:
+            self._db.execute("UPDATE expected SET required = FALSE WHERE epoch <= ?", [known])
+            self.notes.append(
+                f"{self.name}: the topic has lost its beginning, so rows up to epoch {known} may be missing there"
+            )
+
+    def _write_plainly(self) -> None:
+        """Rows whose counts differ are all written in one way, in both tables."""
+        self._db.execute("CREATE TABLE plain (hash UBIGINT, text BLOB)")
+        rows = "SELECT hash(text) AS hash, text FROM {} WHERE hash(text) IN (SELECT hash FROM differing)"
+        query = f"{rows.format('expected')} UNION {rows.format('held')}"
+        with self._db.cursor() as cursor:
+            cursor.execute(query)
+            while piece := cursor.fetchmany(_PIECE):
+                hashes, texts = zip(*piece, strict=True)
+                self._insert("plain", [pa.array(hashes, pa.uint64()), pa.array(map(_plain, texts), pa.binary())])
+        for name in ("expected", "held"):
+            self._db.execute(f"UPDATE {name} SET text = plain.text FROM plain WHERE hash({name}.text) = plain.hash")
+
+    def _note_others(self, *, may_repeat: bool) -> None:
+        """Counts what is there too often and does no harm, and leaves it out of the comparison."""
+        if may_repeat:
+            repeated = "held > required + optional AND required + optional > 0"
+            again = self._one(f"SELECT sum(held - required - optional) FROM differing WHERE {repeated}")
+            self._db.execute(f"DELETE FROM differing WHERE {repeated}")
+            if again:
+                self.notes.append(f"{self.name}: {again:,} rows are there again, as delivery: atLeastOnce allows")
+        others = self._one(
+            "SELECT sum(held - greatest(required + optional, ours)) FROM differing "
+            "WHERE held > greatest(required + optional, ours)"
+        )
+        if others:
+            self.notes.append(
+                f"{self.name}: {others:,} rows are there that these epochs have not put out; they may be another "
+                "writer's, or of the job before its state was deleted or began anew"
+            )
+
+    def _report(self, into: RowComparison, first: int, last: int) -> None:
+        """A row that is there once too often is no changed one, so only rows that nothing has put out are paired."""
+        asked = f"BETWEEN {first} AND {last}"
+        strange = [(_shown(row["text"]), row) for row in self._first("extra WHERE twin IS NULL")]
+        pairs = different = 0
+        for row in self._first("missing"):
+            expected, other = _shown(row["text"]), None
+            at = most_like(expected, [shown for shown, _ in strange])
+            if at is not None:
+                other, pairs = strange.pop(at), pairs + 1
+            if first <= row["epoch"] <= last:
+                different += other is not None
+                what: What = "missing" if other is None else "different"
+                found, place = (None, "") if other is None else (other[0], other[1]["place"])
+                into.show(Difference(row["epoch"], self.name, what, expected, found, self._made_of(row), place))
+        for row in self._first(f"extra WHERE twin {asked}"):
+            into.show(Difference(row["twin"], self.name, "extra", None, _shown(row["text"]), "", row["place"]))
+        for shown, row in strange:
+            into.show(Difference(None, self.name, "extra", None, shown, "", row["place"]))
+        missing = self._one(f"SELECT count(*) FROM missing WHERE epoch {asked}") - different
+        extra = self._one(f"SELECT count(*) FROM extra WHERE twin IS NULL OR twin {asked}") - pairs
+        for what, count in (("missing", missing), ("extra", extra), ("different", different)):
+            if count:
+                into.counted[what] += count
+
+    def _first(self, name: str) -> list[dict[str, Any]]:
+        query = f"SELECT * FROM {name} ORDER BY number, text LIMIT {_PAIRED}"
+        found = self._db.execute(query)
+        names = [column[0] for column in found.description]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    def _made_of(self, row: dict[str, Any]) -> str:
+        if row["side"] is None:
+            return ""
+        partner = (row["partner_part"], row["partner_offset"])
+        return place_of(self.sides, row["side"], (row["part"], row["offset"]), partner)
+
+    def close(self) -> None:
+        self._db.close()
+        self.content.close()
+
+
+def _plain(text: bytes) -> bytes:
+    """The row written in one way; what is no JSON stays as it is."""
+    value, *others = text.split(SEPARATOR)
+    try:
+        return SEPARATOR.join([json.dumps(json.loads(value), sort_keys=True).encode(), *others])
+    except ValueError:
+        return text
+
+
+def _shown(text: bytes) -> dict[str, Any]:
+    """A row by its columns; `record` has its key and its headers, where the job sets those."""
+    value, *others = text.split(SEPARATOR)
+    try:
+        row = json.loads(value)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        row = {"not JSON": value.decode(errors="replace")}
+    return {**row, "record": [each.decode(errors="replace") for each in others]} if others else row

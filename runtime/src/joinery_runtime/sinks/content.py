@@ -1,0 +1,208 @@
+"""What is in an output now, for `joinery verify`: topics and tables, read whole and in pieces of bounded size.
+
+A topic or a table does not say which epoch a row is of. What can be told is up to which epoch it has all rows: Kafka
+has those of every committed epoch, and maybe rows of the next one; a Postgres, Iceberg or Delta table is read in one
+snapshot, of which the state store or the table's own mark says which epoch is the newest in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from joinery_runtime.kafka_errors import LastError
+from joinery_runtime.sinks.encode import rows_to_json
+from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, as_messages
+
+SEPARATOR = b"\0"
+"""Between a record's value and its key and headers; JSON has no such byte."""
+_AT_ONCE, _TURN_SECONDS = 10_000, 0.1  # records, and how long they are waited for
+_HEAD = 100  # records of a partition that has lost its beginning
+_NULL = b"\\N"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Rows of an output as texts: a row is a line of JSON, in Kafka with key and headers behind it where the job sets
+    those. `numbers` (int) order them; `ours`: nobody else has written them, as far as the output tells."""
+
+    texts: Sequence[bytes]
+    places: Sequence[str]
+    numbers: Sequence[int]
+    ours: bool = True
+
+
+class Content(Protocol):
+    """One output at one moment. All methods raise SinkError, OutputUnavailable or StoreUnavailable."""
+
+    @property
+    def complete_to(self) -> int:
+        """Rows of epochs up to this one have to be there."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Rows of later epochs cannot be there."""
+        ...
+
+    @property
+    def upsert_key(self) -> tuple[str, ...]: ...
+
+    @property
+    def retracted(self) -> str | None: ...
+
+    @property
+    def heads(self) -> Mapping[int, Sequence[bytes]]:
+        """By partition whose oldest records are gone, the first texts that are there; known once `held` has ended."""
+        ...
+
+    def texts(self, rows: pa.Table) -> list[bytes]:
+        """Output rows as this output has them."""
+        ...
+
+    def held(self) -> Iterator[Held]: ...
+
+    def close(self) -> None: ...
+
+
+# --- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+class KafkaContent:
+    """The records that a `read_committed` reader sees, up to where the topic ends when this is made. `committed` is the
+    newest epoch that was committed before."""
+
+    exact: ClassVar[bool] = False
+    upsert_key: ClassVar[tuple[str, ...]] = ()
+    retracted: ClassVar[str | None] = None
+
+    def __init__(self, target: KafkaTarget, committed: int) -> None:
+        self._target, self._errors, self.complete_to = target, LastError(), committed
+        settings = {
+            **target.client_settings(), "group.id": "joinery.verify", "isolation.level": "read_committed",
+            "enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error",
+        }  # fmt: skip
+        self._refuse_compacted()
+        self._consumer: Consumer = target.connect(Consumer, settings, self._errors)
+        try:
+            self._ranges = self._asked_ranges()
+        except BaseException:
+            self._consumer.close()
+            raise
+        self.heads: dict[int, list[bytes]] = {partition: [] for partition, (low, _) in self._ranges.items() if low > 0}
+
+    def _asked_ranges(self) -> dict[int, tuple[int, int]]:
+        """By partition its first offset, and the one after what can be read now."""
+        topic = self._target.topic
+        with _asking(self._target, self._errors):
+            found = self._consumer.list_topics(topic, ANSWER_SECONDS).topics[topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            asked = {partition: TopicPartition(topic, partition) for partition in found.partitions}
+            return {
+                partition: self._consumer.get_watermark_offsets(at, ANSWER_SECONDS, cached=False)
+                for partition, at in asked.items()
+            }
+
+    def _refuse_compacted(self) -> None:
+        admin: Any = self._target.connect(AdminClient, self._target.client_settings(), self._errors)
+        (asked,) = admin.describe_configs(
+            [ConfigResource(ConfigResource.Type.TOPIC, self._target.topic)], request_timeout=ANSWER_SECONDS
+        ).values()
+        try:
+            policy = asked.result(ANSWER_SECONDS)["cleanup.policy"].value
+        except (KafkaException, KeyError, TimeoutError):
+            return  # who may read a topic need not have the right to read its settings
+        if "compact" in policy:
+            raise self._target.problem(
+                "it cannot be verified",
+                f"cleanup.policy is {policy}: compaction deletes rows",
+                "`joinery why JOB --key COLUMN=VALUE` says which rows a key has to have there",
+            )
+
+    def texts(self, rows: pa.Table) -> list[bytes]:
+        target = self._target
+        if not target.key and not target.headers:
+            return rows_to_json(rows, target.timestamps)
+        messages = as_messages(rows, target.key, target.headers, target.timestamps)
+        return [
+            self._text(each["value"], each.get("key"), dict(each["headers"]) if target.headers else {})
+            for each in messages
+        ]
+
+    def _text(self, value: bytes, key: str | bytes | None, headers: Mapping[str, str | bytes | None]) -> bytes:
+        parts = [value]
+        if self._target.key:
+            parts.append(_bytes(key))
+        parts += [b"%s=%s" % (name.encode(), _bytes(headers.get(name))) for name in self._target.headers]
+        return SEPARATOR.join(parts)
+
+    def held(self) -> Iterator[Held]:
+        topic = self._target.topic
+        waiting = {partition: high for partition, (low, high) in self._ranges.items() if low < high}
+        self._consumer.assign([TopicPartition(topic, partition, self._ranges[partition][0]) for partition in waiting])
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while waiting:
+            with _asking(self._target, self._errors):
+                came = self._consumer.consume(_AT_ONCE, _TURN_SECONDS)  # waits so long for so many
+            if came:
+                deadline = time.monotonic() + ANSWER_SECONDS
+            elif time.monotonic() > deadline:
+                raise self._target.silent(f"no record for {ANSWER_SECONDS:.0f} s; {self._errors}")
+            messages = []
+            for message in came:
+                partition, error = message.partition(), message.error()
+                if error is not None:
+                    if error.code() != KafkaError._PARTITION_EOF:
+                        raise self._target.failure(error, self._errors, "it cannot be read", error.str())
+                    waiting.pop(partition, None)
+                elif partition in waiting:
+                    if message.offset() < waiting[partition]:
+                        messages.append(message)
+                    if message.offset() >= waiting[partition] - 1:
+                        del waiting[partition]
+            if messages:
+                yield self._held(messages)
+
+    def _held(self, messages: Sequence[Message]) -> Held:
+        values = [message.value() or b"" for message in messages]
+        if self._target.schema_output is not None:
+            values = self._target.schema_output.lines(values)
+        if self._target.key or self._target.headers:
+            texts = [
+                self._text(value, message.key(), dict(message.headers() or ()))
+                for value, message in zip(values, messages, strict=True)
+            ]
+        else:
+            texts = values
+        for text, message in zip(texts, messages, strict=True):
+            head = self.heads.get(message.partition() or 0)
+            if head is not None and len(head) < _HEAD:
+                head.append(text)
+        topic = self._target.topic
+        places = [f"{topic}:{message.partition()}={message.offset()}" for message in messages]
+        return Held(texts, places, [message.offset() or 0 for message in messages])
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _bytes(part: str | bytes | None) -> bytes:
+    return _NULL if part is None else part.encode() if isinstance(part, str) else part
+
+
+@contextmanager
+def _asking(target: KafkaTarget, errors: LastError) -> Iterator[None]:
+    """Errors of the client as ours."""
+    try:
+        yield
+    except KafkaException as error:
+        cause = error.args[0]
+        raise target.failure(cause, errors, "it cannot be read", cause.str()) from error

@@ -1,0 +1,184 @@
+"""What is in an output table now: in Postgres, Iceberg or Delta."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+from psycopg import sql
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.content import Held
+from joinery_runtime.sinks.encode import rows_to_json
+from joinery_runtime.sinks.lake import LakeTable, folder_of, lake_schema, life_of
+from joinery_runtime.sinks.postgres import REPLACEMENT, problem_of
+from joinery_runtime.sinks.postgres_table import TargetTable, columns_of
+
+_CSV_BYTES = 8 << 20
+_SNAPSHOTS = 1000  # tries, of some milliseconds each
+
+
+class PostgresContent:
+    """A table in one snapshot; `schema` is the output's. Of a table in the state's database, which changes with the
+    state's commit, `committed` says which epoch that was last. Of another one `published` reads in the snapshot up to
+    which epoch the table has all rows."""
+
+    exact: ClassVar[bool] = True
+    heads: ClassVar[Mapping[int, Sequence[bytes]]] = {}
+
+    def __init__(
+        self,
+        dsn: str,
+        table: TargetTable,
+        schema: pa.Schema,
+        committed: Callable[[], int],
+        published: Callable[[psycopg.Connection[Any]], int] | None,
+    ) -> None:
+        self._table, self._schema = table, table.columns(schema)
+        self.upsert_key, self.retracted = table.upsert_key, table.retracted
+        with self._problems():
+            self._connection = psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10)
+            try:
+                self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                self._connection.read_only = True
+                self.complete_to = self._begin(committed, published)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _begin(self, committed: Callable[[], int], published: Callable[[psycopg.Connection[Any]], int] | None) -> int:
+        """Takes the snapshot, and returns up to which epoch it has all rows."""
+        for _ in range(_SNAPSHOTS):
+            before = committed()
+            if not columns_of(self._connection, self._table.identifier):
+                raise SinkError(
+                    f"The output table {self._table.name} is missing", todo="It is created when the job starts"
+                )
+            if published is not None:
+                return published(self._connection)
+            if committed() == before:
+                return before
+            self._connection.rollback()
+        raise SinkError(
+            f"The output table {self._table.name} cannot be read between two commits",
+            facts=f"tried {_SNAPSHOTS} times",
+            todo="Verify the job while it has less to do",
+        )
+
+    def texts(self, rows: pa.Table) -> list[bytes]:
+        for place, field in enumerate(rows.schema):
+            if pa.types.is_string(field.type):
+                rows = rows.set_column(place, field, pc.replace_substring(rows[place], "\0", REPLACEMENT.decode()))
+        return rows_to_json(rows)
+
+    def held(self) -> Iterator[Held]:
+        columns = sql.SQL(", ").join(map(_as_text, self._schema))
+        copy = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT csv)").format(columns, self._table.identifier)
+        with tempfile.TemporaryDirectory(prefix="joinery-verify-") as folder:
+            path = Path(folder) / "rows.csv"
+            with self._problems(), path.open("wb") as file, self._connection.cursor().copy(copy) as stream:
+                for piece in stream:
+                    file.write(piece)
+            if not path.stat().st_size:
+                return
+            batches = _csv_batches(path, self._schema)
+            while True:
+                with self._problems():
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                texts = rows_to_json(batch)
+                yield Held(texts, [""] * len(texts), [0] * len(texts))
+
+    @contextmanager
+    def _problems(self) -> Iterator[None]:
+        what = f"The output table {self._table.name} cannot be read"
+        try:
+            yield
+        except psycopg.Error as error:
+            raise problem_of(what, error, apart=True) from error
+        except pa.ArrowInvalid as error:
+            todo = "Correct the value, or let the column have the type that the job's output has"
+            raise SinkError(
+                what, facts=f"it has a value that its job cannot have written: {error}", todo=todo
+            ) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _as_text(column: pa.Field) -> sql.Composed:
+    """A column of the query, in a form that `_csv_batches` reads."""
+    name = sql.Identifier(column.name)
+    if pa.types.is_timestamp(column.type):
+        return sql.SQL("(extract(epoch FROM {}) * 1000)::bigint").format(name)
+    return sql.SQL("encode({}, 'hex')" if pa.types.is_binary(column.type) else "{}").format(name)
+
+
+def _csv_batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Rows that Postgres has copied to a file, in pieces, with the columns of the output."""
+    written: dict[str, pa.DataType] = {}
+    for column in schema:
+        in_text = pa.types.is_binary(column.type)
+        number = pa.types.is_timestamp(column.type) or pa.types.is_int32(column.type)  # which an integer may be beyond
+        written[column.name] = pa.string() if in_text else pa.int64() if number else column.type
+    with pacsv.open_csv(
+        path,
+        read_options=pacsv.ReadOptions(column_names=list(written), block_size=_CSV_BYTES),
+        parse_options=pacsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=pacsv.ConvertOptions(
+            column_types=written, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False,
+            true_values=["t"], false_values=["f"],
+        ),
+    ) as reader:  # fmt: skip
+        for batch in reader:
+            yield pa.table([_as_column(batch[column.name], column.type) for column in schema], schema.names)
+
+
+def _as_column(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_binary(kind):
+        decoded: pa.Array = pl.Series(pl.from_arrow(values)).str.decode("hex").to_arrow()
+        return decoded.cast(kind)
+    return values.cast(kind) if pa.types.is_timestamp(kind) else values
+
+
+class LakeContent:
+    """An Iceberg or Delta table at one commit of its own; `schema` is the output's. `certain` is the newest epoch that
+    has to be in it, whatever its mark says."""
+
+    exact: ClassVar[bool] = True
+    heads: ClassVar[Mapping[int, Sequence[bytes]]] = {}
+    upsert_key: ClassVar[tuple[str, ...]] = ()
+    retracted: ClassVar[str | None] = None
+
+    def __init__(self, table: LakeTable, job: str, lineage: str, schema: pa.Schema, certain: int) -> None:
+        self._table, self._schema, life = table, schema, life_of(lineage)
+        mark = table.mark(job, life)
+        self.complete_to = max(0 if mark is None else mark.epoch, certain)
+        self._folder = f"/{folder_of(job, life, 0).rsplit('/', 1)[0]}/"
+
+    def texts(self, rows: pa.Table) -> list[bytes]:
+        return rows_to_json(rows.cast(lake_schema(rows.schema)))
+
+    def held(self) -> Iterator[Held]:
+        """Rows of files that this job has not written are of other writers, or were put together with its own by a
+        compaction."""
+        number = 0
+        for path, batches in self._table.files():
+            ours = self._folder in f"/{path}"
+            for batch in batches:
+                rows = batch.select([name for name in self._schema.names if name in batch.schema.names])
+                texts = rows_to_json(rows.cast(lake_schema(rows.schema)))
+                yield Held(texts, [path] * len(texts), list(range(number, number + len(texts))), ours)
+                number += len(texts)
+
+    def close(self) -> None:
+        self._table.close()

@@ -1,0 +1,53 @@
+"""`joinery verify` of a job of a million records that has run as in production: state and output in Postgres."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import psycopg
+import pytest
+
+from cli.commands import Joinery
+from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+EACH = 500_000  # records of each input
+JOB = """\
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {name: million}
+spec:
+  inputs:
+    - {name: l, file: {path: l.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+    - {name: r, file: {path: r.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+  joins: [{right: r, type: left, keys: {l.k: r.k}, interval: {of: l, lower: -10, upper: 10}}]
+  output: {postgres: {table: TABLE}}
+  trigger: {maxRecordsPerEpoch: 100000}
+  stateStore: {postgres: {dsn: "DSN", schema: TABLE}}
+""".replace("COLUMNS", "[{name: k, type: string}, {name: v, type: int64}, {name: ts, type: timestamp}]")
+
+
+def test_one_changed_row_of_a_million_is_found(joinery: Joinery, postgres_dsn: str, tmp_path: Path) -> None:
+    numbers = pl.int_range(EACH, eager=True)
+    rows = pl.DataFrame({"k": "k" + (numbers % 5_000).cast(pl.String), "v": numbers, "ts": numbers})
+    for name in ("l", "r"):
+        rows.write_ndjson(tmp_path / f"{name}.jsonl")
+    job, table = tmp_path / "job.yaml", "verify_million"
+    job.write_text(JOB.replace("TABLE", table).replace("DSN", postgres_dsn))
+    environment = {name: value for name, value in os.environ.items() if name != WAIT_FOR_SPARK}
+    run = [sys.executable, "-m", "joinery_runtime", "run", str(job)]
+    subprocess.run(run, env=environment, check=True, capture_output=True)
+    with psycopg.connect(postgres_dsn) as connection:
+        changed = connection.execute(f"UPDATE {table} SET right_v = right_v + 1 WHERE left_v = 345678")
+        assert changed.rowcount == 1
+    ended = joinery("verify", job)
+    (found,) = ended.lines
+    assert (ended.code, found["rows"], found["notes"]) == (1, EACH, [])
+    assert (found["missing"], found["extra"], found["different"]) == (0, 0, 1)
+    (difference,) = found["differences"]
+    assert difference["expected"]["right_v"] == 345_678
+    assert difference["found"] == difference["expected"] | {"right_v": 345_679}

@@ -1,0 +1,207 @@
+"""`joinery verify` of Postgres tables: rows that are inserted, rows that replace others, and sessions that are taken
+back; in the state's database and in another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cli.verified import Database, Written
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import parse_job
+
+pytestmark = pytest.mark.services
+COLUMNS = "[{name: k, type: string}, {name: v, type: int64}, {name: raw, type: binary}, {name: ts, type: timestamp}]"
+JOIN = """\
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {name: orders-payments}
+spec:
+  inputs:
+    - {name: l, file: {path: l.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+    - {name: r, file: {path: r.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+  joins: [{right: r, type: left, keys: {l.k: r.k}, interval: {of: l, lower: -10, upper: 10}}]
+  output: {postgres: {table: TABLE, dsn: "DSN", upsertKey: [KEY]}}
+  stateStore: {postgres: {dsn: "STATE"}}
+""".replace("COLUMNS", COLUMNS)
+SESSIONS = """\
+apiVersion: joinery.dev/v1alpha1
+kind: SessionWindow
+metadata: {name: visits}
+spec:
+  input: {name: c, file: {path: c.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+  groupBy: [k]
+  gap: 20
+  maxDuration: 1h
+  aggregates: [{function: count, as: n}, {function: sum, column: v, as: total}]
+  lateData: reopen
+  allowedLateness: 1m
+  emitRetractions: true
+  output: {postgres: {table: TABLE, dsn: "DSN"}}
+  stateStore: {postgres: {dsn: "STATE"}}
+""".replace("COLUMNS", COLUMNS)
+# Texts that CSV, JSON and Postgres write in different ways.
+TEXTS = ["", 'a,"b"', "two\nlines", "\\N", "null", "é\t", "with\0nul", "k7", "k8", "k9"]
+EPOCHS = 3
+
+
+def row(key: str, value: int, ts: int) -> dict[str, Any]:
+    return {"k": key, "v": value, "raw": None if value % 3 else "/wA=", "ts": ts}
+
+
+STEPS: list[dict[str, Any]] = [
+    {
+        "rows": {
+            "l": [row(key, i, 100 * step + i) for i, key in enumerate(TEXTS)],
+            "r": [row(key, 10 * i, 100 * step + i) for i, key in enumerate(TEXTS[::2])],
+        }
+    }
+    for step in range(EPOCHS)
+]
+CLICKS: list[dict[str, Any]] = [
+    {"input": "c", "rows": [row("a", 1, 100), row("b", 1, 100), row("a", 1, 130)]},
+    {"watermark": {"c": 200}},  # all three sessions go out
+    {"input": "c", "rows": [row("a", 5, 115)]},  # and two of them become one
+    {"input": "c", "rows": [row("b", 1, 1000)]},
+    {"watermark": {"c": 2000}},
+]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    return f"out_{tmp_path.name.replace('-', '_')}"[:60]
+
+
+@pytest.fixture
+def database(postgres_dsn: str, schema: str) -> Database:
+    return Database(postgres_dsn, schema)
+
+
+@pytest.fixture
+def connection(postgres_dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(postgres_dsn, autocommit=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def write(table: str, database: Database, tmp_path: Path) -> Any:
+    """Runs a job into the table; `apart`: it is in another database than the state, or taken to be."""
+
+    def write(job: str, steps: Any, key: str = "", *, apart: bool = False, store: Any = None) -> Written:
+        dsn = f"{database.dsn}&application_name=apart" if apart else database.dsn
+        text = job.replace("TABLE", table).replace("DSN", dsn).replace("STATE", database.dsn).replace("KEY", key)
+        return Written(parse_job(text, "job.yaml"), steps, tmp_path / "cache", database, store)
+
+    return write
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])
+def test_rows_that_are_inserted(write: Any, table: str, connection: psycopg.Connection[Any], *, apart: bool) -> None:
+    written = write(JOIN, STEPS, apart=apart)
+    written.publish()
+    verdict = written.verdict()
+    assert (verdict.right, verdict.notes) == (True, [])
+    assert verdict.compared.rows == sum(rows.num_rows for rows in written.rows.values())
+    # One row is gone, one has another value, one is twice.
+    spoil = {
+        "DELETE FROM {} WHERE left_k = 'k7' AND left_ts = ": 7,
+        "UPDATE {} SET left_raw = '\\x00' WHERE left_k = E'two\nlines' AND left_ts = ": 102,
+        "INSERT INTO {0} SELECT * FROM {0} WHERE left_k = 'k8' AND left_ts = ": 208,
+    }
+    for statement, ts in spoil.items():
+        changed = connection.execute(f"{statement.format(table)} timestamptz 'epoch' + interval '{ts} ms'")
+        assert changed.rowcount == 1, statement
+    spoilt = written.verdict()
+    assert dict(spoilt.compared.counted) == {"missing": 1, "different": 1, "extra": 1}
+    found = {each.what: each for each in spoilt.compared.differences}
+    assert found["missing"].expected["left_k"] == "k7"
+    assert found["different"].found == found["different"].expected | {"left_raw": "AA=="}
+    assert (found["extra"].found["left_k"], found["extra"].found["left_ts"]) == ("k8", 208)
+    assert {what: each.epoch for what, each in found.items()} == {
+        "missing": written.epoch_of(7), "different": written.epoch_of(102), "extra": written.epoch_of(208),
+    }  # fmt: skip
+    assert not written.verdict(1, written.epoch_of(7)).right
+    assert written.verdict(written.epoch_of(208) + 1).right
+
+
+def test_a_table_that_is_published_after_the_commit(write: Any) -> None:
+    written = write(JOIN, STEPS, apart=True)
+    newest = max(written.rows)
+    written.publish(newest - 1)
+    verdict = written.verdict()
+    assert (verdict.right, verdict.last) == (True, newest - 1)
+
+
+def test_rows_that_replace_others(write: Any, table: str, connection: psycopg.Connection[Any]) -> None:
+    written = write(JOIN, STEPS, "left_k")
+    written.publish()
+    verdict = written.verdict()
+    assert verdict.right
+    assert verdict.compared.rows == len(TEXTS)
+    assert f"{len(TEXTS)} rows, the newest of each key," in next(iter(verdict.lines()))
+    # A row of an earlier epoch is still there.
+    connection.execute(f"UPDATE {table} SET left_ts = 'epoch'::timestamptz WHERE left_k = ''")
+    connection.execute(f"DELETE FROM {table} WHERE left_k = 'k8'")
+    connection.execute(f"INSERT INTO {table} (left_k) VALUES ('new')")
+    spoilt = written.verdict()
+    assert dict(spoilt.compared.counted) == {"missing": 1, "different": 1, "extra": 1}
+    found = {each.what: each for each in spoilt.compared.differences}
+    assert (found["missing"].expected["left_k"], found["extra"].found["left_k"]) == ("k8", "new")
+    assert (found["different"].expected["left_k"], found["different"].found["left_ts"]) == ("", 0)
+    assert found["extra"].epoch is None
+
+
+def test_of_several_rows_of_a_key_in_one_epoch_any_may_be_there(
+    write: Any, table: str, connection: psycopg.Connection[Any]
+) -> None:
+    steps = [{"rows": {"l": [row("a", 1, 100)], "r": [row("a", 10, 100), row("a", 20, 101)]}}]
+    written = write(JOIN, steps, "left_k")
+    written.publish()
+    for value, right in ((10, True), (20, True), (30, False)):
+        connection.execute(f"UPDATE {table} SET right_v = {value}, right_ts = timestamptz 'epoch' + interval '101 ms'")
+        if value == 10:
+            connection.execute(f"UPDATE {table} SET right_ts = timestamptz 'epoch' + interval '100 ms'")
+        connection.execute(f"UPDATE {table} SET right_raw = '\\xff00' WHERE right_v % 3 = 0")
+        connection.execute(f"UPDATE {table} SET right_raw = NULL WHERE right_v % 3 <> 0")
+        verdict = written.verdict()
+        assert (verdict.right, verdict.compared.rows) == (right, 1)
+
+
+def test_rows_of_an_earlier_life_make_nothing_wrong(
+    write: Any, table: str, connection: psycopg.Connection[Any]
+) -> None:
+    first = write(JOIN, STEPS)
+    first.publish()
+    first.store.delete_job(first.job.name)
+    second = write(JOIN, STEPS, store=first.store)
+    assert min(second.rows) > max(first.rows)
+    second.publish()
+    verdict, rows = second.verdict(), sum(rows.num_rows for rows in second.rows.values())
+    assert (verdict.right, verdict.compared.rows) == (True, rows)
+    assert verdict.notes[0].startswith(f"output: {rows} rows are there that these epochs have not put out")
+    connection.execute(f"DELETE FROM {table} WHERE left_k = 'k8' AND left_ts < timestamptz 'epoch' + interval '99 ms'")
+    assert dict(second.verdict().compared.counted) == {"missing": 1}
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])
+def test_sessions_that_were_taken_back(
+    write: Any, table: str, connection: psycopg.Connection[Any], *, apart: bool
+) -> None:
+    written = write(SESSIONS, CLICKS, apart=apart)
+    written.publish()
+    there = connection.execute(f"SELECT k, n, total FROM {table} ORDER BY k, window_start").fetchall()
+    assert there == [("a", 3, 7), ("b", 1, 1), ("b", 1, 1)]
+    verdict = written.verdict()
+    assert (verdict.right, verdict.compared.rows) == (True, 3)
+    connection.execute(f"UPDATE {table} SET total = 8 WHERE k = 'a'")
+    (difference,) = written.verdict().compared.differences
+    assert (difference.what, difference.expected["total"], difference.found["total"]) == ("different", 7, 8)
+
+
+def test_a_table_that_is_not_there(write: Any) -> None:
+    with pytest.raises(JoineryError, match=r"The output table .* is missing"):
+        write(JOIN, STEPS).verdict()

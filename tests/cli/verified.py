@@ -1,0 +1,102 @@
+"""A job that has run as a trace, and its output as the job's own sink writes it, to be spoilt and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from joinery_runtime.cli.verify import Verdict, verify
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.hosts.replay import Replay, replayable
+from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.hosts.trace_environment import StepInputs
+from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
+from joinery_runtime.job import Job
+from joinery_runtime.sinks import Attempt, AttemptId, Receipt, Sink, StoreDatabase, dead_letter_sink, sink_for
+from joinery_runtime.state.memory import MemoryStore
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A state's database, in which the output table is. The state itself is in memory."""
+
+    dsn: str
+    schema: str
+
+
+class Written:
+    """`steps` are those of a trace. Each epoch's rows go through the job's own sinks, in one attempt per shard; those
+    of epochs after `published` stay unpublished."""
+
+    def __init__(
+        self,
+        job: Job,
+        steps: Sequence[Mapping[str, Any]],
+        cache: Path,
+        database: StoreDatabase | None = None,
+        store: MemoryStore | None = None,
+    ) -> None:
+        self.job, self.database, self.store = job, database, store or MemoryStore()
+        for _ in run_trace(job, steps, self.store, 2):
+            """The rows go out below."""
+        logs = {side.name: StepLog(side) for side in job.inputs}
+        for step in steps:
+            for name, rows in rows_by_input(step).items():
+                logs[name].append(rows)
+        self.inputs = StepInputs(job, logs)
+        record = self.store.record(job.name)
+        assert record is not None
+        self.lineage, self.rows, self.dead = record.lineage, dict[int, pa.Table](), dict[int, pa.Table]()
+        replay = Replay(job, self.inputs, cache)
+        for entry in replayable(job, self.store):
+            replayed = replay.run(EpochPlan.from_json(entry.plan))
+            if replayed.rows:
+                self.rows[entry.epoch] = pa.concat_tables(replayed.rows).drop_columns(list(ORDER_COLUMNS))
+            if replayed.dead:
+                self.dead[entry.epoch] = pa.concat_tables(replayed.dead)
+
+    def with_rows(self, count: int) -> list[int]:
+        """The epochs that put out so many rows or more."""
+        return [epoch for epoch, rows in self.rows.items() if rows.num_rows >= count]
+
+    def epoch_of(self, left_ts: int) -> int:
+        """That has put out the row whose left side has this event time."""
+        (epoch,) = (
+            epoch
+            for epoch, rows in self.rows.items()
+            if left_ts in rows["left_ts"].cast(pa.timestamp("ms")).cast(pa.int64()).to_pylist()
+        )
+        return epoch
+
+    def publish(self, last: int | None = None) -> None:
+        output, dead = sink_for(self.job, self.database), dead_letter_sink(self.job)
+        self._publish(output, self.rows, last)
+        if dead is not None:
+            self._publish(dead, self.dead, last)
+
+    def _publish(self, sink: Sink, epochs: Mapping[int, pa.Table], last: int | None) -> None:
+        sink.prepare(next(iter(epochs.values())).schema)
+        for epoch, rows in epochs.items():
+            if last is None or epoch <= last:
+                receipt = self.write(sink, epoch, rows)
+                self.commit(sink, epoch, receipt)
+        sink.close()
+
+    def write(self, sink: Sink, epoch: int, rows: pa.Table) -> Receipt:
+        attempt = Attempt(AttemptId(1, epoch, 0, "a"), self.lineage, lambda *_: None, lambda _: None)
+        return sink.writer().write(attempt, rows)
+
+    def commit(self, sink: Sink, epoch: int, receipt: Receipt) -> None:
+        if self.database is not None:
+            with psycopg.connect(self.database.dsn) as connection:
+                sink.in_transaction(connection, epoch, [receipt])
+        sink.publish(epoch, [receipt])
+
+    def verdict(self, first: int | None = None, last: int | None = None) -> Verdict:
+        return verify(self.job, self.store, self.inputs, first, last, self.database)

@@ -1,0 +1,154 @@
+"""Co-partitioned inputs against the oracle: random histories whose rows are where a partitioner puts their keys, run by
+peers that see nothing of each other's rows."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from budget import examples
+from core import harness
+from core.cases import Case, cases
+from core.harness import PeersHost, Result, check_against_oracle, few_hashes
+from core.random_jobs import Job
+from job import resources
+from joinery_devkit.oracle import Oracle
+from joinery_runtime.cli.state_key import keys_of
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.table import blob, compaction
+from joinery_runtime.core.table.columns import HASH
+from joinery_runtime.job import StreamJoin
+
+KINDS = ("interval", "fixed", "session", "asof")
+TYPES = {"string", "binary", "int32", "int64"}
+# Of both inputs: the same number, a multiple, numbers that have a divisor only.
+PARTITIONS = [(2, 2), (2, 2), (2, 4), (4, 6), (1, 1)]
+quick = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(autouse=True)
+def eager_compaction_of_packed_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories are short: with the real thresholds hardly any two segments would merge, and none be packed."""
+    monkeypatch.setattr(compaction, "FAN_IN", 3)
+    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    monkeypatch.setattr(blob, "FEW_ROWS", 0)
+
+
+@dataclass(frozen=True)
+class CoPartitioned:
+    """The job of a case with `coPartitioned: true`."""
+
+    plain: Job
+    job: StreamJoin
+
+    def oracle(self) -> Oracle:
+        return self.plain.oracle()
+
+
+def key_columns(job: Job) -> list[tuple[str, str, str]]:
+    """Input, column and type of each key column."""
+    pairs = job.job.keys_of(job.job.joins[0])
+    return [
+        (ref.input, ref.column, job.job.input(ref.input).types[ref.column].name)
+        for pair in pairs
+        for ref in (pair.left, pair.right)
+    ]
+
+
+def wanted(job: Job) -> bool:
+    """Of one step, by one key whose bytes are known."""
+    found = key_columns(job) if len(job.job.joins) == 1 else []
+    return len(found) == 2 and all(kind in TYPES for _, _, kind in found)
+
+
+def key_bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def co_partitioned(case: Case, counts: tuple[int, int]) -> Case:
+    """The same history with every row in its key's partition, by crc32; one without a key stays in any."""
+    assert isinstance(case.job, Job)
+    job = case.job.job
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for side in document["spec"]["inputs"]:
+        side.pop("file", None)
+        side["kafka"] = {"bootstrapServers": "nowhere:1", "topic": side["name"]}
+    document["spec"]["joins"][0] |= {"coPartitioned": True, "partitioner": "crc32"}
+    column = {name: column for name, column, _ in key_columns(case.job)}
+    partitions = dict(zip(column, counts, strict=True))
+    offsets: Counter[tuple[str, int]] = Counter()
+
+    def moved(name: str, row: Any) -> Any:
+        key = row.values[column[name]]
+        of = row.partition if key is None else zlib.crc32(key_bytes(key))
+        place = (name, of % partitions[name])
+        offsets[place] += 1
+        return replace(row, partition=place[1], offset=offsets[place] - 1)
+
+    epochs = [
+        replace(epoch, rows={name: [moved(name, row) for row in rows] for name, rows in epoch.rows.items()})
+        for epoch in case.epochs
+    ]
+    known = {name: tuple(range(count)) for name, count in partitions.items()}
+    return Case(CoPartitioned(case.job, StreamJoin.model_validate(document)), known, tuple(epochs))
+
+
+def search(kind: str, count: int, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Mapping[str, int]:
+    """How many epochs the peers ran apart, and how many rows went out."""
+    hosts: list[PeersHost] = []
+    monkeypatch.setattr(harness, "PeersHost", lambda workers: hosts.append(PeersHost(workers)) or hosts[-1])
+    seen: Counter[str] = Counter()
+
+    @settings(quick, max_examples=examples(count))
+    @given(
+        case=cases(kind, wanted=wanted),
+        counts=st.sampled_from(PARTITIONS),
+        shards=st.lists(st.sampled_from([2, 4, 6, 8, 8, 3, 1]), min_size=9, max_size=9),
+    )
+    def every(case: Case, counts: tuple[int, int], shards: list[int]) -> None:
+        moved = co_partitioned(case, counts)
+        epochs = [replace(epoch, shards=of) for epoch, of in zip(moved.epochs, shards, strict=False)]
+        results: list[Result] = check_against_oracle(replace(moved, epochs=tuple(epochs)), peers=2, **how)
+        seen["rows"] += sum(len(found.rows) for found in results)
+
+    every()
+    return {"apart": sum(host.apart for host in hosts), "rows": seen["rows"]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peers_that_see_nothing_of_each_other_give_the_oracles_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = search(kind, 25, monkeypatch)
+    assert seen["apart"] > 0
+    assert seen["rows"] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_colliding_hashes_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert search(kind, 8, monkeypatch, hasher=few_hashes(2))["apart"] > 0
+
+
+def test_the_command_line_looks_for_a_key_where_its_rows_are_stored() -> None:
+    job = resources.job(("lateData: drop", "coPartitioned: true"))
+    pipeline = compile_job(job)
+    intake = pipeline.intake("orders")
+    for name in ("a", "order-42", "\u00e9"):
+        row = pa.RecordBatch.from_pylist([{"order_id": name, "ts": 5}], schema=intake.schema)
+        stored = [
+            prepare(intake, row, p, np.arange(1), co_partitions=6).rows.column(HASH).to_pylist() for p in range(6)
+        ]
+        (address,) = [each for (each,) in filter(None, stored)]
+        (key,) = keys_of(job, pipeline, [f"order_id={name}"], None, 6)
+        assert key.hash == address

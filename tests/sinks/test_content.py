@@ -1,0 +1,87 @@
+"""What is read back from an output is what was written, of every type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.avro import AvroOutput
+from joinery_runtime.sinks.content import Content
+from joinery_runtime.sinks.encode import rows_to_json
+from joinery_runtime.sinks.postgres import PostgresSink
+from joinery_runtime.sinks.postgres_table import TargetTable
+from joinery_runtime.sinks.protobuf import ProtobufOutput
+from joinery_runtime.sinks.schema_output import SchemaOutput
+from joinery_runtime.sinks.table_content import LakeContent, PostgresContent
+from sinks.postgres import commit
+from sinks.rows import EVERY_TYPE, LINEAGE, ROWS, attempt
+from sinks.test_lake import Lake, written
+from sources.registry import registry
+
+
+def texts(content: Content) -> list[bytes]:
+    return [text for held in content.held() for text in held.texts]
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_every_type_in_a_lake(kind: str, tmp_path: Path) -> None:
+    lake = Lake(kind, tmp_path)
+    sink = lake.sink(EVERY_TYPE)
+    sink.prepare(EVERY_TYPE)
+    content = LakeContent(sink.table, "job", LINEAGE, EVERY_TYPE, 0)
+    assert (content.complete_to, texts(content)) == (0, [])
+    sink.publish(7, [written(sink, ROWS, epoch=7)])
+    content = LakeContent(sink.table, "job", LINEAGE, EVERY_TYPE, 3)
+    assert content.complete_to == 7
+    assert [held.ours for held in content.held()] == [True]
+    assert texts(content) == content.texts(ROWS)
+    assert LakeContent(sink.table, "job", "another-life", EVERY_TYPE, 3).complete_to == 3
+    assert len(set(texts(content))) == 2
+
+
+@pytest.mark.parametrize("kind", [AvroOutput, ProtobufOutput])
+def test_every_type_in_a_format_with_a_registry(kind: type[SchemaOutput]) -> None:
+    """Also twice from the same schema; what has no schema of the registry, or is cut off, is shown as it is."""
+    with registry() as served:
+        output = kind("joined", EVERY_TYPE, served.url, {"max.retries": "0"})
+        records = output.registered().encode(ROWS)
+        strange = [b"", b"{}", b"\0\0\0\7\7" + records[0][5:], records[0][:-3]]
+        lines = rows_to_json(ROWS)
+        assert output.lines([*records, *strange, *records]) == [*lines, *strange, *lines]
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("apart", [False], indirect=True)
+def test_every_type_in_postgres(
+    dsn: str, table: str, connection: psycopg.Connection, make: Callable[..., PostgresSink]
+) -> None:
+    sink = make(EVERY_TYPE)
+    receipt = sink.writer().write(attempt(), ROWS)
+    commit(connection, sink, 1, receipt)
+    content = PostgresContent(dsn, TargetTable(table), EVERY_TYPE, lambda: 1, None)
+    assert sorted(texts(content)) == sorted(content.texts(ROWS))
+    content.close()
+    # A value that the column may hold and the output's type may not.
+    connection.execute(f"ALTER TABLE {table} ALTER session TYPE numeric")
+    connection.execute(f"UPDATE {table} SET session = -1")
+    content = PostgresContent(dsn, TargetTable(table), EVERY_TYPE, lambda: 1, None)
+    with pytest.raises(SinkError, match="it has a value that its job cannot have written"):
+        texts(content)
+    content.close()
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("apart", [False], indirect=True)
+def test_a_table_is_read_between_two_commits(dsn: str, table: str, make: Callable[..., PostgresSink]) -> None:
+    make(EVERY_TYPE)
+    epochs = iter([3, 4, 5, 6, 7, 7])
+    content = PostgresContent(dsn, TargetTable(table), EVERY_TYPE, lambda: next(epochs), None)
+    assert content.complete_to == 7
+    content.close()
+    endless = iter(range(10_000))
+    with pytest.raises(SinkError, match="cannot be read between two commits"):
+        PostgresContent(dsn, TargetTable(table), EVERY_TYPE, lambda: next(endless), None)

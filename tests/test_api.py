@@ -1,0 +1,337 @@
+"""The functions of `joinery_runtime`: what they take and return, and interrupts. tests/docs runs docs/python.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyspark import SparkContext
+
+from joinery_runtime import explain, load_job, run, trace
+from joinery_runtime.engine.loop import JobListener
+from joinery_runtime.errors import EnvironmentProblem, JobError
+
+SCHEMA = [{"name": name, "type": "string"} for name in ("k", "v")] + [{"name": "ts", "type": "timestamp"}]
+
+
+def job(**spec: Any) -> dict[str, Any]:
+    """A join of two files of the working folder."""
+    inputs = [
+        {"name": name, "file": {"path": f"{name}.jsonl"}, "format": "json", "schema": SCHEMA, "eventTime": "ts"}
+        for name in ("l", "r")
+    ]
+    joins = [{"right": "r", "keys": {"l.k": "r.k"}, "interval": {"of": "l", "lower": -10, "upper": 10}}]
+    select = [{"column": "l.v", "as": "l"}, {"column": "r.v", "as": "r"}, {"column": "r.ts", "as": "at"}]
+    return {
+        "apiVersion": "joinery.dev/v1alpha1",
+        "kind": "StreamJoin",
+        "metadata": {"name": "called"},
+        "spec": {
+            "inputs": inputs,
+            "joins": joins,
+            "select": select,
+            "output": {"file": {"path": "out"}},
+            "stateStore": {"memory": {}},
+            **spec,
+        },
+    }
+
+
+STEPS: list[dict[str, Any]] = [
+    {"input": "l", "rows": [{"k": "a", "v": "A", "ts": 100}, {"k": "b", "v": "B", "ts": 100}]},
+    {"input": "r", "rows": [{"k": "b", "v": "b", "ts": 101}, {"k": "a", "v": "a", "ts": 105}]},
+    {"end": True},
+]
+
+
+# --- what a job is given as, and its plan -----------------------------------------------------------------------------
+
+
+def test_a_job_is_a_path_a_dictionary_or_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job()))
+    plan = explain(path)
+    assert plan == explain(str(path)) == explain(job()) == explain(load_job(path))
+    assert plan.inputs[0].source == f"file {tmp_path}/l.jsonl"
+
+
+def test_a_dictionary_is_checked_as_a_file_is_without_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOLDER", "/from/the/environment")
+    assert "/from/the/environment" in explain(job(output={"file": {"path": "${FOLDER}"}})).output
+    assert "/a/path" in explain(job(output={"file": {"path": Path("/a/path")}})).output
+    with pytest.raises(JobError, match=r"the dictionary: 1 problem\(s\): \n  spec\.outputs: ") as caught:
+        explain(job(outputs={}))
+    assert caught.value.problems[0].line is None
+    with pytest.raises(JobError, match="not Event; write numbers, text, paths"):
+        explain(job(output={"file": {"path": Event()}}))
+
+
+def test_a_notebook_shows_the_plan_as_it_is() -> None:
+    plan = explain(job())
+    assert plan._repr_html_().startswith("<pre>called: ")
+    assert "wm(r) &gt; ts + 10ms" in plan._repr_html_()
+    assert "wm(r) > ts + 10ms" in str(plan)
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_a_list_of_results_and_a_table_of_rows() -> None:
+    traced = trace(job(), STEPS)
+    assert [line["step"] for line in traced] == [1, 2, 3]
+    assert len(traced) == 3
+    assert traced[1]["output"] == [{"l": "B", "r": "b", "at": 101}, {"l": "A", "r": "a", "at": 105}]
+    table = traced.to_arrow()
+    assert table.column_names == ["step", "l", "r", "at"]
+    assert table.column("step").to_pylist() == [2, 2]
+    assert table.column("l").to_pylist() == ["B", "A"], "in the order of the lists"
+    assert pa.types.is_timestamp(table.schema.field("at").type)
+
+
+def test_libraries_of_data_frames_take_a_trace_as_it_is() -> None:
+    traced = trace(job(), STEPS)
+    expected = traced.to_polars()
+    assert expected.height == 2
+    assert pl.DataFrame(traced).equals(expected)
+    assert pa.table(traced).equals(traced.to_arrow())
+    assert duckdb.sql("SELECT l FROM traced WHERE step = 2 ORDER BY 1 DESC").fetchall() == [("B",), ("A",)]
+    assert "<table" in traced._repr_html_()
+
+
+def test_a_column_of_the_output_keeps_the_name_step() -> None:
+    traced = trace(job(select=[{"column": "l.v", "as": "step"}]), STEPS)
+    assert traced.to_arrow().to_pylist() == [{"_step": 2, "step": "B"}, {"_step": 2, "step": "A"}]
+
+
+def test_a_trace_without_rows_has_their_columns() -> None:
+    none, some = trace(job(), STEPS[:1]).to_arrow(), trace(job(), STEPS).to_arrow()
+    assert len(none) == 0
+    assert none.schema.types == some.schema.types
+    assert none.column_names == some.column_names
+
+
+def test_pandas_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(EnvironmentProblem, match="no pandas to make a data frame"):
+        trace(job(), STEPS).to_pandas()
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def write_inputs(folder: Path) -> None:
+    for name, rows in (("l", STEPS[0]["rows"]), ("r", [*STEPS[1]["rows"], {"k": None, "v": "x", "ts": 100}])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.filterwarnings("ignore:stateStore is memory")
+def test_a_run_says_what_it_did_and_reads_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOINERY_WAIT_FOR_SPARK")  # two rows need none
+    monkeypatch.chdir(tmp_path)
+    write_inputs(tmp_path)
+    heard: list[int] = []
+    result = run(job(), on_epoch=lambda progress: heard.append(progress.report.epoch))
+    assert len(heard) == result.epochs
+    assert (result.ended_by, result.rows_in, result.rows_out) == ("inputs", {"l": 2, "r": 3}, 2)
+    assert result.dropped == {"r": {"null_key": 1}}
+    assert repr(result).startswith("called: all inputs have ended; ")
+    assert f"5 rows in, 2 out, 1 dropped\nrows are in {tmp_path}/out: head " in repr(result)
+    assert sorted(pl.DataFrame(result.output())["l"]) == ["A", "B"]
+    assert len(result.output()) == 2
+
+
+@pytest.mark.filterwarnings("ignore:stateStore is memory")
+def test_ids_of_sessions_are_read_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOINERY_WAIT_FOR_SPARK")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"k": str(n), "v": "x", "ts": 1_000} for n in range(20)]
+    (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = job()["spec"]
+    sessions = {
+        "input": spec["inputs"][0],
+        "groupBy": ["k"],
+        "gap": "30s",
+        "maxDuration": "2h",
+        "aggregates": [{"function": "count", "as": "n"}],
+        "output": spec["output"],
+        "stateStore": {"memory": {}},
+    }
+    ids = run({**job(), "kind": "SessionWindow", "spec": sessions}).output().to_polars()["session_id"]
+    assert ids.n_unique() == 20
+    assert max(ids) >= 2**63, "as every other one is"
+
+
+Body = Callable[[JobListener, Event], None]
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[Body], None]:
+    """Puts `body` in the place of the job itself."""
+
+    def replace(body: Body) -> None:
+        def run_job(_job: Any, listener: JobListener, stop: Event, **_: Any) -> None:
+            body(listener, stop)
+
+        monkeypatch.setattr("joinery_runtime.hosts.run.run_job", run_job)
+
+    return replace
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_ends_the_run_after_its_epoch(running: Callable[[Body], None]) -> None:
+    done: list[str] = []
+
+    def body(listener: JobListener, stop: Event) -> None:
+        listener.started(None)  # type: ignore[arg-type]
+        interrupt()
+        assert stop.wait(10)
+        done.append("the epoch")
+
+    running(body)
+    before = signal.getsignal(signal.SIGINT)
+    assert run(job()).ended_by == "stopped"
+    assert done == ["the epoch"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_ends_a_start_at_once(running: Callable[[Body], None]) -> None:
+    def body(_: JobListener, stop: Event) -> None:
+        interrupt()
+        stop.wait(10)
+        raise AssertionError("the start went on")
+
+    running(body)
+    assert (run(job()).ended_by, run(job()).epochs) == ("stopped", 0)
+
+
+def test_a_second_interrupt_is_one_of_python(running: Callable[[Body], None]) -> None:
+    def body(listener: JobListener, stop: Event) -> None:
+        listener.started(None)  # type: ignore[arg-type]
+        interrupt()
+        interrupt()
+        Event().wait(10)
+
+    running(body)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(job())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_another_thread_runs_a_job_until_its_event_is_set(running: Callable[[Body], None]) -> None:
+    def body(listener: JobListener, stop: Event) -> None:
+        listener.started(None)  # type: ignore[arg-type]
+        assert stop.wait(10)
+
+    running(body)
+    stop, ended = Event(), []
+    thread = threading.Thread(target=lambda: ended.append(run(job(), stop=stop).ended_by))
+    thread.start()
+    stop.set()
+    thread.join(10)
+    assert ended == ["stopped"]
+
+
+# --- Spark sessions ---------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_refused_before_the_job_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = object()
+    with pytest.raises(EnvironmentProblem, match="spark and master"):
+        run(job(), spark=nothing, master="local")
+    with pytest.raises(EnvironmentProblem, match=r"a builtins\.object has no Spark context"):
+        run(job(), spark=nothing)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", nothing)
+    with pytest.raises(EnvironmentProblem, match=r"run\(job, spark=session\)"):
+        run(job())
+
+
+ON_A_SESSION = """
+import os, signal, sys, threading, warnings
+from pathlib import Path
+from pyspark import SparkConf, SparkContext
+from joinery_runtime import run
+from joinery_runtime.errors import JoineryError
+from test_api import job
+
+def refused(*parts, **given):
+    try:
+        run(job(**given), spark=context)
+    except JoineryError as error:
+        assert all(part in str(error) for part in parts), error
+    else:
+        raise AssertionError(f"{parts}: nothing was refused")
+
+warnings.simplefilter("ignore")
+os.environ["PYSPARK_PYTHON"] = sys.executable
+conf = SparkConf().setMaster("local[2]").set("spark.ui.enabled", "false").set("spark.executor.memory", "1g")
+context = SparkContext(conf=conf)
+context.setLogLevel("OFF")
+context.setJobDescription("of the notebook")
+
+missing = "spark.executor.memory is 2g in the job's spark.conf and 1g in the session; spark.x is y in the job's spark.conf and not set"
+refused(missing, spark={"conf": {"spark.executor.memory": "2g", "spark.x": "y", "spark.master": "local[7]"}})
+refused("only who knows Spark's secret is let in")
+context.pythonExec = "/bin/no-python"
+refused("workers of the Spark session (/bin/no-python) cannot run", "PYSPARK_PYTHON", stateStore={})
+context.pythonExec = sys.executable
+
+# Unbounded: it goes on until the interrupt.
+inputs = [side | {"file": {"path": str(Path(side["name"]).absolute()), "watch": True}} for side in job()["spec"]["inputs"]]
+before = signal.getsignal(signal.SIGINT)
+seen = []
+def interrupt(progress):
+    seen.append(context.getLocalProperty("spark.job.description"))
+    os.kill(os.getpid(), signal.SIGINT)
+result = run(job(inputs=inputs, stateStore={"postgres": {"dsn": sys.argv[1], "schema": "test_api"}}), spark=context, on_epoch=interrupt)
+assert (result.ended_by, result.epochs, result.rows_out) == ("stopped", 1, 2), result
+assert len(result.output()) == 2
+assert seen == ["called: epoch 1"], seen
+assert context.getLocalProperty("spark.job.description") == "of the notebook"
+assert signal.getsignal(signal.SIGINT) is before
+assert context.parallelize([1, 2]).count() == 2
+context.stop()
+try:
+    run(job(), spark=context)
+except JoineryError as error:
+    assert "has been stopped" in str(error)
+print("all of it was so")
+"""  # noqa: E501
+
+
+@pytest.mark.services
+@pytest.mark.slow  # the page about Python, in the gate, has a session too
+def test_a_job_on_a_session_that_somebody_else_uses(postgres_dsn: str, tmp_path: Path) -> None:
+    """In a process of its own, whose Java process nobody else has made ready for Joinery."""
+    write_inputs(tmp_path)
+    for name in ("l", "r"):
+        (tmp_path / name).mkdir()
+        shutil.copy(tmp_path / f"{name}.jsonl", tmp_path / name / "1.jsonl")
+    hidden = {"JOINERY_WAIT_FOR_SPARK", "PYSPARK_PYTHON", "_SPARK_AUTH_SECRET"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    ran = subprocess.run(
+        [sys.executable, "-c", ON_A_SESSION, postgres_dsn],
+        check=False,
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout.splitlines()[-1:] == ["all of it was so"], ran.stderr
