@@ -149,8 +149,10 @@ def migrate_to(world: World, version: int, monkeypatch: pytest.MonkeyPatch) -> N
 class BelievesWhatItStaged(Worker):
     """Marks of attempts count in the process that made them, committed or not."""
 
-    def _stage(self, attempt: AttemptId, runs: Iterable[tuple[str, Run]]) -> tuple[SegmentMeta, ...]:
-        staged = super()._stage(attempt, runs)
+    def _stage(
+        self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int
+    ) -> tuple[SegmentMeta, ...]:
+        staged = super()._stage(attempt, runs, co_partitions)
         for meta in staged:
             if meta.part.endswith(MARKS):
                 for segment, numbers in self._mark_cache._rows_of(meta).items():

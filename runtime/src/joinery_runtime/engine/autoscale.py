@@ -46,10 +46,11 @@ class Load:
 
 @dataclass(slots=True)
 class _Second:
-    """The least and the most executors that were needed within a second from `at`. Small epochs follow each other
-    many times a second, and each looks through the windows, of minutes."""
+    """The least and the most executors that were needed from `at` to `until`, a second at most. Small epochs
+    follow each other many times a second, and each looks through the windows, of minutes."""
 
     at: float
+    until: float
     least: int
     most: int
 
@@ -97,17 +98,17 @@ class Autoscaler:
     def _want(self, now: float, executors: int) -> None:
         if self._wanted and now - self._wanted[-1].at < 1:
             same = self._wanted[-1]
-            same.least, same.most = min(same.least, executors), max(same.most, executors)
+            same.until, same.least, same.most = now, min(same.least, executors), max(same.most, executors)
         else:
-            self._wanted.append(_Second(now, executors, executors))
+            self._wanted.append(_Second(now, now, executors, executors))
 
     def _by_windows(self, now: float, load: Load, up: float, down: float) -> None:
         since = self._wanted[0].at
-        while self._wanted[0].at < now - max(up, down) - 1:
+        while self._wanted[0].until < now - max(up, down):
             self._wanted.popleft()
-        # A window begins within a second, all of which counts.
-        least = min(second.least for second in self._wanted if second.at >= now - up - 1)
-        most = max(second.most for second in self._wanted if second.at >= now - down - 1)
+        # Where a window begins within a second, all of that counts.
+        least = min(second.least for second in self._wanted if second.until >= now - up)
+        most = max(second.most for second in self._wanted if second.until >= now - down)
         if least > self.executors and now - since >= up:
             self._become(least, load)
         elif most < self.executors and now - since >= down:

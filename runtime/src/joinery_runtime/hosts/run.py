@@ -128,7 +128,12 @@ class _JobRun:
     """What lasts from one definition of a job to the next: the store, and Spark once it has started."""
 
     def __init__(
-        self, opened: OpenStore, stack: ExitStack, master: str | None, caller: _Caller, context: SparkContext | None
+        self,
+        opened: OpenStore,
+        stack: ExitStack,
+        master: str | None,
+        caller: _Caller,
+        context: SparkContext | None = None,
     ) -> None:
         """`context` is one that somebody else stops."""
         self.store = opened.store
