@@ -4,6 +4,7 @@ than its key's is told by its place."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from cli.commands import Ended, runner
+from cli.commands import Ended
 from e2e.jobs import fresh_name, json_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.spark_cluster import StandaloneCluster
@@ -133,21 +134,16 @@ def expected(orders: int) -> list[tuple[int, str, int]]:
     return [(number, f"note of order {number}", 10 * number) for number in range(orders)]
 
 
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`joinery run` on a job file, in this process."""
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # this process keeps its own handlers
-    joinery = runner(capfd)
-
-    def run(path: Path) -> Ended:
-        return joinery("run", path, "--master", TWO_PEERS)
-
-    return run
+def run(path: Path, master: str = TWO_PEERS, environment: Mapping[str, str] = os.environ) -> Ended:
+    """`joinery run` on a job file."""
+    command = [str(Path(sys.executable).with_name("joinery")), "run", str(path), "--master", master]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.services
 def test_misplaced_records_are_told_by_their_places_and_all_other_pairs_are_complete(
-    kafka_broker: KafkaAdmin, run: Any, tmp_path: Path
+    kafka_broker: KafkaAdmin, tmp_path: Path
 ) -> None:
     topics = produced(kafka_broker, 120, misplaced=(17, 93))
     ended = run(topics.job(tmp_path, CO_PARTITIONED, epoch=120))
@@ -162,7 +158,7 @@ def test_misplaced_records_are_told_by_their_places_and_all_other_pairs_are_comp
 
 @pytest.mark.services
 def test_with_shards_that_do_not_fit_rows_are_exchanged_and_pairs_are_complete(
-    kafka_broker: KafkaAdmin, run: Any, tmp_path: Path
+    kafka_broker: KafkaAdmin, tmp_path: Path
 ) -> None:
     topics = produced(kafka_broker, 40)
     ended = run(topics.job(tmp_path, CO_PARTITIONED, shards=3))
@@ -172,9 +168,7 @@ def test_with_shards_that_do_not_fit_rows_are_exchanged_and_pairs_are_complete(
 
 
 @pytest.mark.services
-def test_topics_that_another_partitioner_has_filled_are_refused(
-    kafka_broker: KafkaAdmin, run: Any, tmp_path: Path
-) -> None:
+def test_topics_that_another_partitioner_has_filled_are_refused(kafka_broker: KafkaAdmin, tmp_path: Path) -> None:
     topics = produced(kafka_broker, 20)
     ended = run(topics.job(tmp_path, f"{CO_PARTITIONED}\n      partitioner: crc32", dead=False))
     assert ended.code == 1
@@ -192,8 +186,7 @@ def test_two_executors_exchange_no_rows(kafka_broker: KafkaAdmin, tmp_path: Path
     with StandaloneCluster(workers=2) as cluster:
         conf = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}
         job = topics.job(tmp_path, CO_PARTITIONED, epoch=16_000, **conf)
-        command = [str(Path(sys.executable).with_name("joinery")), "run", str(job), "--master", cluster.master_url]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=cluster.environment)
-    assert done.returncode == 0, done.stderr
+        ended = run(job, cluster.master_url, cluster.environment)
+    assert ended.code == 0, ended.err
     assert pairs(tmp_path) == expected(orders)
     assert shuffled(tmp_path) < 2 * orders, "less than a byte a record"

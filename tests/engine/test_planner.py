@@ -33,12 +33,17 @@ class Source(Exclusive):
     lost: int = 0
     away: bool = False
     waiting: frozenset[PartitionRef] = frozenset()
+    topic_id: str = ""
 
     def bounds(self, known: StoredOffsets) -> list[Bounds]:
         if self.away:
             raise SourceError("the broker is away")
         return [
-            Bounds(ref, known.offsets.get(ref, start), end, self.final, self.lost, waits=ref in self.waiting)
+            Bounds(
+                *(ref, known.offsets.get(ref, start), end, self.final, self.lost),
+                topic_id=self.topic_id,
+                waits=ref in self.waiting,
+            )
             for ref, (start, end) in self.ends.items()
         ]
 
@@ -87,12 +92,14 @@ class Job:
         """Without segments: what plans say of kept rows is in test_follow_ups.py."""
         return JobState(Pipeline((), ()), self.inputs, epoch=self.number, co_partitions=self.co_partitions)
 
-    def plan(self, now_ms: int = 0, *, always: bool = False) -> EpochPlan | None:
-        return self.planner.plan(self.state, now_ms, always=always)
+    def plan(self, now_ms: int = 0, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
+        return self.planner.plan(self.state, now_ms, always=always, reads=reads)
 
-    def epoch(self, highest: Mapping[PartitionRef, int], now_ms: int = 0, *, always: bool = False) -> EpochPlan:
+    def epoch(
+        self, highest: Mapping[PartitionRef, int], now_ms: int = 0, *, always: bool = False, reads: bool = True
+    ) -> EpochPlan:
         """`highest` are the event times that the epoch's records reach."""
-        plan = self.plan(now_ms, always=always)
+        plan = self.plan(now_ms, always=always, reads=reads)
         assert plan is not None
         for name, state in self.inputs.items():
             seen = {f"{ref.topic}/{ref.partition}": ts for ref, ts in highest.items() if ref.input == name}
@@ -687,3 +694,42 @@ def test_topics_that_are_not_partitioned_alike_are_refused_by_name(
     with pytest.raises(SourceError) as raised:
         job.plan()
     assert words in str(raised.value)
+
+
+def test_inputs_have_partitions_in_common_once_each_has_some() -> None:
+    """One of them is a pattern that no topic has yet."""
+    job = of_partitions(12, 0)
+    waits = job.epoch({}, always=True)
+    assert (ranges(waits), waits.co_partitions) == ({}, 0)
+    job.payments.ends = {PartitionRef("payments", "payments", p): (0, 5) for p in range(6)}
+    reads = job.epoch({}, 100)
+    assert (len(reads.ranges), reads.co_partitions) == (18, 6)
+
+
+# --- plans that read nothing -----------------------------------------------------------------------------------------
+
+
+def test_a_table_is_not_read_by_a_plan_that_reads_nothing() -> None:
+    """Of a process that has planned nothing before: held rows were due at once."""
+    job = Job(Source({ORDERS[0]: (0, 7)}), Source({PAYMENTS[0]: (0, 5)}), tables=frozenset({"payments"}))
+    assert job.epoch({}, always=True, reads=False).tables_read == ()
+    assert ranges(job.epoch({})) == {ORDERS[0]: (0, 0), PAYMENTS[0]: (0, 5)}, "the stream waits for it (A4)"
+
+
+def test_a_plan_that_reads_nothing_fixes_nothing_of_the_topics() -> None:
+    """Where a topic that was made anew is read from is fixed with its id, or neither is."""
+    job = Job(Source({ORDERS[0]: (0, 7)}, lost=3, topic_id="new"))
+    unread = job.epoch({}, always=True, reads=False)
+    assert (unread.topic_ids, unread.lost) == ({}, {})
+    assert job.epoch({}).topic_ids == {"orders": {"orders": "new"}}
+
+
+def test_a_plan_that_reads_nothing_delays_no_other() -> None:
+    job = with_records()
+    job.interval_ms = 60_000
+    job.restart()
+    job.epoch({}, 0)
+    job.orders.ends[ORDERS[0]] = (0, 20)
+    job.epoch({}, 30_000, always=True, reads=False)
+    assert job.plan(59_999) is None
+    assert ranges(job.epoch({}, 60_000)) == {ORDERS[0]: (10, 20)}

@@ -78,7 +78,7 @@ LOADER_ONLY = (
     *("write <input>.amount", "did you mean 'orders'?", "is not an SQL expression"),
     *("two output columns are named", "two output columns would be named", "write <input>.window_start"),
     *("is none; leave it out", "is for a job of one step", "is for one key column", "(orders.amount) are not known"),
-    "is for coPartitioned: true",
+    *("is for coPartitioned: true", "is for topics alone"),
 )
 
 

@@ -86,6 +86,14 @@ class SourceSnapshot:
     progress: Mapping[str, InputProgress]
     now_ms: int
 
+    def unread(self) -> SourceSnapshot:
+        """For a plan that reads nothing. It fixes no partition's start, so what has been lost, and which topics there
+        are instead of others, is for the plan that reads on behind that."""
+        bounds, waiting = (
+            tuple(replace(bound, lost=0, topic_id="") for bound in some) for some in (self.bounds, self.waiting)
+        )
+        return replace(self, bounds=bounds, waiting=waiting, deleted=())
+
 
 @dataclass(frozen=True, slots=True)
 class History:
@@ -155,13 +163,12 @@ class Planner:
         readable = [
             b for b in snapshot.bounds if b.start < b.end_exclusive and b.partition.input not in self.status.paused
         ]
+        self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
         # While all records of an input are in partitions that others hold, the rest of the inputs waits for it: their
         # rows would only fill the state.
-        if not reads:
-            # What is lost is counted by the plan that reads on behind it.
-            snapshot = replace(snapshot, bounds=tuple(replace(bound, lost=0) for bound in snapshot.bounds))
+        if not reads or self._lacks_partitions(state, snapshot):
+            snapshot = snapshot.unread()
         elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
-            self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
             first_ends, paused = self._history.first_ends, self.status.paused
             shares = read_shares(
                 state.inputs, snapshot, self._settings, first_ends, paused, self._densities, self._sizes
@@ -173,9 +180,15 @@ class Planner:
                 for bound, count in shares
             ]
         plan, self._history = next_plan(state, snapshot, ranges, pauses, self._settings, self._history, always=always)
-        if plan is not None:
+        if plan is not None and reads:
             self._planned_at_ms = now_ms
         return plan
+
+    def _lacks_partitions(self, state: JobState, snapshot: SourceSnapshot) -> bool:
+        """Whether it is not known yet how many partitions co-partitioned inputs have in common: one of them is a
+        pattern that no topic has."""
+        inputs = {bound.partition.input for bound in snapshot.bounds}
+        return self._settings.co_partitioned and not state.co_partitions and inputs != self._sources.keys()
 
     def _is_due(self, snapshot: SourceSnapshot) -> bool:
         """Whether an epoch may begin: after the interval, or when waiting would give no larger one."""
@@ -423,16 +436,18 @@ def next_plan(
             for name, value in snapshot.progress.items()
             if value.idle_from is not None
         },
-        co_partitions=common_partitions(bounds, state.co_partitions) if settings.co_partitioned else 0,
+        co_partitions=common_partitions(bounds, inputs, state.co_partitions) if settings.co_partitioned else 0,
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
 
-def common_partitions(bounds: Iterable[Bounds], known: int) -> int:
+def common_partitions(bounds: Iterable[Bounds], inputs: Collection[str], known: int) -> int:
     """How many partitions co-partitioned inputs have in common: the greatest number that divides those of each topic,
-    or what is `known` from an earlier plan (0: nothing). Raises SourceError where none above 1 does, or a topic has a
-    number by now that `known` does not divide."""
+    or what is `known` from an earlier plan (0: nothing); 0 while an input has none. Raises SourceError where none above
+    1 does, or a topic has a number by now that `known` does not divide."""
     counts = Counter((bound.partition.input, bound.partition.topic) for bound in bounds)
+    if not known and {name for name, _ in counts} != set(inputs):
+        return 0
     common = known or math.gcd(*counts.values())
     facts = ", ".join(f"topic {topic} of input {name} has {n}" for (name, topic), n in sorted(counts.items()))
     if any(n % common for n in counts.values()):

@@ -18,9 +18,9 @@ from joinery_runtime.job.kinds.session.signature import session_fields
 from joinery_runtime.job.model.resource import Job
 
 SIGNATURE_VERSION = 2
-CO_PARTITIONED_VERSION = 3
-"""Of a job with co-partitioned inputs: releases that would look for its rows elsewhere refuse it. The layout is that of
-version 2."""
+NEWER_VERSION = 3
+"""Of a job with co-partitioned inputs, or an input with a history: releases that would look for its rows elsewhere, or
+read what the history has from the topic again, refuse it. The layout is that of version 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """What the job's state depends on. `stored` names, per part of the state, the columns that segments keep (in
     `left.2` and later as `<input>.<column>`, of sessions as `session_fields` says); durations are milliseconds."""
     return {
-        "version": CO_PARTITIONED_VERSION if _is_co_partitioned(job) else SIGNATURE_VERSION,
+        "version": NEWER_VERSION if _is_newer(job) else SIGNATURE_VERSION,
         "kind": job.kind,
         "inputs": [
             {
@@ -50,8 +50,9 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     }
 
 
-def _is_co_partitioned(job: Job) -> bool:
-    return isinstance(job, StreamJoin) and any(step.co_partitioned for step in job.joins)
+def _is_newer(job: Job) -> bool:
+    co_partitioned = isinstance(job, StreamJoin) and any(step.co_partitioned for step in job.joins)
+    return co_partitioned or any(side.history is not None for side in job.inputs)
 
 
 def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def _times(step: JoinStep) -> dict[str, Any]:
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
     """Whether state written under `old`, of any version up to this release's, can go on under `new`."""
-    if old.get("version") not in {1, SIGNATURE_VERSION, CO_PARTITIONED_VERSION}:
+    if old.get("version") not in {1, SIGNATURE_VERSION, NEWER_VERSION}:
         facts = f"version {old.get('version')}, this release writes version {new['version']}"
         return Comparison((f"the state's signature has another layout: {facts}",), ())
     known = _lifted(old) if old["version"] == 1 else old
