@@ -101,6 +101,69 @@ def test_fields_keep_their_numbers_when_columns_come_go_and_change_places(served
     assert (old.n, old.HasField("id")) == (6, False), "who has the first schema compiled in reads on"
 
 
+def strings(*names: str) -> pa.Schema:
+    return pa.schema({name: pa.string() for name in names})
+
+
+WRITTEN = 'syntax = "proto3";\nmessage ShopJoined1 {\n  optional string a = 1;\n  optional string b = 2;\n}\n'
+
+
+def test_a_new_column_gets_no_number_that_an_older_version_has_used(served: Registry) -> None:
+    """Also one that it has reserved, where another one had used it before."""
+    first = output(served, strings("a", "b", "c")).registered()
+    own(served, WRITTEN)
+    assert numbers(served, output(served, strings("a", "b", "d")).registered().number) == {"a": 1, "b": 2, "d": 4}
+    row = pa.table({"a": ["1"], "b": ["2"], "d": ["4"]})
+    (record,) = output(served, row.schema).registered().encode(row)
+    old = message_factory.GetMessageClass(compiled(first.schema, {}).at([0])).FromString(record[6:])
+    assert (old.a, old.HasField("c")) == ("1", False)
+    own(served, WRITTEN.replace("}", "  reserved 5 to 7;\n}"))
+    own(served, WRITTEN)
+    assert numbers(served, output(served, strings("a", "b", "e")).registered().number) == {"a": 1, "b": 2, "e": 8}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WRITTEN.replace("}", '  reserved 3;\n  reserved "old";\n}'),
+        WRITTEN + "message Other { optional string z = 1; }\n",
+        WRITTEN.replace("optional string b = 2;", "oneof one { string b = 2; }"),
+        WRITTEN.replace("string b = 2", "string b = 2 [deprecated = true]"),
+        WRITTEN.replace("}", "  optional sint32 n = 3;\n}"),
+        WRITTEN.replace("message", "package shop; message"),
+    ],
+)
+def test_what_a_job_would_not_write_it_does_not_extend(served: Registry, text: str) -> None:
+    """Its schema would drop what it does not know."""
+    own(served, text)
+    assert output(served, strings("a", "b")).registered().number == 1, "it is used as it stands"
+    with pytest.raises(SinkError, match=r"has no field for c \(string\): version 1 of .* was not registered by a job"):
+        output(served, strings("a", "b", "c")).registered()
+    assert len(served.schemas) == 1
+
+
+def test_columns_of_one_oneof_and_fields_that_are_required_are_refused(served: Registry) -> None:
+    """Of a oneof one value is kept, and a null of a required field cannot be written."""
+    own(served, 'syntax = "proto3"; message X { oneof one { string a = 1; string b = 2; } string c = 3; }')
+    with pytest.raises(SinkError, match="columns a, b are one oneof, one: only one of them would keep its value"):
+        output(served, strings("a", "b")).registered()
+    (record,) = output(served, strings("b", "c")).registered().encode(pa.table({"b": ["2"], "c": ["3"]}))
+    assert record.endswith(b"\x12\x012\x1a\x013")
+    own(served, 'syntax = "proto2"; message X { required string a = 1; optional string b = 2; }')
+    with pytest.raises(SinkError, match="the fields a are `required`, and a row may have no value for them: version 2"):
+        output(served, strings("a")).registered()
+    with pytest.raises(SinkError, match="the fields a are `required`"):
+        output(served, strings("b")).registered()
+
+
+def test_the_type_that_a_field_has_is_named(served: Registry) -> None:
+    own(served, 'syntax = "proto3"; message X { sint32 n = 1; fixed64 m = 2; }')
+    with pytest.raises(SinkError, match="column n is int32, and the field of that name is sint32"):
+        output(served, pa.schema({"n": pa.int32()})).registered()
+    with pytest.raises(SinkError, match="column m is int64, and the field of that name is fixed64"):
+        output(served, pa.schema({"m": pa.int64()})).registered()
+
+
 def test_a_column_of_another_type_ends_the_job_before_a_row_is_written(served: Registry) -> None:
     output(served, pa.schema({"n": pa.int32()})).registered()
     with pytest.raises(SinkError, match="column n is string, and the field of that name is int32: version 1 of shop"):

@@ -1,5 +1,5 @@
-"""A schema registry for tests, as far as readers and writers need it: GET /schemas/ids/N and /subjects/S/versions/V,
-and POST /subjects/S/versions, of Confluent's REST interface."""
+"""A schema registry for tests, as far as readers and writers need it: GET /schemas/ids/N, /subjects/S/versions
+and /subjects/S/versions/V, and POST /subjects/S/versions, of Confluent's REST interface."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Registry:
         self.subjects[subject, max(known, default=0) + 1] = number
         return 200, {"id": number}
 
-    def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, Any]]:
+    def answer(self, path: str, authorization: str | None) -> tuple[int, Any]:
         self.asked.append(path)
         if self.status is not None:
             return self.status, {"error_code": self.status, "message": "not now"}
@@ -60,6 +60,8 @@ class Registry:
         match path.partition("?")[0].strip("/").split("/"):
             case ["schemas", "ids", number] if int(number) in self.schemas:
                 return 200, self.schemas[int(number)]
+            case ["subjects", name, "versions"] if any(of == name for of, _ in self.subjects):
+                return 200, sorted(version for of, version in self.subjects if of == name)
             case ["subjects", name, "versions", asked]:
                 versions = [version for of, version in self.subjects if of == name]
                 version = max(versions, default=0) if asked == "latest" else int(asked)
@@ -93,7 +95,7 @@ def registry() -> Iterator[Registry]:
                 case _:
                     self._send(404, {"error_code": 404, "message": "not found"})
 
-        def _send(self, status: int, body: dict[str, Any]) -> None:
+        def _send(self, status: int, body: Any) -> None:
             written = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")

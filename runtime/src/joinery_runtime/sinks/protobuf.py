@@ -2,8 +2,9 @@
 that says its first message, the message.
 
 A field's number says which column a value is, for ever: readers have it compiled in. So the newest schema of the
-subject decides. Where it has all columns, it is used as it stands, also with more fields than that; a new column gets
-the next number after all of its fields. Fields are `optional`: a null is a field that is not set.
+subject decides. Where it has all columns, it is used as it stands, also with more fields than that. Where it is one
+that a job wrote, a new column gets the number after all that any version of the subject has had. Fields are `optional`:
+a null is a field that is not set.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-from google.protobuf import message_factory
+from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
@@ -27,15 +28,12 @@ from joinery_runtime.sinks.schema_output import SchemaOutput, framed
 _FIRST_MESSAGE = b"\0"  # its position in the schema, as Confluent's serializers shorten it
 _TIMESTAMP = "google.protobuf.Timestamp"
 _NAMES = {
-    FieldDescriptor.TYPE_BOOL: "bool",
-    FieldDescriptor.TYPE_INT32: "int32",
-    FieldDescriptor.TYPE_INT64: "int64",
-    FieldDescriptor.TYPE_UINT64: "uint64",
-    FieldDescriptor.TYPE_FLOAT: "float",
-    FieldDescriptor.TYPE_DOUBLE: "double",
-    FieldDescriptor.TYPE_STRING: "string",
-    FieldDescriptor.TYPE_BYTES: "bytes",
-}
+    getattr(FieldDescriptor, f"TYPE_{name.upper()}"): name
+    for name in (
+        "bool", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32", "sfixed64",
+        "float", "double", "string", "bytes",
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class ProtobufOutput(SchemaOutput):
         client = self.client()
         newest = self.ask(lambda: client.get_latest_version(self.subject))
         if newest is None:
-            return self._registered_as(client, self.schema({}))
+            return self._registered_as(client, self.schema({}, 0))
         if newest.schema.schema_type != "PROTOBUF":
             what = f"its registered schema is of {newest.schema.schema_type}, and output.format is protobuf"
             todo = "Write another topic, or in the format that this one has"
@@ -104,10 +102,12 @@ class ProtobufOutput(SchemaOutput):
         imports = imports_of(newest.schema, self._referenced)
         message = self._compiled(newest.schema.schema_str, imports, where)
         self._check_types(message, where)
+        self._check_nulls(message, where)
         known = {field.name: field for field in message.fields}
         if known.keys() >= set(self.rows.names):
             return ProtobufRows(newest.schema.schema_str, tuple(sorted(imports.items())), newest.schema_id)
-        return self._registered_as(client, self.schema(self._extensible(message, known, where)))
+        self._check_extensible(message, known, where)
+        return self._registered_as(client, self.schema(known, self._highest(client)))
 
     def _registered_as(self, client: SchemaRegistryClient, text: str) -> ProtobufRows:
         self._compiled(text, {}, "the schema of the job's columns")
@@ -148,11 +148,31 @@ class ProtobufOutput(SchemaOutput):
                     "Name the column differently with `as` in select: readers take the field for what it was",
                 )
 
-    def _extensible(self, message: Any, known: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """The fields, if a schema of this class has such a message: what somebody else wrote is theirs to extend."""
-        plain = all(field.has_presence and not field.is_repeated and _is_ours(field) for field in message.fields)
-        if message.full_name == self._name and plain and not message.nested_types:
-            return known
+    def _check_nulls(self, message: Any, where: str) -> None:
+        """Any column may be null, and any two may not be."""
+        todo = "Register a schema in which they are `optional`, or write another topic"
+        required = [field.name for field in message.fields if field.is_required]
+        if required:
+            raise self.problem(
+                f"the fields {', '.join(required)} are `required`, and a row may have no value for them",
+                f"{where}, message {message.full_name}",
+                todo,
+            )
+        for oneof in message.oneofs:
+            columns = [field.name for field in oneof.fields if field.name in self.rows.names]
+            if len(columns) > 1:
+                raise self.problem(
+                    f"columns {', '.join(columns)} are one oneof, {oneof.name}: only one of them would keep its value",
+                    f"{where}, message {message.full_name}",
+                    todo,
+                )
+
+    def _check_extensible(self, message: Any, known: Mapping[str, Any], where: str) -> None:
+        """Whether the schema is what this class writes for its fields: what somebody else wrote is theirs to extend."""
+        if all(_kind(field) in _WRITTEN for field in message.fields):
+            ours = self._compiled(self.schema(known), {}, where)
+            if _file(ours) == _file(message):
+                return
         missing = [f"{each.name} ({kind_of(each.type)})" for each in self.rows if each.name not in known]
         raise self.problem(
             f"message {message.full_name} has no field for {', '.join(missing)}",
@@ -160,19 +180,33 @@ class ProtobufOutput(SchemaOutput):
             "Add the fields to that schema and register it, or write another topic",
         )
 
+    def _highest(self, client: SchemaRegistryClient) -> int:
+        """Of all numbers that a version of the subject has used or reserved, deleted ones too."""
+        numbers = {0}
+        for version in self.ask(lambda: client.get_versions(self.subject, deleted=True)) or ():
+            found = self.ask(functools.partial(client.get_version, self.subject, version, deleted=True))
+            if found is None or found.schema.schema_type != "PROTOBUF":
+                continue
+            imports = imports_of(found.schema, self._referenced)
+            message = self._compiled(found.schema.schema_str, imports, f"version {version} of {self.subject}")
+            numbers.update(field.number for field in message.fields)
+            (text,) = [each for each in _file(message).message_type if each.name == message.name]
+            numbers.update(reserved.end - 1 for reserved in text.reserved_range)
+        return max(numbers)
+
     @property
     def _name(self) -> str:
         words = re.split(r"[^A-Za-z0-9]+", self.topic)
         name = "".join(word[:1].upper() + word[1:] for word in words)
         return name if name[:1].isalpha() else f"Topic{name}"
 
-    def schema(self, known: Mapping[str, Any]) -> str:
-        """The schema of the rows that keeps the `known` fields (descriptors by name). Raises SinkError for names that
-        Protobuf does not have."""
+    def schema(self, known: Mapping[str, Any], highest: int | None = None) -> str:
+        """The schema of the `known` fields (descriptors by name); with the `highest` number that was ever used, also of
+        the columns that are none of these."""
         fields = {field.number: (_kind(field), name) for name, field in known.items()}
-        for column in self.rows:
-            if column.name not in known:
-                fields[max(fields, default=0) + 1] = (kind_of(column.type), column.name)
+        if highest is not None:
+            new = [column for column in self.rows if column.name not in known]
+            fields |= {number: (kind_of(each.type), each.name) for number, each in enumerate(new, highest + 1)}
         return "\n".join(_text(self._name, fields))
 
 
@@ -192,8 +226,11 @@ def _kind(field: Any) -> str:
     return "enum" if field.enum_type is not None else _NAMES.get(field.type, f"type {field.type}")
 
 
-def _is_ours(field: Any) -> bool:
-    return _kind(field) == _TIMESTAMP or field.type in _NAMES
+def _file(message: Any) -> descriptor_pb2.FileDescriptorProto:
+    """The file that a message is in, without comments and blanks."""
+    file = descriptor_pb2.FileDescriptorProto()
+    message.file.CopyToProto(file)
+    return file
 
 
 def kind_of(column: pa.DataType) -> str:
@@ -211,3 +248,4 @@ _KINDS: Mapping[pa.DataType, str] = {
     pa.float64(): "double",
     pa.binary(): "bytes",
 }
+_WRITTEN = {_TIMESTAMP, "string", *_KINDS.values()}
